@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Final, Protocol
@@ -33,6 +34,7 @@ from affinity.journal import (
     Revisit,
 )
 from affinity.limits import PRUNE_EVENTS
+from affinity.provider.contract import Hint
 from affinity.provider.contract.journal_side import JournalProvider, merge_changes
 
 logger = logging.getLogger("affinity.client")
@@ -49,6 +51,12 @@ KNOWN: Final = 10_000
 
 _THERE: Final = frozenset({"appended", "repeated"})
 """Outcomes of entries that are there."""
+
+
+@dataclass(slots=True)
+class _KnownJournal:
+    holder: str | None = None  # of its session, at the last append that woke an item
+    is_quiet: bool = False  # a wake has written since the last append: the next one probably sleeps
 
 
 class Waker(Protocol):
@@ -68,7 +76,7 @@ class Journals:
         self._appends = Batcher[JournalAppend, Appended](self._append, _size_of_append)
         self._reads = Batcher[JournalQuery, JournalPage | None](provider.read_journal, lambda _: 0)
         self._changes = Changes(provider.watch_journals, self._on_hint)
-        self._known = LRUCache[str, None](KNOWN)
+        self._known = LRUCache[str, _KnownJournal](KNOWN)
         self._event_ids = map((secrets.token_hex(8) + "-{:x}").format, count())
         self._changed: dict[str, bool] = {}  # by session, whether by more than inputs
         self._notice = asyncio.Event()
@@ -137,18 +145,22 @@ class Journals:
         return deleted
 
     async def _append(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
-        found = await self._provider.append_journal(appends)
+        expected = self._expect_holder(appends)
+        wake: Mapping[str | None, Hint] = {} if expected is None else {expected: Hint(only_own=True)}
+        found = await self._provider.append_journal(appends, wake=wake)
         for append, one in zip(appends, found, strict=True):
-            if one.journal_id:
-                self._known[append.session_id] = None
-            else:
+            if not one.journal_id:
                 self._known.pop(append.session_id, None)
+                continue
+            known = self._known.setdefault(append.session_id, _KnownJournal())
+            if one.woken:
+                known.holder = one.holder
         added = [append for append, one in zip(appends, found, strict=True) if one.outcome in _THERE]
         if any(one.created for one in found):
             self._waker.wake()
         else:
             for one in found:
-                if one.woken:
+                if one.woken and (expected is None or one.holder != expected):
                     self._waker.wake_holder(one.holder)
             sent = [
                 append for append, one in zip(appends, found, strict=True) if one.outcome in _THERE and not one.woken
@@ -157,6 +169,18 @@ class Journals:
         self._notify({append.session_id: False for append in added if append.entry and append.entry.is_input})
         self._notify({append.session_id: True for append in added if not (append.entry and append.entry.is_input)})
         return found
+
+    def _expect_holder(self, appends: Sequence[JournalAppend]) -> str | None:
+        """The worker for which a lone append will probably queue an item, so that its hint need not wait for the reply.
+        A hint for nothing costs that worker three fetches.
+        """
+        expected = None
+        for append in appends:
+            if (known := self._known.get(append.session_id)) is not None:
+                if len(appends) == 1 and known.is_quiet and append.entry is not None and append.entry.is_input:
+                    expected = known.holder
+                known.is_quiet = False
+        return expected
 
     def _notify(self, changed: Mapping[str, bool]) -> None:
         """Notify the readers of all processes, soon."""
@@ -167,6 +191,8 @@ class Journals:
         for session_id, of_wake in changed.items():
             if of_wake:
                 self._changed.pop(session_id, None)
+                if (known := self._known.get(session_id)) is not None:
+                    known.is_quiet = True
 
     async def _send_notices(self) -> None:
         while True:

@@ -42,6 +42,7 @@ class Commits:
         self._state = services.fetch_state
         self._wakeups = services.wakeups
         self._health = health = services.health
+        self._notified: set[str] = set()  # instances with a turn in flight whose readers have been notified
         metrics, most = services.metrics, services.options.max_batch_bytes
         self.turns = GroupCommit(self._write_turns, health, max_weight=most, observe=metrics.batch("turn"))
         self._acks = GroupCommit(
@@ -100,7 +101,12 @@ class Commits:
                     self._lease.note_delivered(result.lost_acks)
                 if generation != self._lease.generation:
                     result = self._without_work(result)
-            done(result)
+            if turn.instance_id in self._notified:
+                self._notified.discard(turn.instance_id)
+                with self._wakeups.readers_notified(_lone_journal([turn])):
+                    done(result)
+            else:
+                done(result)
 
         weight = 2 * built.size  # an input is in the history and in its work item
         for write in turn.states:
@@ -172,8 +178,12 @@ class Commits:
     # -- writing
 
     async def _write_turns(self, turns: Sequence[Turn]) -> Sequence[TurnResult]:
-        commit = self._provider.commit_turn(self._identity, turns, self._timeouts)
-        return await self._lease.calls.watch("turns", commit)
+        notify = _lone_journal(turns)
+        commit = self._provider.commit_turn(self._identity, turns, self._timeouts, notify=notify)
+        results = await self._lease.calls.watch("turns", commit)
+        if notify:
+            self._notified.add(turns[0].instance_id)
+        return results
 
     async def _write_acks(self, acks: Sequence[WorkAck]) -> Sequence[bool]:
         ack = self._provider.ack_work_item(self._identity, acks, self._timeouts)
@@ -189,3 +199,10 @@ class Commits:
 
     async def _write_suspends(self, suspends: Sequence[Suspend]) -> Sequence[bool]:
         return await self._provider.suspend_instance(self._identity, suspends)
+
+
+def _lone_journal(turns: Sequence[Turn]) -> Sequence[str]:
+    """The session of the one journal that one turn writes. Larger batches notify by `Wakeups`, which joins the notices
+    of many: the connection for commits is not kept busy by them.
+    """
+    return [turns[0].journals[0].session_id] if len(turns) == 1 and len(turns[0].journals) == 1 else ()

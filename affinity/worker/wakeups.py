@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 import anyio
@@ -91,6 +92,7 @@ class Wakeups:
         self._hints: dict[str | None, Hint] = {}
         self._instances: set[str] = set()
         self._journals: set[str] = set()
+        self._notified: Collection[str] = ()
         self._hint_wanted = anyio.Event()
         self._is_spread = False  # a fetch is due for a hint to all
 
@@ -172,8 +174,18 @@ class Wakeups:
 
     def notify_journals(self, session_id: str) -> None:
         """Notify the readers of a journal that it has changed; or the clients that wait for an instance's reply."""
-        self._journals.add(session_id)
-        self._hint_wanted.set()
+        if session_id not in self._notified:
+            self._journals.add(session_id)
+            self._hint_wanted.set()
+
+    @contextlib.contextmanager
+    def readers_notified(self, session_ids: Collection[str]) -> Iterator[None]:
+        """Within, `notify_journals` of these sends nothing: a notice has followed the commit."""
+        self._notified = session_ids
+        try:
+            yield
+        finally:
+            self._notified = ()
 
     def share(self) -> None:
         """Wake all for work that any worker may take. Others fetch first, since this worker already runs part of it."""

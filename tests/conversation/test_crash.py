@@ -57,8 +57,8 @@ class LostReplies:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._provider, name)
 
-    async def append_journal(self, *arguments: Any) -> Any:
-        found = await self._provider.append_journal(*arguments)
+    async def append_journal(self, *arguments: Any, **hints: Any) -> Any:
+        found = await self._provider.append_journal(*arguments, **hints)
         if self._dice.random() < 0.1:
             self.lost += 1
             raise ConnectionLost("the reply was lost")

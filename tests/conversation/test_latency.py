@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import anyio
@@ -10,7 +10,7 @@ import pytest
 
 from affinity import AgentMessage, RuntimeOptions, UserMessage, Wake
 from affinity.errors import Contention
-from affinity.journal import PendingWork
+from affinity.journal import Appended, PendingWork
 from affinity.provider import open_provider
 from affinity.provider.contract import (
     FetchOptions,
@@ -46,12 +46,14 @@ async def test_the_work_of_a_wake_is_read_while_its_turn_is_committed(
         is_read.set()
         return list(await read(self, session_ids, **options))
 
-    async def commit_turn(self: Any, identity: WorkerIdentity, turns: Sequence[Turn], *rest: Any) -> list[TurnResult]:
+    async def commit_turn(
+        self: Any, identity: WorkerIdentity, turns: Sequence[Turn], *rest: Any, **hints: Any
+    ) -> list[TurnResult]:
         if any(not item.asleep for turn in turns for item in turn.work_items):
             with anyio.move_on_after(3):
                 await is_read.wait()
             was_read.append(is_read.is_set())
-        return list(await commit(self, identity, turns, *rest))
+        return list(await commit(self, identity, turns, *rest, **hints))
 
     monkeypatch.setattr(provider, "get_pending", get_pending)
     monkeypatch.setattr(provider, "commit_turn", commit_turn)
@@ -129,6 +131,45 @@ async def test_an_ask_fetches_its_wake_and_nothing_else(
         for text in ("two", "three"):
             assert (await on.talk().ask(UserMessage(text), timeout=30)).text == f"re: {text}"
         assert fetches == ["own work", "own work"]
+
+
+async def test_the_hints_of_an_ask_go_with_its_commits(postgres_migrated: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the worker from the third ask on: the second one's reply names it. No call of its own sends them."""
+    sent: list[object] = []
+    append, commit = PostgresProvider.append_journal, PostgresProvider.commit_turn
+    wake, notify = PostgresProvider.wake, PostgresProvider.notify_journals
+
+    async def note_append(self: PostgresProvider, *args: Any, **hints: Any) -> Sequence[Appended]:
+        sent.append(hints["wake"])
+        return await append(self, *args, **hints)
+
+    async def note_commit(self: PostgresProvider, *args: Any, **hints: Any) -> Sequence[TurnResult]:
+        sent.append(hints["notify"])
+        return await commit(self, *args, **hints)
+
+    async def note_wake(self: PostgresProvider, *args: Any) -> None:
+        sent.append("wake")
+        await wake(self, *args)
+
+    async def note_notice(self: PostgresProvider, ids: Collection[str], *, only_inputs: bool = False) -> None:
+        if ids and not only_inputs:
+            sent.append("notice")
+        await notify(self, ids, only_inputs=only_inputs)
+
+    monkeypatch.setattr(PostgresProvider, "append_journal", note_append)
+    monkeypatch.setattr(PostgresProvider, "commit_turn", note_commit)
+    monkeypatch.setattr(PostgresProvider, "wake", note_wake)
+    monkeypatch.setattr(PostgresProvider, "notify_journals", note_notice)
+    options = RuntimeOptions(worker_node_id="w", poll_interval=10.0)
+    async with stage(postgres_migrated, options=options) as on:
+        for text in ("one", "two"):
+            assert (await on.talk().ask(UserMessage(text), timeout=30)).text == f"re: {text}"
+        await anyio.sleep(0.3)  # until nothing is sent any more
+        sent.clear()
+        for text in ("three", "four"):
+            assert (await on.talk().ask(UserMessage(text), timeout=0.9)).text == f"re: {text}"
+        await anyio.sleep(0.3)
+        assert sent == [{"w": Hint(only_own=True)}, ["c"]] * 2
 
 
 async def test_work_that_becomes_visible_is_fetched_beside_a_stream_of_messages(

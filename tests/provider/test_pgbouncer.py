@@ -184,6 +184,26 @@ def test_a_message_of_several_statements_is_one_transaction_in_each_mode(passing
         assert client.execute("SELECT current_setting('application_name')").fetchone() == ("through a pooler",)
 
 
+def test_two_statements_without_a_wait_are_two_transactions_in_each_mode(passing: tuple[str, str]) -> None:
+    """Also if the first one fails."""
+    _, url = passing
+    with psycopg.connect(url, autocommit=True) as client:
+        for divisor in (1, 0):
+            client.pgconn.enter_pipeline_mode()
+            for statement in (f"SELECT pg_current_xact_id(), 1 / {divisor}", "SELECT pg_current_xact_id()"):
+                client.pgconn.send_query_params(statement.encode(), None)
+                client.pgconn.pipeline_sync()
+            found = [
+                client.pgconn.get_result() for _ in range(6)
+            ]  # of each: the result, its end, that of the transaction
+            client.pgconn.exit_pipeline_mode()
+            first, second = found[0], found[3]
+            assert first is not None
+            assert second is not None
+            assert (first.error_message != b"") is (divisor == 0)
+            assert second.get_value(0, 0) not in (None, first.get_value(0, 0))
+
+
 def test_statements_stay_prepared_in_session_mode_only(passing: tuple[str, str]) -> None:
     """By SQL; later versions of PgBouncer prepare those of the protocol anew, on whichever server session it is."""
     mode, url = passing

@@ -22,9 +22,9 @@ from psycopg.types.numeric import Int8
 from affinity.errors import ConnectionLost, DatabaseFailure, DataRefused, SchemaMismatch
 from affinity.provider.postgres.driver import connections
 from affinity.provider.postgres.driver.arrays import Texts
-from affinity.provider.postgres.driver.connections import Connection
-from affinity.provider.postgres.driver.target import HOT, Target
-from affinity.provider.postgres.driver.wire import Outcome, WireProtocol
+from affinity.provider.postgres.driver.connections import Connection, Role
+from affinity.provider.postgres.driver.target import COLD, HOT, Target
+from affinity.provider.postgres.driver.wire import Outcome, Params, Statement, WireProtocol
 from tests.provider.postgres_stage import PATIENCE, SOMEBODY_WAITS, terminate, until
 from tests.servers.proxy import proxy
 from tests.servers.tls import tls_front
@@ -204,6 +204,244 @@ async def test_a_statement_that_never_fits_is_an_error(connection: Connection, m
     with pytest.raises(ConnectionLost, match="26000"):
         await connection.run(PID)
     assert await connection.run(PID) != pid
+
+
+# --- a hint behind a statement ----------------------------------------------------------------------------------------
+
+NOTE: Final = "INSERT INTO notes SELECT %(note)s, pg_current_xact_id() "
+"""A statement whose execution can be seen, with its transaction."""
+NOTES: Final = "SELECT note FROM affinity.notes ORDER BY xact"
+HINT: Final[Statement] = (NOTE, {"note": "hint"})
+WAITING_HINT: Final[Statement] = (WAIT, {})
+PASSED: Final = "SELECT passed = 1 FROM affinity.gate"
+
+
+@pytest.fixture
+async def noting(connection: Connection) -> Connection:
+    """The connection, with a table for `NOTE`, whose rows are checked at the end of their transaction too."""
+    await connection.simple_query("""
+        CREATE TABLE notes (note text, xact xid8);
+        CREATE FUNCTION refuse_late() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE division_by_zero; END';
+        CREATE CONSTRAINT TRIGGER late AFTER INSERT ON notes DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW WHEN (NEW.note = 'late') EXECUTE FUNCTION refuse_late()""")
+    return connection
+
+
+async def notes(connection: Connection) -> list[str]:
+    """What was noted, in the order of the transactions; after the hint of the call before."""
+    return [note for (note,) in await connection.run(NOTES)]
+
+
+async def prepare(connection: Connection, statement: LiteralString, params: Params, hint: Statement) -> None:
+    """Execute both once, to their end: to prepare them later would wait for a table that is locked."""
+    await connection.run(statement, params, behind=hint)
+    await connection.run("SELECT 1")
+
+
+async def test_a_hint_is_a_transaction_of_its_own_behind_the_statement(noting: Connection) -> None:
+    for _ in range(2):  # not prepared yet, and prepared
+        await noting.run(NOTE, {"note": "first"}, behind=HINT)
+    assert await notes(noting) == ["first", "hint"] * 2
+    assert await noting.run("SELECT count(DISTINCT xact) FROM notes") == [(4,)]
+
+
+async def test_nobody_waits_for_a_hint_but_the_next_call(
+    noting: Connection, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any]
+) -> None:
+    """The transaction before it has ended: its rows are there for others."""
+    pid = await noting.run(PID)
+    await prepare(noting, NOTE, {"note": "before"}, WAITING_HINT)
+    with admin.transaction():
+        shut(admin)
+        await noting.run(NOTE, {"note": "first"}, behind=WAITING_HINT)
+        await until(watcher, SOMEBODY_WAITS)
+        assert watcher.execute(NOTES).fetchall() == [("before",), ("first",)]
+        assert not noting.is_free
+        following = asyncio.create_task(noting.run(PID))
+        await asyncio.sleep(0.01)
+        assert not following.done()
+    assert await following == pid
+    assert watcher.execute(PASSED_TWICE).fetchone() == (True,)
+    assert noting.is_free
+
+
+@pytest.mark.parametrize("note", ["late", "\0"], ids=["at its end", "before it is sent"])
+async def test_a_hint_that_fails_at_its_end_or_cannot_be_sent(noting: Connection, note: str) -> None:
+    """At the end of its transaction it is no news; what cannot be sent is, and then nothing is."""
+    pid = await noting.run(PID)
+    hint: Statement = (NOTE, {"note": note})
+    for _ in range(2):
+        if note == "late":
+            assert await noting.run("SELECT 1", behind=hint) == [(1,)]
+        else:
+            with pytest.raises(DataRefused):
+                await noting.run(NOTE, {"note": "first"}, behind=hint)
+    assert await notes(noting) == []
+    assert await noting.run(PID) == pid
+
+
+async def test_a_hint_that_fails_is_no_news(noting: Connection) -> None:
+    pid = await noting.run(PID)
+    for _ in range(2):
+        await noting.run(NOTE, {"note": "first"}, behind=("SELECT 1 / %(n)s::int", {"n": 0}))
+    assert await notes(noting) == ["first", "first"]
+    assert await noting.run(PID) == pid
+
+
+async def test_a_hint_goes_out_behind_a_statement_that_fails(noting: Connection) -> None:
+    """While it is executed, or at the end of its transaction; the statement raises."""
+    pid = await noting.run(PID)
+    for _ in range(2):
+        for statement, params in (("SELECT 1 / %(n)s::int", {"n": 0}), (NOTE, {"note": "late"})):
+            with pytest.raises(DataRefused, match="division"):
+                await noting.run(statement, params, behind=HINT)
+    assert await notes(noting) == ["hint"] * 4
+    assert await noting.run(PID) == pid
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_the_reply_counts_when_the_connection_is_cut_before_its_hint_has_ended(
+    noting: Connection, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any], fails: bool
+) -> None:
+    """Rows or an error; what waits behind has another connection."""
+    statement: LiteralString = "SELECT 1 / %(n)s::int"
+    await prepare(noting, statement, {"n": 1}, WAITING_HINT)
+    with admin.transaction():
+        shut(admin)
+        call = asyncio.create_task(noting.run(statement, {"n": 0 if fails else 1}, behind=WAITING_HINT))
+        following = asyncio.create_task(noting.run("SELECT 2"))
+        await until(watcher, SOMEBODY_WAITS)
+        terminate(watcher)
+        if fails:
+            with pytest.raises(DataRefused, match="division"):
+                await call
+        else:
+            assert await call == [(1,)]
+        assert await following == [(2,)]
+    assert watcher.execute(PASSED).fetchone() == (True,)
+
+
+async def test_a_reset_that_comes_with_the_reply_before_its_hint_has_ended(where: str) -> None:
+    """The call has its reply, and the next one a connection of its own."""
+    hint: Statement = ("SELECT pg_sleep(%(seconds)s)", {"seconds": 0.0})
+    with proxy(where) as network:
+        async with aclosing(Connection(Target.parse(network.url), "affinity connection", HOT)) as connection:
+            pid = await connection.run(PID)
+            await prepare(connection, PID, {}, hint)
+            line = network.lines[-1]
+            line.resets = True
+            call = asyncio.create_task(connection.run(PID, behind=(hint[0], {"seconds": 0.2})))
+            await asyncio.sleep(0)  # it is sent
+            assert line.was_reset.wait(PATIENCE)  # while the loop stands still
+            assert _has_ended(connection)
+            assert await call == pid
+            with anyio.fail_after(PATIENCE / 2):
+                assert await connection.run(PID) not in ([], pid)
+
+
+async def test_a_connection_that_is_cut_before_the_reply_is_lost(
+    noting: Connection, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any]
+) -> None:
+    """With its hint, although both were sent."""
+    await prepare(noting, WAIT, {}, HINT)
+    with admin.transaction():
+        shut(admin)
+        call = asyncio.create_task(noting.run(WAIT, behind=HINT))
+        await until(watcher, SOMEBODY_WAITS)
+        terminate(watcher)
+        with pytest.raises(ConnectionLost, match="terminating connection"):
+            await call
+    assert await notes(noting) == ["hint"]
+
+
+@pytest.mark.parametrize("spoil", ["DEALLOCATE ALL", "first", "hint"])
+async def test_a_statement_that_is_gone_is_prepared_anew_and_so_is_its_hint(
+    noting: Connection, spoil: LiteralString
+) -> None:
+    """Or the hint alone, where the statement was executed; on the same connection."""
+    pid = await noting.run(PID)
+    await noting.run(NOTE, {"note": "first"}, behind=WAITING_HINT)
+    names = {"first": "affinity_1", "hint": "affinity_2"}
+    await noting.simple_query(f"DEALLOCATE {names[spoil]}" if spoil in names else spoil)
+    await noting.run(NOTE, {"note": "second"}, behind=WAITING_HINT)
+    assert await notes(noting) == ["first", "second"]
+    # A hint that was behind a statement that executed nothing is sent again.
+    assert await noting.run("SELECT passed FROM gate") == [(3 if spoil == "first" else 2,)]
+    assert await noting.run(PID) == pid
+
+
+async def test_a_call_whose_caller_is_cancelled_comes_to_its_end_with_its_hint(
+    noting: Connection, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any]
+) -> None:
+    pid = await noting.run(PID)
+    await prepare(noting, WAIT, {}, HINT)
+    with admin.transaction():
+        shut(admin)
+        call = asyncio.create_task(noting.run(WAIT, behind=HINT))
+        await until(watcher, SOMEBODY_WAITS)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    assert await notes(noting) == ["hint"] * 2
+    assert watcher.execute(PASSED_TWICE).fetchone() == (True,)
+    assert await noting.run(PID) == pid
+
+
+async def test_a_hint_that_is_not_answered_is_given_up(
+    noting: Connection, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its connection; the next call has another one."""
+    await noting.aclose()
+    monkeypatch.setattr(connections, "CALL_TIMEOUT", 1.0)
+    async with aclosing(Connection(noting._target, "affinity connection", HOT)) as connection:
+        pid = await connection.run(PID)
+        await prepare(connection, PID, {}, WAITING_HINT)
+        with admin.transaction():
+            shut(admin)
+            assert await connection.run(PID, behind=WAITING_HINT) == pid
+            assert await connection.run(PID) != pid
+
+
+async def test_closing_does_not_wait_for_a_hint(
+    noting: Connection, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any]
+) -> None:
+    """Which the server has, and executes."""
+    await prepare(noting, PID, {}, WAITING_HINT)
+    with admin.transaction():
+        shut(admin)
+        await noting.run(PID, behind=WAITING_HINT)
+        await until(watcher, SOMEBODY_WAITS)
+        with anyio.fail_after(PATIENCE / 2):
+            await noting.aclose()
+    await until(watcher, PASSED_TWICE)
+
+
+async def test_a_hint_is_executed_under_the_settings_of_its_call(noting: Connection) -> None:
+    hint: Statement = ("INSERT INTO notes SELECT current_setting('enable_seqscan')", {})
+    for settings in (COLD, HOT, COLD):
+        await Role((noting,), settings).run(NOTE, {"note": "first"}, behind=hint)
+    found = await noting.run("SELECT note FROM notes WHERE note <> 'first' ORDER BY ctid")
+    assert found == [("on",), ("off",), ("on",)]
+
+
+async def test_a_hint_to_the_connection_that_sends_it_is_received(noting: Connection) -> None:
+    received: list[str] = []
+
+    class Listener:
+        def receive(self, channel: str, payload: str) -> None:
+            received.append(payload)
+
+        def end(self, error: Exception) -> None:
+            raise AssertionError(error)
+
+    await noting.subscribe(["channel"], listener := Listener())
+    notify: LiteralString = "SELECT pg_notify('channel', %(payload)s)"
+    for payload in ("a", "b"):
+        await noting.run(notify, {"payload": payload}, behind=(notify, {"payload": f"behind {payload}"}))
+        assert payload in received  # it comes with the reply
+    await noting.run("SELECT 1")
+    assert received == ["a", "behind a", "b", "behind b"]
+    await noting.unsubscribe(listener)
 
 
 # --- what goes wrong with one call ------------------------------------------------------------------------------------

@@ -6,19 +6,25 @@ import asyncio
 import re
 import socket
 import struct
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
+from affinity.provider.contract import Hint, OrchestrationItem
 from affinity.provider.postgres import PostgresProvider, sweep
+from affinity.testing.conformance.providers.builders import message_ids, turn
+from affinity.testing.conformance.providers.journal_driver import new_input
+from affinity.testing.conformance.providers.peer import Peer
 from tests.provider.postgres_stage import (
     administrator,
     hot_verbs,
@@ -60,6 +66,7 @@ class Requests:
     try_out: Callable[[ProxiedConnection, list[bytes], bytes], None]
     _parts: defaultdict[ProxiedConnection, bytes] = field(default_factory=lambda: defaultdict(bytes))
     _prepared: defaultdict[ProxiedConnection, dict[bytes, bytes]] = field(default_factory=lambda: defaultdict(dict))
+    _one_trial: threading.Lock = field(default_factory=threading.Lock)
     errors: list[BaseException] = field(default_factory=list)
 
     async def through(self, verbs: list[Callable[[], Awaitable[object]]]) -> None:
@@ -70,19 +77,26 @@ class Requests:
                 raise error
 
     def inspect(self, line: ProxiedConnection, data: bytes) -> bytes:
+        """What goes on of what came: whole requests, each for itself. A hint is behind another request."""
         sent = self._parts.pop(line, b"") + data
-        if complete(sent)[-1:] not in ([b"S"], [b"Q"], [b"X"]) or messages(sent)[-1][1] != len(sent):
-            self._parts[line] = sent
-            return b""
+        ends = [end for kind, end in messages(sent) if kind in (b"S", b"Q", b"X") and end <= len(sent)]
+        for start, end in pairwise([0, *ends]):
+            self._inspect(line, sent[start:end])
+        whole = ends[-1] if ends else 0
+        if whole < len(sent):
+            self._parts[line] = sent[whole:]
+        return sent[:whole]
+
+    def _inspect(self, line: ProxiedConnection, sent: bytes) -> None:
         known = self._prepared[line]
         if sent[:1] != b"X" and not self.errors:
             try:
-                self.try_out(line, [known[name] for name in _NAME.findall(sent) if name in known], sent)
+                with self._one_trial:  # the call after a hint does not wait for it, and a trial ends all that is open
+                    self.try_out(line, [known[name] for name in _NAME.findall(sent) if name in known], sent)
             except BaseException as error:
                 self.errors.append(error)
         if sent[:1] == b"P" and (name := _NAME.search(sent)):  # else it is of one use only
             known[name[0]] = sent
-        return sent
 
 
 class RawConnection:
@@ -204,7 +218,22 @@ async def test_no_transaction_stays_open_whichever_byte_is_the_last_to_arrive(
             network.inspect = requests.inspect
             await requests.through(hot_verbs(peer, await some_work(peer)))
             await requests.through(session_verbs(peer, await some_sessions(peer)))
+            await requests.through(verbs_with_hints(peer, await peer.own("n")))
     assert trial.held
+
+
+def verbs_with_hints(peer: Peer, at: OrchestrationItem) -> list[Callable[[], Awaitable[object]]]:
+    """A hint follows each of them, twice, since it is prepared the first time."""
+
+    async def append() -> None:
+        await peer.provider.append_journal([new_input()], wake={"a": Hint()})
+
+    async def commit(event_count: int) -> None:
+        step = turn(replace(at, event_count=event_count), consumed=message_ids(at))
+        (result,) = await peer.commit(step, notify=["s"])
+        assert result.committed
+
+    return [append, append, partial(commit, 0), partial(commit, 1)]
 
 
 def _sweep(provider: PostgresProvider, loop: asyncio.AbstractEventLoop) -> None:

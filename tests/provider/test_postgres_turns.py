@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal, LiteralString, TypeAlias, get_args
 
@@ -12,6 +12,7 @@ import pytest
 from affinity.errors import Contention
 from affinity.provider.contract import OrchestrationItem, Token, Turn, TurnResult, WorkItem
 from affinity.provider.postgres import PostgresProvider, turns
+from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.testing.conformance.providers.builders import turn, work_item
 from affinity.testing.conformance.providers.peer import Peer
 from tests.provider.postgres_stage import administrator, opened, registered
@@ -41,10 +42,10 @@ def asked(provider: PostgresProvider, monkeypatch: pytest.MonkeyPatch) -> list[K
     connection, kinds = provider._connections.commit, list[Kind]()
     run = connection.run
 
-    async def noting(statement: LiteralString, params: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+    async def noting(statement: LiteralString, params: Params | None = None, **behind: Any) -> list[Row]:
         one: dict[LiteralString, Kind] = {turns._CHECK_FENCES: "check", turns._COMMIT_FUSED: "fused"}
         kinds.append(one.get(statement) or ("placed" if "item_here" in (params or {}) else "here"))
-        return await run(statement, params)
+        return await run(statement, params, **behind)
 
     monkeypatch.setattr(connection, "run", noting)
     return kinds
@@ -81,9 +82,9 @@ async def test_a_batch_that_is_refused_though_each_turn_passes_is_contention(
     at = await peer.own("i")
     run = provider._connections.commit.run
 
-    async def disturbed(statement: LiteralString, params: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+    async def disturbed(statement: LiteralString, params: Params | None = None, **behind: Any) -> list[Row]:
         admin.execute("UPDATE instances SET event_count = %s", [0 if statement == turns._CHECK_FENCES else 1])
-        return await run(statement, params)
+        return await run(statement, params, **behind)
 
     monkeypatch.setattr(provider._connections.commit, "run", disturbed)
     with pytest.raises(Contention, match="again and again"):

@@ -24,6 +24,7 @@ from affinity.provider.contract import (
     WorkKey,
 )
 from affinity.provider.postgres import PostgresProvider, turns
+from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.records import ActivityRun, StateWrite
 from affinity.testing.conformance.providers.builders import state, state_write, turn, work_item
 from affinity.testing.conformance.providers.journal_driver import (
@@ -65,10 +66,10 @@ def asked(provider: PostgresProvider, monkeypatch: pytest.MonkeyPatch) -> list[K
     connection, kinds = provider._connections.commit, list[Kind]()
     run = connection.run
 
-    async def noting(statement: LiteralString, params: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+    async def noting(statement: LiteralString, params: Params | None = None, **behind: Any) -> list[Row]:
         is_wake = "commit_wake_1" in statement
         kinds.append("check" if statement == turns._CHECK_FENCES else "wake" if is_wake else "batch")
-        return await run(statement, params)
+        return await run(statement, params, **behind)
 
     monkeypatch.setattr(connection, "run", noting)
     return kinds
@@ -381,9 +382,9 @@ async def test_an_append_alone_is_as_one_of_a_batch(
     calls = list[LiteralString]()
     run = provider._connections.quick.run
 
-    async def noting(statement: LiteralString, params: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+    async def noting(statement: LiteralString, *args: Any, **more: Any) -> list[tuple[Any, ...]]:
         calls.append(statement)
-        return await run(statement, params)
+        return await run(statement, *args, **more)
 
     monkeypatch.setattr(provider._connections.quick, "run", noting)
     for name in ("1st-s", "2nd-s"):

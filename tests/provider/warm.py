@@ -17,7 +17,7 @@ from psycopg import AsyncConnection
 from psycopg.pq import TransactionStatus
 
 from affinity.provider.postgres.driver import connections
-from affinity.provider.postgres.driver.wire import Outcome, WireProtocol
+from affinity.provider.postgres.driver.wire import Outcome, Row, WireProtocol
 
 APPLICATION: Final = "affinity conformance"
 """Whose connections are kept: ``application_name`` of `PostgresProvider.open`."""
@@ -31,8 +31,13 @@ _connect = connections.connect
 class KeptWireProtocol(WireProtocol):
     """On a connection that may have been used before: what is prepared on it is known."""
 
-    def __init__(self, connection: AsyncConnection[Any], ended: Callable[[Outcome], None]) -> None:
-        super().__init__(connection, ended)
+    def __init__(
+        self,
+        connection: AsyncConnection[Any],
+        ended: Callable[[Outcome], None],
+        answered: Callable[[list[list[Row]]], None],
+    ) -> None:
+        super().__init__(connection, ended, answered)
         if (before := _prepared.get(connection)) is not None:
             self._shapes, self._names, self._numbers = before
         elif connection in _origins:

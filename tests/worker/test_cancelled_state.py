@@ -144,11 +144,11 @@ async def test_a_result_that_loses_to_what_came_before_it_in_one_turn_leaves_no_
     stopped, completed = anyio.Event(), anyio.Event()
 
     def slow(commit: Callable[..., Any]) -> Callable[..., Any]:
-        async def commit_turn(provider: Any, identity: Any, turns: Any, timeouts: Any) -> Any:
+        async def commit_turn(provider: Any, identity: Any, turns: Any, timeouts: Any, **hints: Any) -> Any:
             if any('"other"' in event and "event_raised" in event for turn in turns for event in turn.history):
                 committing.set()
                 await held.wait()
-            return await commit(provider, identity, turns, timeouts)
+            return await commit(provider, identity, turns, timeouts, **hints)
 
         return commit_turn
 

@@ -25,6 +25,7 @@ from affinity.journal import (
 )
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract.connection import ProviderConnection
+from affinity.provider.contract.hints import Hint
 
 
 class JournalWatch(Protocol):
@@ -50,11 +51,16 @@ def merge_changes(before: dict[str, bool], changed: Mapping[str, bool]) -> None:
 class JournalProvider(ProviderConnection, Protocol):
     """The journals of a provider. `WorkerProvider.commit_turn` and ``ack_work_item`` commit what a wake adds."""
 
-    async def append_journal(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
+    async def append_journal(
+        self, appends: Sequence[JournalAppend], *, wake: Mapping[str | None, Hint] | None = None
+    ) -> Sequence[Appended]:
         """Append inputs, in order; create the journals and instances that are missing. Each is atomic: entry, answer,
         removal of requests, and message to the instance. It does not change the ``sessions`` row: no epoch ends.
 
         Of one batch, appends to one journal have increasing numbers, in the order of the batch.
+
+        After the transaction the hints in ``wake`` are sent, as by `ProviderConnection.wake`: whatever the outcomes.
+        The call need not wait for that, and does not fail when it fails.
         """
         ...
 

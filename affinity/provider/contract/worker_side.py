@@ -257,7 +257,7 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         ...
 
     async def commit_turn(
-        self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
+        self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts, *, notify: Collection[str] = ()
     ) -> Sequence[TurnResult]:
         """Commit turns of distinct instances in one transaction: the write of the hot loop. `Turn` describes the fence.
 
@@ -274,6 +274,9 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         begins and ends holds and watches. ``continued`` starts the next execution with event count 0; a finished status
         removes all queue rows of the instance. A work item or timer that a turn queues and also cancels is not queued;
         a message to a child that it creates arrives after the child's start.
+
+        After the transaction the readers of the journals in ``notify`` are notified, as by `notify_journals`: also when
+        turns are refused. The call need not wait for that, and does not fail when it fails.
         """
         ...
 

@@ -2,7 +2,9 @@
 other process wakes up.
 
 A hint is sent in a statement of its own, after the transaction that it is about: a commit with a NOTIFY takes a lock of
-which the server has one, so that the commits of all workers would wait for each other.
+which the server has one, so that the commits of all workers would wait for each other. It may follow that transaction
+without waiting for its reply (``behind`` of `Calls.run`): it stays a transaction of its own, which locks nothing before
+its commit and, since it writes no row, waits for neither the disk nor a standby.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from affinity.errors import ConnectionLost, ProviderError
 from affinity.provider.contract import Hint, HintSource, WorkerIdentity
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.target import Target
-from affinity.provider.postgres.driver.wire import Params
+from affinity.provider.postgres.driver.wire import Params, Statement
 from affinity.provider.postgres.operations import Operations
 
 UNSUBSCRIBE_TIMEOUT: Final = 1.0
@@ -64,9 +66,9 @@ class HintOperations(Operations):
                 await connections.fetch.unsubscribe(listener)
 
     async def wake(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
-        hints = {worker: text for worker, hint in workers.items() if (text := _encode(hint))}
         target = self._connections.target
         if owners_of:
+            hints = _encode_all(workers)
             params: Params = {
                 "workers": Texts(hints),
                 "hints": Texts(hints.values()),
@@ -74,10 +76,16 @@ class HintOperations(Operations):
                 "schema": target.schema,
             }
             await self._connections.quick.run(_NOTIFY_OWNERS, params)
-        elif hints:
-            channels = Texts(_channel(target, worker) for worker in hints)
-            params = {"channels": channels, "hints": Texts(hints.values())}
-            await self._connections.quick.run(_NOTIFY, params)
+        elif notify := notify_workers(target, workers):
+            await self._connections.quick.run(*notify)
+
+
+def notify_workers(target: Target, workers: Mapping[str | None, Hint]) -> Statement | None:
+    """The statement that sends hints, if there are any."""
+    if not (hints := _encode_all(workers)):
+        return None
+    channels = Texts(_channel(target, worker) for worker in hints)
+    return _NOTIFY, {"channels": channels, "hints": Texts(hints.values())}
 
 
 class _Listener:
@@ -117,6 +125,11 @@ def _channel(target: Target, worker_id: str | None) -> str:
     """
     name = target.schema if worker_id is None else f"{target.schema} {worker_id}"
     return f"affinity_{sha256(name.encode()).hexdigest()[:40]}"
+
+
+def _encode_all(workers: Mapping[str | None, Hint]) -> Mapping[str | None, str]:
+    """The payloads of the hints that say anything."""
+    return {worker: text for worker, hint in workers.items() if (text := _encode(hint))}
 
 
 def _encode(hint: Hint) -> str:

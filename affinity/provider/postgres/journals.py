@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from itertools import groupby
@@ -27,9 +27,11 @@ from affinity.journal import (
     StreamPart,
 )
 from affinity.limits import MAX_BATCH_BYTES
+from affinity.provider.contract import Hint
 from affinity.provider.postgres.driver.arrays import Bools, Int, Ints, Text, Texts
 from affinity.provider.postgres.driver.errors import BATCH_REFUSED
-from affinity.provider.postgres.driver.wire import Params, Row
+from affinity.provider.postgres.driver.wire import Params, Row, Statement
+from affinity.provider.postgres.hints import notify_workers
 from affinity.provider.postgres.operations import Operations
 from affinity.provider.statements import load_statements
 
@@ -44,26 +46,30 @@ _MAX_ROUNDS: Final = 5
 class JournalOperations(Operations):
     """`append_journal`, `get_pending` and `read_journal`."""
 
-    async def append_journal(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
+    async def append_journal(
+        self, appends: Sequence[JournalAppend], *, wake: Mapping[str | None, Hint] | None = None
+    ) -> Sequence[Appended]:
         if not appends:
             return []
+        behind = notify_workers(self._connections.target, wake or {})
         if len(appends) == 1 and (params := _input_params(appends[0])):
-            (row,) = await self._run_append(_SQL["append_input"], params)
+            (row,) = await self._run_append(_SQL["append_input"], params, behind)
             return [_appended(appends[0], row)]
         params = append_params(appends)
-        ((*columns,),) = await self._run_append(f"{_SQL['append']} FROM {append_call(tuple(params))}", params)
+        statement = f"{_SQL['append']} FROM {append_call(tuple(params))}"
+        ((*columns,),) = await self._run_append(statement, params, behind)
         holders = columns.pop() or [None] * len(appends)
         outcomes = {place: _appended(appends[place - 1], row) for place, *row in zip(*columns, holders, strict=True)}
         return [outcomes[place] for place in range(1, len(appends) + 1)]
 
-    async def _run_append(self, statement: LiteralString, params: Params) -> list[Row]:
+    async def _run_append(self, statement: LiteralString, params: Params, behind: Statement | None) -> list[Row]:
         for _ in range(1, _MAX_ROUNDS):
             try:
-                return await self._connections.quick.run(statement, params)
+                return await self._connections.quick.run(statement, params, behind=behind)
             except Contention as error:
                 if error.code != BATCH_REFUSED:
                     raise
-        return await self._connections.quick.run(statement, params)
+        return await self._connections.quick.run(statement, params, behind=behind)
 
     async def get_pending(
         self, session_ids: Sequence[str], *, limit: int, max_bytes: int = MAX_BATCH_BYTES

@@ -1,8 +1,8 @@
 """Provisional output of wakes, and the subscription to changes of journals: NOTIFY with session ids, on one channel for
 each schema.
 
-No commit of a turn has a NOTIFY, for the reason that `hints` gives. A transaction that writes parts of streams may have
-one: it does not wait for the disk, since its table is not logged.
+No commit of a turn has a NOTIFY, for the reason that `hints` gives; one may follow it. A transaction that writes parts
+of streams may have one: it does not wait for the disk, since its table is not logged.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from affinity.errors import ConnectionLost, ProviderError
 from affinity.journal import StreamPart
 from affinity.provider.contract.journal_side import JournalWatch, merge_changes
 from affinity.provider.postgres.driver.arrays import Ints, Texts
+from affinity.provider.postgres.driver.target import Target
+from affinity.provider.postgres.driver.wire import Statement
 from affinity.provider.postgres.hints import UNSUBSCRIBE_TIMEOUT
 from affinity.provider.postgres.operations import Operations
 from affinity.provider.statements import load_statements
@@ -50,7 +52,7 @@ class StreamOperations(Operations):
             "attempt": Ints(part.attempt for part in parts),
             "number": Ints(part.number for part in parts),
             "payload": Texts(part.payload for part in parts),
-            "channel": self._journal_channel,
+            "channel": _channel(self._connections.target),
             "notices": Texts(_notices(dict.fromkeys(part.session_id for part in parts), is_minor=True)),
         }
         await self._connections.quick.run(_SQL["write"], params)
@@ -61,7 +63,7 @@ class StreamOperations(Operations):
             "journal": Int8(journal_id),
             "wake": wake_id,
             "attempt": Int8(attempt),
-            "channel": self._journal_channel,
+            "channel": _channel(self._connections.target),
         }
         await self._connections.quick.run(_SQL["retract"], params)
 
@@ -69,24 +71,28 @@ class StreamOperations(Operations):
     async def watch_journals(self) -> AsyncIterator[JournalWatch]:
         """Subscribe, on the connection of the fetches."""
         connections = self._connections
-        listener = _JournalListener(self._journal_channel)
+        listener = _JournalListener(channel := _channel(connections.target))
         try:
-            await connections.fetch.subscribe([self._journal_channel], listener)
+            await connections.fetch.subscribe([channel], listener)
             yield listener
         finally:
             with anyio.move_on_after(UNSUBSCRIBE_TIMEOUT, shield=True), suppress(ProviderError):
                 await connections.fetch.unsubscribe(listener)
 
     async def notify_journals(self, session_ids: Collection[str], *, only_inputs: bool = False) -> None:
-        if session_ids:
-            notices = Texts(_notices(session_ids, is_minor=only_inputs))
-            params = {"channel": self._journal_channel, "notices": notices}
-            await self._connections.quick.run(_NOTIFY, params)
+        if notify := notify_readers(self._connections.target, session_ids, only_inputs=only_inputs):
+            await self._connections.quick.run(*notify)
 
-    @property
-    def _journal_channel(self) -> str:
-        name = f"{self._connections.target.schema} journals"
-        return f"affinity_journals_{sha256(name.encode()).hexdigest()[:40]}"
+
+def notify_readers(target: Target, session_ids: Collection[str], *, only_inputs: bool = False) -> Statement | None:
+    """The statement that notifies the readers of these journals, if there are any."""
+    if not session_ids:
+        return None
+    return _NOTIFY, {"channel": _channel(target), "notices": Texts(_notices(session_ids, is_minor=only_inputs))}
+
+
+def _channel(target: Target) -> str:
+    return f"affinity_journals_{sha256(f'{target.schema} journals'.encode()).hexdigest()[:40]}"
 
 
 class _JournalListener:

@@ -13,7 +13,7 @@ A turn that passes is checked again by the next commit.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from functools import cache
 from itertools import count
 from operator import attrgetter
@@ -33,10 +33,12 @@ from affinity.provider.contract import (
     WorkKey,
 )
 from affinity.provider.postgres.driver.errors import BATCH_REFUSED
+from affinity.provider.postgres.driver.wire import Statement
 from affinity.provider.postgres.journal_writes import judge_params, sorted_writes, write_calls
 from affinity.provider.postgres.journals import call_of
 from affinity.provider.postgres.operations import Operations
 from affinity.provider.postgres.releasing import release_params
+from affinity.provider.postgres.streams import notify_readers
 from affinity.provider.postgres.turn_columns import (
     CONSUME,
     REPLY,
@@ -76,9 +78,10 @@ class TurnOperations(Operations):
     """`commit_turn`."""
 
     async def commit_turn(
-        self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
+        self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts, *, notify: Collection[str] = ()
     ) -> Sequence[TurnResult]:
-        if len(turns) == 1 and (commit := self._short_commit(identity, turns[0], timeouts)):
+        behind = notify_readers(self._connections.target, notify)
+        if len(turns) == 1 and (commit := self._short_commit(identity, turns[0], timeouts, behind)):
             try:
                 return [await commit]
             except Contention as error:
@@ -91,7 +94,7 @@ class TurnOperations(Operations):
             if not left:
                 break
             try:
-                outcomes.update(await self._commit(identity, left, timeouts))
+                outcomes.update(await self._commit(identity, left, timeouts, behind))
             except Contention as error:
                 _check_refused(error)
                 outcomes.update(await self._check_fences(identity, left))
@@ -99,17 +102,21 @@ class TurnOperations(Operations):
             raise Contention("a batch of turns was refused again and again, each time for another turn")
         return [outcomes[turn.instance_id] for turn in turns]
 
-    def _short_commit(self, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts) -> Awaitable[TurnResult] | None:
+    def _short_commit(
+        self, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, behind: Statement | None
+    ) -> Awaitable[TurnResult] | None:
         """The commit of a turn of a form that has a function of its own; it raises `Contention` where nothing was
         written.
         """
         if turn.journals:
             wake = wake_params(turn)
-            return None if wake is None else self._commit_wake(identity, turn, timeouts, wake)
+            return None if wake is None else self._commit_wake(identity, turn, timeouts, wake, behind)
         fused = fused_params(turn)
-        return None if fused is None else self._commit_fused(identity, turn, timeouts, fused)
+        return None if fused is None else self._commit_fused(identity, turn, timeouts, fused, behind)
 
-    async def _commit_wake(self, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, wake: Columns) -> TurnResult:
+    async def _commit_wake(
+        self, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, wake: Columns, behind: Statement | None
+    ) -> TurnResult:
         """Commit this turn, and put its one work item to sleep, if it has one.
 
         Raises:
@@ -121,11 +128,11 @@ class TurnOperations(Operations):
             **lengths(timeouts),
             **wake,
         }
-        await self._connections.commit.run(_wake_call(tuple(wake)), params)
+        await self._connections.commit.run(_wake_call(tuple(wake)), params, behind=behind)
         return _result(committed=True, placed=[_ASLEEP] if turn.work_items else ())
 
     async def _commit_fused(
-        self, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, fused: Columns
+        self, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, fused: Columns, behind: Statement | None
     ) -> TurnResult:
         """Commit this turn, and lock its one work item to the caller.
 
@@ -140,12 +147,12 @@ class TurnOperations(Operations):
             **lengths(timeouts),
             **fused,
         }
-        ((epoch,),) = await self._connections.commit.run(_COMMIT_FUSED, params)
+        ((epoch,),) = await self._connections.commit.run(_COMMIT_FUSED, params, behind=behind)
         item = to_locked_item(turn.work_items[0], Token(token), epoch)
         return _result(committed=True, placed=[Placed(item, None)])
 
     async def _commit(
-        self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
+        self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts, behind: Statement | None
     ) -> dict[str, TurnResult]:
         """Commit all of these turns, which are in the order of their keys.
 
@@ -190,7 +197,7 @@ class TurnOperations(Operations):
             calls += written.behind
         names: LiteralString = "held, epochs, locked, holders"
         call = f"SELECT {', '.join([*calls, names])} FROM {function}"  # noqa: S608 -- literals only
-        ((*done, held, epochs, locked, holders),) = await self._connections.commit.run(call, params)
+        ((*done, held, epochs, locked, holders),) = await self._connections.commit.run(call, params, behind=behind)
         answer = _Answer(token, dict(zip(held or (), epochs or (), strict=True)), locked, holders)
         numbers = count(1)
         places = [[answer.place(next(numbers), item) for item in of_turn] for of_turn in sent]

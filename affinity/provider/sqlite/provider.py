@@ -306,9 +306,11 @@ class SqliteProvider:
         return await self._read(orchestrations.read_histories, cursors, max_bytes)
 
     async def commit_turn(
-        self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
+        self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts, *, notify: Collection[str] = ()
     ) -> Sequence[TurnResult]:
-        return await self._write(commit, self._tokens, identity, turns, timeouts)
+        results = await self._write(commit, self._tokens, identity, turns, timeouts)
+        await self.notify_journals(notify)
+        return results
 
     async def release_instance(self, identity: WorkerIdentity, releases: Sequence[Release]) -> None:
         await self._write(orchestrations.release, identity, releases)
@@ -491,8 +493,12 @@ class SqliteProvider:
 
     # -- journals
 
-    async def append_journal(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
-        return await self._write(journals.append, appends)
+    async def append_journal(
+        self, appends: Sequence[JournalAppend], *, wake: Mapping[str | None, Hint] | None = None
+    ) -> Sequence[Appended]:
+        appended = await self._write(journals.append, appends)
+        await self.wake(wake or {})
+        return appended
 
     async def get_pending(
         self, session_ids: Sequence[str], *, limit: int, max_bytes: int = MAX_BATCH_BYTES

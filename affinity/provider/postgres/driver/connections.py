@@ -9,6 +9,10 @@ States of one `Connection`::
     connecting, busy ──failed, or the connection broke──► closed     ConnectionLost; the next call connects again
     busy ──a prepared statement is gone, or no longer fits──► busy   the call is repeated, with new prepared statements
     busy ──reply, and the connection broke──► closed                 the reply; the next call connects again
+    busy ──reply, and a hint is behind──► answered                   the caller has it; the connection is not free
+    answered ──the hint has ended, well or not──► open               its error is ignored
+    answered ──a prepared statement is gone──► answered              the hint is repeated, with new prepared statements
+    answered ──the connection broke, or `CALL_TIMEOUT`──► closed     the next call connects again
     connecting, busy ──`CALL_TIMEOUT`──► closed                      ConnectionLost
     connecting, busy ──its caller is cancelled──► abandoned
     abandoned ──connected, or reply──► open
@@ -22,6 +26,8 @@ Invariants
       immediately. A call that was not sent is never sent; a call that was sent runs to its end, so that no connection
       is left in the middle of a reply, and a silent network does not delay a task that has a deadline.
     * A call is one message to the server, in autocommit. A client that is paused at any moment holds no lock.
+    * A hint behind a call is a message of its own, sent with it, and a transaction of its own: it is executed also if
+      the call fails, and what becomes of it changes nothing for the call. A call that is repeated is repeated with it.
     * A call runs under its settings (`HOT` or `COLD`): where the call before had others, they are changed first, by a
       message of their own.
     * Attempts to connect are spread over time (`Attempts`); when one fails, so do all calls that wait for it.
@@ -46,7 +52,7 @@ from affinity.errors import ConnectionLost, ReadOnly
 from affinity.provider.postgres.driver.errors import is_prepared_anew, translate
 from affinity.provider.postgres.driver.target import COLD, HOT, Target
 from affinity.provider.postgres.driver.timeline import LEARN, TimelineCheck
-from affinity.provider.postgres.driver.wire import Outcome, Params, Row, WireProtocol
+from affinity.provider.postgres.driver.wire import Outcome, Params, Row, Statement, WireProtocol
 from affinity.provider.timeline import Timeline
 
 CALL_TIMEOUT: Final = 40.0
@@ -114,7 +120,8 @@ class Subscriber(Protocol):
 class _WireCall:
     ask: Callable[[WireProtocol], None]
     settings: Mapping[str, str]
-    reply: asyncio.Future[list[list[Row]]]  # done before there is an answer: the caller was cancelled
+    reply: asyncio.Future[list[list[Row]]]  # cancelled before there is an answer: the caller was
+    behind: Statement | None
     is_repeated: bool = False
 
 
@@ -122,13 +129,24 @@ class Calls:
     """What a caller may ask."""
 
     def _call(
-        self, ask: Callable[[WireProtocol], None], settings: Mapping[str, str] | None = None
+        self,
+        ask: Callable[[WireProtocol], None],
+        settings: Mapping[str, str] | None = None,
+        behind: Statement | None = None,
     ) -> Awaitable[list[list[Row]]]:
         raise NotImplementedError
 
-    async def run(self, statement: LiteralString, params: Params | None = None) -> list[Row]:
-        """One prepared statement; its rows."""
-        (rows,) = await self._call(lambda protocol: protocol.execute(statement, params))
+    async def run(
+        self, statement: LiteralString, params: Params | None = None, *, behind: Statement | None = None
+    ) -> list[Row]:
+        """One prepared statement; its rows. ``behind`` is a hint: a statement that is executed after it, in a
+        transaction of its own, also if the first one failed. It is not waited for, and its error is not raised.
+        """
+        if behind is None:
+            (rows,) = await self._call(lambda protocol: protocol.execute(statement, params))
+        else:
+            first, hint = (statement, params or {}), behind
+            (rows,) = await self._call(lambda protocol: protocol.execute_both(first, hint), behind=hint)
         return rows
 
     async def run_once(self, statement: LiteralString, params: Params | None = None) -> list[Row]:
@@ -226,11 +244,14 @@ class Connection(Calls):
     # -- one call
 
     async def _call(
-        self, ask: Callable[[WireProtocol], None], settings: Mapping[str, str] | None = None
+        self,
+        ask: Callable[[WireProtocol], None],
+        settings: Mapping[str, str] | None = None,
+        behind: Statement | None = None,
     ) -> list[list[Row]]:
         if self._closed:
             raise ConnectionLost(f"{self._target.name}: the provider is closed")
-        call = _WireCall(ask, settings or self._settings, asyncio.get_running_loop().create_future())
+        call = _WireCall(ask, settings or self._settings, asyncio.get_running_loop().create_future(), behind)
         self._waiting.append(call)
         if self._current is None:
             self._go_on()
@@ -274,7 +295,7 @@ class Connection(Calls):
         else:
             self._connecting = None
             self._attempts.succeeded()
-            self._protocol = WireProtocol(connection, self._ended)
+            self._protocol = WireProtocol(connection, self._ended, self._answered)
             self._current_settings = self._settings
             self._close_when_idle()
             call = self._current
@@ -314,6 +335,15 @@ class Connection(Calls):
             self._current = call
             self._end(error)
 
+    def _answered(self, rows: list[list[Row]]) -> None:
+        """The current call has its reply, and its hint is under way."""
+        call = self._current
+        assert call is not None
+        assert call.behind is not None
+        call.ask = partial(WireProtocol.execute, statement=call.behind[0], params=call.behind[1])
+        if not call.reply.done():
+            call.reply.set_result(rows)
+
     def _ended(self, outcome: Outcome) -> None:
         self._end(outcome)
         self._go_on()
@@ -341,7 +371,7 @@ class Connection(Calls):
     def _repeat(self, call: _WireCall, error: psycopg.Error) -> bool:
         """Repeat a call once that executed nothing: its prepared statement is gone, or no longer fits the tables."""
         protocol = self._protocol
-        if call.is_repeated or call.reply.done() or protocol is None or not is_prepared_anew(error):
+        if call.is_repeated or call.reply.cancelled() or protocol is None or not is_prepared_anew(error):
             return False
         if not protocol.idle:
             return False
@@ -424,10 +454,13 @@ class Role(Calls):
         self._settings = settings
 
     def _call(
-        self, ask: Callable[[WireProtocol], None], settings: Mapping[str, str] | None = None
+        self,
+        ask: Callable[[WireProtocol], None],
+        settings: Mapping[str, str] | None = None,
+        behind: Statement | None = None,
     ) -> Awaitable[list[list[Row]]]:
         free = (each for each in self._connections if each.is_free)
-        return next(free, self._connections[0])._call(ask, settings or self._settings)
+        return next(free, self._connections[0])._call(ask, settings or self._settings, behind)
 
 
 class Connections:

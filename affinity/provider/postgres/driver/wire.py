@@ -4,10 +4,11 @@ States of one `WireProtocol`::
 
     idle ──`execute`, `pipeline`, `simple_query`──► asking ──reply──► idle `ended` is called: the rows, or the error
     asking ──a statement is prepared, at its first use──► asking           now it is executed
+    asking ──the reply, and another statement is behind──► asking          `answered` is called: the rows
     idle ──`forget_statements`──► asking ──the reply──► asking             what is asked then
     asking ──the reply, and the connection broke──► unusable               `ended` is called: the rows, or the error
     asking ──the connection broke, or a COPY wants to begin──► unusable    `ended` is called: the error
-    any ──`detach`──► unusable                                               `ended` is not called any more
+    any ──`detach`──► unusable                                               neither is called any more
     idle ──the connection broke, while it is listened to──► unusable         `lost` is called
 
 Invariants
@@ -15,13 +16,18 @@ Invariants
     * A reply is read to its end before `ended` is called, so that an error leaves the connection usable.
     * The message that executes a statement is followed by the end of its transaction and by nothing else, and several
       statements are one message: what was cut on its way has locked no row.
+    * Two statements that are sent without a wait (libpq's pipeline mode) each have an end of their own, so they are two
+      transactions, the second of which begins when the first has ended, well or not. Both are prepared before either
+      is sent; if one cannot be, neither is. The first one has ended when its end is read: an error may come behind its
+      rows. `answered` is called for rows only. An error of the first is passed to `ended`, also when the connection
+      breaks before the second ends.
     * The server is never asked to stop: it would end the wait for a synchronous standby too, and a transaction that no
       standby has would be committed.
     * While there is more to send, we read too: neither side waits for the other with both sockets full.
     * A broken connection is an error of a call. What arrives between calls, also the end, stays unread until the next
       call, which raises the server's own message; and a closed socket does not keep the event loop busy.
     * Once somebody listens (`listen`), what arrives between calls is read: notifications are passed on, and the end is
-      reported immediately. Those that come with a reply are passed on before `ended` is called.
+      reported immediately. Those that come with a reply are passed on before `answered` or `ended` is called.
 
 psycopg connects, converts values and names errors. Its cursors would do the rest too, at three times the cost: a
 cursor, a generator, a lock, a reader and a timer for each statement.
@@ -50,6 +56,7 @@ from affinity.provider.postgres.driver.arrays import Packed
 
 Row: TypeAlias = tuple[Any, ...]
 Params: TypeAlias = Mapping[str, Any]
+Statement: TypeAlias = tuple[LiteralString, Params]
 Outcome: TypeAlias = list[list[Row]] | Exception
 """The rows of each statement, or why there are none."""
 
@@ -68,6 +75,7 @@ _AUTO: Final = PyFormat.AUTO
 _TUPLES: Final = int(ExecStatus.TUPLES_OK)
 _DONE: Final = frozenset({int(ExecStatus.COMMAND_OK), int(ExecStatus.EMPTY_QUERY)})
 _FAILED: Final = int(ExecStatus.FATAL_ERROR)
+_SYNC: Final = int(ExecStatus.PIPELINE_SYNC)
 _COPY: Final = frozenset({int(ExecStatus.COPY_IN), int(ExecStatus.COPY_OUT), int(ExecStatus.COPY_BOTH)})
 
 
@@ -87,11 +95,19 @@ _Key: TypeAlias = tuple[_Shape, tuple[int, ...] | None]
 
 
 class WireProtocol:
-    """Asks one thing at a time, and calls ``ended`` when it has the answer. Bound to the running event loop."""
+    """Asks one thing at a time, and calls ``ended`` when it has the answer; ``answered`` before, when the first of two
+    statements has ended well. Bound to the running event loop.
+    """
 
-    def __init__(self, connection: AsyncConnection[Row], ended: Callable[[Outcome], None]) -> None:
+    def __init__(
+        self,
+        connection: AsyncConnection[Row],
+        ended: Callable[[Outcome], None],
+        answered: Callable[[list[list[Row]]], None],
+    ) -> None:
         self._connection = connection
         self._ended = ended
+        self._answered = answered
         self._pgconn = connection.pgconn
         self._socket = self._pgconn.socket  # libpq forgets it when the connection breaks
         self._loop = asyncio.get_running_loop()
@@ -102,6 +118,8 @@ class WireProtocol:
         self._numbers = count()
         self._then: Callable[[], None] | None = None  # the next request of the same call
         self._results: list[PGresult] = []
+        self._ends = 0  # of transactions that are still to come, in pipeline mode
+        self._failure: Exception | None = None  # of the first of two statements
         self._notified: Notified | None = None
         self._lost: Callable[[Exception], None]
 
@@ -126,6 +144,20 @@ class WireProtocol:
             self._sent()
         else:
             self._prepare(key, then=partial(self.execute, statement, params))
+
+    def execute_both(self, first: Statement, behind: Statement) -> None:
+        """Two statements, as `execute`, of which the second is sent without waiting for the reply to the first."""
+        requests = [self._packed(*each) for each in (first, behind)]
+        for key, *_ in requests:
+            if key not in self._names:
+                self._prepare(key, then=partial(self.execute_both, first, behind))
+                return
+        self._pgconn.enter_pipeline_mode()
+        self._ends = len(requests)
+        for key, packed, formats in requests:
+            self._pgconn.send_query_prepared(self._names[key], packed, formats, _BINARY)
+            self._pgconn.pipeline_sync()
+        self._sent()
 
     def _packed(self, statement: LiteralString, params: Params) -> tuple[_Key, _Packed, _Formats]:
         """Values in wire format: columns are packed already, psycopg packs the others and names their types."""
@@ -198,6 +230,7 @@ class WireProtocol:
 
     def _sent(self, then: Callable[[], None] | None = None) -> None:
         self._results = []
+        self._failure = None
         self._then = then
         if self._pgconn.flush():
             self._loop.add_writer(self._socket, self._writable)
@@ -231,8 +264,7 @@ class WireProtocol:
         except Exception as error:
             self._notice_end()
             outcome = error
-        if self._notified is not None:
-            self._pass_on(self._notified)
+        self._pass_on()
         self._ended(outcome)
 
     def _read_between_calls(self) -> None:
@@ -245,12 +277,12 @@ class WireProtocol:
         except psycopg.OperationalError as error:
             self._lost(error)
         else:
-            self._pass_on(self._notified)
+            self._pass_on()
             self._loop.call_soon(self._listen)
 
-    def _pass_on(self, notified: Notified) -> None:
-        while (notice := self._pgconn.notifies()) is not None:
-            notified(notice.relname.decode(), notice.extra.decode())
+    def _pass_on(self) -> None:
+        while self._notified is not None and (notice := self._pgconn.notifies()) is not None:
+            self._notified(notice.relname.decode(), notice.extra.decode())
 
     def _notice_end(self) -> None:
         """A reset may have come with the reply. uvloop would call no reader any more, and the next call would wait for
@@ -278,14 +310,33 @@ class WireProtocol:
         while not pgconn.is_busy():
             result = pgconn.get_result()
             if result is None:
-                return self._rows()
-            self._results.append(result)
-            if result.status in _COPY:  # it would come again and again
-                return self._rows()
+                if not self._ends or not self.asking:
+                    return self._rows()
+            elif result.status == _SYNC:
+                self._ends -= 1
+                if not self._ends:
+                    pgconn.exit_pipeline_mode()
+                    return self._rows()
+                self._end_first()
+            else:
+                self._results.append(result)
+                if result.status in _COPY:  # it would come again and again
+                    return self._rows()
         return None
+
+    def _end_first(self) -> None:
+        try:
+            rows = self._rows()
+        except Exception as error:
+            self._failure = error
+        else:
+            self._pass_on()
+            self._answered(rows)
 
     def _rows(self) -> list[list[Row]]:
         results, self._results = self._results, []
+        if self._failure is not None:
+            raise self._failure
         return [self._load(result) for result in results]
 
     def _load(self, result: PGresult) -> list[Row]:

@@ -20,7 +20,16 @@ from affinity.journal import (
     NewEntry,
     NewRequest,
 )
-from affinity.provider.contract import FINISHED, InstanceUpdate, NewWorkItem, OrchestrationItem, Placed, WorkAck
+from affinity.provider.contract import (
+    FINISHED,
+    Hint,
+    HintSource,
+    InstanceUpdate,
+    NewWorkItem,
+    OrchestrationItem,
+    Placed,
+    WorkAck,
+)
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import TIMEOUTS, message_ids, payloads, turn, work_item
 from affinity.testing.conformance.providers.cluster import Cluster, concurrently
@@ -36,6 +45,8 @@ from affinity.testing.conformance.providers.resets import reset
 
 ASLEEP: Final = Placed(item=None, holder=None, asleep=True)
 ANSWER: Final = Answer(request_id="q", kind="confirm")
+PATIENCE: Final = 30.0
+"""Seconds of real time; a wait ends when the hint comes."""
 QUEUED: Final = Placed(item=None, holder=None)
 MARKED: Final[dict[str, Any]] = {"entry": None, "message": ASLEEP_MARK}
 """An append that wakes nothing, and whose message says whether there is an item to be woken."""
@@ -85,6 +96,38 @@ class AsleepRules(Rules):
         assert (appended.woken, appended.holder) == (True, "b")
         assert await waker.peer.take_all() == []
         assert (await b.take_one()).session_id == "s"
+
+    async def test_an_append_wakes_the_worker_that_its_caller_expects(self, cluster: Cluster) -> None:
+        """When the item is queued; also one that is no longer the holder, whom the result names (contract:
+        append_journal).
+        """
+        waker = await Waker.begin(cluster)
+        peers = {name: await cluster.worker(name) for name in "bc"}
+        await cluster.use(peers["b"], "s")
+        for expected in ("b", "c"):
+            await _sleep(waker, wake_id=f"before {expected}")
+            other = peers[expected]
+            async with other.provider.hints(other.identity) as source:
+                await _drain(source)
+                wake: dict[str | None, Hint] = {expected: Hint(only_own=True)}
+                (appended,) = await waker.conversation.journals.append_journal([new_input()], wake=wake)
+                assert (appended.woken, appended.holder) == (True, "b")
+                await _assert_woken(source)
+            assert await peers["c"].take_all() == []
+            item = await peers["b"].take_one()
+            await _go_on(waker, acks=[item.lock])
+
+    async def test_an_append_that_is_refused_may_wake_a_worker(self, cluster: Cluster) -> None:
+        """Which finds nothing; the outcome is what it is (contract: append_journal)."""
+        b = await cluster.worker("b")
+        talk = await Conversation.open(cluster)
+        async with b.provider.hints(b.identity) as source:
+            await _drain(source)
+            refused = new_input(start=None)
+            (appended,) = await talk.journals.append_journal([refused], wake={"b": Hint(only_own=True)})
+            assert appended.outcome == "unknown"
+            await _assert_woken(source)
+        assert await b.take_all() == []
 
     async def test_it_goes_where_its_session_will_be(self, cluster: Cluster) -> None:
         """With a planned move: to the other worker, as a new item does (contract: PlannedMove)."""
@@ -537,6 +580,18 @@ async def _sleep(waker: Waker, item: NewWorkItem | None = None, **fields: Any) -
     result = await waker.commit(write, work_items=[item or _new_item(waker)])
     assert result.committed, result
     return result.placed[0]
+
+
+async def _drain(source: HintSource) -> None:
+    """Take what earlier changes have set off."""
+    while await source.wait(0.05) is not None:
+        pass
+
+
+async def _assert_woken(source: HintSource) -> None:
+    with anyio.fail_after(PATIENCE):
+        while (hint := await source.wait(PATIENCE)) is None or not hint.work:
+            pass
 
 
 async def _go_on(waker: Waker, item: NewWorkItem | None = None, **step: Any) -> Placed | None:

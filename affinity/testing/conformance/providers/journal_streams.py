@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import anyio
 import anyio.lowlevel
@@ -10,6 +11,7 @@ import anyio.lowlevel
 from affinity.journal import StreamCursor
 from affinity.provider.contract.journal_side import JournalWatch
 from affinity.testing.conformance.providers.base import Rules
+from affinity.testing.conformance.providers.builders import message_ids, turn
 from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.journal_driver import Conversation, Waker, output
 
@@ -181,6 +183,22 @@ class JournalStreamRules(Rules):
             with anyio.fail_after(PATIENCE):
                 while await talk.numbers() != [1, 2]:
                     await watch.wait(PATIENCE)
+
+    async def test_a_commit_notifies_readers(self, cluster: Cluster) -> None:
+        """When the entries are there; also when turns are refused, which then is no error (contract: commit_turn)."""
+        waker = await Waker.begin(cluster)
+        talk = await Conversation.open(cluster)
+        step = turn(waker.at, consumed=message_ids(waker.at), journals=[await waker.new_write(entries=[output()])])
+
+        async def commit(committed: bool) -> None:
+            (result,) = await waker.peer.commit(step, notify=["s"])
+            assert result.committed is committed
+
+        async with talk.journals.watch_journals() as watch:
+            for committed in (True, False):
+                await _drain(watch)
+                await self._assert_notified(watch, partial(commit, committed))
+                assert await talk.numbers() == [1, 2]
 
     async def test_many_readers_are_notified(self, cluster: Cluster) -> None:
         """Each subscription gets what comes after it began (contract: watch_journals)."""

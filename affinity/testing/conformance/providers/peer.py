@@ -214,8 +214,10 @@ class Peer:
         await self.provider.create_instance([new_instance(instance_id)])
         return next(item for item in await self.take_instances(100) if item.instance_id == instance_id)
 
-    async def commit(self, *turns: Turn, timeouts: Timeouts = TIMEOUTS) -> list[TurnResult]:
-        return list(await self.provider.commit_turn(self.identity, turns, timeouts))
+    async def commit(
+        self, *turns: Turn, timeouts: Timeouts = TIMEOUTS, notify: Collection[str] = ()
+    ) -> list[TurnResult]:
+        return list(await self.provider.commit_turn(self.identity, turns, timeouts, notify=notify))
 
     async def history(self, at: OrchestrationItem) -> list[str]:
         """The events of the execution that ``at`` shows."""
