@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -12,6 +12,7 @@ from affinity.journal import Appended, JournalAppend, PendingWork
 from affinity.provider.contract import (
     Birth,
     Delivery,
+    Hint,
     NewInstance,
     NewMessage,
     OrchestrationFetch,
@@ -46,10 +47,11 @@ class FaultyProvider:
         return getattr(self.provider, name)
 
     async def commit_turn(
-        self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
+        self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts, *, notify: Collection[str] = ()
     ) -> Sequence[TurnResult]:
         """As the provider, with faulty turns."""
-        return await self.provider.commit_turn(identity, [self.faulty(turn) for turn in turns], timeouts)
+        faulty = [self.faulty(turn) for turn in turns]
+        return await self.provider.commit_turn(identity, faulty, timeouts, notify=notify)
 
     def faulty(self, turn: Turn) -> Turn:
         """The turn, without a part of it."""
@@ -117,8 +119,10 @@ class ChangesInputs(FaultyProvider):
 
     without: ClassVar[Mapping[str, Any]]
 
-    async def append_journal(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
-        return await self.provider.append_journal([self.changed(one) for one in appends])
+    async def append_journal(
+        self, appends: Sequence[JournalAppend], *, wake: Mapping[str | None, Hint] | None = None
+    ) -> Sequence[Appended]:
+        return await self.provider.append_journal([self.changed(one) for one in appends], wake=wake)
 
     def changed(self, one: JournalAppend) -> JournalAppend:
         """The input, without a part of it."""
@@ -169,11 +173,12 @@ class TakesAnyWatermark(FaultyProvider):
     """A wake is committed though the watermark has moved since it read."""
 
     async def commit_turn(
-        self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
+        self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts, *, notify: Collection[str] = ()
     ) -> Sequence[TurnResult]:
         names = [write.session_id for turn in turns for write in turn.journals]
         works = dict(zip(names, await self.provider.get_pending(names, limit=1), strict=True)) if names else {}
-        return await super().commit_turn(identity, [self._without_fence(turn, works) for turn in turns], timeouts)
+        unfenced = [self._without_fence(turn, works) for turn in turns]
+        return await super().commit_turn(identity, unfenced, timeouts, notify=notify)
 
     def _without_fence(self, turn: Turn, works: Mapping[str, PendingWork | None]) -> Turn:
         found = [(write, works[write.session_id]) for write in turn.journals]
