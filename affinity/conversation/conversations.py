@@ -183,10 +183,10 @@ class Conversations(Sessions[S]):
 
     def open_state(self, ctx: ActivityContext, work: PendingWork) -> OpenSession[S]:
         """The state of the conversation, for a wake."""
-        if work.home is None:
-            return self.open(ctx, parent=work.parent)
-        epoch = max(ctx.session_epoch or 0, work.epoch)
-        return self.open(HomedScope(ctx, ctx.instance_id, epoch), parent=work.parent)
+        scope: ActivityContext | HomedScope = ctx
+        if work.home is not None:
+            scope = HomedScope(ctx, ctx.instance_id, max(ctx.session_epoch or 0, work.epoch))
+        return self._open_for_wake(scope, work.parent, is_new=not work.has_record)
 
     @property
     def can_rebuild(self) -> bool:

@@ -121,20 +121,23 @@ class StateSchema(Generic[S]):
 
     # -- loading
 
-    async def load(self, cached: CachedState[S], store: SessionStore | None, overrides: Mapping[str, Any]) -> None:
+    async def load(
+        self, cached: CachedState[S], store: SessionStore | None, overrides: Mapping[str, Any], *, is_new: bool = False
+    ) -> None:
         """Read the session's record and decode its state into ``cached``; without a record, make a new state.
 
         Args:
             cached: whose state to load.
             store: where the record is; None: nowhere.
             overrides: fields that a new state may need.
+            is_new: there was no record a moment ago: it is not looked for.
 
         Raises:
             SessionLoadFailed: the store failed, or the record is of another kind, damaged, or cannot be migrated.
             InvalidOptions: a new state needs fields that it does not get.
         """
         cached.store = store
-        record = None if store is None else await self._read(cached.session_id, store)
+        record = None if store is None or is_new else await self._read(cached.session_id, store)
         if record is None:
             cached.state = self.overrides.new(overrides) if self.initial is None else self.initial(cached.session_id)
             birth = None if store is None else uuid4().hex

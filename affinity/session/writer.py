@@ -116,12 +116,15 @@ class SavePoint(NamedTuple):
 class SessionWriter(Generic[S]):
     """One activity's access to the state of its session. A `UnitOfWork`, and a `affinity.records.Participant`."""
 
-    def __init__(self, queue: WriteQueue[S], ctx: ActivityScope, store: SessionStore | None) -> None:
+    def __init__(
+        self, queue: WriteQueue[S], ctx: ActivityScope, store: SessionStore | None, is_new: bool = False
+    ) -> None:
         self._queue, self._schema, self._cache = queue, queue.schema, queue.cache
         self._ctx = ctx
         self.user = id(ctx)
         self.address = address_of(ctx)
         self.store = store
+        self._is_new = is_new  # the store has no record, unless this writer has made a checkpoint
         self.is_granted = False
         self._granted: anyio.Event | None = None  # made when a block has to wait: an event costs several microseconds
         self._pending_blocks = 0  # that are open, or wait, or load
@@ -210,7 +213,7 @@ class SessionWriter(Generic[S]):
         if self._staged is not None and self._base is not None:
             await self._schema.restore(cached, self.store, self._staged.new, self._base)
         else:
-            await self._schema.load(cached, self.store, overrides)
+            await self._schema.load(cached, self.store, overrides, is_new=self._is_new)
         self._measure(cached)
 
     def _attach(self, cached: CachedState[S]) -> None:
@@ -255,6 +258,7 @@ class SessionWriter(Generic[S]):
             encoded, staged = await self._schema.encode(cached), self._staged
             if encoded is not None:
                 key = uuid4().hex  # of this checkpoint, in no other attempt
+                self._is_new = False
                 version = await self._write(encoded.new, key)
                 if self._cached is not cached:  # another block has failed meanwhile; its save point is refused now
                     return
@@ -389,15 +393,16 @@ class WriteQueue(Generic[S]):
         self._by_ctx: dict[int, SessionWriter[S]] = {}
         self._by_session: dict[str, deque[SessionWriter[S]]] = {}  # the first of each queue is granted
 
-    def join(self, ctx: ActivityScope, store: SessionStore | None) -> SessionWriter[S]:
-        """The activity's writer; if it has none, a new one at the end of its session's queue.
+    def join(self, ctx: ActivityScope, store: SessionStore | None, *, is_new: bool = False) -> SessionWriter[S]:
+        """The activity's writer; if it has none, a new one at the end of its session's queue. ``is_new``: see
+        `StateSchema.load`.
 
         Raises:
             InvalidOptions: the activity has opened the session with another store.
         """
         writer = self._by_ctx.get(id(ctx))
         if writer is None:
-            return self._add(SessionWriter(self, ctx, store))
+            return self._add(SessionWriter(self, ctx, store, is_new))
         if writer.store is not store:
             raise InvalidOptions(f"session {writer.session_id!r} is open with another store in this activity")
         return writer

@@ -227,7 +227,8 @@ def _rounds(session_ids: Sequence[str]) -> list[int]:
 
 
 def _to_pending(rows: Sequence[Row], limit: int) -> PendingWork:
-    _, journal_id, kind, processed, last_seq, closed, parent, found, *_, requests, revisits, home, epoch = rows[0]
+    _, journal_id, kind, processed, last_seq, closed, parent, found = rows[0][:8]
+    requests, revisits, home, epoch, has_record = rows[0][15:]
     inputs = [Entry._make(row[8:15]) for row in rows if row[8] is not None]
     pending = json.loads(requests) if requests else []
     later = json.loads(revisits) if revisits else []
@@ -247,6 +248,7 @@ def _to_pending(rows: Sequence[Row], limit: int) -> PendingWork:
         next_due=min(waits, default=None),
         home=home,
         epoch=epoch or 0,
+        has_record=has_record,
     )
 
 
