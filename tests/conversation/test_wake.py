@@ -267,3 +267,23 @@ def test_conversations_need_a_handler_and_options_that_fit() -> None:
         affinity.Conversations(Chat, store=affinity.MemorySessionStore())  # type: ignore[call-arg]
     with pytest.raises(InvalidApp, match="already"):
         make().on_wake(echo)
+
+
+async def test_a_record_that_is_made_before_the_first_wake_commits_is_not_lost(url: str) -> None:
+    """A wake that was told that there is none, and finds one when it commits, is repeated with that."""
+    began, made = anyio.Event(), anyio.Event()
+
+    async def slow(wake: Wake, chat: Chat) -> None:
+        began.set()
+        await made.wait()
+        await echo(wake, chat)
+
+    async with stage(url, slow) as on:
+        talk = on.talk()
+        seq = await talk.send(UserMessage("one"))
+        await began.wait()
+        async with on.conversations.open("c", store=on.client.session_store) as chat:
+            chat.received.append("by hand")
+        made.set()
+        assert (await talk.reply(seq, timeout=30)).text == "re: one"
+        assert (await on.state()).received == ["by hand", "one"]

@@ -420,6 +420,15 @@ async def test_an_append_alone_to_a_fork_knows_the_events_of_its_base(provider: 
         assert (found.outcome, found.seq, found.woken) == expected
 
 
+async def test_a_first_wake_is_told_that_there_is_no_record(provider: PostgresProvider) -> None:
+    """Of its session; others may have one."""
+    talk, other = Conversation(provider, "s"), Conversation(provider, "t")
+    await talk.append()
+    await other.append()
+    await provider.states.save(state("t"))
+    assert [(await one.pending()).has_record for one in (talk, other)] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("appends", "write", "comes"),
     [

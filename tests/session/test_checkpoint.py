@@ -122,6 +122,23 @@ async def test_many_of_one_activity_and_of_the_next(host: Host, chats: Sessions[
     assert saved_in(host, chats).saves == 6
 
 
+async def test_of_a_state_that_was_known_to_be_new_is_read(host: Host) -> None:
+    """By the next block of the activity, when one has failed: before, there was nothing to read."""
+    chats, ctx = Sessions(Chat, kind="chat"), host.activity()
+    opening = chats._open_for_wake(ctx, None, is_new=True)
+
+    async def say(chat: Chat) -> None:
+        chat.lines.append("one")
+        await opening.checkpoint()
+
+    with pytest.raises(ZeroDivisionError):
+        await raising(opening, say)
+    assert saved_in(host, chats).loads == 0
+    async with chats.open(ctx) as chat:
+        assert chat.lines == ["one"]
+    assert saved_in(host, chats).loads == 1
+
+
 # --- failures, and what a retry starts from ---------------------------------------------------------------------------
 
 

@@ -102,6 +102,17 @@ class JournalWriteRules(Rules):
         assert await peer.provider.get_instance(["child"]) == [None]
         assert (await waker.commit(good)).committed
 
+    async def test_a_record_that_may_be_there_is_not_denied(self, cluster: Cluster) -> None:
+        """After the first wake, and where the session has a record (contract: PendingWork.has_record)."""
+        states = await cluster.states()
+        for session_id in ("s", "t"):
+            await (await Conversation.open(cluster, session_id)).append()
+        await states.save(state("t"))
+        waker = await Waker.take(cluster)
+        assert (await (await Conversation.open(cluster, "t")).pending()).has_record
+        await waker.wake()
+        assert (await waker.conversation.pending()).has_record
+
     async def test_a_wake_alone_is_refused_by_each_fence(self, cluster: Cluster) -> None:
         """The turn that a worker with little to do commits: one result, one write, a later version of one state, of a
         record that was made by hand, or by a wake. With any fence failing nothing is left, and the result says which
