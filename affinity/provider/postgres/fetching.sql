@@ -198,18 +198,26 @@ WITH company AS MATERIALIZED (
     UPDATE sessions s SET locked_until = clock() + %(session_lock)s * interval '1 s', touched_at = clock()
     FROM held WHERE s.session_id = held.session_id
       AND held.locked_until < clock() + %(touch_below)s * interval '1 s'
+), held_here AS MATERIALIZED (
+    -- As arrays: a join of two lists takes as long as their product.
+    SELECT array_agg(session_id) AS sessions, array_agg(epoch) AS epochs
+-- [tagged
+        , array_agg(tag) AS tags
+-- tagged]
+    FROM held
 ), picked AS MATERIALIZED (
     -- By bytes again: the locked items may be others than those that were chosen.
     SELECT *
     FROM (
-        SELECT l.*, held.epoch,
+        SELECT l.*, h.epochs[l.place] AS epoch,
 -- [tagged
-            held.tag,
+            h.tags[l.place] AS tag,
 -- tagged]
-            row_number() OVER place AS n, sum(l.size) OVER place AS total
-        FROM locked l LEFT JOIN held USING (session_id)
-        WHERE l.session_id IS NULL OR held.epoch IS NOT NULL
-        WINDOW place AS (ORDER BY l.visible_at, held.epoch IS NULL ROWS UNBOUNDED PRECEDING)
+            row_number() OVER in_order AS n, sum(l.size) OVER in_order AS total
+        FROM held_here h
+        CROSS JOIN LATERAL (SELECT *, array_position(h.sessions, session_id) AS place FROM locked) l
+        WHERE l.session_id IS NULL OR l.place IS NOT NULL
+        WINDOW in_order AS (ORDER BY l.visible_at, l.place IS NULL ROWS UNBOUNDED PRECEDING)
     ) l
     WHERE total - size < %(max_bytes)s
 ), taken AS (
@@ -299,16 +307,24 @@ WITH locked AS MATERIALIZED (
     UPDATE sessions s SET locked_until = clock() + %(session_lock)s * interval '1 s', touched_at = clock()
     FROM held WHERE s.session_id = held.session_id
       AND held.locked_until < clock() + %(touch_below)s * interval '1 s'
+), held_here AS MATERIALIZED (
+    SELECT array_agg(session_id) AS sessions, array_agg(epoch) AS epochs
+-- [tagged
+        , array_agg(tag) AS tags
+-- tagged]
+    FROM held
 ), picked AS MATERIALIZED (
     SELECT *
     FROM (
-        SELECT l.*, held.epoch,
+        SELECT l.*, h.epochs[l.place] AS epoch,
 -- [tagged
-            held.tag,
+            h.tags[l.place] AS tag,
 -- tagged]
-            row_number() OVER place AS n, sum(l.size) OVER place AS total
-        FROM locked l JOIN held USING (session_id)
-        WINDOW place AS (ORDER BY l.visible_at ROWS UNBOUNDED PRECEDING)
+            row_number() OVER in_order AS n, sum(l.size) OVER in_order AS total
+        FROM held_here h
+        CROSS JOIN LATERAL (SELECT *, array_position(h.sessions, session_id) AS place FROM locked) l
+        WHERE l.place IS NOT NULL
+        WINDOW in_order AS (ORDER BY l.visible_at ROWS UNBOUNDED PRECEDING)
     ) l
     WHERE n <= %(limit)s AND total - size < %(max_bytes)s
 ), taken AS (

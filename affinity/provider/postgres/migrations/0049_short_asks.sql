@@ -49,6 +49,45 @@ BEGIN
     WHERE j.journal_id = journal;
 END $$;
 
+-- Wakes items, as before, without a join of all that it queues with all that it was given.
+CREATE OR REPLACE FUNCTION wake_items_1(_instance text[]) RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE
+    moment timestamptz := clock();
+    missing bigint := cardinality(array_remove(_instance, NULL));
+    holders text[] := array_fill(NULL::text, ARRAY[cardinality(_instance)]);
+    place bigint;
+    worker text;
+BEGIN
+    FOR place, worker IN
+        WITH item AS (
+            UPDATE asleep_items a SET asleep = false
+            FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, k)
+            WHERE a.instance_id = w.instance_id
+            RETURNING a.*, w.k
+        ), routed AS MATERIALIZED (
+            SELECT i.*, coalesce(m.next_worker, h.worker_id) AS holder, coalesce(m.route, 'w:' || h.worker_id) AS route
+            FROM item i
+            LEFT JOIN held_sessions h ON h.session_id = i.session_id
+            LEFT JOIN planned_moves m ON m.session_id = h.session_id
+        ), queued AS (
+            INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
+                enqueued_at)
+            SELECT r.instance_id, r.execution_id, r.activity_id, r.name, r.session_id,
+                CASE WHEN r.session_id IS NULL THEN 'free' ELSE coalesce(r.route, 'new') END,
+                moment + r.k * interval '1 us', r.payload, moment
+            FROM routed r
+        )
+        SELECT r.k, r.holder FROM routed r
+    LOOP
+        holders[place] := worker;
+        missing := missing - 1;
+    END LOOP;
+    IF missing > 0 THEN
+        PERFORM refuse(); -- its execution has ended in this moment
+    END IF;
+    RETURN holders;
+END $$;
+
 -- What wakes add: without a join of all entries with all writes, which takes as long as their product.
 DO $do$
 DECLARE
