@@ -214,6 +214,13 @@ async def test_items_that_sleep_are_found_by_their_key(
             assert await commit(0, 1, journals=[write]) == [True]
             plain, started = replace(said("s"), start=None), said("s")
             assert [one.woken for one in await check(partial(watched.append_journal, [plain]))] == [True]
+            admin.execute(
+                "INSERT INTO sessions SELECT 's', 'a', %s, nextval('epochs'), clock() + '1 h', clock(), clock()",
+                [peer.identity.incarnation],
+            )
+            admin.execute("UPDATE worker_queue SET route = 'w:a' WHERE instance_id = 's'")
+            fetched = await check(partial(own.fetch, 10, only_own=True, readers=["work"]))
+            assert (len(fetched.items), len(fetched.pending)) == (1, 1)
             assert await commit(1, 2) == [False]
             assert await commit(2, 3, journals=[replace(write, base=1, processed=LENGTH + 2)]) == [True]
             outcomes = await check(partial(watched.append_journal, [started, said("t"), plain]))

@@ -67,11 +67,11 @@ async def test_a_fetch_waits_until_there_is_room(any_url: str, client: Client, m
         provider, runtime = worker.runtime._provider, worker.runtime
         commit, held, most = provider.commit_turn, anyio.Event(), 0
 
-        async def late_commit(*args: Any) -> Any:
+        async def late_commit(*args: Any, **hints: Any) -> Any:
             nonlocal most
             await held.wait()
             most = max(most, runtime.capacity.outstanding_bytes)
-            return await commit(*args)
+            return await commit(*args, **hints)
 
         async def throttled() -> bool:
             return runtime.services.fetch_state.waits_for_memory

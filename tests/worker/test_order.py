@@ -57,9 +57,9 @@ async def test_messages_that_go_back_are_not_overtaken(
                     await anyio.sleep(0)
             return await fetch(*args, exclude=exclude, **options)
 
-        async def late_commit(*args: Any) -> Any:
+        async def late_commit(*args: Any, **hints: Any) -> Any:
             await more.wait()
-            result = await commit_turn(*args)
+            result = await commit_turn(*args, **hints)
             committed.set()
             if first == "fetch":
                 await delivered.wait()

@@ -248,11 +248,13 @@ async def test_a_worker_that_ends_in_the_middle_leaves_the_state_to_the_next_one
     """
     asked = anyio.Event()
 
-    async def no_answer(self: SqliteProvider, who: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts) -> Any:
+    async def no_answer(
+        self: SqliteProvider, who: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts, **hints: Any
+    ) -> Any:
         if any(turn.states for turn in turns):
             asked.set()
             await anyio.sleep_forever()
-        return await commit_turn(self, who, turns, timeouts)
+        return await commit_turn(self, who, turns, timeouts, **hints)
 
     commit_turn = SqliteProvider.commit_turn
     hurried = RuntimeOptions.make(
