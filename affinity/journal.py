@@ -318,9 +318,7 @@ class PendingWork:
     next_due: float | None  # seconds until the next revisit is due or a request expires; None: neither
     home: str | None = None  # session on whose lease the wakes run; None: its own
     epoch: int = 0  # with a home: of the journal's own session, which changes when its record is written by others
-    has_record: bool = (
-        True  # the session has a record of its state, or may have one; False: of a first wake, it has none
-    )
+    has_record: bool = True  # the session may have a record of its state; False: it has had none so far
 
 
 @frozen(kw_only=True)

@@ -186,7 +186,7 @@ class Conversations(Sessions[S]):
         scope: ActivityContext | HomedScope = ctx
         if work.home is not None:
             scope = HomedScope(ctx, ctx.instance_id, max(ctx.session_epoch or 0, work.epoch))
-        return self._open_for_wake(scope, work.parent, is_new=not work.has_record)
+        return self._open_in_activity(scope, work.parent, is_new=not work.has_record)
 
     @property
     def can_rebuild(self) -> bool:

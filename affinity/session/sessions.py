@@ -208,8 +208,8 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
             self._options(ctx_or_id, parent, labels, overrides, auto_save),
         )
 
-    def _open_for_wake(self, ctx: ActivityScope, parent: str | None, *, is_new: bool) -> OpenSession[S]:
-        """`open` in an activity; ``is_new``: the worker's database had no record of the session a moment ago."""
+    def _open_in_activity(self, ctx: ActivityScope, parent: str | None, *, is_new: bool) -> OpenSession[S]:
+        """`open`, in an activity that may know (``is_new``) that the worker's database has no record of the session."""
         begin, scope = self._work(ctx, None, False)
         if is_new and self._store is None:
             begin = partial(self._queue.join, ctx, ctx.session_store, is_new=True)

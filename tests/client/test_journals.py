@@ -58,7 +58,7 @@ class Stage:
         self.woken.append(("holder", worker_id))
 
     async def append(self, *replies: Appended, append: JournalAppend = INPUT) -> None:
-        """Append as many inputs at once as there are replies."""
+        """Append as many inputs together as there are replies."""
         self.replies.append(replies)
         futures = [self.journals.append(append) for _ in replies]
         for future in futures:

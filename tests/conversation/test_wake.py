@@ -270,7 +270,7 @@ def test_conversations_need_a_handler_and_options_that_fit() -> None:
 
 
 async def test_a_record_that_is_made_before_the_first_wake_commits_is_not_lost(url: str) -> None:
-    """A wake that was told that there is none, and finds one when it commits, is repeated with that."""
+    """A wake that began without one, and finds one when it commits, is repeated with that."""
     began, made = anyio.Event(), anyio.Event()
 
     async def slow(wake: Wake, chat: Chat) -> None:
