@@ -147,6 +147,7 @@ class Changes:
         finally:
             self._closed = True
             self._ready.set()
+            self.notify({})  # their next read raises
 
     async def _receive(self, watch: JournalWatch) -> None:
         """Until nothing has waited for a while."""
