@@ -33,7 +33,7 @@ from affinity.client.views import (
     error_of,
     instance_of,
 )
-from affinity.errors import InstanceExists, OrchestrationCancelled, OrchestrationFailed, WaitTimeout
+from affinity.errors import InstanceExists, InvalidOptions, OrchestrationCancelled, OrchestrationFailed, WaitTimeout
 from affinity.limits import MAX_PAGE, check_id
 from affinity.orchestration.app import MISSING
 from affinity.orchestration.codec import Codec
@@ -250,26 +250,28 @@ class Client(Administration, ConversationCalls):
             NoReply: the instance has ended without a reply.
             WaitTimeout: there is no reply yet. The event, if it was sent, stays: ask again with the same key.
             UnknownInstance: there is none, and ``start`` was not given; or it was deleted meanwhile.
-            InstanceExists: the id belongs to an instance of another orchestration than ``start``.
+            InstanceExists: the id belongs to an instance of another orchestration than ``start``; nothing was sent.
             InstanceFinished, TooManyUnreadEvents, QuotaExceeded: nothing was sent.
-            InvalidInput: an id, the key, or the input is refused.
+            InvalidInput: an id, the key, the event, or the input is refused.
             NotSerializable: the reply is not of the type of the event.
         """
         check_timeout(timeout)
+        if not isinstance(event, EventValue):
+            raise InvalidOptions(f"ask takes an event with its data, as in Message(data), not {event!r}")
         key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
         message = new_event(ExternalEvent(instance_id, event, idempotency_key=key))
+        asked = MessageKey(instance_id, key)
         wanted = None if start is None else new_instance(start_of(start, instance_id))
+        name = None if wanted is None else wanted.name
         with anyio.move_on_after(timeout):
             async with self.journals.changes(instance_id) as change:
-                delivery = await self._replies.send(message)
-                if delivery == "unknown" and wanted is not None:
+                while wanted is not None and await self._replies.look_up(asked, name=name) is None:
                     await self._create([wanted])
-                    delivery = await self._replies.send(message)
+                delivery = await self._replies.send(message)
                 await self._check_delivery(instance_id, delivery)
                 if delivery == "delivered":
                     await change.wait()
-                name = None if wanted is None else wanted.name
-                reply = await self._replies.wait(MessageKey(instance_id, key), change, name=name)
+                reply = await self._replies.wait(asked, change, name=name)
                 return cast(R, event.event.reply_codec.decode(reply))
         raise WaitTimeout(f"instance {instance_id!r} has not replied within {timeout:g} s; it goes on")
 

@@ -12,8 +12,8 @@ from affinity.client.calls import unknown_instance
 from affinity.client.changes import Change
 from affinity.client.journals import Waker
 from affinity.client.views import read_error
-from affinity.errors import InstanceExists, NoReply
-from affinity.provider.contract import FINISHED, Delivery, KeyState, MessageKey, NewMessage, Provider
+from affinity.errors import InstanceExists, NoReply, UnknownInstance
+from affinity.provider.contract import FINISHED, Birth, Delivery, KeyState, MessageKey, NewMessage, Provider
 
 
 class Replies:
@@ -37,28 +37,44 @@ class Replies:
         """
         return self._sends.submit(message)
 
-    async def wait(self, key: MessageKey, change: Change, *, name: str | None) -> str:
-        """The reply to a message, as JSON.
+    async def look_up(self, key: MessageKey, *, name: str | None) -> KeyState | None:
+        """What became of a message; None: there is no instance.
 
         Args:
             key: of the message.
-            change: of the instance, since before the message was sent.
             name: that of the orchestration, if it must have that one.
 
         Raises:
             InstanceExists: it has another name.
-            NoReply: the instance has ended without a reply.
-            UnknownInstance: it was deleted.
             ProviderError: as for `Batcher.submit`.
         """
+        state = await self._reads.submit(key)
+        if state is not None and name not in {None, state.name}:
+            raise InstanceExists(f"the id belongs to another orchestration: {key.instance_id!r} (of {state.name!r})")
+        return state
+
+    async def wait(self, key: MessageKey, change: Change, *, name: str | None) -> str:
+        """The reply to a message that was sent, as JSON.
+
+        Args:
+            key: of the message.
+            change: of the instance, since before the message was sent.
+            name: as for `look_up`.
+
+        Raises:
+            NoReply: the instance has ended without a reply.
+            UnknownInstance: it was deleted; another one may have its id by now.
+            InstanceExists, ProviderError: as for `look_up`.
+        """
+        birth: Birth | None = None
         while True:
-            state = await self._reads.submit(key)
+            state = await self.look_up(key, name=name)
             if state is None:
                 raise unknown_instance(key.instance_id)
-            if name is not None and state.name != name:
-                raise InstanceExists(
-                    f"the id belongs to another orchestration: {key.instance_id!r} (of {state.name!r})"
-                )
+            # A key may be forgotten while one waits, but not before the first look.
+            if birth != state.birth and (birth is not None or not state.is_known):
+                raise UnknownInstance(f"instance {key.instance_id!r} was deleted; another one has its id now")
+            birth = state.birth
             if state.reply is not None:
                 return state.reply
             if state.is_answered:  # this one did not fit into the batch

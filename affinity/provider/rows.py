@@ -16,6 +16,7 @@ from affinity.errors import SessionWriteConflict, WorkerFenced
 from affinity.journal import JournalInfo
 from affinity.provider.contract import (
     LEFT,
+    Birth,
     EventOrigin,
     ExecutionInfo,
     FleetLoad,
@@ -55,8 +56,16 @@ Time: TypeAlias = Callable[[Any], datetime]
 
 def to_key_state(row: Columns) -> KeyState:
     """What became of the message of a key."""
-    name, status, error, is_known, is_answered, reply = row
-    return KeyState(name=name, status=status, error=error, is_known=is_known, is_answered=is_answered, reply=reply)
+    birth, name, status, error, is_known, is_answered, reply = row
+    return KeyState(
+        birth=Birth(birth),
+        name=name,
+        status=status,
+        error=error,
+        is_known=is_known,
+        is_answered=is_answered,
+        reply=reply,
+    )
 
 
 def to_instance(row: Columns, time: Time) -> InstanceInfo:

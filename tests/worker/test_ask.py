@@ -13,6 +13,7 @@ import pytest
 from affinity import EventValue, RuntimeOptions, Worker
 from affinity.client import Client, ExternalEvent, Start
 from affinity.errors import (
+    ClientError,
     ConnectionLost,
     InstanceExists,
     InstanceFinished,
@@ -98,9 +99,18 @@ async def test_an_instance_is_started_if_there_is_none(worker: Worker, client: C
     with pytest.raises(UnknownInstance):
         await client.ask("none", question("a"), timeout=20)
     with pytest.raises(InstanceExists, match="oracle"):
-        await client.ask("i0", question("a"), start="another", timeout=20)
+        await client.ask("i0", question("b"), start="another", timeout=20)
+    assert await client.ask("i0", question("a"), timeout=20) == Answer(text="A", number=9)  # nothing was sent
     with pytest.raises(InvalidInput, match="is to be started"):
         await client.ask("i0", question("a"), start=Start(oracle, 1, "i1"))
+
+
+@pytest.mark.parametrize("wrong", ["ask", Ask])
+async def test_what_is_no_event_with_data_is_refused(client: Client, wrong: Any) -> None:
+    await client.start(oracle, 0, instance_id="o")
+    with pytest.raises(InvalidInput, match=r"as in Message\(data\)"):
+        await client.ask("o", wrong, timeout=1)
+    assert (await client.statistics()).messages["waiting"] == 1
 
 
 @pytest.mark.parametrize(("text", "status", "error"), [("end", "completed", None), ("fail", "failed", "ValueError")])
@@ -155,6 +165,24 @@ async def test_a_deleted_instance_is_not_waited_for(client: Client) -> None:
     assert len(errors) == 1
 
 
+async def test_the_end_of_the_client_ends_the_wait(client: Client, any_url: str) -> None:
+    await client.start(oracle, 0, instance_id="o")
+    errors: list[Exception] = []
+
+    async def ask(asking: Client) -> None:
+        try:
+            await asking.ask("o", question("a"))
+        except ClientError as error:
+            errors.append(error)
+
+    with anyio.fail_after(PATIENCE):
+        async with anyio.create_task_group() as tasks, Client(any_url) as asking:
+            tasks.start_soon(ask, asking)
+            while (await client.statistics()).messages["waiting"] < 2:
+                await anyio.sleep(0.02)
+    assert [str(error) for error in errors] == ["the client was closed during the call"]
+
+
 class Counting:
     """A provider that counts calls, and may lose the reply to one."""
 
@@ -184,6 +212,29 @@ async def counting(any_url: str) -> AsyncIterator[Any]:
     provider = await open_provider(any_url, one_connection=True)
     yield Counting(provider)
     await provider.aclose()
+
+
+@pytest.mark.parametrize("looks", [0, 1])
+async def test_an_instance_that_was_created_again_is_not_waited_for(counting: Any, client: Client, looks: int) -> None:
+    """Whether the client has looked for the reply before that, or not: it was not asked."""
+    await client.start(oracle, 0, instance_id="o")
+    errors: list[Exception] = []
+
+    async def ask() -> None:
+        try:
+            await asking.ask("o", question("a"))
+        except UnknownInstance as error:
+            errors.append(error)
+
+    async with Client.from_provider(counting) as asking:
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask)
+                while (await client.statistics()).messages["waiting"] < 2 or counting.calls["get_replies"] < looks:
+                    await anyio.sleep(0.02)
+                await client.delete("o", force=True)
+                await client.start(oracle, 0, instance_id="o")
+    assert [str(error) for error in errors] == ["instance 'o' was deleted; another one has its id now"]
 
 
 @pytest.mark.slow

@@ -177,6 +177,7 @@ class MessageKey(NamedTuple):
 class KeyState:
     """What became of the message of a key, and how far its instance is."""
 
+    birth: Birth  # of the instance: another one may have its id by now
     name: str  # of the orchestration
     status: InstanceStatus
     error: str | None  # JSON, when failed or cancelled

@@ -15,7 +15,7 @@ ON CONFLICT (instance_id, birth, key) DO UPDATE SET reply = excluded.reply, upda
 WHERE reply IS NULL;
 
 -- states: what became of messages with a key, in order, with the row of the key
-SELECT json_group_array(json_array(j.key, i.name, i.status, i.error, k.id, k.reply IS NOT NULL))
+SELECT json_group_array(json_array(j.key, i.birth, i.name, i.status, i.error, k.id, k.reply IS NOT NULL))
 FROM json_each(:keys) AS j
 CROSS JOIN instances AS i ON i.instance_id = j.value ->> 0
 LEFT JOIN message_keys AS k ON k.instance_id = i.instance_id AND k.birth = i.birth AND k.key = j.value ->> 1;

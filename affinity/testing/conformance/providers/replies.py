@@ -16,6 +16,7 @@ from affinity.provider.contract import (
     MessageKey,
     MessageReply,
     NewMessage,
+    OrchestrationItem,
     Quotas,
     Retention,
 )
@@ -60,7 +61,7 @@ class ReplyRules(Rules):
         await a.provider.delete_instance(["i"], force=True)
         assert await send(a, keyed("k")) == ["unknown"]
         second = await a.own("i")
-        assert await states(a, "k") == [state(is_known=False)]
+        assert await states(a, "k") == [state(second, is_known=False)]
         of_first = NewMessage(instance_id="i", payload="m", birth=first.birth, key="k")
         of_second = NewMessage(instance_id="i", payload="m", birth=second.birth, key="k")
         assert await send(a, of_first, of_second, of_first) == ["unknown", "delivered", "unknown"]
@@ -89,8 +90,8 @@ class ReplyRules(Rules):
         await a.commit_one(at, update=DONE)
         assert await send(a, keyed("k"), keyed("l"), keyed("l")) == ["repeated", "finished", "finished"]
         assert await states(a, "k", "l") == [
-            state(status="completed"),
-            state(status="completed", is_known=False),
+            state(at, status="completed"),
+            state(at, status="completed", is_known=False),
         ]
 
     async def test_of_concurrent_messages_of_a_key_one_is_delivered(self, cluster: Cluster) -> None:
@@ -109,14 +110,14 @@ class ReplyRules(Rules):
         a = await cluster.worker("a")
         at = await a.own("i")
         await send(a, keyed("k"), keyed("l"))
-        assert await states(a, "k", "none") == [state(), state(is_known=False)]
+        assert await states(a, "k", "none") == [state(at), state(at, is_known=False)]
         late = turn(at, execution_id=7, replies=[MessageReply("k", '"late"')])
         assert not (await a.commit(late))[0].committed
-        assert await states(a, "k") == [state()]
+        assert await states(a, "k") == [state(at)]
         await a.commit_one(at, replies=[MessageReply("k", '{"é":1}')], update=InstanceUpdate(status="running"))
         assert await states(a, "l", "k") == [
-            state(status="running"),
-            state(status="running", reply='{"é":1}'),
+            state(at, status="running"),
+            state(at, status="running", reply='{"é":1}'),
         ]
 
     async def test_the_first_reply_counts(self, cluster: Cluster) -> None:
@@ -148,7 +149,7 @@ class ReplyRules(Rules):
         at = await a.own("i")
         await send(a, keyed("k"))
         await a.commit_one(at, update=InstanceUpdate(status="failed", error='{"type":"E"}'))
-        assert await states(a, "k") == [state(status="failed", error='{"type":"E"}')]
+        assert await states(a, "k") == [state(at, status="failed", error='{"type":"E"}')]
 
     async def test_replies_are_read_as_many_as_fit(self, cluster: Cluster) -> None:
         """Replies behind ``max_bytes`` are left out, at least one is not, and all say that they are there (contract:
@@ -186,8 +187,8 @@ class ReplyRules(Rules):
         await a.commit_one(at, replies=[MessageReply("k", "1")], update=DONE)
         assert list(await a.provider.delete_instance(["i"])) == ["deleted"]
         assert await states(a, "k") == [None]
-        await a.own("i")
-        assert await states(a, "k") == [state(is_known=False)]
+        at = await a.own("i")
+        assert await states(a, "k") == [state(at, is_known=False)]
 
     async def test_old_keys_are_removed(self, cluster: Cluster) -> None:
         """Keys that were sent or answered long ago are removed with the histories of as old executions; a reply that
@@ -259,10 +260,16 @@ async def known(peer: Peer, *keys: str) -> list[bool]:
 
 
 def state(
-    *, status: object = "pending", is_known: bool = True, reply: str | None = None, error: str | None = None
+    at: OrchestrationItem,
+    *,
+    status: object = "pending",
+    is_known: bool = True,
+    reply: str | None = None,
+    error: str | None = None,
 ) -> KeyState:
-    """The state of a key of the instance of these tests."""
+    """The state of a key of this instance."""
     return KeyState(
+        birth=at.birth,
         name="flow",
         status=status,  # type: ignore[arg-type]
         error=error,
