@@ -30,7 +30,7 @@ class Selected(Generic[T]):
 
 
 class Combined(DurableFuture[T]):
-    """A future over others, which it owns: they are cancelled with it."""
+    """A future over others, which are cancelled with it, but for those of `WaitAny`."""
 
     __slots__ = ("_children",)
 
@@ -107,6 +107,20 @@ class WaitAny(Combined[None]):
         """One of them is settled: well, or with an error."""
         if not self.settled:
             self.settle()
+
+    def cancel(self) -> None:
+        """Wait no more; the children go on."""
+        if not self.settled:
+            self.settle(error=OrchestrationMisuse(f"{self.description} was cancelled"))
+
+    def abandon(self) -> None:
+        """Wait no more, and cancel the children of the task that is interrupted: now, since they were always the first
+        that it cancels, and histories have this order.
+        """
+        self.cancel()
+        for child in self._children:
+            if child.owned_by(self._owner):
+                child.cancel()
 
 
 class Gather(Combined[list[T]]):

@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime, timedelta
-from types import CoroutineType
 from typing import Any, Final, Literal, NoReturn, TypeVar, overload
 
 from affinity.errors import InvalidOptions, OrchestrationMisuse
@@ -39,7 +38,7 @@ from affinity.orchestration.futures import (
     TypedEventFuture,
 )
 from affinity.orchestration.retry import RetryPolicy
-from affinity.orchestration.scheduler import DurableFuture, Scheduler
+from affinity.orchestration.scheduler import DurableFuture, Scheduler, refuse_awaitable
 from affinity.orchestration.signals import ContinueAsNewSignal
 from affinity.orchestration.typed import Event, EventValue, ReceivedEvent, encode_raised
 from affinity.orchestration.waits import SessionMoved, check_event_name
@@ -506,19 +505,6 @@ def _not_registered(target: object, definition: Definition | None, kind: type[De
         return f"{where} takes an {kind.kind}, and {definition.description} is none"
     name = getattr(target, "__qualname__", None) or repr(target)
     return f"{where} takes a registered {kind.kind}, or the name of one: register {name} with @app.{kind.kind}"
-
-
-def refuse_awaitable(value: object, what: str) -> None:
-    """Refuse a value that was not awaited; ``what`` begins the message.
-
-    Raises:
-        OrchestrationMisuse: it is a durable future or a coroutine.
-    """
-    if isinstance(value, DurableFuture):
-        raise OrchestrationMisuse(f"{what} {value.description} itself: await it first")
-    if isinstance(value, CoroutineType):
-        value.close()
-        raise OrchestrationMisuse(f"{what} the coroutine {value.__name__!r}: await it first")
 
 
 def _encode_untyped(value: Any, what: str) -> str:

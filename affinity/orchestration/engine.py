@@ -21,11 +21,11 @@ from affinity.errors import AffinityError, ExecutionLimitReached, Nondeterminism
 from affinity.limits import MAX_BATCH_BYTES, MAX_BUFFERED_EVENTS, UNREAD_STEP
 from affinity.orchestration import events as ev
 from affinity.orchestration.app import OrchestrationDefinition
-from affinity.orchestration.context import OrchestrationContext, refuse_awaitable
+from affinity.orchestration.context import OrchestrationContext
 from affinity.orchestration.failures import recorded
 from affinity.orchestration.futures import ActivityFuture, ChildFuture, TimerFuture
 from affinity.orchestration.history import describe
-from affinity.orchestration.scheduler import CommandFuture, DurableFuture, Scheduler, Task
+from affinity.orchestration.scheduler import CommandFuture, DurableFuture, Scheduler, Task, refuse_awaitable
 from affinity.orchestration.signals import ContinueAsNewSignal, OrchestrationCancelledSignal
 from affinity.records import constructor, frozen
 from affinity.telemetry import enter_session, leave_session

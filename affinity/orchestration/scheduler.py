@@ -21,6 +21,7 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Coroutine, Generator
+from types import CoroutineType
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from affinity.errors import NotSerializable, OrchestrationMisuse
@@ -279,6 +280,10 @@ class DurableFuture(Generic[T]):
         """Cancel it; without effect once it is settled."""
         raise NotImplementedError
 
+    def abandon(self) -> None:
+        """Cancel it, since the task that created it is interrupted while it waits for it."""
+        self.cancel()
+
     def belongs_to(self, scheduler: Scheduler) -> bool:
         """Whether it was created in this execution."""
         return self._scheduler is scheduler
@@ -416,7 +421,7 @@ class Task(DurableFuture[T]):
         self._signal = signal
         awaited, self._awaited = self._awaited, None
         if awaited is not None and awaited.owned_by(self):
-            awaited.cancel()
+            awaited.abandon()
         self._scheduler.cancel_owned(self)
         if not self._started:
             self.close()
@@ -462,6 +467,19 @@ class Task(DurableFuture[T]):
                 "%s failed in its cleanup after cancellation", self.description, exc_info=error
             )
         self.settle(value, error)
+
+
+def refuse_awaitable(value: object, what: str) -> None:
+    """Refuse a value that was not awaited; ``what`` begins the message.
+
+    Raises:
+        OrchestrationMisuse: it is a durable future or a coroutine.
+    """
+    if isinstance(value, DurableFuture):
+        raise OrchestrationMisuse(f"{what} {value.description} itself: await it first")
+    if isinstance(value, CoroutineType):
+        value.close()
+        raise OrchestrationMisuse(f"{what} the coroutine {value.__name__!r}: await it first")
 
 
 def describe_foreign(awaitable: object) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, TypeVar, overload
 from affinity.errors import InvalidOptions, OrchestrationMisuse
 from affinity.orchestration import events as ev
 from affinity.orchestration.codec import Codec
-from affinity.orchestration.scheduler import DurableFuture, Scheduler
+from affinity.orchestration.scheduler import Scheduler, refuse_awaitable
 from affinity.orchestration.waits import check_event_name
 
 D = TypeVar("D")
@@ -118,8 +118,7 @@ class ReceivedEvent(Generic[D, R]):
             OrchestrationMisuse: the event is answered already, or the value is an awaitable.
         """
         self._scheduler.require_running()
-        if isinstance(value, DurableFuture):
-            raise OrchestrationMisuse(f"reply was passed {value.description} itself: await it first")
+        refuse_awaitable(value, "reply was passed")
         if self._is_answered:
             raise OrchestrationMisuse(f"event {self.name!r} has a reply already: an event has one")
         text = self._event.reply_codec.encode(value)

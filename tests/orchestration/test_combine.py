@@ -330,6 +330,43 @@ def test_wait_any_cancels_nothing() -> None:
     assert step.outcome == ev.OrchestrationCompleted("[7,[1,2]]")
 
 
+@pytest.mark.parametrize("in_a_branch", [False, True])
+def test_what_wait_any_waits_for_goes_on_when_it_loses_a_race(in_a_branch: bool) -> None:
+    async def patient(ctx: OrchestrationContext) -> Any:
+        work = ctx.schedule_activity("work")
+
+        async def branch() -> None:
+            await ctx.wait_any(work)
+
+        await ctx.select(branch() if in_a_branch else ctx.wait_any(work), ctx.schedule_timer(1))
+        return await work
+
+    live = Live(patient)
+    live.start()
+    assert new_events(live.feed(ev.TimerFired(3))) == [ev.TimerFired(3)]
+    assert new_events(live.feed(ev.ActivityCompleted(2, "7")))[1:] == [ev.OrchestrationCompleted("7")]
+
+
+def test_what_an_interrupted_task_waits_for_is_cancelled_first_and_in_its_order() -> None:
+    """By wait_any too: a replay must find the same events."""
+
+    async def cleans(ctx: OrchestrationContext) -> None:
+        other, event, work = ctx.schedule_timer(9), ctx.schedule_wait("e"), ctx.schedule_activity("work")
+        try:
+            await ctx.wait_any(work, event)
+        finally:
+            await ctx.schedule_activity("clean")
+            await other
+
+    live = Live(cleans)
+    live.start()
+    assert new_events(live.feed(ev.CancelRequested("stop")))[1:4] == [
+        ev.ActivityCancelled(4),
+        ev.EventAwaitCancelled(3),
+        ev.TimerCancelled(2),
+    ]
+
+
 def test_an_event_that_wait_any_saw_and_no_code_read_is_carried_over() -> None:
     async def leaves(ctx: OrchestrationContext) -> None:
         await ctx.wait_any(ctx.schedule_wait("e"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from affinity.errors import InvalidApp, InvalidId, InvalidOptions, Nondeterminism, NotSerializable
+from affinity.errors import InvalidApp, InvalidId, InvalidOptions, Nondeterminism, NotSerializable, OrchestrationMisuse
 from affinity.orchestration import App, Event, OrchestrationContext
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution
@@ -128,6 +128,8 @@ def test_an_event_is_answered_once_and_with_its_type() -> None:
         with pytest.raises(Exception, match="await it first"):
             received.reply(guid)  # type: ignore[arg-type]
         await guid
+        with pytest.raises(OrchestrationMisuse, match="the coroutine 'misuses': await it first"):
+            received.reply(misuses(ctx))  # type: ignore[arg-type]
         received.reply(Answer(length=1))
         with pytest.raises(Exception, match="has a reply already"):
             received.reply(Answer(length=2))
