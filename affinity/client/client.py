@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar, cast, overload
 
 import anyio
+from pydantic_core import to_json
 
 from affinity.client.administration import Administration
 from affinity.client.background import IsAwaited, has_ended
@@ -415,8 +416,12 @@ class Client(Administration, ConversationCalls):
 
 def _has_changed(before: Instance, info: InstanceInfo) -> bool:
     now = instance_of(info)
-    seen = before.status, before.custom_status, before.created_at
-    return now.finished or (now.status, now.custom_status, now.created_at) != seen
+    return now.finished or _shown(now) != _shown(before)
+
+
+def _shown(instance: Instance) -> tuple[Any, ...]:
+    # As JSON, in which 0, 0.0 and False differ.
+    return instance.status, to_json(instance.custom_status), instance.created_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

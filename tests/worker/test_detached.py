@@ -43,6 +43,13 @@ async def worker_bee(ctx: OrchestrationContext, wanted: int) -> int:
     return honey
 
 
+@app.orchestration
+async def flags(ctx: OrchestrationContext) -> None:
+    for value in (0, False, 0.0):
+        ctx.set_custom_status({"done": value})
+        await ctx.schedule_wait("go")
+
+
 @app.orchestration(name="grows", version="1.0.0")
 async def grows(ctx: OrchestrationContext) -> Any:
     ctx.set_custom_status("young")
@@ -99,6 +106,17 @@ async def test_a_change_of_the_status_is_waited_for(client: Client) -> None:
     assert await bee.wait_status(changed_from=ended, timeout=30) == ended  # it does not change any more
     with pytest.raises(UnknownInstance):
         await client.wait_status("nobody", changed_from=ended, timeout=30)
+
+
+async def test_a_change_to_another_value_that_is_equal_in_python_is_a_change(client: Client) -> None:
+    run = await client.start(flags)
+    seen = await run.wait_status()
+    while seen.custom_status is None:
+        seen = await run.wait_status(changed_from=seen, timeout=30)
+    for value in (False, 0.0):
+        await run.raise_event("go")
+        seen = await run.wait_status(changed_from=seen, timeout=30)
+        assert repr(seen.custom_status) == repr({"done": value})
 
 
 async def test_a_handle_is_checked_and_needs_no_instance(client: Client) -> None:
