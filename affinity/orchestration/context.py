@@ -353,7 +353,7 @@ class OrchestrationContext:
         Args:
             orchestration: a registered function, or the name of one.
             input: its input, if it takes one.
-            instance_id: by default derived from the id of this instance.
+            instance_id: by default the id of this instance with a random number, so that it is free.
             version: to start; by default the latest version on the worker where it first runs.
 
         Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, ClassVar, Final, TypeVar
+from zlib import crc32
 
 from affinity import errors
 from affinity.limits import MAX_ID_BYTES, MAX_TIMER_SECONDS, check_id, check_tag, truncate
@@ -376,16 +377,16 @@ class ChildFuture(CommandFuture[T]):
 
     def _command(self) -> ev.Command:
         # The position of an event is the same in replay, and so is the id.
-        instance_id = self._instance_id or _default_id(self._scheduler)
+        instance_id = self._instance_id or _default_id(self._scheduler, self._scheduler.execution_id)
         return ev.SubOrchestrationScheduled(self._name, self._version, instance_id, self._input)
 
     def _cancelled_error(self) -> Exception:
         return errors.OrchestrationCancelled("cancelled by its parent")
 
 
-def _default_id(scheduler: Scheduler) -> str:
+def _default_id(scheduler: Scheduler, number: int) -> str:
     """The id of the instance that the next event starts, for which the code gives none."""
-    suffix = f"/{scheduler.execution_id}:{scheduler.history.position + 1}"
+    suffix = f"/{number}:{scheduler.history.position + 1}"
     starter = scheduler.instance_id
     if len((starter + suffix).encode()) > MAX_ID_BYTES:
         starter = sha256(starter.encode()).hexdigest()
@@ -431,7 +432,11 @@ class DetachedFuture(_ValueFuture[str]):
         """Nothing: the instance starts."""
 
     def _command(self) -> ev.Command:
-        instance_id = self._instance_id or _default_id(self._scheduler)
+        instance_id = self._instance_id
+        if instance_id is None:
+            # Random, and not compared in replay. It outlives this instance, which may be deleted and created again.
+            number = crc32(self._scheduler.history.new_guid().encode())
+            instance_id = _default_id(self._scheduler, number)
         return ev.DetachedStarted(self._name, self._version, instance_id, self._input)
 
     def _scheduled(self, recorded: ev.Event) -> None:

@@ -22,7 +22,7 @@ from affinity.orchestration import events as ev
 
 _DEFAULT_ID: Final = re.compile(r"/\d+:(\d+)$")
 """The end of the default id of a child or of a detached instance. After a reset the execution is another one, and the
-child is the same.
+child is the same; of a detached instance the first number is random.
 """
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zlib import crc32
+
 import pytest
 
 from affinity.errors import InvalidId, InvalidInput, Nondeterminism, OrchestrationMisuse
@@ -14,6 +16,9 @@ from affinity.provider.contract import Birth
 from affinity.worker.turns import build_turn
 
 from .harness import Live, define, new_events
+
+FIRST = f"i/{crc32(b'g1')}:2"
+SECOND = f"i/{crc32(b'g2')}:6"
 
 
 async def starts(ctx: OrchestrationContext) -> list[str]:
@@ -28,14 +33,14 @@ def test_instances_and_events_are_recorded_where_the_code_asks_for_them() -> Non
     """Also in the step with which the execution ends."""
     live = Live(starts)
     assert new_events(live.start())[1:] == [
-        ev.DetachedStarted("archive", "2.0.0", "i/1:2", '{"n":1}'),
-        ev.EventSent("i/1:2", "hello", "[1]"),
+        ev.DetachedStarted("archive", "2.0.0", FIRST, '{"n":1}'),
+        ev.EventSent(FIRST, "hello", "[1]"),
         ev.TimerCreated(1.0),
     ]
     assert new_events(live.feed(ev.TimerFired(4)))[1:] == [
-        ev.DetachedStarted("archive", None, "i/1:6", "null"),
+        ev.DetachedStarted("archive", None, SECOND, "null"),
         ev.DetachedStarted("archive", None, "mine", "null"),
-        ev.OrchestrationCompleted('["i/1:2","mine"]'),
+        ev.OrchestrationCompleted(f'["{FIRST}","mine"]'),
     ]
 
 
@@ -67,11 +72,11 @@ def test_they_are_rows_of_the_turn_without_a_parent() -> None:
         live.execution, step, birth=Birth("born"), first_version=None, consumed=[], acks=[], lock_here=0
     ).turn
     (started,) = turn.instances
-    assert (started.instance_id, started.name, started.version) == ("i/1:2", "archive", "2.0.0")
+    assert (started.instance_id, started.name, started.version) == (FIRST, "archive", "2.0.0")
     assert (started.parent_id, started.parent_birth, started.on_exists, started.on_deleted) == (None,) * 4
     assert decode_message(started.start) == (ANY_EXECUTION, ev.OrchestrationStarted("archive", "2.0.0", '{"n":1}'))
     sent, _ = turn.messages
-    assert sent.instance_id == "i/1:2"
+    assert sent.instance_id == FIRST
     assert decode_message(sent.payload) == (ANY_EXECUTION, ev.EventRaised("hello", "[1]"))
 
 
@@ -85,7 +90,7 @@ def test_the_default_id_fits_for_each_id_of_the_instance() -> None:
 @pytest.mark.parametrize(
     ("recorded", "actual"),
     [
-        (ev.DetachedStarted("other", None, "i/1:2", "null"), "DetachedStarted('archive', instance_id='i/1:2')"),
+        (ev.DetachedStarted("other", None, "i/1:2", "null"), "DetachedStarted('archive', instance_id='i/0:2')"),
         (ev.SubOrchestrationScheduled("archive", None, "i/1:2", "null"), "DetachedStarted('archive', "),
     ],
 )
@@ -105,6 +110,21 @@ def test_a_replay_must_send_to_the_same_receiver() -> None:
         execution.replay([ev.OrchestrationStarted("sends", "1.0.0", "null"), ev.EventSent("b", "e", "null")])
     assert caught.value.expected == "EventSent('e', instance_id='b') as event 2"
     assert caught.value.actual == "EventSent('e', instance_id='a')"
+
+
+@pytest.mark.parametrize("recorded", [FIRST, "i/1:2"])
+def test_a_replay_takes_the_recorded_id(recorded: str) -> None:
+    """Also that of the release before, which was not random."""
+    execution = Execution(define(starts), "i", 1)
+    execution.replay(
+        [
+            ev.OrchestrationStarted("starts", "1.0.0", "null"),
+            ev.DetachedStarted("archive", "2.0.0", recorded, "null"),
+            ev.EventSent(recorded, "hello", "[1]"),
+            ev.TimerCreated(1.0),
+        ]
+    )
+    assert execution.event_count == 4
 
 
 def test_a_reset_keeps_the_default_id_of_an_instance_that_was_started_before_it() -> None:

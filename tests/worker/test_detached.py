@@ -35,6 +35,11 @@ async def starter(ctx: OrchestrationContext, other: str) -> str:
 
 
 @app.orchestration
+async def drops(ctx: OrchestrationContext) -> str:
+    return await ctx.start_detached(worker_bee, 0)
+
+
+@app.orchestration
 async def worker_bee(ctx: OrchestrationContext, wanted: int) -> int:
     honey = 0
     while honey < wanted:
@@ -80,6 +85,17 @@ async def test_a_detached_instance_outlives_the_one_that_has_started_it(client: 
     assert ((await bee.status()).parent_id, (await bee.status()).custom_status) == (None, {"honey": 1})
     await bee.raise_event("honey", 1)
     assert await bee.wait(timeout=30) == 2
+
+
+async def test_an_instance_that_is_created_again_starts_its_own(client: Client) -> None:
+    """What its predecessor has started is there still."""
+    ids = []
+    for _ in range(2):
+        run = await client.start(drops, instance_id="drops")
+        ids.append(await run.wait(timeout=30))
+        await client.delete("drops")
+    assert ids[0] != ids[1]
+    assert [await client.wait(each, timeout=30) for each in ids] == [0, 0]
 
 
 async def test_the_next_execution_runs_on_the_latest_version_with_the_status_of_the_former(client: Client) -> None:
