@@ -91,7 +91,7 @@ class Batcher(Generic[Request, Result]):
 
     async def _handle_failure(self, batch: Sequence[_Pending[Request, Result]], error: Exception) -> None:
         """Give everyone the error, unless one request may be at fault: then each half is tried by itself."""
-        if len(batch) > 1 and isinstance(error, ProviderError) and not error.retryable:
+        if len(batch) > 1 and not (isinstance(error, ProviderError) and error.retryable):
             middle = len(batch) // 2
             for half in (batch[:middle], batch[middle:]):
                 await self._call(half)

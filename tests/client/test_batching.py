@@ -23,6 +23,7 @@ class Verb:
         self.calls: list[list[int]] = []
         self.failures: list[Exception] = []
         self.refused: int | None = None
+        self.refusal: Exception = DataRefused("no")
         self.gate: anyio.Event | None = None
 
     async def double(self, numbers: Sequence[int]) -> Sequence[int]:
@@ -30,7 +31,7 @@ class Verb:
         if self.gate is not None:
             await self.gate.wait()
         if self.refused in numbers:
-            raise DataRefused("no")
+            raise self.refusal
         if self.failures:
             raise self.failures.pop(0)
         return [2 * number for number in numbers]
@@ -70,14 +71,16 @@ async def test_a_call_that_was_cancelled_before_it_was_sent_is_not_sent() -> Non
     assert verb.calls == [[1], [3]]
 
 
-async def test_a_lost_reply_is_requested_again_and_a_refusal_concerns_its_request_only() -> None:
+@pytest.mark.parametrize("refusal", [DataRefused("no"), OverflowError("too large")])
+async def test_a_lost_reply_is_requested_again_and_a_refusal_concerns_its_request_only(refusal: Exception) -> None:
     verb = Verb()
+    verb.refusal = refusal
     async with running(verb) as batcher:
         verb.failures = [ConnectionLost("gone")]
         verb.refused = 3
         results = [batcher.submit(number) for number in (1, 2, 3, 4)]
         assert [await results[n] for n in (0, 1, 3)] == [2, 4, 8]
-        with pytest.raises(DataRefused):
+        with pytest.raises(type(refusal)):
             await results[2]
 
 
