@@ -51,6 +51,9 @@ Summarise: TypeAlias = Callable[[Sequence[JournalEntry]], Awaitable[str | UserMe
 MAX_EXTRAS: Final = 16 * 1024
 """Bytes of the extras of a lineage."""
 
+_MAX_IMPORTED_EXTRAS: Final = 4 * MAX_EXTRAS
+"""The same of an import, which has the lineage that it had there too."""
+
 
 @frozen(kw_only=True)
 class Ancestor:
@@ -129,8 +132,10 @@ class BirthPlanner:
         copies, state = True, None
         if at is not None:
             page = await self.page(JournalQuery(session_id=source, limit=1))
-            if not page.first_seq - 1 <= at <= page.last_seq:
-                raise UnknownEntry(source, f"its journal has entries {page.first_seq} to {page.last_seq}, not {at}")
+            if type(at) is not int or not page.first_seq - 1 <= at <= page.last_seq:
+                raise UnknownEntry(
+                    source, f"its journal has entries {page.first_seq} to {page.last_seq}, not {at!r:.80}"
+                )
             copies = at == page.last_seq and not self._in_wake
             state = None if copies else await self._rebuilt(source, new_id, at)
         return self._birth(
@@ -260,11 +265,24 @@ class BirthPlanner:
             lineage="import",
             operator=None,
             extras=found.extras,
+            most_extras=_MAX_IMPORTED_EXTRAS,
             home=None,
             parents=[],
             entries=found.entries,
             state=None if found.record is None else replace(found.record, session_id=new_id),
         )
+
+    async def check_repeated(self, birth: JournalBirth) -> None:
+        """Refuse a birth whose id has been given to one of the same lineage with another source: a detached or imported
+        conversation has no parents, by which the provider compares the two.
+
+        Raises:
+            ConversationExists: it has another source.
+            UnknownConversation, ConversationKindMismatch: as `page`.
+        """
+        own = await self._own(birth.session_id)
+        if _source_of(own) != _source_of(birth):
+            raise ConversationExists(birth.session_id, "its id is in use")
 
     async def ancestors(self, source: str) -> Sequence[Ancestor]:
         """See `CommonCalls.ancestors`."""
@@ -345,6 +363,7 @@ class BirthPlanner:
         operator: str | None,
         extras: Mapping[str, JsonValue],
         home: str | None,
+        most_extras: int = MAX_EXTRAS,
         **fields: Any,
     ) -> JournalBirth:
         try:
@@ -359,7 +378,7 @@ class BirthPlanner:
             message=WAKE_MESSAGE,
             lineage=lineage,
             operator=lineage if operator is None else check_id(operator, "operator"),
-            extras=check_payload(text, "extras", MAX_EXTRAS),
+            extras=check_payload(text, "extras", most_extras),
             **fields,
         )
 
@@ -377,6 +396,14 @@ def check_birth(birth: JournalBirth, result: BirthResult) -> None:
             raise UnknownConversation(birth.session_id, "what it is to be made from is deleted")
         case "beyond":
             raise UnknownEntry(birth.session_id, "what it is to be made from does not have these entries")
+
+
+def _source_of(made: JournalBirth | JournalLineage) -> int | None:
+    """Journal id of the base, or of the journal that an import was exported from."""
+    if made.lineage != "import":
+        return None if made.base is None else made.base.journal_id
+    exported: Any = from_json(made.extras).get("exported")
+    return exported[0]["journal_id"] if exported else None
 
 
 def _home_beside(own: JournalLineage, source: str, beside: bool | None) -> str | None:

@@ -189,6 +189,8 @@ class LineageCalls(CommonCalls[M], Generic[M]):
             result = await self._client.journals.create(birth)
             if result.outcome != "beyond" or not left:
                 break
+        if result.outcome == "repeated":
+            await self._planner.check_repeated(birth)
         if result.outcome == "over_quota":
             raise QuotaExceeded("instances", (await self._client.quotas()).instances or 0)
         check_birth(birth, result)

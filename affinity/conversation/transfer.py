@@ -4,26 +4,35 @@ The first line is the conversation (``conversation``), then come its ancestors, 
 of state (``record``, as `affinity.session.transfer` has it), and its entries, oldest first (``entry``).
 
 An import makes a conversation with these entries, numbered from 1, and this state. It has no parents; the lineage that
-it had, as far as its nearest ancestors, is kept in its extras. Requests and revisits are not exported.
+it had, as far as its nearest ancestors, is kept in its extras. Requests and revisits are not exported. When the export
+does not begin with entry 1, the numbers of inputs in the spans of wakes follow those of the entries.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, JsonValue
+from pydantic import AwareDatetime, BaseModel, ConfigDict, JsonValue, field_validator
 from pydantic_core import from_json, to_json
 
+from affinity.conversation.events import check_kind
+from affinity.conversation.follow import SPAN_COMPLETED
 from affinity.errors import InvalidInput, problem_of
 from affinity.journal import Entry, JournalLineage, JournalPage, NewEntry
+from affinity.limits import check_depth, check_id, check_payload
 from affinity.records import SessionRecord, SessionState
 from affinity.session.transfer import line_of, read_line
 
 Lines: TypeAlias = Iterable[str | bytes] | AsyncIterable[str | bytes]
 
 FORMAT: Final = 1
+
+_FIRST_TIME: Final = datetime(1, 1, 1, tzinfo=UTC)
+_END_OF_TIME: Final = datetime(9999, 1, 1, tzinfo=UTC)
+"""What databases round must be in range too."""
 
 _MOST: Final = 20
 """Ancestors whose ids an import keeps in the extras, which are bounded."""
@@ -68,6 +77,13 @@ class _Entry(BaseModel):
     is_input: bool = False
     recorded_at: AwareDatetime
 
+    @field_validator("recorded_at")
+    @classmethod
+    def _check_time(cls, value: datetime) -> datetime:
+        if not _FIRST_TIME <= value < _END_OF_TIME:
+            raise ValueError("it must be of the years 1 to 9998")
+        return value
+
 
 @dataclass(slots=True, kw_only=True)
 class Imported:
@@ -77,6 +93,29 @@ class Imported:
     ancestors: list[_Node] = field(default_factory=list)
     record: SessionState | None = None
     entries: list[NewEntry] = field(default_factory=list)
+    event_ids: set[str] = field(default_factory=set)
+
+    def add(self, entry: _Entry) -> None:
+        """Add the next entry; an input that was processed is none any more.
+
+        Raises:
+            ValueError: no conversation has such an entry here.
+        """
+        if entry.event_id is not None:
+            if check_id(entry.event_id, "event id") in self.event_ids:
+                raise ValueError(f"the event id {entry.event_id!r} is that of another entry")
+            self.event_ids.add(entry.event_id)
+        moved = len(self.entries) + 1 - entry.seq
+        text = to_json(_moved(entry, moved) if moved else entry.payload).decode()
+        new = NewEntry(
+            kind=check_kind(entry.kind),
+            payload=check_payload(check_depth(text, "the entry"), "the entry"),
+            event_id=entry.event_id,
+            wake_id=None if entry.wake_id is None else check_id(entry.wake_id, "wake"),
+            is_input=entry.is_input and entry.seq > self.conversation.processed,
+            recorded_at=entry.recorded_at,
+        )
+        self.entries.append(new)
 
     @property
     def extras(self) -> dict[str, JsonValue]:
@@ -146,22 +185,18 @@ def _take(found: Imported | None, number: int, line: str | bytes) -> Imported:
     elif what == "record":
         found.record = read_line(number, to_json(value))
     elif what == "entry":
-        found.entries.append(_entry(_Entry.model_validate(value), found.conversation.processed))
+        found.add(_Entry.model_validate(value))
     else:
         raise ValueError(f"{what!r} is not expected here")
     return found
 
 
-def _entry(entry: _Entry, processed: int) -> NewEntry:
-    """An entry; an input that was processed is none any more."""
-    return NewEntry(
-        kind=entry.kind,
-        payload=to_json(entry.payload).decode(),
-        event_id=entry.event_id,
-        wake_id=entry.wake_id,
-        is_input=entry.is_input and entry.seq > processed,
-        recorded_at=entry.recorded_at,
-    )
+def _moved(entry: _Entry, by: int) -> dict[str, JsonValue]:
+    """The payload of an entry whose number changes: the end of a wake names numbers of inputs."""
+    if entry.kind != SPAN_COMPLETED:
+        return entry.payload
+    seqs = {name: seq + by for name in ("processed", "read") if isinstance(seq := entry.payload.get(name), int)}
+    return {**entry.payload, **seqs}
 
 
 def _node(row: JournalLineage) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from affinity.errors import (
     UnknownConversation,
     UnknownEntry,
 )
+from affinity.limits import MAX_PAYLOAD_BYTES
 from tests.conversation.application import Chat, Stage, make, stage
 from tests.conversation.openrath import LONG, rebuild, say, texts, words
 
@@ -377,15 +378,27 @@ async def test_content_state_and_lineage_go_together(url: str) -> None:
     assert set(heads[3:]) == {"entry"}
 
 
+def with_fields(line: str, **fields: Any) -> str:
+    """The line of an entry with other fields."""
+    return json.dumps({"entry": {**json.loads(line)["entry"], **fields}})
+
+
 async def test_an_import_refuses_what_is_no_export(idle: Stage) -> None:
     talk = idle.talk("a")
-    await talk.send(UserMessage("waits"))
+    await talk.send(UserMessage("waits"), event_id="m-1")
     lines = [line async for line in talk.export()]
     for number, bad in (
         (1, [*lines[1:]]),
         (2, [lines[0], '{"entry":{}}']),
         (2, [lines[0], "no"]),
         (2, [lines[0], "[]"]),
+        (3, [*lines[:2], with_fields(lines[1], event_id="x\0")]),
+        (3, [*lines, lines[1]]),  # the event id is that of line 2
+        (2, [lines[0], with_fields(lines[1], kind="User\n")]),
+        (2, [lines[0], with_fields(lines[1], wake_id="")]),
+        (2, [lines[0], with_fields(lines[1], payload={"kind": "user.message", "content": "x" * MAX_PAYLOAD_BYTES})]),
+        (2, [lines[0], with_fields(lines[1], recorded_at="0001-01-01T00:00:00+14:00")]),
+        (2, [lines[0], with_fields(lines[1], recorded_at="9999-12-31T23:59:59.999999Z")]),
     ):
         with pytest.raises(InvalidInput, match=f"line {number} "):
             await idle.talk("b").import_(bad)
