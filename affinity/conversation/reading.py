@@ -6,19 +6,36 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from affinity.conversation.events import EventTypes, JournalEntry, JournalEvent, kind_of
+from affinity.conversation.events import EventTypes, JournalEntry, JournalEvent, check_kind, kind_of
 from affinity.errors import InvalidInput, UnknownConversation, UnknownEntry
 from affinity.journal import JournalPage, JournalQuery
-from affinity.limits import MAX_PAGE
+from affinity.limits import MAX_PAGE, check_id
 
 Read: TypeAlias = Callable[[JournalQuery], Awaitable[JournalPage | None]]
 
 DEFAULT_ENTRIES: Final = 100
 
+_LAST_SEQ: Final = 2**63 - 2
+
 
 def kinds_of(kinds: Collection[str | type[JournalEvent]]) -> Collection[str]:
-    """Kinds from kinds and classes of events."""
-    return [each if isinstance(each, str) else kind_of(each) for each in kinds]
+    """Kinds from kinds and classes of events.
+
+    Raises:
+        InvalidInput: one is neither.
+    """
+    return [check_kind(each) if isinstance(each, str) else kind_of(each) for each in kinds]
+
+
+def check_seq(value: object) -> int:
+    """Return ``value`` if it may be the number of an entry, or 0.
+
+    Raises:
+        InvalidInput: it is anything else.
+    """
+    if type(value) is not int or not 0 <= value <= _LAST_SEQ:
+        raise InvalidInput(f"the number of an entry is an integer from 0 to {_LAST_SEQ}, not {value!r:.80}")
+    return value
 
 
 class EntryReader:
@@ -58,15 +75,19 @@ class EntryReader:
         Raises:
             UnknownConversation: there is none.
             UnknownEntry: an anchor that is not in the journal.
-            InvalidInput: contradictory conditions, or a number out of range.
+            InvalidInput: contradictory conditions, a number out of range, or an id or kind that is none.
         """
         if sum(each is not None for each in (after, before, around, last)) > 1 and (last or around) is not None:
             raise InvalidInput("around and last exclude each other, after and before")
         most = limit if last is None else last
-        if not 1 <= most <= MAX_PAGE:
+        if type(most) is not int or not 1 <= most <= MAX_PAGE:
             raise InvalidInput(f"a page has from 1 to {MAX_PAGE} entries, not {most!r}")
         query = JournalQuery(
-            session_id=self.conversation_id, kinds=kinds_of(kinds), wake_id=wake, pending=pending, limit=most
+            session_id=self.conversation_id,
+            kinds=kinds_of(kinds),
+            wake_id=None if wake is None else check_id(wake, "wake"),
+            pending=pending,
+            limit=most,
         )
         if around is not None:
             return await self._around(query, await self._anchor(around))
@@ -84,13 +105,13 @@ class EntryReader:
 
     async def _anchor(self, anchor: int | str, *, bound: bool = False) -> int:
         """The number of an anchor; as a ``bound`` any number will do."""
-        if isinstance(anchor, int) and bound:
-            return anchor
         where = JournalQuery(session_id=self.conversation_id, limit=1)
         if isinstance(anchor, str):
-            where = replace(where, event_id=anchor)
+            where = replace(where, event_id=check_id(anchor, "event id"))
+        elif bound:
+            return check_seq(anchor)
         else:
-            where = replace(where, after=anchor - 1, before=anchor + 1)
+            where = replace(where, after=check_seq(anchor) - 1, before=anchor + 1)
         found = await self._entries(where)
         if not found:
             raise UnknownEntry(self.conversation_id, f"its journal has no entry {anchor!r}")
@@ -102,7 +123,10 @@ class EntryReader:
         return found[::-1] if query.newest_first else found
 
     async def _page(self, query: JournalQuery) -> JournalPage:
-        page = await self._read_journal(query)
-        if page is None:
-            raise UnknownConversation(self.conversation_id, "there is none")
-        return page
+        while True:
+            page = await self._read_journal(query)
+            if page is None:
+                raise UnknownConversation(self.conversation_id, "there is none")
+            if page.entries or not page.more:
+                return page
+            # Pages that were read with it have taken all the bytes of the call.

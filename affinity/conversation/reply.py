@@ -64,9 +64,12 @@ class Reply:
 class ReplyReader:
     """Finds the reply to an input in the pages of its journal: the entries of the first wake that has processed it."""
 
-    def __init__(self, conversation_id: str, seq: int, types: EventTypes) -> None:
-        self.position = seq
+    def __init__(self, conversation_id: str, seq: int, types: EventTypes, *, is_new: bool = True) -> None:
+        """``is_new``: the input was appended just now; otherwise its own entry is read too."""
+        self.position = seq if is_new else max(seq - 1, 0)
         """Up to where entries are read."""
+        self.is_copy = False
+        """The input was processed in another conversation, before it became an entry of this one."""
         self.failure: WakeFailed | None = None
         """Of the last wake that was to process the input, if it has failed for good, and none is to try again."""
         self._conversation_id = conversation_id
@@ -83,7 +86,9 @@ class ReplyReader:
                     return self._reply()
                 self._wake, self._span = [], {}
             self.position = entry.seq
-            if entry.wake_id is not None:
+            if entry.seq == self._seq:
+                self.is_copy = not entry.is_input
+            elif entry.wake_id is not None:
                 self._add(entry)
             elif entry.is_input or _is_resumed(entry):  # a later wake tries again
                 self.failure = None

@@ -31,7 +31,7 @@ from affinity.conversation.kinds import (
     terminate_message,
 )
 from affinity.conversation.lineage_calls import LineageCalls
-from affinity.conversation.reading import kinds_of
+from affinity.conversation.reading import check_seq, kinds_of
 from affinity.conversation.reply import Reply, ReplyReader
 from affinity.conversation.trace import traceparent
 from affinity.conversation.views import (
@@ -55,7 +55,7 @@ from affinity.errors import (
     WaitTimeout,
 )
 from affinity.journal import Answer, Appended, JournalAppend, JournalPage, JournalQuery, NewEntry
-from affinity.limits import MAX_PAGE, MAX_UNREAD_EVENTS
+from affinity.limits import MAX_PAGE, MAX_UNREAD_EVENTS, check_id
 from affinity.orchestration.app import MISSING
 from affinity.provider.contract import FINISHED, InstanceInfo
 
@@ -118,12 +118,14 @@ class Talk(LineageCalls["Talk"]):
             WaitTimeout: there is no reply yet. The event, if it was sent, is processed: ask again with the same id, or
                 wait for the `reply`.
             ConversationTerminated: before the event was processed; or an operator has ended the instance.
+            UnknownConversation: it was deleted before the event was processed.
+            UnknownEntry: the event was sent before, and its reply is not there; see `reply`.
             ClientError, InvalidInput: as for `send`.
         """
         with anyio.move_on_after(timeout):
             async with self._client.journals.changes(self.conversation_id, only_wakes=True) as change:
                 appended = await self._send(event, event_id)
-                return await self._reply(change, appended.seq, is_new=appended.outcome == "appended")
+                return await self._reply(change, appended.seq, appended)
         raise WaitTimeout(f"conversation {self.conversation_id!r} has not replied within {timeout:g} s; it goes on")
 
     async def reply(self, seq: int, *, timeout: float | None = None) -> Reply:
@@ -131,12 +133,14 @@ class Talk(LineageCalls["Talk"]):
 
         Raises:
             UnknownConversation: there is none.
-            UnknownEntry: its journal has no entry of that number, or retention has removed the reply.
+            UnknownEntry: its journal has no entry of that number, or not the reply to it: retention has removed it, or
+                it is in a conversation that this one was forked or merged from.
+            InvalidInput: ``seq`` is no number of an entry.
             WakeFailed, WaitTimeout, ConversationTerminated: as for `ask`.
         """
         with anyio.move_on_after(timeout):
             async with self._client.journals.changes(self.conversation_id, only_wakes=True) as change:
-                return await self._reply(change, seq, is_new=False)
+                return await self._reply(change, check_seq(seq))
         raise WaitTimeout(f"conversation {self.conversation_id!r} has not replied within {timeout:g} s; it goes on")
 
     async def answer(
@@ -234,7 +238,7 @@ class Talk(LineageCalls["Talk"]):
         check_input(event, event_id)
         entry = self._entry(event, event_id or self._client.journals.new_event_id())
         if isinstance(event, AnswerEvent):
-            answers = Answer(request_id=event.request_id, kind=event.answers)
+            answers = Answer(request_id=check_id(event.request_id, "request id"), kind=event.answers)
             append = self._new(entry=entry, message=WAKE_MESSAGE, answers=answers)
         elif isinstance(event, UserInterrupt):
             append = self._new(entry=entry, message=interrupt_message(cancel=event.cancel), drops=True)
@@ -408,25 +412,39 @@ class Talk(LineageCalls["Talk"]):
         state = await self._client.session_store.delete([conversation_id])
         return instance or bool(state) or journal
 
-    async def _reply(self, change: Change, seq: int, *, is_new: bool) -> Reply:
-        reader = ReplyReader(self.conversation_id, seq, self._kind.types)
+    async def _reply(self, change: Change, seq: int, appended: Appended | None = None) -> Reply:
+        is_new = appended is not None and appended.outcome == "appended"
+        reader = ReplyReader(self.conversation_id, seq, self._kind.types, is_new=is_new)
+        journal_id = 0 if appended is None else appended.journal_id
         look = not is_new  # an event that was sent before may be processed already
         while True:
             if not look:
                 await change.wait()
             query = JournalQuery(session_id=self.conversation_id, after=reader.position, limit=REPLY_PAGE)
             page = await self._page(query)
+            journal_id = journal_id or page.journal_id
+            if page.journal_id != journal_id:
+                raise UnknownConversation(self.conversation_id, "it was deleted, and another one has its id")
             if page.last_seq < seq:
                 raise UnknownEntry(self.conversation_id, f"its journal has no entry {seq}")
-            if page.first_seq > reader.position + 1:
+            if page.first_seq > max(reader.position, seq) + 1:
                 raise UnknownEntry(self.conversation_id, f"retention has removed the entries behind {reader.position}")
-            if (reply := reader.read(page)) is not None:
+            reply = reader.read(page)
+            if reader.is_copy and await self._is_merged():  # wakes of the right side name the numbers that it had there
+                raise UnknownEntry(self.conversation_id, f"the reply to entry {seq} is in one that it was merged from")
+            if reply is not None:
                 return reply
             look = page.more
             if not look and reader.failure is not None:
                 raise reader.failure
+            if not look and page.processed >= seq:
+                raise UnknownEntry(self.conversation_id, f"it was forked before the reply to entry {seq}")
             if not look and (page.closed or page.instance_status in {None, *FINISHED}):
                 raise ConversationTerminated(self.conversation_id, f"entry {seq} was not processed before its end")
+
+    async def _is_merged(self) -> bool:
+        lineage = await self._client.journals.lineage(self.conversation_id)
+        return any(each.lineage == "merge" for each in lineage)
 
     async def _instance(self) -> InstanceInfo | None:
         with suppress(UnknownInstance):

@@ -1,0 +1,185 @@
+"""What is read of journals: anchors and their bounds, pages that share a call, replies to events that were sent before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+import affinity
+from affinity import AgentMessage, UserMessage
+from affinity.errors import (
+    ConversationExists,
+    ConversationTerminated,
+    InvalidInput,
+    UnknownConversation,
+    UnknownEntry,
+)
+from tests.conversation.application import Chat, stage, until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"after": 2**70},
+        {"before": -1},
+        {"around": 2**63 - 1},
+        {"around": 1.5},
+        {"after": "x\0"},
+        {"before": "\ud800"},
+        {"around": ""},
+        {"wake": "x\0"},
+        {"kinds": ["user.message\nagent.message"]},
+        {"kinds": [""]},
+        {"limit": 1.5},
+        {"last": "3"},
+    ],
+)
+async def test_what_no_entry_can_have_is_refused_where_it_is_given(url: str, where: dict[str, Any]) -> None:
+    async with stage(url, workers=0) as on:
+        talk = on.talk()
+        await talk.send(UserMessage("one"), event_id="m-1")
+        with pytest.raises(InvalidInput):
+            await talk.history(**where)
+
+
+async def test_the_same_of_replies_answers_forks_and_feeds(url: str) -> None:
+    async with stage(url, workers=0) as on:
+        talk = on.talk()
+        await talk.send(UserMessage("one"), event_id="m-1")
+        with pytest.raises(InvalidInput):
+            await talk.reply(2**70)
+        with pytest.raises(InvalidInput):
+            await talk.answer("x\0", allowed=True)
+        with pytest.raises(InvalidInput):
+            talk.events(kinds=["x\0"])
+        for at in (True, 1.5, "m-1", 2**70):
+            with pytest.raises(UnknownEntry):
+                await talk.fork("f", at=at)  # type: ignore[arg-type]
+
+
+async def test_a_page_that_finds_no_room_in_a_shared_call_is_read_again(url: str) -> None:
+    async with stage(url, workers=0) as on:
+        small, large = on.talk("small"), on.talk("large")
+        await small.send(UserMessage("one"), event_id="m-1")
+        for _ in range(17):
+            await large.send(UserMessage("x" * 1_000_000))
+        found: dict[str, int] = {}
+
+        async def count(name: str, talk: affinity.Talk, **where: Any) -> None:
+            found[name] = len(await talk.history(**where))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(count, "large", large)  # takes all the bytes of the call
+            group.start_soon(count, "all", small)
+        async with anyio.create_task_group() as group:
+            group.start_soon(count, "large", large)
+            group.start_soon(lambda: count("anchor", small, around="m-1"))
+        assert (found["all"], found["anchor"]) == (1, 1)
+
+
+async def test_an_ask_gets_no_reply_of_a_conversation_that_was_begun_again(url: str) -> None:
+    started = anyio.Event()
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            assert isinstance(event, UserMessage)
+            if event.text == "slow":
+                started.set()
+                await anyio.sleep_forever()
+            wake.append(AgentMessage(f"re: {event.text}"))
+
+    async with stage(url, handler) as on:
+        talk = on.talk()
+
+        async def ask() -> None:
+            # Terminated: its instance was deleted, and its journal not yet.
+            with pytest.raises((UnknownConversation, ConversationTerminated)):
+                await talk.ask(UserMessage("slow"), timeout=60)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask)
+            await started.wait()
+            await talk.delete()
+            await talk.send(UserMessage("other"))
+
+
+async def test_a_fork_without_the_reply_does_not_wait_for_it(url: str) -> None:
+    async with stage(url) as on:
+        talk = on.talk()
+        seq = await talk.send(UserMessage("one"), event_id="m-1")
+        await talk.reply(seq, timeout=60)
+        for at in (seq, seq + 2):  # the reply is cut off, or in two
+            fork = await talk.fork(f"fork-{at}", at=at)
+            with pytest.raises(UnknownEntry):
+                await fork.ask(UserMessage("one"), event_id="m-1", timeout=60)
+
+
+async def test_a_merge_gives_no_reply_to_what_the_right_side_has_processed(url: str) -> None:
+    async with stage(url) as on:
+        left, right = on.talk("left"), on.talk("right")
+        await left.ask(UserMessage("one"), event_id="m-1", timeout=60)
+        for number in range(3):
+            await right.ask(UserMessage(f"{number}"), event_id=f"r-{number}", timeout=60)
+        merged = await left.merge("right", into="merged")
+        assert (await merged.ask(UserMessage("one"), event_id="m-1", timeout=60)).text == "re: one"
+        for number in range(3):
+            with pytest.raises(UnknownEntry):
+                await merged.ask(UserMessage("again"), event_id=f"r-{number}", timeout=60)
+        assert (await merged.ask(UserMessage("new"), event_id="m-2", timeout=60)).text == "re: new"
+        assert (await merged.ask(UserMessage("new"), event_id="m-2", timeout=60)).text == "re: new"
+
+
+async def test_an_import_of_a_journal_that_retention_has_cut_gives_the_same_replies(url: str) -> None:
+    release = anyio.Event()
+    started = anyio.Event()
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            assert isinstance(event, UserMessage)
+            if event.text == "slow":
+                started.set()
+                await release.wait()
+            wake.append(AgentMessage(f"re: {event.text}"))
+
+    async with stage(url, handler) as on:
+        talk = on.talk()
+        for number in range(3):
+            await talk.ask(UserMessage(f"{number}"), timeout=60)
+        await talk.send(UserMessage("slow"), event_id="m-1")
+        await started.wait()
+        await talk.send(UserMessage("behind"), event_id="m-2")
+        release.set()
+        assert (await talk.ask(UserMessage("behind"), event_id="m-2", timeout=60)).text == "re: behind"
+        await on.client.prune_conversations(max_entries=10)
+        assert (await talk.history())[0].event_id == "m-1"
+        copy = on.talk("copy")
+        await copy.import_([line async for line in talk.export()])
+        assert (await copy.ask(UserMessage("slow"), event_id="m-1", timeout=60)).text == "re: slow"
+        assert (await copy.ask(UserMessage("behind"), event_id="m-2", timeout=60)).text == "re: behind"
+
+
+async def test_an_id_that_another_source_was_copied_to_is_in_use(url: str) -> None:
+    async with stage(url, workers=0) as on:
+        one, other = on.talk("one"), on.talk("other")
+        for talk in (one, other):
+            await talk.send(UserMessage(talk.conversation_id))
+        exports = [[line async for line in talk.export()] for talk in (one, other)]
+        for _ in range(2):  # repeated, it is the same
+            await on.talk("import").import_(exports[0])
+            await one.detach("detached")
+        with pytest.raises(ConversationExists):
+            await on.talk("import").import_(exports[1])
+        with pytest.raises(ConversationExists):
+            await other.detach("detached")
+
+
+async def test_what_has_large_extras_can_be_imported(url: str) -> None:
+    async with stage(url, workers=0) as on:
+        await on.talk().send(UserMessage("one"))
+        fork = await on.talk().fork("fork", extras={"x": "y" * 16_000})
+        await on.talk("copy").import_([line async for line in fork.export()])
+        assert await until(lambda: on.talk("copy").history(pending=True))
