@@ -1,4 +1,4 @@
-"""What is read of journals: anchors and their bounds, pages that share a call, replies to events that were sent before."""
+"""What is read of journals: anchors and their bounds, pages that share a call, replies to what was sent before."""
 
 from __future__ import annotations
 
