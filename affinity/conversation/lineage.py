@@ -173,7 +173,8 @@ class BirthPlanner:
             )
         home = {"left": one.home, "right": other.home, None: one.home or other.home}[keep]
         given = None if state is None else await self._encoded(new_id, state)
-        copied, base = await self._snapshot(left, one)
+        copied, page = await self._snapshot(left)
+        base = JournalRange(one.journal_id, page.last_seq)
         used, of_right = _resources_of(copied), _resources_of(await self._records.load(right))
         if keep is None and any(used.get(name, other_id) != other_id for name, other_id in of_right.items()):
             raise InvalidOptions(f"{left!r} and {right!r} use different resources: name the side to keep")
@@ -238,9 +239,9 @@ class BirthPlanner:
             home=_home_beside(own, source, beside),
         )
 
-    async def export(self, source: str, record: SessionRecord | None) -> AsyncIterator[str]:
+    async def export(self, source: str) -> AsyncIterator[str]:
         """See `LineageCalls.export`."""
-        page = await self.page(JournalQuery(session_id=source, limit=1))
+        record, page = await self._snapshot(source)
         lineage = await self._lineage(source)
         for line in lineage_lines(lineage, page, _inherited_usage(lineage)):
             yield line
@@ -332,13 +333,16 @@ class BirthPlanner:
     async def _own(self, source: str) -> JournalLineage:
         return (await self._lineage(source))[0]
 
-    async def _snapshot(self, source: str, own: JournalLineage) -> tuple[SessionRecord | None, JournalRange]:
-        """The record of a conversation, and the entries that it was made from."""
-        last_seq = -1
-        while last_seq != (page := await self.page(JournalQuery(session_id=source, limit=1))).last_seq:
-            last_seq = page.last_seq
+    async def _snapshot(self, source: str) -> tuple[SessionRecord | None, JournalPage]:
+        """The record of a conversation, and a page of its journal that ends with the entries that it was made from."""
+        query = JournalQuery(session_id=source, limit=1)
+        before = await self.page(query)
+        while True:
             record = await self._records.load(source)
-        return record, JournalRange(own.journal_id, last_seq)
+            page = await self.page(query)
+            if (page.journal_id, page.last_seq) == (before.journal_id, before.last_seq):
+                return record, page
+            before = page
 
     async def _summarised(self, new_id: str, message: UserMessage, payload: str) -> SessionState | None:
         if self._states is None or not self._states.can_rebuild:

@@ -162,13 +162,12 @@ class LineageCalls(CommonCalls[M], Generic[M]):
 
     async def export(self) -> AsyncIterator[str]:
         """The conversation as lines of JSON, without the newline: itself and its ancestors, its record of state, and
-        its entries as far as they are there at the beginning. `import_` reads them.
+        its entries as far as they are there at the beginning, which fit each other. `import_` reads them.
 
         Raises:
             UnknownConversation, ConversationKindMismatch: as for `fork`.
         """
-        record = await self._client.session_store.load(self.conversation_id)
-        async for line in self._planner.export(self.conversation_id, record):
+        async for line in self._planner.export(self.conversation_id):
             yield line
 
     async def import_(self, lines: Iterable[str | bytes] | AsyncIterable[str | bytes]) -> None:

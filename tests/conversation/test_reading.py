@@ -16,6 +16,8 @@ from affinity.errors import (
     UnknownConversation,
     UnknownEntry,
 )
+from affinity.records import SessionRecord
+from affinity.session.stores import RetryingStore
 from tests.conversation.application import Chat, stage, until
 
 pytestmark = pytest.mark.anyio
@@ -183,3 +185,23 @@ async def test_what_has_large_extras_can_be_imported(url: str) -> None:
         fork = await on.talk().fork("fork", extras={"x": "y" * 16_000})
         await on.talk("copy").import_([line async for line in fork.export()])
         assert await until(lambda: on.talk("copy").history(pending=True))
+
+
+async def test_state_and_entries_of_an_export_fit_each_other(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stage(url) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("one"), event_id="m-1", timeout=60)
+        load = RetryingStore.load
+
+        async def load_late(store: RetryingStore, session_id: str) -> SessionRecord | None:
+            record = await load(store, session_id)
+            await talk.ask(UserMessage("two"), event_id="m-2", timeout=60)  # only the first call is a wake
+            return record
+
+        monkeypatch.setattr(RetryingStore, "load", load_late)
+        lines = [line async for line in talk.export()]
+        monkeypatch.undo()
+        copy = on.talk("copy")
+        await copy.import_(lines)
+        assert (await on.state("copy")).received == ["one", "two"]
+        assert len(await copy.history(kinds=["user.message"])) == 2
