@@ -274,11 +274,11 @@ class _Room:
             unread, size = unread + 1, size + len(start.encode())
             if (most is not None and self._instances + 1 > most) or (most_bytes is not None and size > most_bytes):
                 return "over_quota"
-        if one.message is not None and one.unread_limit is not None:
+        if is_sent and one.message is not None and one.unread_limit is not None:
             quota = self._most.unread_events
             if unread >= (one.unread_limit if quota is None else min(one.unread_limit, quota)):
                 return "full"
-            size += len(one.message.encode()) if is_sent else 0
+            size += len(one.message.encode())
             if most_bytes is not None and size > most_bytes:
                 return "over_quota"
         self._instances += start is not None

@@ -28,6 +28,7 @@ from affinity.provider.contract import (
     NewWorkItem,
     OrchestrationItem,
     Placed,
+    Quotas,
     WorkAck,
 )
 from affinity.testing.conformance.providers.base import Rules
@@ -174,6 +175,19 @@ class AsleepRules(Rules):
         for fields in appends[2:]:
             assert (await talk.append(**fields)).outcome == "appended"
         assert await _messages(waker) == ["false", "[2, true, true]", "true", "[false]", "false", "false"]
+
+    @pytest.mark.parametrize("fields", [{}, {"start": None}], ids=["start", "input"])
+    @pytest.mark.parametrize(("limit", "refusal"), [(0, "full"), (100, "over_quota")])
+    async def test_limits_of_messages_refuse_no_input_that_wakes(
+        self, cluster: Cluster, fields: dict[str, Any], limit: int, refusal: str
+    ) -> None:
+        """Its message is not sent (contract: JournalAppend.message)."""
+        waker = await Waker.begin(cluster)
+        await _sleep(waker)
+        if refusal == "over_quota":
+            await waker.peer.provider.set_quotas(Quotas(instance_bytes=1))
+        assert (await waker.conversation.append(unread_limit=limit, **fields)).woken
+        assert (await waker.conversation.append(unread_limit=limit, **fields)).outcome == refusal
 
     async def test_an_input_without_a_message_wakes_nothing(self, cluster: Cluster) -> None:
         """None means that (contract: JournalAppend.message)."""
