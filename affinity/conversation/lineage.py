@@ -274,15 +274,17 @@ class BirthPlanner:
         )
 
     async def check_repeated(self, birth: JournalBirth) -> None:
-        """Refuse a birth whose id has been given to one of the same lineage with another source: a detached or imported
-        conversation has no parents, by which the provider compares the two.
+        """Refuse a birth whose id has been given to another one, which the provider takes for the same: it compares the
+        parents, and a detached or imported conversation has none.
 
         Raises:
-            ConversationExists: it has another source.
+            ConversationExists: it has another source, or was forked at another entry.
             UnknownConversation, ConversationKindMismatch: as `page`.
         """
         own = await self._own(birth.session_id)
-        if _source_of(own) != _source_of(birth):
+        at = None if birth.base is None or birth.lineage == "merge" else birth.base.up_to
+        is_elsewhere = at is not None and own.base is not None and own.base.up_to != at
+        if is_elsewhere or _source_of(own) != _source_of(birth):
             raise ConversationExists(birth.session_id, "its id is in use")
 
     async def ancestors(self, source: str) -> Sequence[Ancestor]:

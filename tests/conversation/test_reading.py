@@ -164,7 +164,7 @@ async def test_an_import_of_a_journal_that_retention_has_cut_gives_the_same_repl
         assert (await copy.ask(UserMessage("behind"), event_id="m-2", timeout=60)).text == "re: behind"
 
 
-async def test_an_id_that_another_source_was_copied_to_is_in_use(url: str) -> None:
+async def test_an_id_that_something_else_was_copied_to_is_in_use(url: str) -> None:
     async with stage(url, workers=0) as on:
         one, other = on.talk("one"), on.talk("other")
         for talk in (one, other):
@@ -173,6 +173,10 @@ async def test_an_id_that_another_source_was_copied_to_is_in_use(url: str) -> No
         for _ in range(2):  # repeated, it is the same
             await on.talk("import").import_(exports[0])
             await one.detach("detached")
+            await one.fork("fork", at=1)
+        await one.fork("fork")
+        with pytest.raises(ConversationExists):
+            await one.fork("fork", at=0)
         with pytest.raises(ConversationExists):
             await on.talk("import").import_(exports[1])
         with pytest.raises(ConversationExists):
