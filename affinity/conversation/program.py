@@ -134,6 +134,8 @@ class Program:
     """The watermark, as far as known."""
     signalled: int = 0
     """The greatest number that a signal has announced."""
+    announced: int = 0
+    """That of a signal since the last wake began, which may be of a new journal, whose numbers are smaller."""
     is_due: bool = False
     """A wake is to run."""
     is_failed: bool = False
@@ -249,6 +251,7 @@ class Program:
             self.next_due, self.is_due = None, True
         else:
             timer.cancel()
+            self.is_due |= self._is_long  # the timer of the next execution would begin anew: a wake finds what is left
 
     async def _receive(self) -> None:
         """Take the signal that has come, and wait for the next one."""
@@ -276,8 +279,12 @@ class Program:
     def _announce(self, seq: int) -> None:
         if seq <= self.signalled:  # signals of one journal come in order: this is a new one of the same id
             self.processed = 0
-        self.signalled = seq
+        self.signalled = self.announced = seq
         self.is_due |= seq > self.processed
+
+    def _has_news(self, seq: int) -> bool:
+        """Signals during the wake have announced inputs behind this number."""
+        return (self.is_due and self.signalled > seq) or self.announced > seq
 
     # -- wakes
 
@@ -299,13 +306,14 @@ class Program:
         task = self._new_task()
         self.is_asleep = not self.is_due
         self.is_due = self.is_interrupted = self.is_resumed = False
-        self.received = 0
+        self.received = self.announced = 0
         while (outcome := await self._attempt(task)) is not None:
             if outcome["outcome"] != "failed":
                 return self._succeed(outcome)
             if (pause := outcome.get("retry_after")) is None:
                 return self._fail(outcome)
-            task.pop("cancelled", None)
+            if task.pop("cancelled", None):  # the attempt has closed that trace
+                self.cancelled = None
             task["attempts"] = outcome.get("attempt", 0)
             task["failures"] = task.get("failures", 0) + 1
             self._show("rescheduling")
@@ -379,7 +387,7 @@ class Program:
         if outcome["outcome"] == "done":
             self.cancelled = None
         # A signal that came while the wake ran may be of an input that it has processed.
-        self.is_due = outcome.get("more", False) or (self.is_due and self.signalled > self.processed) or self.is_resumed
+        self.is_due = outcome.get("more", False) or self._has_news(self.processed) or self.is_resumed
         self._show(None)
 
     def _fail(self, outcome: WakeOutcome) -> None:
@@ -387,7 +395,7 @@ class Program:
         self.delegations = outcome.get("delegations", self.delegations)
         self.is_failed = True
         # What the wake was given is tried again with the next signal, and not for one that came meanwhile.
-        self.is_due = self.is_due and self.signalled > outcome.get("read", self.signalled)
+        self.is_due = self._has_news(outcome.get("read", self.signalled))
         if "attempt" in outcome:
             self.cancelled = None
         self._show("failed")

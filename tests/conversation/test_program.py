@@ -251,3 +251,41 @@ def test_nothing_sleeps_without_a_journal_or_with_one_that_is_closed(outcome: st
     live = begin_asleep()
     assert asleep(live.complete(wake_of(live), outcome)) == []
     assert asleep(signal(live, "wake", seq=1)) == [False]
+
+
+def test_the_trace_of_a_cancelled_wake_is_closed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next wake closes it, also if an attempt of that one fails and another interrupt follows."""
+    monkeypatch.setattr(program, "SIGNALS_PER_EXECUTION", 9)
+    live = begin(wake_signals=5)
+    signal(live, "interrupt", seq=2, cancel=True)
+    live.complete(wake_of(live), '{"outcome":"failed","attempt":1,"retry_after":60}')
+    signal(live, "interrupt", seq=9, cancel=True)
+    tasks = [json.loads(each.input) for each in live.history if isinstance(each, ev.ActivityScheduled)]
+    assert [each.get("cancelled") for each in tasks] == [None, "s-1-1", None]
+
+
+def test_a_revisit_is_not_delayed_by_the_next_execution() -> None:
+    """Its timer would begin anew: a wake finds the time that is left."""
+    live = begin(wake_signals=5)
+    live.complete(wake_of(live), '{"outcome":"done","processed":1,"next_due":3600}')
+    signal(live, "unknown")
+    signal(live, "unknown")
+    (outcome,) = [each for each in live.history if isinstance(each, ev.ContinuedAsNew)]
+    assert json.loads(outcome.input)["due"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "is_due"),
+    [
+        ('{"outcome":"done","processed":1,"next_due":60}', True),
+        ('{"outcome":"done","processed":2,"next_due":60}', False),
+        ('{"outcome":"failed","attempt":1,"read":1}', True),
+        ('{"outcome":"failed","attempt":1,"read":2}', False),
+    ],
+)
+def test_an_input_of_a_new_journal_is_not_lost(outcome: str, is_due: bool) -> None:
+    """Its numbers are smaller than those of the journal before, whose inputs woke without signals."""
+    live = sleeping()
+    live.complete(wake_of(live), '{"outcome":"done","processed":100}')
+    signal(live, "wake", seq=2)  # the first input of the new journal has woken the wake
+    assert asleep(live.complete(wake_of(live), outcome)) == ([False] if is_due else [])
