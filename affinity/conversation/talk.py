@@ -354,11 +354,11 @@ class Talk(LineageCalls["Talk"]):
         """
         page = await self._page(JournalQuery(session_id=self.conversation_id, pending=True, limit=1))
         instance = await self._instance()
-        waits = works = False
+        waits = runs = False
         if not page.closed and instance is not None:
             waits = bool(await self.requests())
-            works = bool(page.entries) or bool(await self._client.activities(self.conversation_id, limit=1))
-        return status_of(page, instance, works=works, waits=waits)
+            runs = bool(await self._client.activities(self.conversation_id, limit=1))
+        return status_of(page, instance, runs=runs, waits=waits)
 
     async def delete(self, *, cascade: bool = False, timeout: float | None = DELETE_SECONDS) -> bool:
         """Remove the conversation: its instance, also while it runs, its state and its journal. Entries that a fork

@@ -63,13 +63,13 @@ def revisit_of(revisit: Revisit) -> PendingRevisit:
     )
 
 
-def status_of(page: JournalPage, instance: InstanceInfo | None, *, works: bool, waits: bool) -> ConversationStatus:
+def status_of(page: JournalPage, instance: InstanceInfo | None, *, runs: bool, waits: bool) -> ConversationStatus:
     """The status, from what is stored; it is not stored itself.
 
     Args:
-        page: of the journal.
+        page: of the journal: of its inputs that wait for a wake.
         instance: of the conversation; None: an operator has deleted it, and the next event creates it again.
-        works: inputs wait for a wake, or one runs.
+        runs: a wake does; it is not between two attempts.
         waits: a request is pending.
     """
     if page.closed or (instance is not None and instance.status in FINISHED):
@@ -78,9 +78,9 @@ def status_of(page: JournalPage, instance: InstanceInfo | None, *, works: bool, 
         return "idle"
     if instance.status == "suspended":
         return "failed"
+    if runs:
+        return "running"
     for custom in ("failed", "rescheduling"):
         if instance.custom_status == f'"{custom}"':
             return custom
-    if works:
-        return "running"
-    return "requires_action" if waits else "idle"
+    return "running" if page.entries else "requires_action" if waits else "idle"
