@@ -383,7 +383,7 @@ _META: Final = ',"_":{'
 
 
 class EventMeta(BaseModel):
-    """What travels with an input, beside its event: no part of it."""
+    """What travels with an input, as its field ``_``, beside its event: no part of it, and never given by a client."""
 
     trace: str | None = None  # W3C traceparent of the sender
     delegation: str | None = None  # id
@@ -423,7 +423,7 @@ class EventTypes:
         """The kinds whose events have a ``usage``."""
         return [kind for kind, each in self._types.items() if "usage" in each.model_fields]
 
-    def encode(self, event: JournalEvent, meta: EventMeta = NO_META) -> str:
+    def encode(self, event: JournalEvent, meta: EventMeta = NO_META, *, limit: int = MAX_EVENT_BYTES) -> str:
         """The event as JSON text.
 
         An `UnknownEvent` is written as the event that it stands for: for programs that pass events on.
@@ -431,7 +431,7 @@ class EventTypes:
         Raises:
             InvalidInput: it is no event of these kinds, or an `UnknownEvent` of a kind that has a class.
             NotSerializable: a value in it has no JSON form.
-            PayloadTooLarge: it is over `limits.MAX_EVENT_BYTES`, or nested too deep.
+            PayloadTooLarge: it has more bytes than ``limit``, or is nested too deep.
         """
         known = self._types.get(getattr(event, "kind", ""))
         if known is not type(event) and not (known is None and type(event) is UnknownEvent):
@@ -442,7 +442,7 @@ class EventTypes:
             text = event.model_dump_json() if known is not None else _unknown_json(event)
         except (PydanticSerializationError, ValueError) as error:
             raise NotSerializable(f"{what} has no JSON form: {error}") from error
-        check_payload(check_depth(text, what), what, MAX_EVENT_BYTES)
+        check_payload(check_depth(text, what), what, limit)
         return text if meta is NO_META else f'{text[:-1]},"_":{meta.model_dump_json(exclude_defaults=True)}}}'
 
     def decode(self, kind: str, payload: str) -> JournalEvent:
@@ -469,7 +469,8 @@ class EventTypes:
 
 def _unknown_json(event: JournalEvent) -> str:
     assert isinstance(event, UnknownEvent)
-    return to_json({**event.data, "kind": check_kind(event.kind)}).decode()
+    fields = {name: value for name, value in event.data.items() if name != "_"}  # see `EventMeta`
+    return to_json({**fields, "kind": check_kind(event.kind)}).decode()
 
 
 def kind_of(event: type[JournalEvent]) -> str:

@@ -44,8 +44,16 @@ from affinity.conversation.views import request_of, revisit_of
 from affinity.conversation.wake import Wake, WakeInputs, WakeParts
 from affinity.conversation.writing import WakeWriting, end_of_delegation
 from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict
-from affinity.journal import HomeLease, JournalAccess, JournalAppend, JournalFilter, NewEntry, PendingWork
-from affinity.limits import MAX_BATCH_BYTES, MAX_STEP_CHILDREN, MAX_WAKE_ENTRIES
+from affinity.journal import (
+    HomeLease,
+    JournalAccess,
+    JournalAppend,
+    JournalFilter,
+    JournalQuery,
+    NewEntry,
+    PendingWork,
+)
+from affinity.limits import MAX_BATCH_BYTES, MAX_PAGE, MAX_STEP_CHILDREN, MAX_WAKE_ENTRIES
 from affinity.orchestration import ActivityContext, RetryPolicy
 from affinity.records import SessionState, SessionStore
 from affinity.session import OpenSession
@@ -256,7 +264,10 @@ class _Attempt(Generic[S]):
             with root_span(self.trace.name, about, senders):
                 self.parts.opening = opening = self.conversations.open_state(self.ctx, self.work)
                 async with opening as state:
-                    await self.conversations.handler()(wake, state)
+                    try:
+                        await self.conversations.handler()(wake, state)
+                    finally:
+                        self.parts.has_ended = True
         return wake
 
     def _parts(self, pending: Sequence[JournalEntry], stream: StreamWriter) -> WakeParts:
@@ -367,6 +378,7 @@ class _Attempt(Generic[S]):
     async def _succeed(self, wake: Wake) -> WakeOutcome:
         reason = self._stop_reason(wake)
         await self._count_cycles(reason)
+        reason = self._stop_reason(wake)  # without the revisits that these have ended
         self._close(self.read)
         requests = {"requests": [each.request_id for each in wake.requests]} if wake.requests else {}
         self.writing.record("session.idle", {"stop_reason": reason, **requests})
@@ -471,6 +483,7 @@ class _Attempt(Generic[S]):
             if await self._send_to_children(0, entry, message=message, closes=True, drops=True):
                 return self._end_step()
         self._note_begin()
+        await self._read_delegations()
         for each in self.delegations:
             self._notify_parent(each, "terminated")
         if not (self.writing.appends or self.task.get("cancelled")):
@@ -478,6 +491,19 @@ class _Attempt(Generic[S]):
         self._close(self.work.processed)
         self.ctx.enlist(self.writing)
         return self._outcome("done")
+
+    async def _read_delegations(self) -> None:
+        """Add those of the inputs that were too many, or too large, to be read with the others."""
+        after, more = self.read, self.work.more
+        while more:
+            page = await self.journals.read(
+                JournalQuery(session_id=self.writing.session_id, after=after, pending=True, limit=MAX_PAGE)
+            )
+            if page is None or not page.entries:
+                return
+            metas = [meta_of(each.payload) for each in page.entries]
+            self.delegations += [_delegation(each) for each in metas if each.delegation and not self._has(each)]
+            after, more = page.entries[-1].seq, page.more
 
     # --
 

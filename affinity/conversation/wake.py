@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, Protocol, TypeVar
 
 from pydantic import JsonValue
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from affinity.conversation.events import (
     AgentMessage,
@@ -61,12 +61,16 @@ from affinity.journal import (
 )
 from affinity.limits import (
     MAX_CYCLES,
+    MAX_EVENT_BYTES,
     MAX_PAGE,
+    MAX_PAYLOAD_BYTES,
     MAX_UNREAD_EVENTS,
     MAX_WAKE_ENTRIES,
+    check_depth,
     check_id,
     check_integer,
     check_payload,
+    check_text,
 )
 from affinity.orchestration import ActivityContext
 from affinity.session import OpenSession, Resource
@@ -135,13 +139,16 @@ class WakeParts:
     finish: Finish = field(default_factory=Finish)
     opening: OpenSession[Any] | None = None
     """Of the state, while the handler runs."""
+    has_ended: bool = False
+    """The handler has."""
 
 
 class Wake(CommonCalls[None]):
     """One bounded run of a conversation's handler.
 
     What it appends, requires, schedules and delegates commits in one transaction with the state, the result and the
-    watermark of processed inputs; or nothing of it does, and the run is repeated.
+    watermark of processed inputs; or nothing of it does, and the run is repeated. When the handler has ended, what adds
+    something raises `SessionError`: tasks and threads that it has left behind are not part of the commit.
 
     Attributes:
         id: the same in all attempts.
@@ -157,7 +164,6 @@ class Wake(CommonCalls[None]):
         """Called by the worker."""
         super().__init__(parts.journals.read, parts.kind, parts.lineage, parts.writing.session_id)
         self._parts = parts
-        self._writing = parts.writing
         self._requests = parts.inputs.requests
         self._usage: dict[str, int] = {}
         self._number = 0
@@ -223,10 +229,20 @@ class Wake(CommonCalls[None]):
         when there is nothing left to do, with the text of the wake's last `AgentMessage`.
 
         Raises:
-            NotSerializable: the result has no JSON form.
+            NotSerializable, PayloadTooLarge: the result has no JSON form, or no event has room for it.
         """
-        _as_json("result", result)
-        self._parts.finish.is_set, self._parts.finish.result = True, result
+        text = check_depth(f"[{_as_json('result', result, MAX_EVENT_BYTES)}]", "the result")
+        self._require_running()
+        self._parts.finish.is_set, self._parts.finish.result = True, from_json(text)[0]
+
+    @property
+    def _writing(self) -> WakeWriting:
+        self._require_running()
+        return self._parts.writing
+
+    def _require_running(self) -> None:
+        if self._parts.has_ended:
+            raise SessionError("the handler of this wake has ended: nothing can be added to it")
 
     def _append(self, event: JournalEvent) -> None:
         self._writing.append(event)
@@ -257,8 +273,9 @@ class Wake(CommonCalls[None]):
             self._record("span.completed", trace.completed(begun, clock, error))
 
     def _record(self, kind: str, fields: Mapping[str, Any]) -> None:
-        if len(self._writing.entries) < MAX_WAKE_ENTRIES:
-            self._parts.trace.entries.append(self._writing.record(kind, fields))
+        writing = self._parts.writing
+        if not self._parts.has_ended and len(writing.entries) < MAX_WAKE_ENTRIES:
+            self._parts.trace.entries.append(writing.record(kind, fields))
 
     # -- resources
 
@@ -355,7 +372,7 @@ class Wake(CommonCalls[None]):
             key=self._new_id() if key is None else check_id(key, "key of a revisit"),
             delay=seconds_of("delay", delay),
             priority=number,
-            reason=check_payload(reason, "reason of a revisit", MAX_REASON),
+            reason=check_payload(check_text(reason, "reason of a revisit"), "reason of a revisit", MAX_REASON),
             note=_as_json("note of a revisit", note),
         )
         if all(each.key != new.key for each in self._writing.revisits):
@@ -523,9 +540,9 @@ class Wake(CommonCalls[None]):
         return f"{self.id}.{self._number}"
 
 
-def _as_json(what: str, value: JsonValue) -> str:
+def _as_json(what: str, value: JsonValue, limit: int = MAX_PAYLOAD_BYTES) -> str:
     try:
         text = to_json(value, inf_nan_mode="strings").decode()
     except PydanticSerializationError as error:
         raise NotSerializable(f"the {what} has no JSON form: {error}") from error
-    return check_payload(text, what)
+    return check_payload(text, what, limit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic_core import to_json
@@ -22,18 +22,22 @@ from affinity.journal import (
     NewRevisit,
     PendingWork,
 )
-from affinity.limits import MAX_BATCH_BYTES
+from affinity.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
 
 
 def end_of_delegation(event: ChildEnded, parent: str, parent_kind: str) -> JournalAppend:
-    """The input by which a parent learns of the end of a delegation; it has one end, also when it is reported twice."""
+    """The input by which a parent learns of the end of a delegation; it has one end, also when it is reported twice.
+
+    Without an instance of the parent, which an operator may delete, it wakes nothing, and is read with the next event.
+    """
     entry = NewEntry(
         kind=event.kind,
-        payload=EventTypes().encode(event),
+        payload=EventTypes().encode(event, limit=MAX_PAYLOAD_BYTES),  # its result is as large as an event may be
         event_id=f"{event.kind}/{event.delegation}",
         is_input=True,
     )
-    return JournalAppend(session_id=parent, kind=parent_kind, entry=entry, message=WAKE_MESSAGE)
+    unnoticed = JournalAppend(session_id=parent, kind=parent_kind, entry=entry, message=None)
+    return replace(unnoticed, message=WAKE_MESSAGE, if_refused=unnoticed)
 
 
 @dataclass(eq=False)

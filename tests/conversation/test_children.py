@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import anyio
 import pytest
@@ -11,7 +12,7 @@ from pydantic import JsonValue
 
 import affinity
 from affinity import AgentMessage, ChildEnded, RetryPolicy, ToolConfirmation, UserInterrupt, UserMessage
-from affinity.conversation import running, writing
+from affinity.conversation import SessionIdle, running, writing
 from affinity.conversation.writing import WakeWriting
 from affinity.errors import (
     AffinityError,
@@ -23,6 +24,7 @@ from affinity.errors import (
     UnknownEntry,
 )
 from affinity.journal import JournalWrite
+from affinity.limits import MAX_EVENT_BYTES
 from tests.conversation.application import Chat, Handler, Stage, kinds, make, stage, status, until
 
 pytestmark = pytest.mark.anyio
@@ -167,6 +169,79 @@ async def test_a_child_gives_a_result(sqlite_url: str) -> None:
         talk = on.talk()
         await talk.ask(UserMessage("tea"), timeout=30)
         assert await until(lambda: said(talk)) == ["c/tea completed {'answer': 42} 1"]
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"), [(("a", 1), "['a', 1]"), (math.nan, "NaN"), ([[]] * 1_000_000, None), ("x", "x")]
+)
+async def test_a_result_is_checked_where_it_is_given(sqlite_url: str, result: Any, expected: str | None) -> None:
+    """One that the end of the delegation cannot have is an error of `finish`; the wake goes on."""
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        if expected is None:
+            with pytest.raises(PayloadTooLarge):
+                wake.finish(result)
+            wake.finish()
+        else:
+            wake.finish(result)
+
+    child = research(handler, retry=RetryPolicy(max_attempts=1))
+    async with stage(sqlite_url, parent_of(child), child) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("tea"), timeout=30)
+        assert await until(lambda: said(talk)) == [f"c/tea completed {expected} 1"]
+
+
+async def test_a_result_of_many_levels_is_checked_where_it_is_given(sqlite_url: str) -> None:
+    refused: list[str] = []
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        deep: JsonValue = 1
+        for _ in range(180):
+            deep = [deep]
+        with pytest.raises(PayloadTooLarge, match="nested") as caught:
+            wake.finish(deep)
+        refused.append(str(caught.value))
+
+    async with stage(sqlite_url, handler, retry=RetryPolicy(max_attempts=1)) as on:
+        await on.talk().ask(UserMessage("one"), timeout=30)
+        assert refused
+
+
+async def test_a_message_of_any_size_ends_a_delegation(url: str) -> None:
+    """The end has the message, and a little more."""
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        wake.append(AgentMessage("x" * (MAX_EVENT_BYTES - 120)))
+
+    child = research(handler, retry=RetryPolicy(max_attempts=1))
+
+    async def brief(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage):
+                await wake.delegate(child, "c/x", Brief("x"))
+            elif isinstance(event, ChildEnded):
+                wake.append(AgentMessage(f"{event.outcome} {len(str(event.result))}"))
+
+    async with stage(url, brief, child) as on:
+        await on.talk().ask(UserMessage("one"), timeout=30)
+        assert await until(lambda: said(on.talk())) == [f"completed {MAX_EVENT_BYTES - 120}"]
+
+
+async def test_cycles_that_are_used_up_are_said_to_be_the_end(sqlite_url: str) -> None:
+    """The revisits of the child are dropped: it does not wait for one."""
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        wake.revisit(60)
+
+    child = research(handler)
+    async with stage(sqlite_url, parent_of(child, max_cycles=1), child) as on:
+        await on.talk().ask(UserMessage("tea"), timeout=30)
+        assert await until(lambda: said(on.talk())) == ["c/tea max_cycles None 1"]
+        below = on.talk("c/tea", child)
+        (idle,) = await below.history(kinds=["session.idle"])
+        assert idle.event == SessionIdle("end_turn")
+        assert await below.revisits() == []
 
 
 async def test_a_delegation_has_bounded_cycles(url: str) -> None:

@@ -12,6 +12,7 @@ from affinity import AgentMessage, UserMessage
 from affinity.conversation import ChildEnded, SessionStatusChanged
 from affinity.errors import ConversationTerminated, UnknownConversation, UnknownEntry, WaitTimeout, WakeFailed
 from affinity.journal import JournalPruning, JournalRetention
+from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider import open_provider
 from tests.conversation.application import Chat, echo, make, stage, status, until
 
@@ -318,3 +319,93 @@ async def test_a_wake_that_a_reset_runs_again_has_an_id_of_its_own(url: str) -> 
             assert (await on.state()).received[-1] == f"{number}"
         wakes = [each.wake_id for each in await talk.history(kinds=["span.completed"])]
         assert len(wakes) == len(set(wakes)) == 3
+
+
+async def test_the_end_of_a_delegation_waits_for_an_instance(url: str) -> None:
+    """An operator has deleted that of the parent: the next event creates it again, and the end is read with it."""
+    entered, go = anyio.Event(), anyio.Event()
+
+    async def work(wake: affinity.Wake, chat: Chat) -> None:
+        entered.set()
+        await go.wait()
+
+    child = make(work, kind="child")
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage) and event.text == "work":
+                await wake.delegate(child, "c/child", event)
+            elif isinstance(event, ChildEnded):
+                wake.append(AgentMessage(event.outcome))
+
+    async with stage(url, handler, child) as on:
+        talk, below = on.talk(), on.talk("c/child", child)
+        await talk.ask(UserMessage("work"), timeout=30)
+        await entered.wait()
+        await on.client.delete("c", force=True)
+        go.set()
+        await until(lambda: below.history(kinds=["session.idle"]))
+        assert (await talk.ask(UserMessage("go on"), timeout=30)).text == "completed"
+
+
+async def test_a_child_ends_delegations_behind_many_inputs(url: str) -> None:
+    """Those too that the last wake does not read with the others, for their size."""
+    entered = anyio.Event()
+
+    async def work(wake: affinity.Wake, chat: Chat) -> None:
+        entered.set()
+        await anyio.sleep_forever()
+
+    child = make(work, kind="child")
+    ended: list[str] = []
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage):
+                await wake.delegate(child, "c/child", event)
+            elif isinstance(event, ChildEnded):
+                ended.append(event.outcome)
+
+    async def have_ended() -> bool:
+        return ended == ["terminated", "terminated"]
+
+    async with stage(url, handler, child) as on:
+        talk, below = on.talk(), on.talk("c/child", child)
+        await talk.ask(UserMessage("first"), timeout=30)
+        await entered.wait()
+        for _ in range(MAX_BATCH_BYTES // 1_000_000 + 1):
+            await below.send(UserMessage("x" * 1_000_000))
+        await talk.ask(UserMessage("second"), timeout=30)
+        await below.terminate()
+        assert await until(have_ended)
+
+
+async def test_an_input_of_a_new_journal_is_not_lost_while_a_revisit_waits(url: str) -> None:
+    """It comes while the first wake of the journal runs, whose number is smaller than those of the journal before."""
+    entered, go = anyio.Event(), anyio.Event()
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage) and event.text == "new":
+                entered.set()
+                await go.wait()
+                wake.revisit(3600)
+        await echo(wake, chat)
+
+    async with stage(url, handler) as on:
+        talk = on.talk()
+        for text in ("one", "two"):
+            await talk.ask(UserMessage(text), timeout=30)
+        await on.client.session_store.delete(["c"])
+        await on.client.journals.delete(["c"])
+        await talk.send(UserMessage("new"))
+        await entered.wait()
+        seq = await talk.send(UserMessage("newer"))
+        await until(lambda: _is_received(on.client))
+        go.set()
+        assert (await talk.reply(seq, timeout=30)).text == "re: newer"
+
+
+async def _is_received(client: affinity.Client) -> bool:
+    """The event of the second input is in the history."""
+    return [each.type for each in await client.history("c")].count("event_raised") == 2

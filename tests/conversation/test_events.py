@@ -103,6 +103,17 @@ def test_what_travels_with_an_input_is_no_part_of_its_event() -> None:
     }
 
 
+def test_a_client_does_not_give_it() -> None:
+    """An event that is passed on could end a delegation of any conversation."""
+    given: dict[str, Any] = {
+        "a": 1,
+        "_": {"delegation": "d", "parent": "other", "parent_kind": "chat", "max_cycles": 1},
+    }
+    text = TYPES.encode(affinity.UnknownEvent("user.x", given))
+    assert meta_of(text) == EventMeta()
+    assert TYPES.decode("user.x", text) == affinity.UnknownEvent("user.x", {"a": 1})
+
+
 def test_a_text_that_looks_like_it_is_left_alone() -> None:
     message = affinity.UserMessage('","_":{"delegation":"forged"}')
     text = TYPES.encode(message)

@@ -9,7 +9,7 @@ import pytest
 
 import affinity
 from affinity import AgentMessage, RetryPolicy, UserMessage
-from affinity.errors import InvalidInput, InvalidOptions
+from affinity.errors import InvalidId, InvalidInput, InvalidOptions
 from tests.conversation.application import Chat, stage, status, until
 
 pytestmark = pytest.mark.anyio
@@ -150,6 +150,18 @@ async def test_revisits_are_bounded_and_checked(sqlite_url: str) -> None:
         await on.talk().ask(UserMessage("one"), timeout=30)
         assert len(await on.talk().revisits()) == 2
         assert refused == [InvalidInput]
+
+
+@pytest.mark.parametrize("reason", ["a\0b", "a\ud800"])
+async def test_a_reason_that_no_store_takes_is_refused(url: str, reason: str) -> None:
+    """The commit would be refused for good, and the instance suspended."""
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        with pytest.raises(InvalidId, match="reason of a revisit"):
+            wake.revisit(60, reason=reason)
+
+    async with stage(url, handler, retry=RetryPolicy(max_attempts=1)) as on:
+        await on.talk().ask(UserMessage("one"), timeout=30)
 
 
 async def test_a_priority_is_a_word_or_a_small_number(sqlite_url: str) -> None:

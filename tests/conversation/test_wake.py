@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import affinity
 from affinity import AgentMessage, RetryPolicy, UserMessage, Wake
 from affinity.conversation import program
 from affinity.conversation.kinds import SIGNAL
-from affinity.errors import InvalidApp, InvalidInput, InvalidOptions, WakeFailed
+from affinity.errors import InvalidApp, InvalidInput, InvalidOptions, SessionError, WakeFailed
 from affinity.worker.maintenance import code_version
 from tests.conversation.application import Chat, echo, kinds, make, stage, status, until
 
@@ -129,6 +130,54 @@ async def test_resume_tries_again(url: str) -> None:
         await talk.resume()
         assert await until(lambda: status(talk, "idle"))
         assert (await talk.reply(seq, timeout=30)).text == "mended"
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+async def test_a_wake_that_tries_again_is_running(url: str, attempts: int) -> None:
+    """After it has failed for good, and after the pause between two attempts."""
+    entered, go = anyio.Event(), anyio.Event()
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        if not entered.is_set():
+            entered.set()
+            raise ValueError("broken")
+        await go.wait()
+
+    async with stage(url, handler, retry=RetryPolicy(max_attempts=attempts, initial_interval=0.5)) as on:
+        talk = on.talk()
+        await talk.send(UserMessage("one"))
+        assert await until(lambda: status(talk, "failed" if attempts == 1 else "rescheduling"))
+        if attempts == 1:
+            await talk.resume()
+        assert await until(lambda: status(talk, "running"))
+        go.set()
+        assert await until(lambda: status(talk, "idle"))
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_what_a_handler_leaves_behind_adds_nothing(url: str, fails: bool) -> None:
+    """A task that goes on after the handler has ended: its entry would be in the commit, of a failed attempt too."""
+    tasks: list[asyncio.Task[None]] = []
+
+    async def go_on(wake: Wake) -> None:
+        for _ in range(200):
+            await asyncio.sleep(0)
+            with wake.span("late"):
+                wake.append(AgentMessage("late"))
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        tasks.append(asyncio.create_task(go_on(wake)))
+        if fails:
+            raise ValueError("broken")
+
+    async with stage(url, handler, retry=RetryPolicy(max_attempts=1)) as on:
+        talk = on.talk()
+        await talk.send(UserMessage("one"))
+        await until(lambda: talk.history(kinds=["session.idle"]))
+        with pytest.raises(SessionError, match="handler of this wake has ended"):
+            await tasks[0]
+        assert kinds(await talk.history(last=1)) == ["session.idle"]
+        assert not fails or not await talk.history(kinds=["agent.message"])
 
 
 async def test_resume_of_a_conversation_with_nothing_to_do_runs_nothing(url: str) -> None:
