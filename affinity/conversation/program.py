@@ -75,6 +75,7 @@ class WakeTask(TypedDict):
     wake: str  # id
     attempts: NotRequired[int]  # of this wake before this run
     failures: NotRequired[int]  # those that ended in an error
+    elapsed: NotRequired[float]  # seconds that these took, with the pauses behind them
     delegations: NotRequired[list[Delegation]]
     cancelled: NotRequired[str]  # id of a wake that was cancelled, and whose trace is open
     failed: NotRequired[Failure]  # close the trace of the wake, which has ended with this error
@@ -96,6 +97,7 @@ class WakeOutcome(TypedDict):
     attempt: NotRequired[int]  # of the wake; of one that failed
     read: NotRequired[int]  # number of the last input that it was given; of one that failed
     retry_after: NotRequired[float]  # of one that failed: seconds; without it, it failed for good
+    elapsed: NotRequired[float]  # with it: for the task of the next attempt
     children: NotRequired[ChildrenDone]  # the next wake goes on behind these
 
 
@@ -316,6 +318,7 @@ class Program:
                 self.cancelled = None
             task["attempts"] = outcome.get("attempt", 0)
             task["failures"] = task.get("failures", 0) + 1
+            task["elapsed"] = outcome.get("elapsed", 0.0)
             self._show("rescheduling")
             if not await self._pause(pause):
                 break

@@ -176,6 +176,8 @@ class _Attempt(Generic[S]):
     writing: WakeWriting = field(init=False)
     delegations: list[Delegation] = field(init=False)
     children: ChildrenDone | None = None
+    elapsed: float = 0.0
+    """Seconds of the attempts that have failed, with the pauses."""
 
     def __post_init__(self) -> None:
         self.spec = self.conversations.spec
@@ -260,7 +262,7 @@ class _Attempt(Generic[S]):
             "affinity.attempt": self.number,
         }
         senders = [each.trace for each in self.metas if each.trace is not None]
-        async with asyncio.timeout(self.conversations.wake_timeout):
+        async with asyncio.timeout(self._time_left()):
             with root_span(self.trace.name, about, senders):
                 self.parts.opening = opening = self.conversations.open_state(self.ctx, self.work)
                 async with opening as state:
@@ -269,6 +271,14 @@ class _Attempt(Generic[S]):
                     finally:
                         self.parts.has_ended = True
         return wake
+
+    def _time_left(self) -> float | None:
+        """Seconds that this attempt may take; None: any number."""
+        own, total = self.conversations.wake_timeout, self.conversations.retry.total_timeout
+        if total is None:
+            return own
+        left = total - self.task.get("elapsed", 0.0)
+        return left if own is None else min(own, left)
 
     def _parts(self, pending: Sequence[JournalEntry], stream: StreamWriter) -> WakeParts:
         inputs = WakeInputs(
@@ -451,9 +461,11 @@ class _Attempt(Generic[S]):
     def _pause(self, name: str, error: BaseException | None) -> float | None:
         """Seconds until the next attempt; None: there is none."""
         policy, failures = self.conversations.retry, self.task.get("failures", 0) + 1
-        if name in policy.non_retryable or not policy.retries(error or Exception(), failures):
+        pause = policy.delay(failures, self.task["wake"])
+        self.elapsed = self.task.get("elapsed", 0.0) + time.monotonic() - self.read_at + pause
+        if name in policy.non_retryable or not policy.retries(error or Exception(), failures, self.elapsed):
             return None
-        return policy.delay(failures, self.task["wake"])
+        return pause
 
     def _close_trace(self, error: SpanError, pause: float | None) -> WakeOutcome:
         self._close(self.work.processed, error)
@@ -469,7 +481,7 @@ class _Attempt(Generic[S]):
         outcome = self._outcome("failed")
         outcome["attempt"], outcome["read"] = self.number, self.read
         if pause is not None:
-            outcome["retry_after"] = pause
+            outcome["retry_after"], outcome["elapsed"] = pause, self.elapsed
         return outcome
 
     # -- the end of the conversation

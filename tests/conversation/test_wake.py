@@ -154,6 +154,24 @@ async def test_a_wake_that_tries_again_is_running(url: str, attempts: int) -> No
         assert await until(lambda: status(talk, "idle"))
 
 
+@pytest.mark.parametrize("hangs", [True, False])
+async def test_all_attempts_together_have_a_time(url: str, hangs: bool) -> None:
+    """An attempt that runs at its end is cancelled, and none begins later."""
+    attempts: list[int] = []
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        attempts.append(wake.attempt)
+        if hangs and wake.attempt > 1:
+            await anyio.sleep_forever()
+        raise ValueError("broken")
+
+    policy = RetryPolicy(max_attempts=1000, initial_interval=0.2, strategy="fixed", total_timeout=0.7)
+    async with stage(url, handler, retry=policy) as on:
+        with pytest.raises(WakeFailed, match="TimeoutError" if hangs else "ValueError: broken"):
+            await on.talk().ask(UserMessage("one"), timeout=30)
+        assert len(attempts) == 2 if hangs else 1 < len(attempts) <= 4
+
+
 @pytest.mark.parametrize("fails", [True, False])
 async def test_what_a_handler_leaves_behind_adds_nothing(url: str, fails: bool) -> None:
     """A task that goes on after the handler has ended: its entry would be in the commit, of a failed attempt too."""
