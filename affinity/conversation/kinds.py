@@ -81,7 +81,7 @@ class ConversationKind:
     @property
     def orchestration(self) -> str:
         """Name of the orchestration: one instance for each conversation."""
-        return f"{self.name}.conversation"
+        return orchestration_of(self.name)
 
     @property
     def activity(self) -> str:
@@ -92,11 +92,21 @@ class ConversationKind:
         """What creates a conversation with its first input; ``parent``: the conversation whose wake creates it;
         ``home``: the session on whose lease its wakes run.
         """
-        options = {"salt": secrets.token_hex(6), "wake_signals": MAX_WAKE_SIGNALS}
-        given = to_json(options if home is None else {**options, "home": home}).decode()
-        started = OrchestrationStarted(name=self.orchestration, version="", input=given)
-        message = encode_message(ANY_EXECUTION, started)
-        return JournalStart(name=self.orchestration, start=message, birth=secrets.token_hex(8), parent=parent)
+        return start_of(self.name, parent, home)
+
+
+def start_of(kind: str, parent: str | None = None, home: str | None = None) -> JournalStart:
+    """As `ConversationKind.start`, by the name of the kind."""
+    options = {"salt": secrets.token_hex(6), "wake_signals": MAX_WAKE_SIGNALS}
+    given = to_json(options if home is None else {**options, "home": home}).decode()
+    started = OrchestrationStarted(name=orchestration_of(kind), version="", input=given)
+    message = encode_message(ANY_EXECUTION, started)
+    return JournalStart(name=started.name, start=message, birth=secrets.token_hex(8), parent=parent)
+
+
+def orchestration_of(kind: str) -> str:
+    """Name of the orchestration of a kind."""
+    return f"{kind}.conversation"
 
 
 def _message(signal: SignalType, **fields: str) -> str:

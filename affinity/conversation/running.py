@@ -35,7 +35,7 @@ from affinity.conversation.events import (
     kind_of,
     meta_of,
 )
-from affinity.conversation.kinds import ConversationKind, interrupt_message, terminate_message
+from affinity.conversation.kinds import ConversationKind, interrupt_message, start_of, terminate_message
 from affinity.conversation.lineage import BirthPlanner
 from affinity.conversation.program import ChildrenDone, Delegation, Failure, WakeOutcome, WakeTask
 from affinity.conversation.stream import Streams, StreamWriter
@@ -361,9 +361,15 @@ class _Attempt(Generic[S]):
         )
         limit = max(1, min(MAX_STEP_CHILDREN, MAX_BATCH_BYTES // 2 // len(entry.payload.encode())))
         page = await self.journals.list(where, limit)
+        sender = self.writing.session_id
         self.writing.appends += [
             JournalAppend(
-                session_id=each.session_id, kind=each.kind, entry=entry, sender=self.writing.session_id, **options
+                session_id=each.session_id,
+                kind=each.kind,
+                entry=entry,
+                start=start_of(each.kind, sender),  # for one whose instance an operator has deleted
+                sender=sender,
+                **options,
             )
             for each in page
         ]

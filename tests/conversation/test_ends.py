@@ -409,3 +409,28 @@ async def test_an_input_of_a_new_journal_is_not_lost_while_a_revisit_waits(url: 
 async def _is_received(client: affinity.Client) -> bool:
     """The event of the second input is in the history."""
     return [each.type for each in await client.history("c")].count("event_raised") == 2
+
+
+@pytest.mark.parametrize("how", ["terminate", "interrupt"])
+async def test_a_cascade_reaches_a_child_whose_instance_was_deleted(url: str, how: str) -> None:
+    """It is created again, as for a call of a client."""
+    child = make(kind="child")
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage):
+                await wake.delegate(child, "c/child", event)
+
+    async with stage(url, handler, child) as on:
+        talk, below = on.talk(), on.talk("c/child", child)
+        await talk.ask(UserMessage("one"), timeout=30)
+        await until(lambda: talk.history(kinds=["child.ended"]))
+        await on.client.delete("c/child", force=True)
+        if how == "terminate":
+            await talk.terminate(cascade=True)
+            assert await until(lambda: status(below, "terminated"))
+            await on.client.wait("c/child", timeout=30)
+        else:
+            await talk.interrupt(cascade=True)
+            (interrupt,) = await until(lambda: below.history(kinds=["user.interrupt"]))
+            await below.reply(interrupt.seq, timeout=30)
