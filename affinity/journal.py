@@ -298,7 +298,7 @@ class JournalWrite:
         """Characters of its payloads."""
         sent = sum([len(each.entry.payload) for each in self.appends if each.entry is not None])
         kept = sum([len(each.payload) for each in self.entries]) + sum([len(each.payload) for each in self.requests])
-        return kept + sent
+        return kept + sent + sum([len(each.note) for each in self.revisits])
 
 
 @frozen(kw_only=True)

@@ -399,10 +399,12 @@ class EventTypes:
     """The kinds of events of one kind of conversations: the built-in ones, and those of the application."""
 
     def __init__(self, events: Iterable[type[JournalEvent]] = ()) -> None:
-        """Raise `InvalidOptions` for a class that is no event, or a kind that is taken or malformed."""
+        """Raise `InvalidOptions` for a class that is no event, an answer to no kind, or a kind that is taken."""
         self._types: dict[str, type[JournalEvent]] = {kind_of(each): each for each in BUILT_IN}
         for each in events:
             kind = kind_of(each)
+            if issubclass(each, AnswerEvent) and not isinstance(getattr(each, "answers", None), str):
+                raise InvalidOptions(f"events: {each.__name__} is an answer: give it answers, the kind of its requests")
             if self._types.setdefault(kind, each) is not each:
                 raise InvalidOptions(f"events: {each.__name__} has the kind {kind!r}, which is taken")
 

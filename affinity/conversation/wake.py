@@ -376,6 +376,7 @@ class Wake(CommonCalls[None]):
             note=_as_json("note of a revisit", note),
         )
         if all(each.key != new.key for each in self._writing.revisits):
+            self._writing.measure(new.note)
             self._writing.revisits.append(new)
 
     # -- children
@@ -420,7 +421,7 @@ class Wake(CommonCalls[None]):
         entry = NewEntry(
             kind=event.kind, payload=spec.types.encode(event, meta), event_id=f"delegation/{delegation}", is_input=True
         )
-        self._writing.measure(entry)
+        self._writing.measure(entry.payload)
         self._append(ChildDelegated(child_id, delegation, spec.name, cycles))
         self._writing.appends.append(
             JournalAppend(

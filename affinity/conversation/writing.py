@@ -53,7 +53,7 @@ class WakeWriting:
     journals: JournalAccess
     max_entries: int
     size: int = 0
-    """Characters of the handler's entries, those for children too."""
+    """Characters of the handler's entries, those for children too, and of the notes of revisits."""
     processed: int = 0
     """The watermark from now on."""
     entries: list[NewEntry] = field(default_factory=list)
@@ -75,23 +75,29 @@ class WakeWriting:
         """
         if len(self.entries) >= self.max_entries:
             raise InvalidInput(f"the wake has appended {self.max_entries} entries, the limit (ConversationLimits)")
-        self.measure(self.note(event))
+        entry = self._entry(event)
+        self.measure(entry.payload)
+        self.entries.append(entry)
 
-    def measure(self, entry: NewEntry) -> None:
-        """Count an entry of the handler, for this journal or another one.
+    def measure(self, payload: str) -> None:
+        """Count what the handler adds, to this journal or another one.
 
         Raises:
             PayloadTooLarge: as `append`.
         """
-        self.size += len(entry.payload)
-        if self.size > MAX_BATCH_BYTES // 2:
-            raise PayloadTooLarge(f"the wake has appended {self.size} bytes, over the limit of {MAX_BATCH_BYTES // 2}")
+        size = self.size + len(payload)
+        if size > MAX_BATCH_BYTES // 2:
+            raise PayloadTooLarge(f"the wake has appended {size} bytes, over the limit of {MAX_BATCH_BYTES // 2}")
+        self.size = size
 
     def note(self, event: JournalEvent) -> NewEntry:
         """Add an entry of the conversation itself."""
-        entry = NewEntry(kind=event.kind, payload=self.types.encode(event), wake_id=self.wake_id)
+        entry = self._entry(event)
         self.entries.append(entry)
         return entry
+
+    def _entry(self, event: JournalEvent) -> NewEntry:
+        return NewEntry(kind=event.kind, payload=self.types.encode(event), wake_id=self.wake_id)
 
     def record(self, kind: str, fields: Mapping[str, Any]) -> NewEntry:
         """Add an entry of the conversation itself by its fields, without those that have their default: each wake has

@@ -155,6 +155,16 @@ def test_a_kind_that_is_taken_is_refused() -> None:
         EventTypes([dict])  # type: ignore[list-item]
 
 
+def test_an_answer_says_to_what() -> None:
+    """Otherwise no request of the application could expire."""
+
+    class Signed(affinity.AnswerEvent):
+        kind: Literal["user.signed"] = "user.signed"
+
+    with pytest.raises(InvalidOptions, match="Signed is an answer"):
+        EventTypes([Signed])
+
+
 def test_clients_send_inputs_only() -> None:
     check_input(Rated(1), "m-1")
     for event in (

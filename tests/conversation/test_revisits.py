@@ -9,7 +9,7 @@ import pytest
 
 import affinity
 from affinity import AgentMessage, RetryPolicy, UserMessage
-from affinity.errors import InvalidId, InvalidInput, InvalidOptions
+from affinity.errors import InvalidId, InvalidInput, InvalidOptions, PayloadTooLarge
 from tests.conversation.application import Chat, stage, status, until
 
 pytestmark = pytest.mark.anyio
@@ -150,6 +150,20 @@ async def test_revisits_are_bounded_and_checked(sqlite_url: str) -> None:
         await on.talk().ask(UserMessage("one"), timeout=30)
         assert len(await on.talk().revisits()) == 2
         assert refused == [InvalidInput]
+
+
+async def test_notes_count_for_the_bytes_of_a_wake(sqlite_url: str) -> None:
+    """One transaction writes them, and each later wake reads them."""
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for _ in range(4):
+            wake.revisit(60, note="x" * 2_000_000)
+        with pytest.raises(PayloadTooLarge, match="over the limit"):
+            wake.revisit(60, note="x" * 2_000_000)
+
+    async with stage(sqlite_url, handler, retry=RetryPolicy(max_attempts=1)) as on:
+        await on.talk().ask(UserMessage("one"), timeout=30)
+        assert len(await on.talk().revisits()) == 4
 
 
 @pytest.mark.parametrize("reason", ["a\0b", "a\ud800"])

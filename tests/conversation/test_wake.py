@@ -13,7 +13,7 @@ import affinity
 from affinity import AgentMessage, RetryPolicy, UserMessage, Wake
 from affinity.conversation import program
 from affinity.conversation.kinds import SIGNAL
-from affinity.errors import InvalidApp, InvalidInput, InvalidOptions, SessionError, WakeFailed
+from affinity.errors import InvalidApp, InvalidInput, InvalidOptions, PayloadTooLarge, SessionError, WakeFailed
 from affinity.worker.maintenance import code_version
 from tests.conversation.application import Chat, echo, kinds, make, stage, status, until
 
@@ -152,6 +152,22 @@ async def test_a_wake_that_tries_again_is_running(url: str, attempts: int) -> No
         assert await until(lambda: status(talk, "running"))
         go.set()
         assert await until(lambda: status(talk, "idle"))
+
+
+async def test_what_is_refused_for_its_size_is_not_appended(sqlite_url: str) -> None:
+    """And smaller entries are, that say so."""
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        for _ in range(8):
+            wake.append(AgentMessage("x" * 1_000_000))
+        with pytest.raises(PayloadTooLarge, match="over the limit"):
+            wake.append(AgentMessage("x" * 1_000_000))
+        wake.append(AgentMessage("that was too much"))
+
+    async with stage(sqlite_url, handler, retry=RetryPolicy(max_attempts=1)) as on:
+        reply = await on.talk().ask(UserMessage("one"), timeout=30)
+        assert reply.text == "that was too much"
+        assert len(reply.events) == 9
 
 
 @pytest.mark.parametrize("hangs", [True, False])
