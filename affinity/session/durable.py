@@ -22,14 +22,12 @@ from uuid import uuid4
 from pydantic_core import from_json, to_json
 
 from affinity.errors import NotSerializable, ResourceClosed, SessionError
+from affinity.limits import check_depth, check_payload
 from affinity.records import DurableResource, ResourceStore
-from affinity.session.resources import Resource
+from affinity.session.resources import LABEL, Resource
 from affinity.session.state import CachedState
 
 T = TypeVar("T")
-
-LABEL: Final = "affinity.resource/"
-"""Begins the labels of records that name what the session uses; then comes the name of the resource."""
 
 CLOSED: Final = "closed"
 """Value of such a label: the session has closed it."""
@@ -41,19 +39,21 @@ async def use_durable(resource: Resource[T], cached: CachedState[Any], ctx: Any)
     Raises:
         SessionError: this is no activity on a worker.
         ResourceClosed: the session has closed it, or it is gone.
+        NotSerializable, PayloadTooLarge: the handle has no JSON form, or is too large.
         Exception: what ``create`` or ``open`` raised.
     """
     store: ResourceStore | None = getattr(getattr(ctx, "session_store", None), "resources", None)
     if store is None or cached.store is not ctx.session_store:
         raise SessionError(f"resource {resource.name!r} is kept in the worker's database: use it in an activity")
-    found = cached.metadata.labels.get(LABEL + resource.name)
-    if found == CLOSED:
-        raise ResourceClosed(cached.session_id)
-    row = await (_begin(resource, cached, ctx, store) if found is None else store.get_resource(found))
-    if row is None or row.handle is None:
-        raise ResourceClosed(cached.session_id)
-    _set_label(cached, resource, row.resource_id)
-    return await cached.resources.hold(resource, row.resource_id, from_json(row.handle))
+    async with cached.resources.beginning(resource):  # parts of an activity that run at the same time share one
+        found = cached.metadata.labels.get(LABEL + resource.name)
+        if found == CLOSED:
+            raise ResourceClosed(cached.session_id)
+        row = await (_begin(resource, cached, ctx, store) if found is None else store.get_resource(found))
+        if row is None or row.handle is None or cached.metadata.labels.get(LABEL + resource.name) != found:
+            raise ResourceClosed(cached.session_id)
+        _set_label(cached, resource, row.resource_id)
+    return await cached.resources.hold(resource, row.resource_id, cached.session_id, from_json(row.handle))
 
 
 async def close_durable(resource: Resource[Any], cached: CachedState[Any]) -> None:
@@ -79,10 +79,12 @@ async def _begin(
     if row.handle is not None:
         return row
     handle = await resource.create_now(row.resource_id, cached.session_id)
+    what = f"the handle of resource {resource.name!r}"
     try:
         text = to_json(handle).decode()
     except ValueError as error:
-        raise NotSerializable(f"the handle of resource {resource.name!r} has no JSON form: {error}") from error
+        raise NotSerializable(f"{what} has no JSON form: {error}") from error
+    check_payload(check_depth(text, what), what)
     if not await store.set_resource_handle(row.resource_id, text):  # this attempt has been given up long ago
         await resource.destroy_now(row.resource_id, handle)
         raise SessionError(f"resource {resource.name!r} was given up while it was created")

@@ -28,6 +28,9 @@ from affinity.limits import check_id
 
 T = TypeVar("T")
 
+LABEL: Final = "affinity.resource/"
+"""Begins the labels of records that name what the session uses; then comes the name of the resource."""
+
 DISPOSE_SECONDS: Final = 30.0
 """A ``dispose`` or ``close`` that takes longer is cancelled and logged, so that a worker can stop."""
 
@@ -78,15 +81,16 @@ class Resource(Generic[T]):
 
             name: of a resource that outlives the process; needed with ``create``, and the same in each release.
             create: makes what outlives the process, given an id and the session's; it returns a handle, any JSON value.
-                The session uses it once the activity's result is committed, and so do its forks. Should the process end
-                meanwhile, ``destroy`` gets the id, so name or tag with it what you make. An app includes such a
-                resource, like `Sessions`.
+                The session uses it once the activity's result is committed, and so do the conversations that are made
+                from it, unless they begin with an initial state. Should the process end meanwhile, ``destroy`` gets the
+                id, so name or tag with it what you make. An app includes such a resource, like `Sessions`.
             destroy: frees it for good, given its id and its handle, when no session uses it any more, or the result was
                 never committed. The handle is None if ``create`` did not end. It may be called again after a crash.
 
         Raises:
             InvalidOptions: another ``on_error``; neither ``open`` nor ``create``; ``create`` without ``destroy`` or
                 ``name``, or one of these without it.
+            InvalidId: the name is too long for a label of a record.
         """
         if on_error not in {"keep", "dispose"}:
             raise InvalidOptions(f"on_error = {on_error!r}: must be 'keep' or 'dispose'")
@@ -95,7 +99,8 @@ class Resource(Generic[T]):
             each is None for each in durable
         ):
             raise InvalidOptions("a resource needs open=; or, to outlive the process, name=, create= and destroy=")
-        self._create, self._destroy, self.name = create, destroy, check_id(name, "name") if name is not None else ""
+        self._create, self._destroy, self.name = create, destroy, "" if name is None else check_id(name, "name")
+        check_id(LABEL + self.name, "the label of the resource")
         self._open = open if open is not None else lambda handle: handle
         self._close, self.key, self.on_error = close, key, on_error
         self._shared: dict[str, _Shared[T]] = {}
@@ -129,7 +134,7 @@ class Resource(Generic[T]):
 
     async def acquire(self, key: str, holder: object, given: Any = None) -> T:
         """The value of this key, opened if need be; ``holder`` holds it until it releases it once. ``given``: what
-        ``open`` gets in place of the key.
+        ``open`` gets in place of the key, of one that outlives the process.
 
         Raises:
             Exception: what ``open`` raised, in every call that waited for it; the next call opens it again.
@@ -137,7 +142,7 @@ class Resource(Generic[T]):
         shared = await self._find(key)
         shared.acquiring += 1
         try:
-            await shared.opening.run(partial(self._open_now, key if given is None else given, shared))
+            await shared.opening.run(partial(self._open_now, given if self.is_durable else key, shared))
             shared.holders.add(holder)
         finally:
             shared.acquiring -= 1
@@ -190,6 +195,7 @@ class HeldResources:
         self._keys: dict[Resource[Any], str] = {}
         self._failed: set[Resource[Any]] = set()  # to be released with the state
         self._closed: set[Resource[Any]] = set()
+        self._beginning: dict[Resource[Any], anyio.Lock] = {}
 
     def __bool__(self) -> bool:
         """Whether there is anything to keep when the state is dropped."""
@@ -208,16 +214,31 @@ class HeldResources:
         if resource in self._closed:
             raise ResourceClosed(session_id)
         key = self._keys.setdefault(resource, resource.key(session_id))
-        return await resource.acquire(key, self)
+        return await self._acquire(resource, key, session_id)
+
+    def beginning(self, resource: Resource[Any]) -> anyio.Lock:
+        """Held while the session finds or creates one that outlives the process, so that it has one."""
+        return self._beginning.setdefault(resource, anyio.Lock())
 
     def key_of(self, resource: Resource[Any]) -> str | None:
         """Which one the session holds."""
         return self._keys.get(resource)
 
-    async def hold(self, resource: Resource[T], key: str, given: Any) -> T:
-        """The value of one that outlives the process, held from now on."""
+    async def hold(self, resource: Resource[T], key: str, session_id: str, given: Any) -> T:
+        """The value of one that outlives the process, held from now on.
+
+        Raises:
+            ResourceClosed, Exception: as `get`.
+        """
         self._keys[resource] = key
-        return await resource.acquire(key, self, given)
+        return await self._acquire(resource, key, session_id, given)
+
+    async def _acquire(self, resource: Resource[T], key: str, session_id: str, given: Any = None) -> T:
+        value = await resource.acquire(key, self, given)
+        if self._keys.get(resource) != key:  # the session has closed it while it was opened
+            await resource.release(key, self)
+            raise ResourceClosed(session_id)
+        return value
 
     async def release(self, resource: Resource[Any]) -> None:
         """Hold it no longer. Raises nothing."""

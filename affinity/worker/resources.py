@@ -44,11 +44,22 @@ class ResourceSweeper:
                     limit=SWEEP_LIMIT,
                     seconds=TAKEN_SECONDS,
                 )
-                for taken in await self._health.retry(take):
-                    await self._destroy(taken)
+                destroyed: list[str] = []
+                async with anyio.create_task_group() as tasks:  # one after the other, they could take `TAKEN_SECONDS`
+                    for taken in await self._health.retry(take):
+                        tasks.start_soon(self._destroy, taken, destroyed)
+                if destroyed:
+                    await self._health.retry(partial(self._provider.remove_resources, destroyed))
 
-    async def _destroy(self, taken: DurableResource) -> None:
-        handle = None if taken.handle is None else from_json(taken.handle)
+    async def _destroy(self, taken: DurableResource, destroyed: list[str]) -> None:
+        """Destroy one, and add its id to those that are destroyed. Raises nothing."""
+        try:
+            handle = None if taken.handle is None else from_json(taken.handle)
+        except ValueError:
+            logger.exception(
+                "resource %s (%s) cannot be destroyed: its handle is unreadable", taken.name, taken.resource_id
+            )
+            return
         if await self._by_name[taken.name].destroy_now(taken.resource_id, handle):
-            await self._health.retry(partial(self._provider.remove_resources, [taken.resource_id]))
+            destroyed.append(taken.resource_id)
             logger.info("resource %s (%s) is destroyed: nothing uses it", taken.name, taken.resource_id)

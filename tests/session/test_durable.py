@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import anyio
 import pytest
 
 import affinity
 from affinity import ActivityContext, AgentMessage, OrchestrationContext, UserMessage
-from affinity.errors import InvalidApp, InvalidOptions, OrchestrationFailed, SessionError
+from affinity.errors import InvalidApp, InvalidId, InvalidOptions, OrchestrationFailed, PayloadTooLarge, SessionError
+from affinity.provider import open_provider
 from affinity.worker import resources as sweeping
 from tests.conversation.application import Chat, make, stage, until
+from tests.conversation.openrath import rebuild
 
 pytestmark = pytest.mark.anyio
 
@@ -246,3 +248,117 @@ def test_options_and_apps(boxes: Boxes) -> None:
     outer = affinity.App("outer")
     outer.include(app)
     assert outer.resources == (boxes.resource,)
+
+
+async def test_parts_that_run_at_the_same_time_share_one(url: str, boxes: Boxes) -> None:
+    found: list[str] = []
+
+    async def create(resource_id: str, session_id: str) -> dict[str, str]:
+        await anyio.sleep(0.05)
+        return boxes.create(resource_id, session_id)
+
+    resource = affinity.Resource(name="box", create=create, destroy=boxes.destroy, open=boxes.open)
+
+    async def act(wake: affinity.Wake, chat: Chat) -> None:
+        async def part() -> None:
+            found.append(await wake.resource(resource))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(part)
+            tasks.start_soon(part)
+        wake.append(AgentMessage("done"))
+
+    async with stage(url, make(act)) as found_stage:
+        await found_stage.talk("a").ask(UserMessage("go"), timeout=30)
+        assert found == [*boxes.there] * 2
+    assert len(resource) == 0
+
+
+async def test_a_handle_is_any_json_within_bounds(url: str, boxes: Boxes) -> None:
+    opened: list[object] = []
+    handles: list[object] = [None, "x" * 3_000_000]
+
+    def resource(name: str) -> affinity.Resource[object]:
+        return affinity.Resource(
+            name=name,
+            create=lambda *_: handles.pop(0),
+            destroy=boxes.destroy,
+            open=opened.append,
+        )
+
+    small, large = resource("small"), resource("large")
+
+    async def act(wake: affinity.Wake, _: Chat) -> None:
+        await wake.resource(small)
+        wake.append(AgentMessage("ok"))
+        with pytest.raises(PayloadTooLarge, match="the handle of resource 'large'"):
+            await wake.resource(large)
+
+    async with stage(url, make(act)) as found:
+        await found.talk("a").ask(UserMessage("go"), timeout=30)
+    assert opened == [None]
+    with pytest.raises(InvalidId, match="the label of the resource"):
+        resource("x" * 250)
+
+
+async def test_what_is_made_with_another_state_uses_it_too(url: str, boxes: Boxes) -> None:
+    """A fork at an earlier entry, and a compression; what has no state cannot, and says so."""
+
+    async def act(wake: affinity.Wake, chat: Chat) -> None:
+        chat.wakes += 1
+        box: str = await wake.resource(boxes.resource)
+        wake.append(AgentMessage(box))
+
+    async def summarise(_: object) -> str:
+        return "short"
+
+    async with stage(url, make(act, rebuild=rebuild)) as found:
+        talk = found.talk("a")
+        box = (await talk.ask(UserMessage("one"), timeout=30)).text
+        await talk.fork("fork", at=1)
+        await talk.compress(into="short", summarise=summarise)
+        await talk.compress(into="given", summarise=summarise, state=Chat())
+        for name in ("fork", "short", "given"):
+            record = await found.client.session_store.load(name)
+            assert record is not None
+            assert record.metadata.labels["affinity.resource/box"] == box
+    async with stage(url, make(act), workers=0) as found:
+        await found.talk("new").send(UserMessage("waits"))
+        with pytest.raises(InvalidOptions, match="'new' has no state"):
+            await found.talk("new").merge("a", into="m")
+        await found.talk("new").merge("a", into="m", state=Chat())
+
+
+@asynccontextmanager
+async def unused(url: str, app: affinity.App, handles: dict[str, str]) -> AsyncIterator[affinity.Worker]:
+    """A worker, in whose database these resources are unused."""
+    async with aclosing(await open_provider(url)) as provider:
+        for number, (resource_id, handle) in enumerate(handles.items()):
+            await provider.begin_resource(resource_id, "box", ("gone", 1, number), held=None)
+            await provider.set_resource_handle(resource_id, handle)
+    async with affinity.Worker(app, url) as worker:
+        yield worker
+
+
+async def test_an_unreadable_handle_stays_and_ends_no_worker(url: str, boxes: Boxes) -> None:
+    app = affinity.App("boxes")
+    app.include(boxes.resource)
+    async with unused(url, app, {"bad": "{no", "good": "1"}):
+        await until(lambda: _is(boxes.destroyed == ["good"]))
+
+
+async def test_one_that_is_slow_delays_no_other(url: str) -> None:
+    """So that all are destroyed before another worker may take them."""
+    begun: list[str] = []
+    both = anyio.Event()
+
+    async def destroy(resource_id: str, _: object) -> None:
+        begun.append(resource_id)
+        if len(begun) == 2:
+            both.set()
+        await both.wait()
+
+    app = affinity.App("boxes")
+    app.include(affinity.Resource(name="box", create=lambda *_: None, destroy=destroy))
+    async with unused(url, app, {"a": "1", "b": "2"}):
+        await until(lambda: _is(sorted(begun) == ["a", "b"]))

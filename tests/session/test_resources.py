@@ -14,6 +14,7 @@ import pytest
 
 from affinity.errors import InvalidOptions, ResourceClosed, SessionError, SessionLoadFailed
 from affinity.session import Resource, Sessions
+from affinity.session.resources import HeldResources
 from tests.session.activities import Chat, CountingStore, Host
 
 pytestmark = pytest.mark.anyio
@@ -434,3 +435,26 @@ async def test_whatever_happens_each_opening_is_closed_once(seed: int) -> None:
     assert opened > 5
     assert not +is_open
     assert len(resource) == 0
+
+
+async def test_one_that_is_closed_while_it_opens_is_closed() -> None:
+    gate = anyio.Event()
+    log: list[str] = []
+
+    async def open_slowly(key: str) -> str:
+        await gate.wait()
+        return key
+
+    resource: Resource[str] = Resource(open=open_slowly, close=lambda key, _: log.append(key))
+    held = HeldResources()
+
+    async def use() -> None:
+        with pytest.raises(ResourceClosed):
+            await held.get(resource, "s")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(use)
+        await anyio.wait_all_tasks_blocked()
+        await held.close(resource)
+        gate.set()
+    assert (log, len(resource)) == (["s"], 0)

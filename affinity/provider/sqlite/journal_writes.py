@@ -53,7 +53,7 @@ class JournalChecker:
     def write_to_others(self) -> None:
         """Create and append to other journals, as accepted."""
         writes = self._passed.values()
-        lineage.create(self._tx, [birth for write in writes for birth in write.births])
+        lineage.create(self._tx, [birth for write in writes for birth in write.births], of_wakes=True)
         if appends := [one for write in writes for one in write.appends]:
             journals.append_of_wakes(self._tx, appends)
 

@@ -40,19 +40,20 @@ class _Source(NamedTuple):
         return self.last_seq if part.up_to is None else part.up_to
 
 
-def create(tx: Tx, births: Sequence[JournalBirth]) -> list[BirthResult]:
-    return [_create(tx, birth) for birth in births]
+def create(tx: Tx, births: Sequence[JournalBirth], *, of_wakes: bool = False) -> list[BirthResult]:
+    """``of_wakes``: no quota refuses what a wake creates."""
+    return [_create(tx, birth, of_wakes) for birth in births]
 
 
 def fits(tx: Tx, write: JournalWrite) -> bool:
     """Whether the lease of a journal's home passes the fence, and all births of a write can be applied."""
     if write.home is not None and tx.value(SQL["has_moved"], write.home._asdict()):
         return False
-    refusals = [find_refusal(tx, birth) for birth in write.births]
+    refusals = [find_refusal(tx, birth, of_wake=True) for birth in write.births]
     return all(refused is None or refused.outcome == "repeated" for refused in refusals)
 
 
-def find_refusal(tx: Tx, birth: JournalBirth) -> BirthResult | None:
+def find_refusal(tx: Tx, birth: JournalBirth, *, of_wake: bool) -> BirthResult | None:
     """What becomes of a birth that is not applied; None: nothing is in its way."""
     for journal_id, last_seq, *made in tx.gather(SQL["present"], {"session_id": birth.session_id}):
         is_same = made == [birth.lineage, birth.operator, list(birth.parents)]
@@ -60,7 +61,7 @@ def find_refusal(tx: Tx, birth: JournalBirth) -> BirthResult | None:
     if tx.value(SQL["taken"], {"session_id": birth.session_id, "journal_id": birth.start.journal_id}):
         return BirthResult("taken")
     outcome = _check_sources(birth, _read_sources(tx, birth))
-    if outcome is None and _is_over_quota(tx, birth):
+    if outcome is None and not of_wake and _is_over_quota(tx, birth):
         outcome = "over_quota"
     return None if outcome is None else BirthResult(outcome)
 
@@ -92,8 +93,8 @@ def _is_over_quota(tx: Tx, birth: JournalBirth) -> bool:
     return too_large or (most.instances is not None and tx.value(quotas.SQL["counted"]) >= most.instances)
 
 
-def _create(tx: Tx, birth: JournalBirth) -> BirthResult:
-    refused = find_refusal(tx, birth)
+def _create(tx: Tx, birth: JournalBirth, of_wake: bool) -> BirthResult:
+    refused = find_refusal(tx, birth, of_wake=of_wake)
     if refused is not None:
         return refused
     sources = _read_sources(tx, birth)
