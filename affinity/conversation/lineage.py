@@ -43,7 +43,7 @@ from affinity.journal import (
 )
 from affinity.limits import MAX_PAGE, check_id, check_payload
 from affinity.records import SessionRecord, SessionState, SessionStore, frozen
-from affinity.session.durable import LABEL
+from affinity.session.resources import LABEL
 
 Summarise: TypeAlias = Callable[[Sequence[JournalEntry]], Awaitable[str | UserMessage | AgentMessage]]
 """Writes a summary of entries. The usage of an `AgentMessage` counts for the new conversation."""
@@ -51,8 +51,11 @@ Summarise: TypeAlias = Callable[[Sequence[JournalEntry]], Awaitable[str | UserMe
 MAX_EXTRAS: Final = 16 * 1024
 """Bytes of the extras of a lineage."""
 
-_MAX_IMPORTED_EXTRAS: Final = 4 * MAX_EXTRAS
-"""The same of an import, which has the lineage that it had there too."""
+MAX_IMPORTED_EXTRAS: Final = 4 * MAX_EXTRAS
+"""Those of an import have the lineage of what was exported, too."""
+
+_CARRYING: Final = frozenset({"compress", "detach", "import"})
+"""Kinds of lineage that cut off what has been used before, and so have its usage in their extras."""
 
 
 @frozen(kw_only=True)
@@ -128,7 +131,10 @@ class BirthPlanner:
         beside: bool | None,
     ) -> JournalBirth:
         """See `CommonCalls.fork` and `CommonCalls.detach`."""
-        own = await self._own(source)
+        own, *ancestors = await self._lineage(source)
+        extras = dict(extras or {})
+        if lineage == "detach" and ((usage := _inherited_usage([own, *ancestors])) or "usage" in extras):
+            extras["usage"] = dict(usage)
         copies, state = True, None
         if at is not None:
             page = await self.page(JournalQuery(session_id=source, limit=1))
@@ -137,12 +143,12 @@ class BirthPlanner:
                     source, f"its journal has entries {page.first_seq} to {page.last_seq}, not {at!r:.80}"
                 )
             copies = at == page.last_seq and not self._in_wake
-            state = None if copies else await self._rebuilt(source, new_id, at)
+            state = None if copies else await self._using(source, await self._rebuilt(source, new_id, at))
         return self._birth(
             new_id,
             lineage=lineage,
             operator=operator,
-            extras=extras or {},
+            extras=extras,
             parents=[own.journal_id] if lineage == "fork" else [],
             base=JournalRange(own.journal_id, at),
             copies_state=copies,
@@ -180,11 +186,13 @@ class BirthPlanner:
             raise InvalidOptions(f"{left!r} and {right!r} use different resources: name the side to keep")
         kept = {**used, **of_right} if keep == "right" else {**of_right, **used}
         if given is not None:
-            given = replace(given, metadata=replace(given.metadata, labels={**given.metadata.labels, **kept}))
-        elif kept != used and copied is not None:
-            given = _state_with(copied, new_id, kept)
-        else:
+            given = _labelled(given, kept)
+        elif kept == used:
             base = JournalRange(one.journal_id)
+        elif copied is None:
+            raise InvalidOptions(f"{left!r} has no state that could use the resources of {right!r}: give state=")
+        else:
+            given = _state_with(copied, new_id, kept)
         return self._birth(
             new_id,
             lineage="merge",
@@ -228,6 +236,8 @@ class BirthPlanner:
             "usage": dict(usage),
         }
         entry = NewEntry(kind=message.kind, payload=self._kind.types.encode(message))
+        if state is None:
+            given = await self._summarised(new_id, message, entry.payload)
         return self._birth(
             new_id,
             lineage="compress",
@@ -235,14 +245,14 @@ class BirthPlanner:
             extras={**(extras or {}), **about},
             parents=[own.journal_id],
             entries=[entry],
-            state=await self._summarised(new_id, message, entry.payload) if state is None else given,
+            state=await self._using(source, given),
             home=_home_beside(own, source, beside),
         )
 
     async def export(self, source: str) -> AsyncIterator[str]:
         """See `LineageCalls.export`."""
-        record, page = await self._snapshot(source)
         lineage = await self._lineage(source)
+        record, page = await self._snapshot(source)
         for line in lineage_lines(lineage, page, _inherited_usage(lineage)):
             yield line
         if record is not None:
@@ -266,26 +276,20 @@ class BirthPlanner:
             lineage="import",
             operator=None,
             extras=found.extras,
-            most_extras=_MAX_IMPORTED_EXTRAS,
             home=None,
             parents=[],
             entries=found.entries,
             state=None if found.record is None else replace(found.record, session_id=new_id),
         )
 
-    async def check_repeated(self, birth: JournalBirth) -> None:
-        """Refuse a birth whose id has been given to another one, which the provider takes for the same: it compares the
-        parents, and a detached or imported conversation has none.
+    async def is_taken(self, new_id: str) -> bool:
+        """Whether there is a journal, or a record of state, of this id."""
+        return bool(await self._reads.lineage(new_id)) or await self._records.load(new_id) is not None
 
-        Raises:
-            ConversationExists: it has another source, or was forked at another entry.
-            UnknownConversation, ConversationKindMismatch: as `page`.
-        """
-        own = await self._own(birth.session_id)
-        at = None if birth.base is None or birth.lineage == "merge" else birth.base.up_to
-        is_elsewhere = at is not None and own.base is not None and own.base.up_to != at
-        if is_elsewhere or _source_of(own) != _source_of(birth):
-            raise ConversationExists(birth.session_id, "its id is in use")
+    async def has_made(self, birth: JournalBirth) -> bool:
+        """Whether a journal that the same operator has made from the same parents is the one of this birth, too."""
+        found = await self._reads.lineage(birth.session_id)
+        return not found or _is_made_by(birth, found[0])
 
     async def ancestors(self, source: str) -> Sequence[Ancestor]:
         """See `CommonCalls.ancestors`."""
@@ -346,6 +350,11 @@ class BirthPlanner:
                 return record, page
             before = page
 
+    async def _using(self, source: str, state: SessionState | None) -> SessionState | None:
+        """A new state, which uses the resources that a conversation uses."""
+        used = {} if state is None else _resources_of(await self._records.load(source))
+        return state if state is None or not used else _labelled(state, used)
+
     async def _summarised(self, new_id: str, message: UserMessage, payload: str) -> SessionState | None:
         if self._states is None or not self._states.can_rebuild:
             return None
@@ -369,7 +378,6 @@ class BirthPlanner:
         operator: str | None,
         extras: Mapping[str, JsonValue],
         home: str | None,
-        most_extras: int = MAX_EXTRAS,
         **fields: Any,
     ) -> JournalBirth:
         try:
@@ -384,7 +392,7 @@ class BirthPlanner:
             message=WAKE_MESSAGE,
             lineage=lineage,
             operator=lineage if operator is None else check_id(operator, "operator"),
-            extras=check_payload(text, "extras", most_extras),
+            extras=check_payload(text, "extras", MAX_IMPORTED_EXTRAS if lineage == "import" else MAX_EXTRAS),
             **fields,
         )
 
@@ -404,14 +412,6 @@ def check_birth(birth: JournalBirth, result: BirthResult) -> None:
             raise UnknownEntry(birth.session_id, "what it is to be made from does not have these entries")
 
 
-def _source_of(made: JournalBirth | JournalLineage) -> int | None:
-    """Journal id of the base, or of the journal that an import was exported from."""
-    if made.lineage != "import":
-        return None if made.base is None else made.base.journal_id
-    exported: Any = from_json(made.extras).get("exported")
-    return exported[0]["journal_id"] if exported else None
-
-
 def _home_beside(own: JournalLineage, source: str, beside: bool | None) -> str | None:
     """The home of what is made from a journal."""
     if beside is None:
@@ -423,6 +423,24 @@ def _resources_of(record: SessionRecord | None) -> dict[str, str]:
     """The labels of a record that name resources."""
     labels = {} if record is None else dict(record.metadata.labels)
     return {name: value for name, value in labels.items() if name.startswith(LABEL)}
+
+
+def _labelled(state: SessionState, resources: Mapping[str, str]) -> SessionState:
+    """A state with these resources."""
+    return replace(state, metadata=replace(state.metadata, labels={**state.metadata.labels, **resources}))
+
+
+def _is_made_by(birth: JournalBirth, made: JournalLineage) -> bool:
+    """What does not depend on the moment: the base and its number, the home, and what was imported."""
+    base, found = birth.base, made.base
+    if (base is None) != (found is None) or birth.home != made.home:
+        return False
+    if base is not None and found is not None and base.journal_id != found.journal_id:
+        return False
+    at = None if base is None or birth.lineage == "merge" else base.up_to
+    if at is not None and found is not None and at != found.up_to:
+        return False
+    return birth.lineage != "import" or birth.extras == made.extras
 
 
 def _state_with(record: SessionRecord, session_id: str, resources: Mapping[str, str]) -> SessionState:
@@ -467,7 +485,7 @@ def _inherited_usage(lineage: Sequence[JournalLineage]) -> dict[str, int]:
         if row is None or row.journal_id in seen:
             continue
         seen.add(row.journal_id)
-        usage = _extras(row).get("usage")
+        usage = _extras(row).get("usage") if row.lineage in _CARRYING else None
         if isinstance(usage, dict):
             total = _added(total, usage)
         else:

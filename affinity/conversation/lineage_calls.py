@@ -12,7 +12,7 @@ from affinity.conversation.kinds import ConversationKind
 from affinity.conversation.lineage import Ancestor, BirthPlanner, LineageState, Summarise, check_birth
 from affinity.conversation.reading import EntryReader, Read
 from affinity.conversation.transfer import read_lines
-from affinity.errors import QuotaExceeded
+from affinity.errors import ConversationExists, QuotaExceeded
 from affinity.journal import JournalBirth
 
 M = TypeVar("M")
@@ -145,7 +145,8 @@ class LineageCalls(CommonCalls[M], Generic[M]):
             extras: as for `fork`.
 
         Raises:
-            InvalidOptions: the sides use different resources, and ``keep`` is not given.
+            InvalidOptions: the sides use different resources, and ``keep`` is not given; or the left one has no state
+                yet, and the right one uses resources.
             ClientError, InvalidInput: as for `fork`.
         """
         made_by = {"operator": operator, "extras": extras, "keep": keep}
@@ -188,9 +189,9 @@ class LineageCalls(CommonCalls[M], Generic[M]):
             result = await self._client.journals.create(birth)
             if result.outcome != "beyond" or not left:
                 break
-        if result.outcome == "repeated":
-            await self._planner.check_repeated(birth)
         if result.outcome == "over_quota":
             raise QuotaExceeded("instances", (await self._client.quotas()).instances or 0)
+        if result.outcome == "repeated" and not await self._planner.has_made(birth):
+            raise ConversationExists(new_id, "its id is in use")
         check_birth(birth, result)
         return cast(M, type(self)(self._client, self._kind, new_id, self._states))

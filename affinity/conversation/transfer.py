@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, TypeAlias
+from functools import partial
+from typing import Annotated, Any, Final, TypeAlias
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, JsonValue, field_validator
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
 from pydantic_core import from_json, to_json
 
 from affinity.conversation.events import check_kind
@@ -37,7 +38,9 @@ _END_OF_TIME: Final = datetime(9999, 1, 1, tzinfo=UTC)
 _MOST: Final = 20
 """Ancestors whose ids an import keeps in the extras, which are bounded."""
 
-_KEPT: Final = {"conversation_id", "journal_id", "lineage", "operator", "distance", "created_at"}
+_KEPT: Final = {"conversation_id", "journal_id", "lineage", "operator", "distance", "created_at", "last_seq"}
+
+_Id = Annotated[str, AfterValidator(partial(check_id, what="it"))]
 
 
 class _Node(BaseModel):
@@ -61,6 +64,7 @@ class _Conversation(_Node):
     format: int
     kind: str
     processed: int
+    last_seq: int | None = None  # of its entries; 0: it has none; None: of an export that does not say it
     usage: dict[str, int] = {}  # of what compressions have left out
 
 
@@ -70,19 +74,12 @@ class _Entry(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     seq: int
-    kind: str
+    kind: Annotated[str, AfterValidator(check_kind)]
     payload: dict[str, JsonValue]
-    event_id: str | None = None
-    wake_id: str | None = None
+    event_id: _Id | None = None
+    wake_id: _Id | None = None
     is_input: bool = False
-    recorded_at: AwareDatetime
-
-    @field_validator("recorded_at")
-    @classmethod
-    def _check_time(cls, value: datetime) -> datetime:
-        if not _FIRST_TIME <= value < _END_OF_TIME:
-            raise ValueError("it must be of the years 1 to 9998")
-        return value
+    recorded_at: Annotated[AwareDatetime, Field(ge=_FIRST_TIME, lt=_END_OF_TIME)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,29 +90,8 @@ class Imported:
     ancestors: list[_Node] = field(default_factory=list)
     record: SessionState | None = None
     entries: list[NewEntry] = field(default_factory=list)
+    last_seq: int = 0
     event_ids: set[str] = field(default_factory=set)
-
-    def add(self, entry: _Entry) -> None:
-        """Add the next entry; an input that was processed is none any more.
-
-        Raises:
-            ValueError: no conversation has such an entry here.
-        """
-        if entry.event_id is not None:
-            if check_id(entry.event_id, "event id") in self.event_ids:
-                raise ValueError(f"the event id {entry.event_id!r} is that of another entry")
-            self.event_ids.add(entry.event_id)
-        moved = len(self.entries) + 1 - entry.seq
-        text = to_json(_moved(entry, moved) if moved else entry.payload).decode()
-        new = NewEntry(
-            kind=check_kind(entry.kind),
-            payload=check_payload(check_depth(text, "the entry"), "the entry"),
-            event_id=entry.event_id,
-            wake_id=None if entry.wake_id is None else check_id(entry.wake_id, "wake"),
-            is_input=entry.is_input and entry.seq > self.conversation.processed,
-            recorded_at=entry.recorded_at,
-        )
-        self.entries.append(new)
 
     @property
     def extras(self) -> dict[str, JsonValue]:
@@ -123,14 +99,40 @@ class Imported:
         nodes: list[JsonValue] = [
             node.model_dump(mode="json", include=_KEPT) for node in (self.conversation, *self.ancestors[:_MOST])
         ]
-        usage: dict[str, JsonValue] = {**self.conversation.usage}
-        return {**self.conversation.extras, "exported": nodes, **({"usage": usage} if usage else {})}
+        return {**self.conversation.extras, "exported": nodes, "usage": dict(self.conversation.usage)}
+
+    def add(self, entry: _Entry) -> None:
+        """Add an entry behind the others; an input that was processed is none any more.
+
+        Raises:
+            ValueError: it does not belong there, or is too large.
+        """
+        if entry.seq <= self.last_seq:
+            raise ValueError(f"entry {entry.seq} comes behind entry {self.last_seq}")
+        if entry.event_id in self.event_ids:
+            raise ValueError(f"the event id {entry.event_id!r} comes twice")
+        self.last_seq = entry.seq
+        self.event_ids.update([] if entry.event_id is None else [entry.event_id])
+        moved = len(self.entries) + 1 - entry.seq
+        payload = to_json(_moved(entry, moved) if moved else entry.payload).decode()
+        self.entries.append(
+            NewEntry(
+                kind=entry.kind,
+                payload=check_payload(check_depth(payload, "it"), "it"),
+                event_id=entry.event_id,
+                wake_id=entry.wake_id,
+                is_input=entry.is_input and entry.seq > self.conversation.processed,
+                recorded_at=entry.recorded_at,
+            )
+        )
 
 
 def lineage_lines(lineage: Sequence[JournalLineage], page: JournalPage, usage: Mapping[str, int]) -> list[str]:
     """The first lines of an export; ``usage``: of what compressions have left out."""
     own, *ancestors = lineage
-    head = {"format": FORMAT, "kind": page.kind, "processed": page.processed, "usage": usage, **_node(own)}
+    last_seq = page.last_seq if page.last_seq >= page.first_seq else 0
+    about = {"kind": page.kind, "processed": page.processed, "last_seq": last_seq, "usage": usage}
+    head = {"format": FORMAT, **about, **_node(own)}
     return [_line("conversation", head), *[_line("ancestor", _node(each)) for each in ancestors]]
 
 
@@ -156,7 +158,8 @@ async def read_lines(lines: Lines) -> Imported:
     """The lines of an export.
 
     Raises:
-        InvalidInput: a line is none of an export, or the lines are not in order; the message has its number.
+        InvalidInput: a line is none of an export, or the lines are not in order; the message has its number. Or the
+            last ones are missing.
     """
     found: Imported | None = None
     number = 0
@@ -168,6 +171,10 @@ async def read_lines(lines: Lines) -> Imported:
             raise InvalidInput(f"line {number} is none of a conversation's export: {problem_of(error)}") from error
     if found is None:
         raise InvalidInput("an export of a conversation begins with a line of the conversation")
+    if found.conversation.last_seq not in {None, found.last_seq}:
+        raise InvalidInput(
+            f"the export ends with entry {found.last_seq}, of {found.conversation.last_seq}: it is cut off"
+        )
     return found
 
 

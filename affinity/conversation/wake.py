@@ -496,7 +496,7 @@ class Wake(CommonCalls[None]):
         await self._create(await plan(self.conversation_id, *args, **options))
 
     async def _create(self, birth: JournalBirth) -> None:
-        taken = await self._parts.journals.lineage(birth.session_id)
+        taken = await self._planner.is_taken(birth.session_id)
         if taken or any(each.session_id == birth.session_id for each in self._writing.births):
             raise ConversationExists(birth.session_id, "its id is in use")
         self._writing.births.append(birth)

@@ -1,0 +1,157 @@
+"""The lineage of conversations: repeated calls, what is carried on, exports that were changed or cut off."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import affinity
+from affinity import AgentMessage, JournalEntry, UserMessage
+from affinity.client import Quotas
+from affinity.errors import ConversationExists, InvalidInput, WakeFailed
+from tests.conversation.application import Chat, Stage, stage
+from tests.conversation.openrath import LONG, say, texts
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def idle(url: str) -> Any:
+    """A client, and no worker."""
+    async with stage(url, workers=0) as found:
+        yield found
+
+
+async def summarise(_: Sequence[JournalEntry]) -> str:
+    """A summary."""
+    return "short"
+
+
+async def test_a_repeated_call_gives_what_it_would_have_made(idle: Stage) -> None:
+    """Another base, number, home or export is another conversation, and its id is in use."""
+    a, b = idle.talk("a"), idle.talk("b")
+    for talk in (a, b):
+        await talk.send(UserMessage(f"one {talk.conversation_id}"))
+    await a.detach("d")
+    await a.send(UserMessage("two"))
+    assert await texts(await a.detach("d")) == ["one a"]
+    await a.fork("f", at=1)
+    assert await texts(await a.fork("f", at=1)) == ["one a"]
+    exports = [[line async for line in talk.export()] for talk in (a, b)]
+    await a.send(UserMessage("three"))
+    exports.append([line async for line in a.export()])
+    await idle.talk("i").import_(exports[0])
+    await idle.talk("i").import_(exports[0])
+    for call in (
+        b.detach("d"),
+        a.fork("f", at=2),
+        a.fork("f", beside=True),
+        idle.talk("i").import_(exports[1]),
+        idle.talk("i").import_(exports[2]),
+    ):
+        with pytest.raises(ConversationExists):
+            await call
+
+
+async def test_a_wake_does_not_fork_into_a_record(url: str) -> None:
+    """It fails with the reason, and not as one that never comes to an end."""
+
+    async def branch(wake: affinity.Wake, _: Chat) -> None:
+        await wake.fork("used")
+
+    async with stage(url, branch, retry=affinity.RetryPolicy(max_attempts=1)) as found:
+        async with found.conversations.open("used", store=found.client.session_store) as chat:
+            chat.wakes = 1
+        with pytest.raises(WakeFailed, match="ConversationExists"):
+            await found.talk("a").ask(UserMessage("go"), timeout=LONG)
+
+
+async def test_no_quota_refuses_what_a_wake_forks(sqlite_url: str) -> None:
+    """On PostgreSQL the function of the released schema still counts it."""
+
+    async def branch(wake: affinity.Wake, _: Chat) -> None:
+        if wake.conversation_id == "a":
+            await wake.fork("f1")
+            await wake.fork("f2")
+        wake.append(AgentMessage("done"))
+
+    async with stage(sqlite_url, branch) as found:
+        await found.client.set_quotas(Quotas(instances=2))
+        await say(found.talk("a"), "go")
+        assert await texts(found.talk("f1")) == await texts(found.talk("f2")) == ["go", "done"]
+
+
+async def test_usage_is_carried_on_and_no_extras_change_it(url: str) -> None:
+    async def spend(wake: affinity.Wake, _: Chat) -> None:
+        wake.append(AgentMessage("done", {"tokens": 10}))
+
+    async with stage(url, spend) as found:
+        await say(found.talk("a"), "one")
+        short = await found.talk("a").compress(into="s", summarise=summarise)
+        detached = await short.detach("d", extras={"usage": {"tokens": 1}})
+        fork = await short.fork("f", extras={"usage": {"tokens": "many"}})
+        imported = found.talk("i")
+        await imported.import_([line async for line in fork.export()])
+        for talk in (short, detached, fork, await detached.detach("e"), imported):
+            assert await talk.usage() == {"tokens": 10}
+
+
+async def test_a_state_is_exported_with_its_entries(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wake that ends between the two reads."""
+    async with stage(url) as found:
+        talk, store = found.talk("a"), type(found.client.session_store)
+        await say(talk, "one")
+        load, left = store.load, ["two"]
+
+        async def late(self: Any, session_id: str) -> Any:
+            record = await load(self, session_id)
+            if left:
+                await say(talk, left.pop())
+            return record
+
+        monkeypatch.setattr(store, "load", late)
+        lines = [json.loads(line) async for line in talk.export()]
+        (record,) = [line["record"] for line in lines if "record" in line]
+        assert record["state"]["received"] == ["one", "two"]
+        assert left == []
+
+
+async def test_an_export_that_was_changed_is_refused(idle: Stage) -> None:
+    talk = idle.talk("a")
+    await talk.send(UserMessage("one"), event_id="e1")
+    await talk.send(UserMessage("two"), event_id="e2")
+    head, first, last = [line async for line in talk.export()]
+
+    def changed(**fields: Any) -> str:
+        entry = json.loads(last)["entry"] | fields
+        return json.dumps({"entry": entry})
+
+    for lines, problem in (
+        ([head, first], "ends with entry 1, of 2: it is cut off"),
+        ([head], "ends with entry 0, of 2: it is cut off"),
+        ([head, last, first], "line 3 .* entry 1 comes behind entry 2"),
+        ([head, first, last, last], "line 4 .* entry 2 comes behind entry 2"),
+        ([head, first, changed(event_id="e1")], "line 3 .* 'e1' comes twice"),
+        ([head, first, changed(event_id="x" * 300)], "line 3 .* over the limit of 256"),
+        ([head, first, changed(wake_id="\0")], "line 3 .* control character"),
+        ([head, first, changed(kind="")], "line 3 .* an event's kind"),
+        ([head, first, changed(payload={"text": "x" * 3_000_000})], "line 3 .* over the limit of"),
+        ([head, first, changed(recorded_at="9999-12-31T23:59:59.999999-12:00")], "line 3 .* recorded_at"),
+    ):
+        with pytest.raises(InvalidInput, match=problem):
+            await idle.talk("b").import_(lines)
+    await idle.talk("b").import_([head, first, last])
+    assert await texts(idle.talk("b")) == ["one", "two"]
+
+
+async def test_what_has_large_extras_is_imported(idle: Stage) -> None:
+    talk = idle.talk("a")
+    await talk.send(UserMessage("one"))
+    fork = await talk.fork("b", extras={"x": "y" * 16_000})
+    await idle.talk("c").import_([line async for line in fork.export()])
+    again = [line async for line in idle.talk("c").export()]
+    await idle.talk("d").import_(again)
+    assert (await idle.talk("d").ancestors())[0].extras["x"] == "y" * 16_000
