@@ -150,8 +150,8 @@ async def test_an_export_that_was_changed_is_refused(idle: Stage) -> None:
 async def test_what_has_large_extras_is_imported(idle: Stage) -> None:
     talk = idle.talk("a")
     await talk.send(UserMessage("one"))
-    fork = await talk.fork("b", extras={"x": "y" * 16_000})
+    fork = await talk.fork("b", extras={"x": "y" * 16_350})
     await idle.talk("c").import_([line async for line in fork.export()])
     again = [line async for line in idle.talk("c").export()]
     await idle.talk("d").import_(again)
-    assert (await idle.talk("d").ancestors())[0].extras["x"] == "y" * 16_000
+    assert (await idle.talk("d").ancestors())[0].extras["x"] == "y" * 16_350
