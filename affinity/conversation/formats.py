@@ -7,9 +7,11 @@ of a talk (spans, statuses, requests for confirmation) have no message.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
+from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
 from affinity.conversation.events import (
@@ -23,7 +25,7 @@ from affinity.conversation.events import (
     UserMessage,
     text_of,
 )
-from affinity.errors import InvalidInput
+from affinity.errors import InvalidInput, problem_of
 
 Message: TypeAlias = dict[str, Any]
 """A message of an API: JSON values by name."""
@@ -36,21 +38,22 @@ class Transcript(NamedTuple):
     events: Sequence[JournalEvent]
 
 
-@dataclass(slots=True)
-class _Assistant:
-    """One message of the assistant: text, and calls of tools."""
-
-    message_id: str
-    content: Content | None = None
-    calls: list[ToolUse | CustomToolUse] = field(default_factory=list)
-
-
 class _Result(NamedTuple):
     """The result of one call."""
 
     tool_use_id: str
     content: Any
     is_error: bool
+
+
+@dataclass(slots=True)
+class _Assistant:
+    """One message of the assistant: text, calls of tools, and the results that they have, whenever those came."""
+
+    message_id: str
+    content: Content | None = None
+    calls: list[ToolUse | CustomToolUse] = field(default_factory=list)
+    results: list[_Result] = field(default_factory=list)
 
 
 # -- events to messages
@@ -66,7 +69,8 @@ def to_openai(events: Iterable[JournalEvent], *, system: Sequence[str] = ()) -> 
             case _Assistant():
                 found.append(_openai_assistant(part))
             case _Result():
-                found.append({"role": "tool", "tool_call_id": part.tool_use_id, "content": _as_text(part.content)})
+                content = part.content if _is_text(part.content) else _as_text(part.content)
+                found.append({"role": "tool", "tool_call_id": part.tool_use_id, "content": content})
     return found
 
 
@@ -89,41 +93,52 @@ def to_anthropic(events: Iterable[JournalEvent]) -> list[Message]:
 
 
 def _parts(events: Iterable[JournalEvent]) -> Iterator[UserMessage | _Assistant | _Result]:
-    """The talk in the order of its messages; a call and the text before it, of one reply of the model, are together."""
-    reply: _Assistant | None = None
-    calls: dict[str, str] = {}  # tool_use_id, by the id of the request of a tool that the client runs
+    """The talk in the order of its messages; a call and the text before it, of one reply of the model, are together.
+
+    Both APIs want the results of calls directly behind them, and one of each. In a journal something else may stand
+    between the two, such as a message that came while a person was asked.
+    """
+    talk: list[UserMessage | _Assistant | _Result] = []
+    open_calls: dict[str, list[_Assistant]] = {}  # by the id of the call; models may use one again
+    requests: dict[str, str] = {}  # ids of the calls, by those of the requests of tools that the client runs
     for event in events:
         match event:
             case AgentMessage() | ToolUse() | CustomToolUse():
-                if isinstance(event, CustomToolUse):
-                    calls[event.request_id] = event.tool_use_id or event.request_id
-                if reply is not None and not _continues(reply, event):
-                    yield reply
-                    reply = None
-                reply = reply or _Assistant(event.message_id)
+                reply = talk[-1] if talk else None
+                if not (isinstance(reply, _Assistant) and _continues(reply, event)):
+                    talk.append(reply := _Assistant(event.message_id))
                 _add(reply, event)
-                continue
+                if not isinstance(event, AgentMessage):
+                    open_calls.setdefault(call_id(event), []).append(reply)
+                if isinstance(event, CustomToolUse):
+                    requests[event.request_id] = call_id(event)
             case UserMessage():
-                part: UserMessage | _Result = event
+                talk.append(event)
             case ToolResult():
-                part = _Result(event.tool_use_id, event.result, event.is_error)
-            case CustomToolResult() if event.request_id in calls:
-                part = _Result(calls[event.request_id], event.result, event.is_error or event.expired)
-            case _:
-                continue
-        if reply is not None:
-            yield reply
-            reply = None
+                _add_result(talk, open_calls, _Result(event.tool_use_id, event.result, event.is_error))
+            case CustomToolResult() if event.request_id in requests:
+                is_error = event.is_error or event.expired
+                _add_result(talk, open_calls, _Result(requests[event.request_id], event.result, is_error))
+    for part in talk:
         yield part
-    if reply is not None:
-        yield reply
+        if isinstance(part, _Assistant):
+            yield from part.results
+
+
+def _add_result(
+    talk: list[UserMessage | _Assistant | _Result], open_calls: Mapping[str, list[_Assistant]], result: _Result
+) -> None:
+    """Give a result to the last call of its id without one; a second result of a call is left out."""
+    waiting = open_calls.get(result.tool_use_id)
+    if waiting is None:  # its call is not among these events
+        talk.append(result)
+    elif waiting:
+        waiting.pop().results.append(result)
 
 
 def _continues(reply: _Assistant, event: AgentMessage | ToolUse | CustomToolUse) -> bool:
     """Whether the event is of the same reply of the model."""
-    if event.message_id != reply.message_id:
-        return False
-    return not isinstance(event, AgentMessage)
+    return event.message_id == reply.message_id and not reply.results and not isinstance(event, AgentMessage)
 
 
 def _add(reply: _Assistant, event: AgentMessage | ToolUse | CustomToolUse) -> None:
@@ -138,7 +153,7 @@ def _openai_assistant(reply: _Assistant) -> Message:
     if reply.calls:
         message["tool_calls"] = [
             {
-                "id": _call_id(call),
+                "id": call_id(call),
                 "type": "function",
                 "function": {"name": call.tool, "arguments": arguments_text(call)},
             }
@@ -148,7 +163,7 @@ def _openai_assistant(reply: _Assistant) -> Message:
 
 
 def _anthropic_call(call: ToolUse | CustomToolUse) -> Message:
-    return {"type": "tool_use", "id": _call_id(call), "name": call.tool, "input": call.arguments}
+    return {"type": "tool_use", "id": call_id(call), "name": call.tool, "input": call.arguments}
 
 
 def _anthropic_result(result: _Result) -> Message:
@@ -160,7 +175,8 @@ def _result_content(result: _Result) -> Any:
     return result.content if _is_blocks(result.content) else _as_text(result.content)
 
 
-def _call_id(call: ToolUse | CustomToolUse) -> str:
+def call_id(call: ToolUse | CustomToolUse) -> str:
+    """The id by which the model knows the call."""
     return call.tool_use_id or (call.request_id if isinstance(call, CustomToolUse) else "")
 
 
@@ -184,6 +200,11 @@ def _is_blocks(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(each, dict) and "type" in each for each in value)
 
 
+def _is_text(value: Any) -> bool:
+    """Whether these are blocks of text, which both APIs have alike."""
+    return _is_blocks(value) and all(each["type"] == "text" for each in value)
+
+
 def _add_blocks(messages: list[Message], role: str, blocks: list[Any]) -> None:
     if not blocks:
         return
@@ -205,19 +226,29 @@ def from_openai(messages: Iterable[Mapping[str, Any]]) -> Transcript:
     system: list[str] = []
     events: list[JournalEvent] = []
     for number, message in enumerate(messages):
-        content = message.get("content")
-        match message.get("role"):
-            case "system" | "developer":
-                system.append(text_of(content or ""))
-            case "user":
-                events.append(UserMessage(content or ""))
-            case "assistant":
-                events += _of_openai_assistant(message, f"m{number}")
-            case "tool":
-                events.append(ToolResult(str(message.get("tool_call_id", "")), content))
-            case role:
-                raise InvalidInput(f"message {number} has the role {role!r}, which is none of the API's")
+        with _message(number):
+            content = message.get("content")
+            match message.get("role"):
+                case "system" | "developer":
+                    system.append(text_of(content or ""))
+                case "user":
+                    events.append(UserMessage(content or ""))
+                case "assistant":
+                    events += _of_openai_assistant(message, f"m{number}")
+                case "tool":
+                    events.append(ToolResult(str(message.get("tool_call_id", "")), content))
+                case role:
+                    raise InvalidInput(f"message {number} has the role {role!r}, which is none of the API's")
     return Transcript(system, events)
+
+
+@contextmanager
+def _message(number: int) -> Iterator[None]:
+    """Raise `InvalidInput` for a message that is none."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValidationError) as error:
+        raise InvalidInput(f"message {number} is none of the API's: {problem_of(error)}") from error
 
 
 def _of_openai_assistant(message: Mapping[str, Any], message_id: str) -> Iterator[JournalEvent]:
@@ -237,14 +268,15 @@ def from_anthropic(messages: Iterable[Mapping[str, Any]]) -> Sequence[JournalEve
     """
     events: list[JournalEvent] = []
     for number, message in enumerate(messages):
-        blocks = _blocks(message.get("content"))
-        match message.get("role"):
-            case "user":
-                events += _of_anthropic_user(blocks)
-            case "assistant":
-                events += _of_anthropic_assistant(blocks, f"m{number}")
-            case role:
-                raise InvalidInput(f"message {number} has the role {role!r}, which is none of the API's")
+        with _message(number):
+            blocks = _blocks(message.get("content"))
+            match message.get("role"):
+                case "user":
+                    events += _of_anthropic_user(blocks)
+                case "assistant":
+                    events += _of_anthropic_assistant(blocks, f"m{number}")
+                case role:
+                    raise InvalidInput(f"message {number} has the role {role!r}, which is none of the API's")
     return events
 
 
@@ -256,7 +288,7 @@ def _of_anthropic_user(blocks: Sequence[Mapping[str, Any]]) -> Iterator[JournalE
                 yield UserMessage(_content(shown))
             shown = []
             is_error = bool(block.get("is_error"))
-            yield ToolResult(str(block.get("tool_use_id", "")), block.get("content"), is_error)
+            yield ToolResult(str(block.get("tool_use_id", "")), block.get("content") or "", is_error)
         else:
             shown.append(block)
     if shown:
@@ -280,13 +312,12 @@ def _content(blocks: list[Any]) -> Content:
 
 
 def call_of(tool: str, arguments: Any, tool_use_id: str, message_id: str = "") -> ToolUse:
-    """The call of a tool, its arguments a JSON object or the text of one; other text is kept as it is."""
-    if not isinstance(arguments, str):
-        return ToolUse(tool, dict(arguments or {}), tool_use_id, message_id=message_id)
+    """The call of a tool, its arguments a JSON object or the text of one; anything else is kept as text."""
+    found = arguments or {}
     try:
-        found = from_json(arguments) if arguments.strip() else {}
-    except ValueError:
-        found = None
-    if isinstance(found, dict):
+        if isinstance(arguments, str):
+            found = from_json(arguments, allow_inf_nan=False) if arguments.strip() else {}
         return ToolUse(tool, found, tool_use_id, message_id=message_id)
-    return ToolUse(tool, {}, tool_use_id, message_id=message_id, raw_arguments=arguments)
+    except (TypeError, ValueError):
+        raw = str(arguments).encode(errors="backslashreplace").decode()
+        return ToolUse(tool, {}, tool_use_id, message_id=message_id, raw_arguments=raw)

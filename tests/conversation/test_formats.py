@@ -108,6 +108,52 @@ def test_a_tool_of_the_client_is_a_call_and_its_answer_the_result() -> None:
     assert result == {"role": "tool", "tool_call_id": "c1", "content": '{"lat":1.5}'}
 
 
+def test_results_stand_behind_their_calls_whatever_came_between() -> None:
+    events = [
+        UserMessage("refund me"),
+        ToolUse("refund", {}, "c1", message_id="m"),
+        ToolUse("look", {}, "c2", message_id="m"),
+        ToolResult("c2", "seen"),
+        UserMessage("are you there?"),
+        AgentMessage("I stop."),
+        ToolResult("c1", "refused", is_error=True),
+    ]
+    shown = [(m["role"], m.get("tool_call_id", m["content"])) for m in to_openai(events)]
+    answers = [("tool", "c2"), ("tool", "c1"), ("user", "are you there?"), ("assistant", "I stop.")]
+    assert shown == [("user", "refund me"), ("assistant", None), *answers]
+    _, _, behind, _ = to_anthropic(events)
+    assert [block["type"] for block in behind["content"]] == ["tool_result", "tool_result", "text"]
+
+
+def test_a_call_has_one_result() -> None:
+    late = CustomToolResult(request_id="r1", result="no answer came in time", is_error=True, expired=True)
+    events = [CustomToolUse("position", {}, "c1", request_id="r1"), late, ToolResult("c1", "refused", is_error=True)]
+    assert [m["role"] for m in to_openai(events)] == ["assistant", "tool"]
+
+
+def test_an_id_that_is_used_again_is_of_another_call() -> None:
+    events = [ToolUse("t", {}, "c", message_id="1"), ToolResult("c", "one")]
+    events += [ToolUse("t", {}, "c", message_id="2"), ToolResult("c", "two")]
+    assert [m["content"] for m in to_openai(events)] == [None, "one", None, "two"]
+
+
+def test_results_of_text_blocks_go_from_one_api_to_the_other() -> None:
+    blocks = [{"type": "text", "text": "rain"}]
+    (result,) = from_anthropic([{"role": "user", "content": [_result("c1", content=blocks)]}])
+    assert to_openai([result]) == [{"role": "tool", "tool_call_id": "c1", "content": blocks}]
+    assert from_openai(to_openai([result])).events == [result]
+
+
+def test_a_result_without_content_is_empty() -> None:
+    for given in (_result("c1"), _result("c1", content=[])):
+        message = {"role": "user", "content": [given]}
+        assert to_anthropic(from_anthropic([message])) == [{"role": "user", "content": [_result("c1", content="")]}]
+
+
+def _result(tool_use_id: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": tool_use_id, **fields}
+
+
 def test_two_replies_without_a_user_between_stay_two() -> None:
     events = [AgentMessage("one"), AgentMessage("two"), ToolUse("t", {}, "c1"), ToolResult("c1", "done")]
     messages = to_openai(events)
@@ -126,3 +172,15 @@ def test_an_error_is_marked_for_anthropic() -> None:
 def test_an_unknown_role_is_refused(read: Any) -> None:
     with pytest.raises(InvalidInput, match="message 0 has the role 'robot'"):
         read([{"role": "robot", "content": "x"}])
+
+
+@pytest.mark.parametrize("read", [from_openai, from_anthropic])
+@pytest.mark.parametrize("message", ["x", {"role": "user", "content": 5}, {"role": "assistant", "content": [5]}])
+def test_what_is_no_message_is_refused(read: Any, message: Any) -> None:
+    with pytest.raises(InvalidInput, match="message 1 is none of the API's"):
+        read([{"role": "user", "content": "x"}, message])
+
+
+def test_a_call_without_a_function_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="message 0 is none of the API's"):
+        from_openai([{"role": "assistant", "tool_calls": [{"id": "c1", "function": None}]}])
