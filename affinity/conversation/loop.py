@@ -10,7 +10,7 @@ A call that a person has to allow, and one that the client runs, is a request (`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -30,9 +30,10 @@ from affinity.conversation.events import (
     ToolConfirmation,
     ToolResult,
     ToolUse,
+    UserMessage,
     text_of,
 )
-from affinity.conversation.formats import Message, call_of, to_anthropic, to_openai
+from affinity.conversation.formats import Message, call_id, call_of, to_anthropic, to_openai
 from affinity.conversation.tools import Tool, ToolErrorKind, checked_arguments, error_value, in_chains, tools_by_name
 from affinity.errors import InvalidOptions, NotSerializable, PayloadTooLarge
 from affinity.orchestration.failures import describe_error
@@ -247,15 +248,14 @@ class _Loop:
         self._finish_reason: str | None = None
 
     async def run(self, max_rounds: int) -> LoopResult:
-        if await self._resume_open_calls():
+        if await self._run_open_calls():  # of an earlier wake
             return self._ended("requires_action")
         while self._rounds < max_rounds:
             reply = await self._ask()
-            calls = self._append_reply(reply)
-            if not calls:
+            if not self._append_reply(reply):
                 is_known = reply.finish_reason in FINAL_REASONS | CALL_REASONS
                 return self._ended("answer" if is_known else "unknown_finish_reason")
-            if await self._run_calls(calls):
+            if await self._run_open_calls():
                 return self._ended("requires_action")
         return self._ended("truncated")
 
@@ -274,9 +274,9 @@ class _Loop:
         self._finish_reason = reply.finish_reason
         return reply
 
-    def _append_reply(self, reply: ModelReply) -> list[ToolUse | CustomToolUse]:
-        """Append the text of the model; returns its calls. A reply that ended for an unknown reason may be cut off in
-        the middle of a call: its calls are not run.
+    def _append_reply(self, reply: ModelReply) -> bool:
+        """Append what the model has answered; returns whether it calls tools. A reply that ended for an unknown reason
+        may be cut off in the middle of a call: its calls are not run.
         """
         message_id = f"{self._wake.id}.{self._wake.attempt}.{self._rounds}"
         usage = dict(reply.usage)
@@ -286,62 +286,70 @@ class _Loop:
             message = AgentMessage(reply.content or "", usage, message_id=message_id)
             self._text, usage = message.text, {}
             self._append(message)
-        return [self._append_call(call, message_id, usage if n == 0 else {}) for n, call in enumerate(calls)]
+        for number, call in enumerate(calls):
+            self._append_call(call, message_id, usage if number == 0 else {})
+        return bool(calls)
 
-    def _append_call(self, call: ToolCall, message_id: str, usage: dict[str, int]) -> ToolUse | CustomToolUse:
+    def _append_call(self, call: ToolCall, message_id: str, usage: dict[str, int]) -> None:
         made = call_of(call.tool, call.arguments, call.tool_use_id, message_id)
         known = self._tools.get(call.tool)
         if known is not None and known.runs_on_client and made.raw_arguments is None:
             request = CustomToolUse(made.tool, made.arguments, made.tool_use_id, message_id=message_id, usage=usage)
             if isinstance(checked_arguments(self._tools, request), BaseModel):
-                return self._require(request, known)
-        used = made.model_copy(update={"usage": usage})
-        self._append(used)
-        return used
+                self._require(request, known)
+                return
+        self._append(made.model_copy(update={"usage": usage}))
 
     # -- calls
 
-    async def _resume_open_calls(self) -> bool:
-        """Bring the calls of an earlier wake to their ends; returns whether one of them still waits for an answer."""
-        calls = _open_calls(self._events)
-        return await self._run_calls(calls) if calls else False
-
-    async def _run_calls(self, calls: Sequence[ToolUse | CustomToolUse]) -> bool:
+    async def _run_open_calls(self) -> bool:
         """Run the calls that may run now, and append their results in order; returns whether others wait."""
-        answers = _Answers(self._events, {each.request_id for each in self._wake.requests})
+        pending = {each.request_id for each in self._wake.requests}
+        calls = _open_calls(self._events)
         results: dict[int, ToolResult] = {}
-        ready: list[tuple[int, ToolUse, BaseModel]] = []
+        ready: list[_Ready] = []
         waits = False
-        for number, call in enumerate(calls):
-            decided = self._decide(call, answers)
+        for number, opened in enumerate(calls):
+            decided = self._decide(number, opened, pending)
             if isinstance(decided, ToolResult):
                 results[number] = decided
-            elif decided is not None and isinstance(call, ToolUse):
-                ready.append((number, call, decided))
+            elif decided is not None:
+                ready.append(decided)
             else:
                 waits = True
         await self._run_chains(ready, results)
         for number in sorted(results):
-            self._append_result(calls[number], results[number])
+            self._append_result(calls[number].call, results[number])
         return waits
 
-    def _decide(self, call: ToolUse | CustomToolUse, answers: _Answers) -> BaseModel | None:
-        """The arguments of a call that may run; its result, a `ToolResult`, if it may not; None while it waits for an
-        answer.
-        """
+    def _decide(self, number: int, opened: _OpenCall, pending: Collection[str]) -> _Ready | ToolResult | None:
+        """A call that may run; its result, if it may not; None while it waits for an answer."""
+        call, request_id, answer = opened.call, opened.request_id, opened.answer
+        if answer is None and request_id is not None and request_id in pending:
+            return None
         if isinstance(call, CustomToolUse):
-            return None if answers.is_pending(call.request_id) else _error(call, "refused", "it was not answered")
+            return _error(call, "refused", "it was not answered")
         arguments = checked_arguments(self._tools, call)
         if not isinstance(arguments, BaseModel):
             return ToolResult(call.tool_use_id, arguments, is_error=True)
-        answer = answers.of(call.tool_use_id)
-        if answer is None and self._tools[call.tool].needs_confirmation(call.arguments):
-            request = ToolConfirmation(call.tool, call.arguments, call.tool_use_id)
-            self._require(request, self._tools[call.tool])
-            return None
-        if answer is None or answer == "allowed":
-            return arguments
-        return None if answer == "pending" else _error(call, "refused", answer)
+        if request_id is not None and (answer is None or not answer.allowed):
+            return _error(call, "refused", _refusal(answer))
+        return self._prepare(number, call, arguments, is_allowed=answer is not None)
+
+    def _prepare(
+        self, number: int, call: ToolUse, arguments: BaseModel, *, is_allowed: bool
+    ) -> _Ready | ToolResult | None:
+        known = self._tools[call.tool]
+        try:  # what the tool is asked here is what it runs with: with defaults, and of the types that it declares
+            given = arguments.model_dump(mode="json", by_alias=True)
+            needs_confirmation = not is_allowed and known.needs_confirmation(given)
+            ready = _Ready(number, call, arguments, known.resource_key(given))
+        except Exception as error:
+            return _exception(call, error)
+        if not needs_confirmation:
+            return ready
+        self._require(ToolConfirmation(call.tool, call.arguments, call.tool_use_id), known)
+        return None
 
     def _require(self, request: R, known: Tool) -> R:
         """Append a request; returns it with its id."""
@@ -349,29 +357,23 @@ class _Loop:
         self._events.append(required)
         return required
 
-    async def _run_chains(
-        self, ready: Sequence[tuple[int, ToolUse, BaseModel]], results: dict[int, ToolResult]
-    ) -> None:
-        calls = [call for _, call, _ in ready]
-        keys = [self._tools[call.tool].resource_key(call.arguments) for call in calls]
-
+    async def _run_chains(self, ready: Sequence[_Ready], results: dict[int, ToolResult]) -> None:
         async def run(chain: Sequence[int]) -> None:
             for each in chain:
-                number, call, arguments = ready[each]
-                results[number] = await self._result(call, arguments)
+                results[ready[each].number] = await self._result(ready[each])
 
         async with anyio.create_task_group() as tasks:
-            for chain in in_chains(calls, keys):
+            for chain in in_chains([each.call for each in ready], [each.key for each in ready]):
                 tasks.start_soon(run, chain)
 
-    async def _result(self, call: ToolUse, arguments: BaseModel) -> ToolResult:
+    async def _result(self, ready: _Ready) -> ToolResult:
         """The result of one call; an exception of the tool is one, and fails its span."""
+        call = ready.call
         try:
             with self._wake.span(call.tool):
-                return ToolResult(call.tool_use_id, await self._tools[call.tool].run(arguments))
-        except Exception as error:
-            name, message = describe_error(error)
-            return _error(call, "tool_execution_exception", message, type=name)
+                return ToolResult(call.tool_use_id, await self._tools[call.tool].run(ready.arguments))
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # the last two would end the worker
+            return _exception(call, error)
 
     # --
 
@@ -397,50 +399,76 @@ class _Loop:
 
 
 def _error(call: ToolUse | CustomToolUse, kind: ToolErrorKind, message: str, **fields: JsonValue) -> ToolResult:
-    return ToolResult(call.tool_use_id, error_value(kind, message, **fields), is_error=True)
+    return ToolResult(call_id(call), error_value(kind, message, **fields), is_error=True)
 
 
-class _Answers:
-    """What people have answered to requests for confirmation."""
-
-    def __init__(self, events: Iterable[JournalEvent], pending: set[str]) -> None:
-        self._pending = pending
-        self._requests: dict[str, str] = {}  # ids of the requests, by the id of the call
-        self._answers: dict[str, ConfirmationAnswer] = {}
-        for event in events:
-            if isinstance(event, ToolConfirmation):
-                self._requests[event.tool_use_id] = event.request_id
-            elif isinstance(event, ConfirmationAnswer):
-                self._answers[event.request_id] = event
-
-    def is_pending(self, request_id: str) -> bool:
-        return request_id in self._pending
-
-    def of(self, tool_use_id: str) -> str | None:
-        """Whether it is "allowed" or "pending", or why it is refused; None: there is no request."""
-        request_id = self._requests.get(tool_use_id)
-        if request_id is None:
-            return None
-        answer = self._answers.get(request_id)
-        if answer is None:
-            return "pending" if self.is_pending(request_id) else "the request was dropped by an interrupt"
-        if answer.allowed:
-            return "allowed"
-        return answer.reason or ("it was not answered in time" if answer.expired else "a person has refused it")
+def _exception(call: ToolUse, error: BaseException) -> ToolResult:
+    name, message = describe_error(error)
+    return _error(call, "tool_execution_exception", message, type=name)
 
 
-def _open_calls(events: Sequence[JournalEvent]) -> list[ToolUse | CustomToolUse]:
-    """The calls without a result, in order."""
-    done = {event.tool_use_id for event in events if isinstance(event, ToolResult)}
-    done |= {event.request_id for event in events if isinstance(event, CustomToolResult) and not event.expired}
-    calls = [event for event in events if isinstance(event, ToolUse | CustomToolUse)]
-    return [each for each in calls if not done & {each.tool_use_id, getattr(each, "request_id", each.tool_use_id)}]
+class _Ready(NamedTuple):
+    """A call that may run."""
+
+    number: int  # among the open calls
+    call: ToolUse
+    arguments: BaseModel
+    key: str | None  # of its resource
+
+
+@dataclass(slots=True, eq=False)
+class _OpenCall:
+    """A call without a result, what was asked about it, and the answer."""
+
+    call: ToolUse | CustomToolUse
+    request_id: str | None = None
+    answer: ConfirmationAnswer | None = None
+
+
+def _refusal(answer: ConfirmationAnswer | None) -> str:
+    if answer is None:
+        return "the request was dropped by an interrupt"
+    return answer.reason or ("it was not answered in time" if answer.expired else "a person has refused it")
+
+
+def _open_calls(events: Iterable[JournalEvent]) -> list[_OpenCall]:
+    """The calls without a result, in order.
+
+    A model may use the id of a call again: what was asked and answered counts for one call only.
+    """
+    found: list[_OpenCall] = []
+    for event in events:
+        match event:
+            case ToolUse():
+                found.append(_OpenCall(event))
+            case CustomToolUse():
+                found.append(_OpenCall(event, event.request_id))
+            case ToolConfirmation():
+                asked = [each for each in found if each.request_id is None and call_id(each.call) == event.tool_use_id]
+                for each in asked[:1]:
+                    each.request_id = event.request_id
+            case ConfirmationAnswer():
+                for each in found:
+                    each.answer = event if each.request_id == event.request_id else each.answer
+            case ToolResult():
+                done = [each for each in found if call_id(each.call) == event.tool_use_id]
+                found = [each for each in found if each not in done[:1]]
+            case CustomToolResult() if not event.expired:
+                found = [each for each in found if each.request_id != event.request_id]
+            case _:
+                pass
+    return found
 
 
 async def _transcript(wake: LoopWake) -> list[JournalEvent]:
-    found = await wake.history(last=HISTORY)
-    seen = {entry.seq for entry in found}
-    return [entry.event for entry in (*found, *(each for each in wake.pending if each.seq not in seen))]
+    """The journal, with the inputs of the wake behind it: one that came while the wake before ran stands before what
+    that wake has written, which does not answer it.
+    """
+    pending = {entry.seq for entry in wake.pending}
+    found = [entry.event for entry in await wake.history(last=HISTORY) if entry.seq not in pending]
+    if len(found) + len(pending) >= HISTORY:  # cut off at its beginning: not between a call and its result
+        found = found[next((number for number, event in enumerate(found) if isinstance(event, UserMessage)), 0) :]
+    return [*found, *(entry.event for entry in wake.pending)]
 
 
 def _numbers(usage: Any) -> dict[str, int]:

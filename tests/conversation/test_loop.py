@@ -30,6 +30,7 @@ from affinity.conversation import (
     tool,
 )
 from affinity.conversation.events import EventTypes
+from affinity.conversation.loop import HISTORY
 from affinity.errors import InvalidOptions
 from affinity.limits import MAX_EVENT_BYTES
 
@@ -162,6 +163,64 @@ def test_a_result_that_is_too_large_is_an_error_that_the_model_reads() -> None:
     assert result.result["error"]["type"] == "PayloadTooLarge"  # type: ignore[index,call-overload]
 
 
+def test_what_an_option_raises_is_a_result_and_it_reads_what_the_tool_runs_with() -> None:
+    asked: list[Any] = []
+
+    def is_forced(arguments: Any) -> bool:
+        asked.append(arguments)
+        return bool(arguments["force"] is True)
+
+    @tool(confirm=is_forced)
+    def push(force: bool = False) -> str:
+        return "pushed"
+
+    @tool(resource=lambda arguments: arguments["missing"])
+    def lock() -> str:
+        return "locked"
+
+    made = [ToolCall("0", "push", {}), ToolCall("1", "lock", {})]
+    wake = FakeWake(UserMessage("go"))
+    result = run(wake, Script(calls(*made, ToolCall("2", "push", {"force": "yes"}))), push, lock)
+    assert asked == [{"force": False}, {"force": True}]
+    assert result.stop == "requires_action"  # "yes" is what a bool may be given as
+    assert [each.is_error for each in wake.results] == [False, True]
+    assert "KeyError" in str(wake.results[1].result)
+
+
+def test_a_tool_that_ends_the_process_is_an_exception() -> None:
+    @tool
+    def leave() -> None:
+        raise SystemExit(2)
+
+    wake = FakeWake(UserMessage("go"))
+    made = [ToolCall("1", "leave", {}), ToolCall("2", "double", {"n": 2})]
+    assert run(wake, Script(calls(*made), says("sorry")), leave, double).stop == "answer"
+    assert [each.is_error for each in wake.results] == [True, False]
+
+
+@pytest.mark.parametrize("arguments", ['{"n": NaN}', '{"n": 1e999}', {"n": float("nan")}, '{"n": "\ud800"}', [1]])
+def test_arguments_without_a_json_form_are_bad_arguments(arguments: Any) -> None:
+    wake = FakeWake(UserMessage("go"))
+    assert run(wake, Script(calls(ToolCall("1", "double", arguments)), says("sorry")), double).stop == "answer"
+    assert "invalid_tool_arguments" in str(wake.results[0].result)
+
+
+def test_an_input_that_came_during_the_wake_before_is_behind_its_answer() -> None:
+    wake, model = FakeWake(UserMessage("one"), UserMessage("two"), AgentMessage("1")), Script(says("2"))
+    wake.pending = [SimpleNamespace(seq=2, event=UserMessage("two"))]
+    run(wake, model)
+    assert [m["content"] for m in model.requests[0].openai_messages()] == ["one", "1", "two"]
+
+
+def test_a_transcript_that_is_cut_off_begins_with_a_message_of_the_user() -> None:
+    calls_before = [ToolUse("double", {"n": 1}, "old"), ToolResult("old", 2)]
+    rest = [AgentMessage("2")] * (HISTORY - 3)
+    wake, model = FakeWake(*calls_before, UserMessage("one"), *rest, UserMessage("two")), Script(says("3"))
+    run(wake, model)
+    messages = model.requests[0].openai_messages()
+    assert (messages[0], len(messages)) == ({"role": "user", "content": "one"}, HISTORY - 1)
+
+
 def test_calls_run_at_the_same_time_unless_they_share_a_resource() -> None:
     running: set[str] = set()
     overlaps: set[frozenset[str]] = set()
@@ -266,6 +325,22 @@ def test_a_call_that_is_not_allowed_is_refused(answer: ConfirmationAnswer | None
     assert result.is_error
     assert result.result["error"]["kind"] == "refused"  # type: ignore[index,call-overload]
     assert text in result.result["error"]["message"]  # type: ignore[index,call-overload,operator]
+
+
+def test_an_answer_is_for_one_call_however_often_a_model_uses_its_id() -> None:
+    done = (*OPEN, ConfirmationAnswer(request_id="r0", allowed=True), ToolResult("1", "refunded 5"))
+    wake, model = FakeWake(*done, UserMessage("again")), Script(calls(ToolCall("1", "refund", {"cents": 9_000})))
+    assert run(wake, model, refund).stop == "requires_action"
+    assert wake.kinds == ["agent.tool_use", "agent.tool_confirmation"]
+
+
+def test_two_calls_of_one_id_need_an_answer_each() -> None:
+    both = [ToolUse("refund", {"cents": 9_000}, ""), ToolUse("refund", {"cents": 5}, "")]
+    asked = [ToolConfirmation("refund", {}, "", request_id) for request_id in ("r1", "r2")]
+    answer = ConfirmationAnswer(request_id="r2", allowed=True)
+    wake = FakeWake(UserMessage("refund me"), *both, *asked, answer, pending_requests=["r1"])
+    assert run(wake, Script(), refund).stop == "requires_action"
+    assert wake.results == [ToolResult("", "refunded 5")]
 
 
 def test_while_a_request_is_pending_the_model_is_not_called() -> None:
