@@ -160,9 +160,9 @@ def confirm(question: str) -> None:
         click.UsageError: stdin is no terminal.
     """
     if not is_interactive():
-        raise click.UsageError(
-            f"{question} There is no terminal to ask on: give --yes, or --dry-run to see what would be done"
-        )
+        has_dry_run = any(each.name == "dry_run" for each in click.get_current_context().command.params)
+        hint = ", or --dry-run to see what would be done" if has_dry_run else ""
+        raise click.UsageError(f"{question} There is no terminal to ask on: give --yes{hint}")
     try:
         agreed = click.confirm(question, err=True)
     except click.Abort:  # Ctrl-C at the question is Ctrl-C

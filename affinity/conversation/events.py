@@ -431,7 +431,8 @@ class EventTypes:
         An `UnknownEvent` is written as the event that it stands for: for programs that pass events on.
 
         Raises:
-            InvalidInput: it is no event of these kinds, or an `UnknownEvent` of a kind that has a class.
+            InvalidInput: it is no event of these kinds; or an `UnknownEvent` of a kind that has a class, or with the
+                field ``_``, in which what travels beside the event is.
             NotSerializable: a value in it has no JSON form.
             PayloadTooLarge: it has more bytes than ``limit``, or is nested too deep.
         """
@@ -439,6 +440,8 @@ class EventTypes:
         if known is not type(event) and not (known is None and type(event) is UnknownEvent):
             name = type(event).__name__
             raise InvalidInput(f"{name} is no event of these conversations: name its class in events=[...]")
+        if isinstance(event, UnknownEvent):
+            _check_unknown(event)
         what = f"event {event.kind!r}"
         try:
             text = event.model_dump_json() if known is not None else _unknown_json(event)
@@ -469,10 +472,15 @@ class EventTypes:
         )
 
 
+def _check_unknown(event: UnknownEvent) -> None:
+    check_kind(event.kind)
+    if "_" in event.data:
+        raise InvalidInput(f"event {event.kind!r} has the field '_', which is not for events")
+
+
 def _unknown_json(event: JournalEvent) -> str:
     assert isinstance(event, UnknownEvent)
-    fields = {name: value for name, value in event.data.items() if name != "_"}  # see `EventMeta`
-    return to_json({**fields, "kind": check_kind(event.kind)}).decode()
+    return to_json({**event.data, "kind": event.kind}).decode()
 
 
 def kind_of(event: type[JournalEvent]) -> str:

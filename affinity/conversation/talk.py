@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import anyio
 
-from affinity.client.calls import check_delivery
+from affinity.client.calls import check_delivery, check_timeout
 from affinity.client.changes import Change
 from affinity.conversation.events import (
     NO_META,
@@ -120,8 +120,9 @@ class Talk(LineageCalls["Talk"]):
             ConversationTerminated: before the event was processed; or an operator has ended the instance.
             UnknownConversation: it was deleted before the event was processed.
             UnknownEntry: the event was sent before, and its reply is not there; see `reply`.
-            ClientError, InvalidInput: as for `send`.
+            ClientError, InvalidInput: as for `send`; or the timeout is negative, or not a number.
         """
+        check_timeout(timeout)
         with anyio.move_on_after(timeout):
             async with self._client.journals.changes(self.conversation_id, only_wakes=True) as change:
                 appended = await self._send(event, event_id)
@@ -135,9 +136,10 @@ class Talk(LineageCalls["Talk"]):
             UnknownConversation: there is none.
             UnknownEntry: its journal has no entry of that number, or not the reply to it: retention has removed it, or
                 it is in a conversation that this one was forked or merged from.
-            InvalidInput: ``seq`` is no number of an entry.
+            InvalidInput: ``seq`` is no number of an entry, or the timeout as for `ask`.
             WakeFailed, WaitTimeout, ConversationTerminated: as for `ask`.
         """
+        check_timeout(timeout)
         with anyio.move_on_after(timeout):
             async with self._client.journals.changes(self.conversation_id, only_wakes=True) as change:
                 return await self._reply(change, check_seq(seq))
@@ -373,7 +375,9 @@ class Talk(LineageCalls["Talk"]):
 
         Raises:
             WaitTimeout: the child is terminated and not removed: no worker has ended it yet.
+            InvalidInput: the timeout is negative, or not a number.
         """
+        check_timeout(timeout)
         await self._end_delegations(timeout)
         removed = [self.conversation_id]
         for one in removed if cascade else []:

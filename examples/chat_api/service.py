@@ -22,7 +22,7 @@ from affinity.conversation import Talk, UserMessage
 from affinity.errors import ClientError, UnknownConversation, WaitTimeout
 from examples.chat_api.chat import chats
 
-REFUSED = (ClientError, ValueError, KeyError)  # the second and third: a body that is none
+REFUSED = (ClientError, ValueError, KeyError, TypeError)  # all but the first: a body that is none
 
 
 def talk_of(request: Request) -> Talk:
@@ -71,7 +71,7 @@ async def requests(request: Request) -> Response:
 async def answer(request: Request) -> Response:
     """Allow a tool, or refuse it."""
     body = await request.json()
-    seq = await talk_of(request).answer(request.path_params["request"], allowed=bool(body["allowed"]))
+    seq = await talk_of(request).answer(request.path_params["request"], allowed=body["allowed"])
     return JSONResponse({"seq": seq}, 202)
 
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
+import affinity
 from affinity.cli.shell import FAILED, MISUSED, TIMED_OUT
+from affinity.conversation import UserMessage
+from affinity.limits import MAX_PAGE
+from examples.chat_api.chat import chats
 from tests.cli.conftest import refused, succeed
 from tests.processes import open_workers
 
@@ -127,12 +133,39 @@ def test_events_of_any_kind_can_be_sent(url: str) -> None:
             MISUSED,
             "wakes only",
         ),
+        (("send", "c7", "--kind", "chat", "--event", '{"kind": "BAD"}'), MISUSED, "kind is like 'user.message'"),
+        (("send", "c7", "--kind", "chat", "--event", '{"kind": "user.x", "a": 1, "_": {}}'), MISUSED, "the field '_'"),
+        (("ask", "c7", "hi", "--kind", "chat", "--timeout", "nan"), MISUSED, "timeout = nan"),
+        (("delete", "c7"), MISUSED, "give --yes\n"),
         (("answer", "c7", "r1"), MISUSED, "--allow, --refuse or --result"),
+        (("answer", "c7", "r1", "--allow", "--error"), MISUSED, "contradicts"),
+        (("answer", "c7", "r1", "--result", "1", "--reason", "x"), MISUSED, "contradicts"),
         (("events", "c7", "--last", "1", "--after", "2"), MISUSED, "contradicts"),
     ],
 )
 def test_mistakes_are_named_with_their_remedy(url: str, words: tuple[str, ...], code: int, text: str) -> None:
     assert text in refused(code, "conversation", *words, "--url", url)
+
+
+def test_one_is_shown_among_many_whose_ids_begin_as_its_own(database: Path) -> None:
+    url = f"sqlite:///{database}"  # without a worker
+
+    async def send() -> None:
+        async with affinity.Client(url) as client, anyio.create_task_group() as tasks:
+            await client.conversation(chats, "many").send(UserMessage("first"))
+            for number in range(MAX_PAGE):
+                tasks.start_soon(client.conversation(chats, f"many/{number}").send, UserMessage("later"))
+
+    anyio.run(send)
+    assert output(url, "show", "many")["conversation_id"] == "many"
+
+
+def test_a_position_within_a_stream_is_one_of_entries_too(url: str) -> None:
+    ask(url, "c17", "hello")
+    words = ("conversation", "events", "c17", "--after", "3.1.2.gone", "--url", url)
+    lines = succeed(*words).splitlines()
+    assert lines[0].split()[0] == "4"
+    assert "void" not in lines[-1]
 
 
 def test_a_reply_that_does_not_come_in_time_has_an_exit_code(url: str) -> None:

@@ -113,9 +113,12 @@ def test_a_question_has_one_answer_however_often_it_is_sent(http: httpx.Client) 
 def test_what_cannot_be_is_refused(http: httpx.Client) -> None:
     assert http.get("/chats/bob").status_code == 404
     assert http.get("/chats/bob/events").status_code == 404
-    assert http.post("/chats/bob/messages", json={}).status_code == 422
+    bodies: list[Any] = [{}, [], "x", None, {"text": 5}, {"text": "hi", "id": 5}]
+    for body in bodies:
+        assert http.post("/chats/bob/messages", json=body).status_code == 422
     post(http, "/chats/ann/ask", text="hello")
     assert http.post("/chats/ann/requests/none", json={"allowed": True}).status_code == 409
+    assert http.post("/chats/ann/requests/none", json={"allowed": "perhaps"}).status_code == 422
 
 
 @pytest.mark.slow

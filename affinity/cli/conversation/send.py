@@ -112,6 +112,10 @@ def answer(
     """
     if (allowed is None) == (result is MISSING):
         raise click.UsageError("give --allow, --refuse or --result")
+    if is_error and allowed is not None:
+        raise click.UsageError("--error says what --result is: it contradicts --allow and --refuse")
+    if reason and allowed is None:
+        raise click.UsageError("--reason says why a tool is refused: it contradicts --result")
 
     async def run(talk: Talk) -> int:
         return await talk.answer(request_id, allowed=allowed, result=result, is_error=is_error, reason=reason)

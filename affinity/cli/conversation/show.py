@@ -13,7 +13,7 @@ from affinity.cli.output import compact, counted, pairs, printable, table
 from affinity.cli.shell import Command, PageOptions, Shell, command, paged, with_client
 from affinity.client import Client, ConversationInfo, ConversationPage
 from affinity.conversation import JournalEntry, PendingRequest, PendingRevisit, Retracted, Streamed
-from affinity.conversation.follow import FeedItem
+from affinity.conversation.follow import FeedItem, unknown_conversation
 from affinity.errors import UnknownEntry
 
 _COLUMNS = ("CONVERSATION", "KIND", "ENTRIES", "PENDING FROM", "REQUESTS", "REVISITS", "PARENT", "ENDED", "UPDATED")
@@ -66,9 +66,7 @@ def show(shell: Shell, *, conversation_id: str) -> None:
 
     async def read(client: Client) -> dict[str, Any]:
         talk = await open_talk(client, conversation_id)
-        page = await client.list_conversations_page(prefix=conversation_id, limit=1000)
-        (info,) = [each for each in page.items if each.conversation_id == conversation_id]
-        about = {"status": await talk.status(), **_plain(info)}
+        about = {"status": await talk.status(), **_plain(await _info(client, conversation_id))}
         return {**about, "requests": await talk.requests(), "revisits": await talk.revisits()}
 
     found = with_client(shell, read)
@@ -79,6 +77,14 @@ def show(shell: Shell, *, conversation_id: str) -> None:
         _print_revisits(found["revisits"])
 
     shell.show(found, text)
+
+
+async def _info(client: Client, conversation_id: str) -> ConversationInfo:
+    """Of all whose ids begin so, which are listed newest first."""
+    async for each in client.list_conversations(prefix=conversation_id):
+        if each.conversation_id == conversation_id:
+            return each
+    raise unknown_conversation(conversation_id)
 
 
 @click.command(cls=Command, short_help="Show what waits for an answer.")
