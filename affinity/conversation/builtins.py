@@ -67,7 +67,8 @@ def builtin_tools(wake: Wake, *, children: Mapping[str, Delegate] = NO_CHILDREN)
 
     @tool
     async def session_delegate(
-        to: Annotated[str, Field(description=f"one of: {', '.join(sorted(children))}")],
+        *,
+        to: str = Field(description=f"one of: {', '.join(sorted(children))}"),
         child: Annotated[str, Field(description="a short name for the work, such as 'prices'")],
         task: str,
     ) -> str:

@@ -313,10 +313,11 @@ def _content(blocks: list[Any]) -> Content:
 
 def call_of(tool: str, arguments: Any, tool_use_id: str, message_id: str = "") -> ToolUse:
     """The call of a tool, its arguments a JSON object or the text of one; anything else is kept as text."""
-    found = arguments or {}
     try:
         if isinstance(arguments, str):
             found = from_json(arguments, allow_inf_nan=False) if arguments.strip() else {}
+        else:
+            found = from_json(to_json(arguments or {}))  # text that is no Unicode has no JSON form
         return ToolUse(tool, found, tool_use_id, message_id=message_id)
     except (TypeError, ValueError):
         raw = str(arguments).encode(errors="backslashreplace").decode()

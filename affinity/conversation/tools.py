@@ -212,7 +212,11 @@ def checked_arguments(found: Mapping[str, Tool], call: ToolUse | CustomToolUse) 
 
 def _model_of(name: str, function: Callable[..., Any]) -> type[BaseModel]:
     fields: dict[str, Any] = {}
-    for each in inspect.signature(function, eval_str=True).parameters.values():
+    try:
+        signature = inspect.signature(function, eval_str=True)
+    except Exception as error:
+        raise InvalidOptions(f"tool {name!r}: its annotations cannot be read: {problem_of(error)}") from error
+    for each in signature.parameters.values():
         if each.kind in {each.POSITIONAL_ONLY, each.VAR_POSITIONAL, each.VAR_KEYWORD}:
             raise InvalidOptions(f"tool {name!r}: parameter {each.name!r} cannot be given by name")
         if each.annotation is each.empty:

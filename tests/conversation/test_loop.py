@@ -198,7 +198,9 @@ def test_a_tool_that_ends_the_process_is_an_exception() -> None:
     assert [each.is_error for each in wake.results] == [True, False]
 
 
-@pytest.mark.parametrize("arguments", ['{"n": NaN}', '{"n": 1e999}', {"n": float("nan")}, '{"n": "\ud800"}', [1]])
+@pytest.mark.parametrize(
+    "arguments", ['{"n": NaN}', '{"n": 1e999}', {"n": float("nan")}, '{"n": "\ud800"}', {"n": "\ud800"}, [1]]
+)
 def test_arguments_without_a_json_form_are_bad_arguments(arguments: Any) -> None:
     wake = FakeWake(UserMessage("go"))
     assert run(wake, Script(calls(ToolCall("1", "double", arguments)), says("sorry")), double).stop == "answer"

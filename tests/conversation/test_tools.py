@@ -8,9 +8,24 @@ import anyio
 import pytest
 from pydantic import BaseModel, Field
 
-from affinity.conversation import Tool, ToolUse, tool
+import affinity
+from affinity.conversation import (
+    AgentMessage,
+    ChildEnded,
+    ModelReply,
+    ModelRequest,
+    Tool,
+    ToolCall,
+    ToolResult,
+    ToolUse,
+    UserMessage,
+    builtin_tools,
+    run_loop,
+    tool,
+)
 from affinity.conversation.tools import BUILT_IN_NAMES, checked_arguments, in_chains, tools_by_name
 from affinity.errors import InvalidOptions, NotSerializable
+from tests.conversation.application import Chat, make, stage, until
 
 
 class Place(BaseModel):
@@ -96,3 +111,46 @@ def test_parameters_need_annotations_and_names() -> None:
 def test_calls_of_one_resource_are_a_chain() -> None:
     calls = [ToolUse("t", {}, str(n)) for n in range(5)]
     assert in_chains(calls, ["a", None, "a", "b", None]) == [[0, 2], [1], [3], [4]]
+
+
+def test_annotations_that_cannot_be_read_are_refused() -> None:
+    def look(at: Nowhere) -> None:  # type: ignore[name-defined] # noqa: F821
+        pass
+
+    with pytest.raises(InvalidOptions, match="NameError"):
+        tool(look)
+
+
+@pytest.mark.anyio
+async def test_built_in_tools_read_the_journal_come_back_later_and_give_work(url: str) -> None:
+    helper = make(kind="helper")
+    made = [
+        ToolCall("1", "session_get_events", {"kinds": ["user.message"]}),
+        ToolCall("2", "session_list_children", {}),
+        ToolCall("3", "session_revisit", {"seconds": 3600, "reason": "to look"}),
+        ToolCall("4", "session_delegate", {"to": "helper", "child": "prices", "task": "the price of tea"}),
+        ToolCall("5", "session_delegate", {"to": "nobody", "child": "prices", "task": "the price of tea"}),
+        ToolCall("6", "session_get_events", {"conversation": "nobody"}),
+    ]
+
+    async def model(request: ModelRequest) -> ModelReply:
+        last = request.events[-1]
+        if isinstance(last, UserMessage):
+            return ModelReply(calls=made)
+        return ModelReply(content=str(last.result) if isinstance(last, ChildEnded) else "begun")
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        await run_loop(wake, model=model, builtins=builtin_tools(wake, children={"helper": helper}))
+
+    async with stage(url, handler, helper) as found:
+        reply = await found.talk().ask(UserMessage("what does tea cost?"), timeout=30)
+        results = [event for event in reply.events if isinstance(event, ToolResult)]
+        assert [each.is_error for each in results] == [False, False, False, False, True, True]
+        assert "what does tea cost?" in str(results[0].result)
+        assert [each.reason for each in await found.talk().revisits()] == ["to look"]
+
+        async def said() -> bool:
+            messages = await found.talk().history(kinds=[AgentMessage])
+            return [getattr(each.event, "text", "") for each in messages] == ["begun", "re: the price of tea"]
+
+        await until(said)
