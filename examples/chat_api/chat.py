@@ -12,6 +12,7 @@ from affinity.conversation import (
     ModelRequest,
     ToolCall,
     ToolResult,
+    UserInterrupt,
     UserMessage,
     run_loop,
     tool,
@@ -51,7 +52,7 @@ async def model(request: ModelRequest) -> ModelReply:
 async def respond(wake: affinity.Wake, chat: Chat) -> None:
     """Answer what has arrived."""
     chat.turns += 1
-    if wake.interrupt is not None:  # what it had begun to say is void
+    if isinstance(wake.events[-1], UserInterrupt):  # what it had begun to say is void
         wake.append(AgentMessage("I stop."))
         return
     await run_loop(wake, model=model, tools=[refund], system="You are a clerk.")

@@ -17,6 +17,7 @@ import httpx2 as httpx
 import pytest
 
 import affinity
+from examples.chat_api.chat import app, chats
 from tests.processes import PATIENCE, ROOT, WorkerProcess, Workers, open_workers
 
 APP = "examples.chat_api.chat:app"
@@ -183,3 +184,15 @@ def test_a_cancelled_answer_is_not_given(http: httpx.Client) -> None:
     rest = until(stream, "agent.message")
     assert rest[-1].data["event"]["content"] == "I stop."
     assert "stream.retracted" in [event.kind for event in rest]
+
+
+@pytest.mark.anyio
+async def test_a_question_behind_a_cancellation_is_answered(any_url: str) -> None:
+    await affinity.migrate(any_url)
+    async with affinity.Client(any_url) as client:
+        talk = client.conversation(chats, "ann")
+        await talk.send(affinity.UserMessage("one"))
+        await talk.interrupt(cancel_running=True)
+        seq = await talk.send(affinity.UserMessage("two"))
+        async with affinity.Worker(app, any_url):
+            assert (await talk.reply(seq, timeout=PATIENCE)).text == "you said 'two'"
