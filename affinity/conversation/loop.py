@@ -35,7 +35,7 @@ from affinity.conversation.events import (
 )
 from affinity.conversation.formats import Message, call_id, call_of, to_anthropic, to_openai
 from affinity.conversation.tools import Tool, ToolErrorKind, checked_arguments, error_value, in_chains, tools_by_name
-from affinity.errors import InvalidOptions, NotSerializable, PayloadTooLarge
+from affinity.errors import InvalidInput, InvalidOptions, NotSerializable, PayloadTooLarge, problem_of
 from affinity.orchestration.failures import describe_error
 
 R = TypeVar("R", bound=RequestEvent)
@@ -127,15 +127,22 @@ class ModelReply:
 
     @classmethod
     def from_openai(cls, response: Mapping[str, Any]) -> ModelReply:
-        """The first choice of a chat completion, as plain JSON values."""
-        choice = response["choices"][0]
-        message = choice["message"]
-        calls = [
-            ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
-            for call in message.get("tool_calls") or ()
-        ]
+        """The first choice of a chat completion, as plain JSON values.
+
+        Raises:
+            InvalidInput: it is none, such as the response to a request that has failed.
+        """
+        try:
+            choice = response["choices"][0]
+            message = choice["message"]
+            calls = [
+                ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+                for call in message.get("tool_calls") or ()
+            ]
+        except (AttributeError, LookupError, TypeError) as error:
+            raise InvalidInput(f"the response is no chat completion: {problem_of(error)}") from error
         return cls(
-            content=message.get("content"),
+            content=message.get("content") or message.get("refusal"),
             calls=calls,
             finish_reason=choice.get("finish_reason"),
             usage=_numbers(response.get("usage")),
@@ -143,8 +150,13 @@ class ModelReply:
 
     @classmethod
     def from_anthropic(cls, response: Mapping[str, Any]) -> ModelReply:
-        """A message, as plain JSON values."""
-        blocks = response.get("content") or ()
+        """A message, as plain JSON values.
+
+        Raises:
+            InvalidInput: it is none, such as the response to a request that has failed.
+        """
+        if not isinstance(response, Mapping) or not isinstance(blocks := response.get("content"), list):
+            raise InvalidInput("the response is no message: it has no content")
         shown = [block for block in blocks if block.get("type") != "tool_use"]
         text = text_of(shown) if all(block.get("type") == "text" for block in shown) else shown
         return cls(

@@ -31,7 +31,7 @@ from affinity.conversation import (
 )
 from affinity.conversation.events import EventTypes
 from affinity.conversation.loop import HISTORY
-from affinity.errors import InvalidOptions
+from affinity.errors import InvalidInput, InvalidOptions
 from affinity.limits import MAX_EVENT_BYTES
 
 
@@ -405,3 +405,15 @@ def test_replies_of_anthropic() -> None:
     reply = ModelReply.from_anthropic({"content": blocks, "stop_reason": "tool_use", "usage": {"input_tokens": 3}})
     assert (reply.content, reply.calls) == ("I look.", [ToolCall("t1", "double", {"n": 1})])
     assert (reply.finish_reason, reply.usage) == ("tool_use", {"input_tokens": 3})
+
+
+@pytest.mark.parametrize("read", [ModelReply.from_openai, ModelReply.from_anthropic])
+@pytest.mark.parametrize("response", [{"error": {"message": "overloaded"}}, {"choices": [], "content": None}, []])
+def test_the_response_to_a_request_that_has_failed_is_no_answer(read: Any, response: Any) -> None:
+    with pytest.raises(InvalidInput, match="the response is no"):
+        read(response)
+
+
+def test_a_refusal_of_openai_is_its_content() -> None:
+    message = {"role": "assistant", "content": None, "refusal": "I will not."}
+    assert ModelReply.from_openai({"choices": [{"message": message, "finish_reason": "stop"}]}).content == "I will not."
