@@ -354,13 +354,11 @@ class _Loop:
         known = self._tools[call.tool]
         try:  # what the tool is asked here is what it runs with: with defaults, and of the types that it declares
             given = arguments.model_dump(mode="json", by_alias=True)
-            needs_confirmation = not is_allowed and known.needs_confirmation(given)
-            ready = _Ready(number, call, arguments, known.resource_key(given))
-        except Exception as error:
+            if is_allowed or not known.needs_confirmation(given):
+                return _Ready(number, call, arguments, known.resource_key(given))
+            self._require(ToolConfirmation(call.tool, call.arguments, call.tool_use_id), known)
+        except Exception as error:  # of the application, or there are as many requests as there may be
             return _exception(call, error)
-        if not needs_confirmation:
-            return ready
-        self._require(ToolConfirmation(call.tool, call.arguments, call.tool_use_id), known)
         return None
 
     def _require(self, request: R, known: Tool) -> R:

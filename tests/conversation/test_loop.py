@@ -329,6 +329,19 @@ def test_a_call_that_is_not_allowed_is_refused(answer: ConfirmationAnswer | None
     assert text in result.result["error"]["message"]  # type: ignore[index,call-overload,operator]
 
 
+def test_a_request_over_the_bound_is_an_error_that_the_model_reads() -> None:
+    class Full(FakeWake):
+        def require(self, event: Any, *, expires_in: float | None = None) -> Any:
+            if self.requests:
+                raise InvalidInput("1 requests are pending")
+            return super().require(event, expires_in=expires_in)
+
+    wake = Full(UserMessage("refund us"))
+    made = [ToolCall(str(n), "refund", {"cents": 5}) for n in range(2)]
+    assert run(wake, Script(calls(*made)), refund).stop == "requires_action"
+    assert "are pending" in str([each.result for each in wake.results])
+
+
 def test_an_answer_is_for_one_call_however_often_a_model_uses_its_id() -> None:
     done = (*OPEN, ConfirmationAnswer(request_id="r0", allowed=True), ToolResult("1", "refunded 5"))
     wake, model = FakeWake(*done, UserMessage("again")), Script(calls(ToolCall("1", "refund", {"cents": 9_000})))
