@@ -69,16 +69,14 @@ async def test_a_wake_does_not_fork_into_a_record(url: str) -> None:
             await found.talk("a").ask(UserMessage("go"), timeout=LONG)
 
 
-async def test_no_quota_refuses_what_a_wake_forks(sqlite_url: str) -> None:
-    """On PostgreSQL the function of the released schema still counts it."""
-
+async def test_no_quota_refuses_what_a_wake_forks(url: str) -> None:
     async def branch(wake: affinity.Wake, _: Chat) -> None:
         if wake.conversation_id == "a":
             await wake.fork("f1")
             await wake.fork("f2")
         wake.append(AgentMessage("done"))
 
-    async with stage(sqlite_url, branch) as found:
+    async with stage(url, branch) as found:
         await found.client.set_quotas(Quotas(instances=2))
         await say(found.talk("a"), "go")
         assert await texts(found.talk("f1")) == await texts(found.talk("f2")) == ["go", "done"]

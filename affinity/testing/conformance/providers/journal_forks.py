@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from affinity.journal import JournalBirth, JournalFilter, JournalRange
+from datetime import timedelta
+
+from affinity.journal import JournalBirth, JournalFilter, JournalRange, NewEntry
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import state
 from affinity.testing.conformance.providers.cluster import Cluster
@@ -123,3 +125,18 @@ class JournalForkRules(Rules):
         await cluster.advance(100)
         await prune(talk, age=50.0)
         assert await fork.numbers() == await talk.numbers() == []
+
+    async def test_an_import_is_as_old_as_its_entries(self, cluster: Cluster) -> None:
+        """Entries that came with their time are removed by it (contract: JournalRetention)."""
+        other = await _talk(cluster)
+        at = (await other.page()).entries[0].recorded_at
+        entries = [
+            NewEntry(kind="user.note", payload=f'"{days}"', recorded_at=at - timedelta(days=days)) for days in (3, 2, 0)
+        ]
+        birth = JournalBirth(
+            session_id="i", kind=KIND, start=new_start("i"), lineage="import", operator="import", entries=entries
+        )
+        await other.journals.create_journals([birth])
+        talk = Conversation(other.provider, "i")
+        assert await prune(talk, age=86_400.0) == 2
+        assert await talk.numbers() == [3]

@@ -369,6 +369,20 @@ class LineageRules(Rules):
         assert work is not None
         assert list(work.requests) == []
 
+    async def test_no_quota_refuses_what_a_wake_forks(self, cluster: Cluster, journals: Journals) -> None:
+        """A turn is never refused; the forks have their instances and their messages (contract: JournalWrite)."""
+        base = await journals.say("a", "1")
+        worker = await cluster.worker("w")
+        own = await worker.own("i")
+        await worker.provider.set_quotas(Quotas(instances=1, instance_bytes=1))
+        births = [birth_of(name, base, message=f'{{"seq":{SEQ_MARK}}}') for name in ("b", "c")]
+        write = JournalWrite(session_id="a", journal_id=base, base=0, processed=0, wake_id="w1", births=births)
+        assert (await worker.commit_one(own, journals=[write])).committed
+        assert await journals.texts("b") == await journals.texts("c") == ["1"]
+        await worker.provider.set_quotas(Quotas())
+        found = {item.instance_id: payloads(item) for item in await worker.take_instances()}
+        assert {name: found[name] for name in "bc"} == {name: ["start", '{"seq":1}'] for name in "bc"}
+
     async def test_a_birth_that_cannot_be_applied_fails_the_fence(self, cluster: Cluster, journals: Journals) -> None:
         """The wake runs again, and finds the id taken; a birth that is there already is no obstacle."""
         base = await journals.say("a", "1")
