@@ -21,6 +21,7 @@ from dataclasses import field
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
+from affinity.limits import check_conditions
 from affinity.records import SessionState, frozen
 
 SEQ_MARK: Final = '"$SEQ"'
@@ -408,6 +409,9 @@ class JournalFilter:
     closed: bool | None = None
     with_requests: bool = False  # with pending requests
     after: tuple[datetime, str] | None = None  # keyset cursor
+
+    def __post_init__(self) -> None:
+        check_conditions(self)
 
 
 @frozen(kw_only=True)

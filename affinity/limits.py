@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Collection, Mapping
+from dataclasses import fields
 from math import ceil
-from typing import Final
+from typing import Any, Final
 
 from pydantic_core import from_json
 
@@ -300,6 +302,26 @@ def check_text(value: object, what: str) -> str:
     if bad := next((c for c in value if c == "\x00" or unicodedata.category(c) == "Cs"), None):
         raise InvalidId(f"{what} holds the character U+{ord(bad):04X}, which no store can keep")
     return value
+
+
+def check_conditions(where: Any) -> None:
+    """Check the texts among the fields of a filter, with those in its cursor and its collections.
+
+    Raises:
+        InvalidId: one has a character that no store can keep, so that nothing that is stored fits.
+    """
+    for each in fields(where):
+        _check_condition(getattr(where, each.name), each.name)
+
+
+def _check_condition(value: object, what: str) -> None:
+    if isinstance(value, str):
+        check_text(value, what)
+    elif isinstance(value, Mapping):
+        _check_condition((*value, *value.values()), what)
+    elif isinstance(value, Collection):
+        for each in value:
+            _check_condition(each, what)
 
 
 def _shown(value: object) -> str:

@@ -28,7 +28,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast, dataclass_transform
 
 from affinity.errors import InvalidOptions
-from affinity.limits import check_id, check_integer, check_text
+from affinity.limits import check_conditions, check_id, check_integer, check_text
 
 T = TypeVar("T")
 
@@ -267,7 +267,9 @@ class SessionFilter:
 
         Raises:
             InvalidOptions: the schema version is no integer from 0 to `limits.MAX_INTEGER`.
+            InvalidId: a text has a character that no store can keep.
         """
+        check_conditions(self)
         if self.schema_version is not None:
             check_integer(self.schema_version, "schema_version")
 

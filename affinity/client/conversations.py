@@ -78,7 +78,7 @@ class ConversationCalls(ClientBase):
             limit: conversations on the page, from 1 to `limits.MAX_PAGE`.
 
         Raises:
-            InvalidInput: a limit out of range, or a cursor that is none.
+            InvalidInput: a limit out of range, a cursor that is none, or a text that no store can keep.
         """
         if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
             raise InvalidInput(f"limit must be from 1 to {MAX_PAGE}, not {limit!r}")

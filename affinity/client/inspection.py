@@ -197,7 +197,7 @@ class Inspection(ClientBase):
             limit: instances on the page, from 1 to `limits.MAX_PAGE`.
 
         Raises:
-            InvalidInput: a limit out of range, or a cursor that is none.
+            InvalidInput: a limit out of range, a cursor that is none, or a text that no store can keep.
         """
         _check_limit(limit, MAX_PAGE)
         cursor = None if after is None else read_cursor(after)
@@ -276,7 +276,7 @@ class Inspection(ClientBase):
             limit: moves at most, from 1 to `limits.MAX_PAGE`.
 
         Raises:
-            InvalidInput: a limit out of range, or ``after`` together with ``before``.
+            InvalidInput: a limit out of range, ``after`` together with ``before``, or a text that no store can keep.
         """
         _check_limit(limit, MAX_PAGE)
         if after is not None and before is not None:

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from affinity.errors import ErrorDetails, InvalidInput, NotSerializable
@@ -250,8 +250,8 @@ def read_cursor(cursor: str) -> tuple[datetime, str]:
     """
     created_at, _, instance_id = cursor.partition("/")
     try:
-        return datetime.fromisoformat(created_at), instance_id
-    except ValueError:
+        return datetime.fromisoformat(created_at).astimezone(UTC), instance_id
+    except (ValueError, OverflowError):
         raise InvalidInput(f"{cursor!r} is not a cursor of this listing") from None
 
 

@@ -218,6 +218,33 @@ def test_a_worker_without_a_database(module: Path) -> None:
     refused(NO_DATABASE, "worker", "kitchen_app:app", "--url", NOBODY, "--startup-timeout", "0.1")
 
 
+LISTINGS = [
+    "list --prefix {}",
+    "list --name {}",
+    "list --after 2026-01-01T00:00:00+00:00/{}",
+    "conversation list --prefix {}",
+    "conversation list --kind {}",
+    "conversation list --after 2026-01-01T00:00:00+00:00/{}",
+    "sessions list --name {}",
+    "sessions list --label {}=a",
+    "sessions list --label a={}",
+    "sessions moves --worker {}",
+    "sessions prune --kind {} --older-than 1d --yes",
+    "sessions export --kind {}",
+]
+
+
+@pytest.mark.parametrize("words", LISTINGS)
+def test_conditions_that_are_no_unicode(words: str, database: Path) -> None:
+    """An argument of bytes that are no UTF-8 has surrogates."""
+    assert "U+DCFF" in refused(MISUSED, *words.format("\udcff").split())
+
+
+@pytest.mark.parametrize("listing", [["list"], ["conversation", "list"], ["sessions", "list"]])
+def test_a_cursor_of_no_time(listing: list[str], database: Path) -> None:
+    assert "not a cursor" in refused(MISUSED, *listing, "--after", "0001-01-01T00:00:00+01:00/x")
+
+
 # --- output -----------------------------------------------------------------------------------------------------------
 
 

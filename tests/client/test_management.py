@@ -10,7 +10,17 @@ import pytest
 from anyio import to_thread
 from click.testing import CliRunner
 
-from affinity import ActivityContext, App, Client, OrchestrationContext, RetryPolicy, RuntimeOptions, Worker
+from affinity import (
+    ActivityContext,
+    App,
+    Client,
+    OrchestrationContext,
+    RetryPolicy,
+    RuntimeOptions,
+    SessionFilter,
+    Worker,
+    migrate,
+)
 from affinity.cli import main
 from affinity.errors import InvalidInput, UnknownInstance
 
@@ -142,3 +152,20 @@ async def test_unknown_instances_and_invalid_limits_are_refused(client: Client) 
                 await ask("nobody", limit=limit)
     with pytest.raises(InvalidInput, match="limit"):
         await client.statistics(limit=0)
+
+
+@pytest.mark.parametrize("text", ["\udcff", "a\x00"])
+async def test_conditions_that_no_store_can_keep_are_refused(text: str, any_url: str) -> None:
+    await migrate(any_url)
+    async with Client(any_url) as client:
+        for condition in ({"prefix": text}, {"name": text}, {"session_id": text}, {"reason": text}):
+            with pytest.raises(InvalidInput):
+                await client.list_page(**condition)
+        with pytest.raises(InvalidInput):
+            [each async for each in client.list_instances(parent_id=text)]
+        with pytest.raises(InvalidInput):
+            await client.list_conversations_page(prefix=text)
+        with pytest.raises(InvalidInput):
+            await client.session_moves(worker_id=text)
+        with pytest.raises(InvalidInput):
+            SessionFilter(labels={"a": text})

@@ -8,6 +8,7 @@ from dataclasses import field
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, NewType, TypeAlias
 
+from affinity.limits import check_conditions
 from affinity.records import frozen
 
 Birth = NewType("Birth", str)
@@ -152,6 +153,9 @@ class InstanceFilter:
     reason: str | None = None  # suspended for this: `Suspension.error_type`
     session_id: str | None = None  # given at their start, or at that of their parents
     after: tuple[datetime, str] | None = None  # keyset cursor: (created_at, instance_id) of the last row seen
+
+    def __post_init__(self) -> None:
+        check_conditions(self)
 
     @property
     def rare_statuses(self) -> Sequence[InstanceStatus]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from affinity.limits import check_conditions
 from affinity.provider.contract.workers import Incarnation
 from affinity.records import frozen
 
@@ -78,6 +79,9 @@ class MoveFilter:
     session_id: str | None = None
     worker_id: str | None = None  # from it or to it
     reason: MoveReason | None = None
+
+    def __post_init__(self) -> None:
+        check_conditions(self)
 
 
 class MoveReport(NamedTuple):
