@@ -17,7 +17,7 @@ import click
 from pydantic import BaseModel
 
 import affinity
-from affinity.conversation import AgentMessage, Retracted, Streamed, Talk, UserMessage
+from affinity.conversation import AgentMessage, Retracted, Streamed, Talk, UserInterrupt, UserMessage
 from affinity.session import Resource
 from examples.local_llm.chats import SYSTEM
 from examples.local_llm.model import Completion, Message, Model, Slots, missing_packages
@@ -60,10 +60,16 @@ def build(model: Model) -> tuple[affinity.App, affinity.Conversations[Chat]]:
 
     @talks.on_wake
     async def respond(wake: affinity.Wake, chat: Chat) -> None:
-        """Answer; after an interrupt, wait for what comes next."""
-        if wake.interrupt is not None:
+        """Answer what was said behind the last interrupt."""
+        said: list[Message] = []
+        for event in wake.events:
+            if isinstance(event, UserMessage):
+                said.append(Message(role="user", content=event.text))
+            elif isinstance(event, UserInterrupt):
+                said.clear()
+        if not said:
             return
-        chat.messages += [Message(role="user", content=e.text) for e in wake.events if isinstance(e, UserMessage)]
+        chat.messages += said
         cache = await wake.resource(caches)
 
         def show(part: str) -> None:  # in a thread, which is not cancelled

@@ -9,17 +9,22 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import cast
 
 import pytest
 from click.testing import CliRunner
 
+import affinity
 from examples.local_llm.__main__ import main
 from examples.local_llm.chats import Chat, ChatCodec, TimedTurn
-from examples.local_llm.model import Completion, Message, missing_packages
+from examples.local_llm.model import Completion, Message, Model, missing_packages
 from examples.local_llm.report import rows
 from examples.local_llm.run import Plan, Talk
+from examples.local_llm.talk import build
+from tests.processes import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "examples.local_llm", "--conversations", "2"]
@@ -73,6 +78,27 @@ def test_turns_are_reported_by_how_they_began() -> None:
 
     (row,) = rows("slot", [Talk("a", turns=[turn(1.0), turn(9.0)]), Talk("b", turns=[turn(2.0)])])
     assert (row.turns, row.first_token, row.first_token_longest, row.whole, row.saved) == (3, 3.0, 10.0, 4.5, 7)
+
+
+class Echo:
+    """Stands for the model: it says what it was asked."""
+
+    def stream(self, messages: list[Message], slot: int, *, tokens: int, show: Callable[[str], None]) -> Completion:
+        text = " ".join(message.content for message in messages if message.role == "user")
+        return Completion(text=text, kept=0, read=0, reading=0.0, writing=0.0)
+
+
+@pytest.mark.anyio
+async def test_a_message_behind_an_interrupt_is_answered(any_url: str) -> None:
+    app, talks = build(cast("Model", Echo()))
+    await affinity.migrate(any_url)
+    async with affinity.Client(any_url) as client:
+        talk = client.conversation(talks, "tea")
+        await talk.send(affinity.UserMessage("one"))
+        await talk.interrupt(cancel_running=True)
+        seq = await talk.send(affinity.UserMessage("two"))
+        async with affinity.Worker(app, any_url):
+            assert (await talk.reply(seq, timeout=PATIENCE)).text == "two"
 
 
 @needs_model
