@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import anyio
-from pydantic import BaseModel, JsonValue
+from pydantic import BaseModel, JsonValue, ValidationError
 
 from affinity.conversation.events import (
     AgentMessage,
@@ -36,6 +36,7 @@ from affinity.conversation.events import (
 from affinity.conversation.formats import Message, call_id, call_of, to_anthropic, to_openai
 from affinity.conversation.tools import Tool, ToolErrorKind, checked_arguments, error_value, in_chains, tools_by_name
 from affinity.errors import InvalidInput, InvalidOptions, NotSerializable, PayloadTooLarge, problem_of
+from affinity.limits import MAX_ID_BYTES, truncate
 from affinity.orchestration.failures import describe_error
 
 R = TypeVar("R", bound=RequestEvent)
@@ -224,7 +225,8 @@ async def run_loop(
     Calls of one round run at the same time, but for those that use the same resource (`Tool.resource`). Their results
     are in the order of the calls. Arguments that do not fit, an unknown tool, and an exception of a tool are results,
     which the model reads: ``{"error": {"kind": "invalid_tool_arguments", …}}``, ``unknown_tool``,
-    ``tool_execution_exception``; ``refused``, when a person did not allow it. The other calls go on.
+    ``tool_execution_exception``; ``refused``, when a person did not allow it. So is the error of a call that is larger
+    than an event may be, and of a request beyond `ConversationLimits.requests`. The other calls go on.
 
     Args:
         wake: appends, requires and streams.
@@ -254,6 +256,7 @@ class _Loop:
         self, wake: LoopWake, model: Model, tools: Mapping[str, Tool], system: Sequence[str], events: list[JournalEvent]
     ) -> None:
         self._wake, self._model, self._tools, self._system, self._events = wake, model, tools, system, events
+        self._refused: dict[int, ToolResult] = {}  # by the identity of the call among the events
         self._usage: Counter[str] = Counter()
         self._rounds = 0
         self._text = ""
@@ -303,14 +306,38 @@ class _Loop:
         return bool(calls)
 
     def _append_call(self, call: ToolCall, message_id: str, usage: dict[str, int]) -> None:
-        made = call_of(call.tool, call.arguments, call.tool_use_id, message_id)
+        """Append a call. Of one that no journal takes the beginning is appended, and its result is the error."""
+        try:
+            made = call_of(call.tool, call.arguments, call.tool_use_id, message_id).model_copy(update={"usage": usage})
+            if not self._require_result(made):
+                self._append(made)
+        except (PayloadTooLarge, NotSerializable, ValidationError) as error:
+            tool, tool_use_id, raw = (
+                truncate(str(each), MAX_ID_BYTES) for each in (call.tool, call.tool_use_id, call[2])
+            )
+            cut = ToolUse(tool, {}, tool_use_id, usage=usage, message_id=message_id, raw_arguments=raw)
+            self._append(cut)
+            kind: ToolErrorKind = "invalid_tool_arguments" if call.tool in self._tools else "unknown_tool"
+            self._refused[id(cut)] = _error(cut, kind, problem_of(error))
+
+    def _require_result(self, call: ToolUse) -> bool:
+        """Request the result of a tool that the client runs; returns whether the call is one."""
         known = self._tools.get(call.tool)
-        if known is not None and known.runs_on_client and made.raw_arguments is None:
-            request = CustomToolUse(made.tool, made.arguments, made.tool_use_id, message_id=message_id, usage=usage)
-            if isinstance(checked_arguments(self._tools, request), BaseModel):
-                self._require(request, known)
-                return
-        self._append(made.model_copy(update={"usage": usage}))
+        if known is None or not known.runs_on_client or call.raw_arguments is not None:
+            return False
+        request = CustomToolUse(
+            call.tool, call.arguments, call.tool_use_id, message_id=call.message_id, usage=call.usage
+        )
+        if not isinstance(checked_arguments(self._tools, request), BaseModel):
+            return False
+        try:
+            self._require(request, known)
+        except (PayloadTooLarge, NotSerializable):
+            raise
+        except InvalidInput as error:  # there are as many requests as there may be
+            self._refused[id(call)] = _exception(call, error)
+            return False
+        return True
 
     # -- calls
 
@@ -337,6 +364,8 @@ class _Loop:
     def _decide(self, number: int, opened: _OpenCall, pending: Collection[str]) -> _Ready | ToolResult | None:
         """A call that may run; its result, if it may not; None while it waits for an answer."""
         call, request_id, answer = opened.call, opened.request_id, opened.answer
+        if (refused := self._refused.get(id(call))) is not None:
+            return refused
         if answer is None and request_id is not None and request_id in pending:
             return None
         if isinstance(call, CustomToolUse):

@@ -55,6 +55,7 @@ class FakeWake:
 
     def require(self, event: Any, *, expires_in: float | None = None) -> Any:
         asked = event.model_copy(update={"request_id": f"r{len(self.requests)}"})
+        EventTypes().encode(asked)
         self.requests.append(SimpleNamespace(request_id=asked.request_id, expires_in=expires_in))
         self.appended.append(asked)
         return asked
@@ -340,6 +341,54 @@ def test_a_request_over_the_bound_is_an_error_that_the_model_reads() -> None:
     made = [ToolCall(str(n), "refund", {"cents": 5}) for n in range(2)]
     assert run(wake, Script(calls(*made)), refund).stop == "requires_action"
     assert "are pending" in str([each.result for each in wake.results])
+
+
+def test_a_tool_of_the_client_over_the_bound_is_an_error_that_the_model_reads() -> None:
+    class Full(FakeWake):
+        def require(self, event: Any, *, expires_in: float | None = None) -> Any:
+            raise InvalidInput("100 requests are pending")
+
+    wake = Full(UserMessage("where?"))
+    made = [ToolCall("c1", "double", {"n": 1}), ToolCall("c2", "position", {"exact": True})]
+    model = Script(calls(*made), says("later"))
+    assert run(wake, model, double, Tool(name="position", arguments=Position)).stop == "answer"
+    assert wake.kinds == ["agent.tool_use"] * 2 + ["agent.tool_result"] * 2 + ["agent.message"]
+    assert [(each.tool_use_id, each.is_error) for each in wake.results] == [("c1", False), ("c2", True)]
+    assert "are pending" in str(wake.results[1].result)
+
+
+LARGE = "x" * MAX_EVENT_BYTES
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (ToolCall("c1", "note", {"text": LARGE}), "invalid_tool_arguments"),
+        (ToolCall("c1", "note", f'{{"text": "{LARGE}'), "invalid_tool_arguments"),
+        (ToolCall("c1", "position", {"exact": True, "why": LARGE}), "invalid_tool_arguments"),
+        (ToolCall("c1", LARGE, {}), "unknown_tool"),
+        (ToolCall("c1", "\udcff", {}), "unknown_tool"),
+        (ToolCall(LARGE, "note", {"text": ""}), "invalid_tool_arguments"),
+    ],
+    ids=["arguments", "text", "client", "name", "surrogate", "id"],
+)
+def test_a_call_that_no_journal_takes_is_an_error_that_the_model_reads(call: ToolCall, kind: str) -> None:
+    @tool
+    def note(text: str) -> str:
+        raise AssertionError("it must not run")
+
+    class Reason(Position):
+        why: str
+
+    wake = FakeWake(UserMessage("note it"))
+    model = Script(calls(call, ToolCall("c2", "double", {"n": 1}), usage={"output": 7}), says("sorry"))
+    assert run(wake, model, note, double, Tool(name="position", arguments=Reason)).stop == "answer"
+    (cut, *_), (bad, good) = wake.appended, wake.results
+    assert isinstance(cut, ToolUse)
+    assert cut.usage == {"output": 7}
+    assert (bad.tool_use_id, bad.is_error, good.result) == (cut.tool_use_id, True, 2)
+    assert bad.result["error"]["kind"] == kind  # type: ignore[index,call-overload]
+    assert len(model.requests[1].openai_messages()) == len(model.requests[1].anthropic_messages()) + 1 == 4
 
 
 def test_an_answer_is_for_one_call_however_often_a_model_uses_its_id() -> None:
