@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
 from tests.conftest import Servers, pytest_cmdline_main, pytest_collection_modifyitems
+from tests.servers.proxy import proxy
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -95,3 +98,13 @@ def _runs(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def test_a_proxy_without_its_server_refuses_connections() -> None:
+    """Each, and at once: a client does not wait for what never comes."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with proxy(f"postgresql://127.0.0.1:{port}/x") as between:
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", urlsplit(between.url).port), timeout=10) as client:
+                assert client.recv(1) == b""

@@ -88,7 +88,11 @@ class Proxy:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection((self._url.hostname or HOST, self._url.port or 5432))
+                try:
+                    server = socket.create_connection((self._url.hostname or HOST, self._url.port or 5432))
+                except OSError:
+                    client.close()
+                    continue
                 for one in (client, server):
                     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 line = ProxiedConnection(client, server)
