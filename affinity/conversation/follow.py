@@ -20,7 +20,7 @@ from affinity.client.journals import Journals
 from affinity.conversation.events import EventTypes, JournalEntry
 from affinity.conversation.stream import Retracted, Streamed
 from affinity.conversation.trace import WAKE_SPAN
-from affinity.errors import InvalidId, InvalidInput, UnknownConversation
+from affinity.errors import InvalidId, InvalidInput, UnknownConversation, UnknownEntry
 from affinity.journal import Entry, JournalPage, JournalQuery, StreamCursor
 from affinity.limits import MAX_PAGE, check_id
 from affinity.provider.contract import FINISHED
@@ -177,6 +177,7 @@ class EventFeed(AsyncIterator[FeedItem]):
 
         Raises:
             UnknownConversation: there is none, or it was deleted.
+            UnknownEntry: the feed began behind the last entry: the conversation was deleted and begun again.
             ProviderError: the database has failed for `calls.RETRY_SECONDS`. Another feed from `position` goes on.
         """
         item = await anext(self._items)
@@ -203,15 +204,17 @@ class EventFeed(AsyncIterator[FeedItem]):
 
     async def _pages(self) -> AsyncGenerator[JournalPage, None]:
         if not self._follow:
-            while (page := await self._page()).more:
+            page = self._check_first(await self._page())
+            while page.more:
                 yield page
+                page = await self._page()
             yield page
             return
         async with self._journals.changes(self._conversation_id) as change:
             first: JournalPage | None = None
             while True:
                 page = await self._page()
-                first = first or page
+                first = first or self._check_first(page)
                 if page.journal_id != first.journal_id:
                     raise unknown_conversation(self._conversation_id)
                 yield page
@@ -220,6 +223,13 @@ class EventFeed(AsyncIterator[FeedItem]):
                 if has_ended(page):
                     return
                 await change.wait()
+
+    def _check_first(self, page: JournalPage) -> JournalPage:
+        """Numbers only grow while a conversation is there."""
+        if page.last_seq < (seq := self._position.seq):
+            message = f"its journal ends with entry {page.last_seq}, before position {seq}, which is of a deleted one"
+            raise UnknownEntry(self._conversation_id, message)
+        return page
 
     async def _page(self) -> JournalPage:
         page = await self._journals.read(self._reader.query(self._conversation_id))

@@ -388,6 +388,24 @@ async def test_a_feed_of_a_conversation_that_is_deleted_raises(talk: Talk) -> No
         await talk.reply(7, timeout=30)
 
 
+async def test_a_feed_from_behind_the_end_raises(talk: Talk) -> None:
+    """Another conversation has begun since; a feed from exactly the end goes on."""
+    for number in range(3):
+        await talk.send(UserMessage(f"{number}"))
+    position = talk.events(after=3).position
+    at_end = talk.events(after=position, follow=True)
+    await talk.send(UserMessage("more"))
+    with anyio.fail_after(30):
+        assert (await anext(at_end)).seq == 4  # type: ignore[union-attr]
+    await at_end.aclose()
+    assert [each async for each in talk.events(after=4)] == []
+    assert await talk.delete()
+    await talk.send(UserMessage("again"))
+    for follow in (False, True):
+        with pytest.raises(UnknownEntry, match="ends with entry 1, before position 3"), anyio.fail_after(30):
+            await anext(talk.events(after=position, follow=follow))
+
+
 async def test_listings(client: Client, talk: Talk) -> None:
     await talk.send(UserMessage("hi"))
     for number in range(5):
