@@ -20,9 +20,11 @@ from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
 from affinity.conversation.events import AgentMessage, JournalEntry, UserMessage
+from affinity.conversation.follow import SPAN_COMPLETED
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind
 from affinity.conversation.transfer import Imported, entry_line, lineage_lines, record_line
 from affinity.errors import (
+    Contention,
     ConversationExists,
     ConversationKindMismatch,
     InvalidInput,
@@ -53,6 +55,9 @@ MAX_EXTRAS: Final = 16 * 1024
 
 MAX_IMPORTED_EXTRAS: Final = 4 * MAX_EXTRAS
 """Those of an import have the lineage of what was exported, too."""
+
+SNAPSHOTS: Final = 10
+"""Attempts to read a state with the entries that it was made from: each fails when a wake commits meanwhile."""
 
 _CARRYING: Final = frozenset({"compress", "detach", "import"})
 """Kinds of lineage that cut off what has been used before, and so have its usage in their extras."""
@@ -341,14 +346,19 @@ class BirthPlanner:
 
     async def _snapshot(self, source: str) -> tuple[SessionRecord | None, JournalPage]:
         """The record of a conversation, and a page of its journal that ends with the entries that it was made from."""
-        query = JournalQuery(session_id=source, limit=1)
+        query = JournalQuery(session_id=source, kinds=[SPAN_COMPLETED], newest_first=True, limit=1)
         before = await self.page(query)
-        while True:
+        for _ in range(SNAPSHOTS):
             record = await self._records.load(source)
             page = await self.page(query)
-            if (page.journal_id, page.last_seq) == (before.journal_id, before.last_seq):
+            is_whole = page.entries or not page.more  # else, pages that were read with it have taken all the bytes
+            if is_whole and _last_wake(page) == _last_wake(before):  # only wakes change both
                 return record, page
             before = page
+        raise Contention(
+            f"conversation {source!r} ran a wake in each of {SNAPSHOTS} attempts to read its state with its entries: "
+            "try again, while it runs less"
+        )
 
     async def _using(self, source: str, state: SessionState | None) -> SessionState | None:
         """A new state, which uses the resources that a conversation uses."""
@@ -410,6 +420,11 @@ def check_birth(birth: JournalBirth, result: BirthResult) -> None:
             raise UnknownConversation(birth.session_id, "what it is to be made from is deleted")
         case "beyond":
             raise UnknownEntry(birth.session_id, "what it is to be made from does not have these entries")
+
+
+def _last_wake(page: JournalPage) -> tuple[int, list[int]]:
+    """The journal, and the end of the last wake on a page that has no more than that."""
+    return page.journal_id, [each.seq for each in page.entries]
 
 
 def _home_beside(own: JournalLineage, source: str, beside: bool | None) -> str | None:

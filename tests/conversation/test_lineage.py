@@ -6,12 +6,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import anyio
 import pytest
 
 import affinity
 from affinity import AgentMessage, JournalEntry, UserMessage
 from affinity.client import Quotas
-from affinity.errors import ConversationExists, InvalidInput, WakeFailed
+from affinity.errors import Contention, ConversationExists, InvalidInput, WakeFailed
 from tests.conversation.application import Chat, Stage, stage
 from tests.conversation.openrath import LONG, say, texts
 
@@ -115,6 +116,41 @@ async def test_a_state_is_exported_with_its_entries(url: str, monkeypatch: pytes
         (record,) = [line["record"] for line in lines if "record" in line]
         assert record["state"]["received"] == ["one", "two"]
         assert left == []
+
+
+async def test_inputs_do_not_keep_an_export_from_its_begin(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come all the time; only wakes change the state."""
+    async with stage(url, workers=0) as found:
+        talk, store = found.talk("a"), type(found.client.session_store)
+        await talk.send(UserMessage("one"))
+        load, loads = store.load, list[str]()
+
+        async def late(self: Any, session_id: str) -> Any:
+            record = await load(self, session_id)
+            loads.append(session_id)
+            await talk.send(UserMessage("more"))
+            return record
+
+        monkeypatch.setattr(store, "load", late)
+        with anyio.fail_after(30):
+            assert len([line async for line in talk.export()]) == 3
+        assert loads == ["a"]
+
+
+async def test_an_export_gives_up_when_wakes_do_not_end(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stage(url) as found:
+        talk, store = found.talk("a"), type(found.client.session_store)
+        await say(talk, "one")
+        load = store.load
+
+        async def late(self: Any, session_id: str) -> Any:
+            record = await load(self, session_id)
+            await say(talk, "more")
+            return record
+
+        monkeypatch.setattr(store, "load", late)
+        with anyio.fail_after(60), pytest.raises(Contention, match="ran a wake in each of 10 attempts"):
+            [line async for line in talk.export()]
 
 
 async def test_an_export_that_was_changed_is_refused(idle: Stage) -> None:
