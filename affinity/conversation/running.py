@@ -70,6 +70,11 @@ does not count, and the next one, under another epoch, is greater all the same. 
 
 USER_INTERRUPT: Final = kind_of(UserInterrupt)
 
+TOO_MANY_ENDS: Final = (
+    f"the ends of other delegations by the same wake have its result, and as many bytes as they may: "
+    f"{MAX_BATCH_BYTES // 2}. Make results smaller, or delegate less at a time"
+)
+
 RETRACT_SECONDS: Final = 2.0
 """How long a run that is cancelled takes to retract what it has streamed."""
 
@@ -178,6 +183,8 @@ class _Attempt(Generic[S]):
     children: ChildrenDone | None = None
     elapsed: float = 0.0
     """Seconds of the attempts that have failed, with the pauses."""
+    end_bytes: int = 0
+    """Characters of the ends of delegations."""
 
     def __post_init__(self) -> None:
         self.spec = self.conversations.spec
@@ -438,7 +445,14 @@ class _Attempt(Generic[S]):
             cycles=ended["cycles"],
             error=error,
         )
-        self.writing.appends.append(end_of_delegation(event, ended["parent"], ended["parent_kind"]))
+        append = end_of_delegation(event, ended["parent"], ended["parent_kind"])
+        size = self.end_bytes + (len(append.entry.payload) if append.entry else 0)
+        if result is not None and size > MAX_BATCH_BYTES // 2:
+            error = SpanError(type="PayloadTooLarge", message=TOO_MANY_ENDS)
+            self._notify_parent(ended, "failed", error=error)
+            return
+        self.end_bytes = size
+        self.writing.appends.append(append)
 
     # -- a bad end
 

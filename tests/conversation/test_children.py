@@ -228,6 +228,35 @@ async def test_a_message_of_any_size_ends_a_delegation(url: str) -> None:
         assert await until(lambda: said(on.talk())) == [f"completed {MAX_EVENT_BYTES - 120}"]
 
 
+async def test_the_ends_of_many_delegations_have_a_bounded_size(url: str) -> None:
+    """One transaction writes all of them."""
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        wake.finish("x" * 1_000_000)
+
+    child = research(handler, retry=RetryPolicy(max_attempts=1))
+    ends: list[ChildEnded] = []
+
+    async def brief(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage):
+                for _ in range(20):
+                    await wake.delegate(child, "c/x", Brief("x"))
+            elif isinstance(event, ChildEnded):
+                ends.append(event)
+
+    async def has_all() -> bool:
+        return len(ends) == 20
+
+    async with stage(url, brief, child) as on:
+        await on.talk().ask(UserMessage("one"), timeout=30)
+        await until(has_all)
+    assert len({each.delegation for each in ends}) == 20
+    assert sum(len(str(each.result)) for each in ends if each.outcome == "completed") == 8_000_000
+    refused = [each for each in ends if each.outcome == "failed"]
+    assert [(each.result, each.error and each.error.type) for each in refused] == [(None, "PayloadTooLarge")] * 12
+
+
 async def test_cycles_that_are_used_up_are_said_to_be_the_end(sqlite_url: str) -> None:
     """The revisits of the child are dropped: it does not wait for one."""
 
