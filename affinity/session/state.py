@@ -24,7 +24,7 @@ from affinity.limits import MAX_LABELS, MAX_PARTICIPANTS, check_id, check_intege
 from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore
 from affinity.session.codec import FieldOverrides, Projection, StateCodec, pack, unpack
 from affinity.session.migrations import Migrations
-from affinity.session.resources import DISPOSE_SECONDS, HeldResources, run_bounded
+from affinity.session.resources import DISPOSE_SECONDS, LABEL, HeldResources, run_bounded
 from affinity.session.state_cache import CacheEntry
 
 S = TypeVar("S")
@@ -316,7 +316,7 @@ def override_metadata(
 
     Raises:
         InvalidId: the parent, or a label, is not a valid id.
-        InvalidOptions: too many labels, or the session would be its own parent.
+        InvalidOptions: too many labels, one that names a resource, or the session would be its own parent.
     """
     if parent is not None:
         if check_id(parent, "parent") == session_id:
@@ -324,8 +324,8 @@ def override_metadata(
         stored = replace(stored, parent=parent)
     if labels is None:
         return stored
-    kept = {key: value for key, value in stored.labels.items() if key.startswith("affinity.resource/")}
-    return replace(stored, labels=_checked_labels({**labels, **kept}))
+    kept = {key: value for key, value in stored.labels.items() if key.startswith(LABEL)}
+    return replace(stored, labels=_checked_labels({**_own(labels), **kept}))
 
 
 def _add_described(metadata: SessionMetadata, described: SessionMetadata) -> SessionMetadata:
@@ -335,7 +335,8 @@ def _add_described(metadata: SessionMetadata, described: SessionMetadata) -> Ses
 
     Raises:
         InvalidId: a name, label or participant is not a valid id.
-        InvalidOptions: too many labels or participants, or a message count that is no integer or out of range.
+        InvalidOptions: too many labels or participants, a label that names a resource, or a message
+            count that is no integer or out of range.
     """
     if described.message_count is not None:
         check_integer(described.message_count, "message_count")
@@ -344,13 +345,20 @@ def _add_described(metadata: SessionMetadata, described: SessionMetadata) -> Ses
         name=metadata.name if described.name is None else check_id(described.name, "session name"),
         message_count=metadata.message_count if described.message_count is None else described.message_count,
         participants=_checked_participants(described.participants) if described.participants else metadata.participants,
-        labels=_checked_labels({**metadata.labels, **described.labels}),
+        labels=_checked_labels({**metadata.labels, **_own(described.labels)}),
     )
 
 
 def _normalize_metadata(metadata: SessionMetadata) -> SessionMetadata:
     """The same in types that compare equal: stores may return lists for tuples."""
     return replace(metadata, labels=dict(metadata.labels), participants=tuple(metadata.participants))
+
+
+def _own(labels: Mapping[str, str]) -> Mapping[str, str]:
+    """The labels that an application gives: none of them names a resource."""
+    if (found := next((key for key in labels if isinstance(key, str) and key.startswith(LABEL)), None)) is not None:
+        raise InvalidOptions(f"label {found!r:.80}: labels that begin with {LABEL!r} name the resources of a session")
+    return labels
 
 
 def _checked_labels(labels: Mapping[str, str]) -> dict[str, str]:

@@ -369,6 +369,17 @@ async def test_metadata_comes_from_the_state_and_from_the_opening(store: Countin
     assert record.metadata == expected
 
 
+async def test_labels_of_an_application_name_no_resources(store: CountingStore) -> None:
+    given = {"affinity.resource/box": "r"}
+    with pytest.raises(InvalidOptions, match="name the resources"):
+        Sessions(Chat, kind="chat", store=store).open("s", labels=given)
+    chats = Sessions(Chat, kind="chat", metadata=lambda _: SessionMetadata(kind="", labels=given), store=store)
+    with pytest.raises(InvalidOptions, match="name the resources"):
+        async with chats.open("s"):
+            pass
+    assert await store.load("s") is None
+
+
 async def test_parent_and_labels_stay_unless_they_are_given(store: CountingStore) -> None:
     chats = Sessions(Chat, kind="chat", store=store)
     async with chats.open("s", parent="p", labels={"a": "1"}):
