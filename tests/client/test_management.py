@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from typing import Any
 
 import anyio
 import pytest
@@ -158,9 +159,10 @@ async def test_unknown_instances_and_invalid_limits_are_refused(client: Client) 
 async def test_conditions_that_no_store_can_keep_are_refused(text: str, any_url: str) -> None:
     await migrate(any_url)
     async with Client(any_url) as client:
-        for condition in ({"prefix": text}, {"name": text}, {"session_id": text}, {"reason": text}):
+        for condition in ("prefix", "name", "session_id", "reason"):
+            given: dict[str, Any] = {condition: text}
             with pytest.raises(InvalidInput):
-                await client.list_page(**condition)
+                await client.list_page(**given)
         with pytest.raises(InvalidInput):
             [each async for each in client.list_instances(parent_id=text)]
         with pytest.raises(InvalidInput):
