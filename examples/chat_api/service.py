@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 import affinity
 from affinity.conversation import Talk, UserMessage
-from affinity.errors import ClientError, UnknownConversation, WaitTimeout
+from affinity.errors import ClientError, UnknownConversation, UnknownEntry, WaitTimeout
 from examples.chat_api.chat import chats
 
 REFUSED = (ClientError, ValueError, KeyError, TypeError)  # all but the first: a body that is none
@@ -55,9 +55,12 @@ async def events(request: Request) -> Response:
     feed = talk.events(after=request.headers.get("last-event-id", "0"), follow=True)
 
     async def lines() -> AsyncIterator[str]:
-        async with feed:
-            async for item in feed:
-                yield f"id: {feed.position}\nevent: {item.kind}\ndata: {item.to_json()}\n\n"
+        try:
+            async with feed:
+                async for item in feed:
+                    yield f"id: {feed.position}\nevent: {item.kind}\ndata: {item.to_json()}\n\n"
+        except UnknownEntry:  # of a deleted chat: the browser connects again, from the beginning
+            yield "id: 0\nevent: reset\ndata: null\n\n"
 
     return StreamingResponse(lines(), media_type="text/event-stream", headers={"cache-control": "no-store"})
 

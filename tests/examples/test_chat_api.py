@@ -134,6 +134,11 @@ def test_a_reader_that_comes_back_goes_on_where_it_was(http: httpx.Client) -> No
 
 
 @pytest.mark.slow
+def test_a_reader_of_a_deleted_chat_begins_again(http: httpx.Client) -> None:
+    post(http, "/chats/dan/ask", text="hello")
+    assert list(events(http, "dan", after="1000")) == [ServerEvent("0", "reset", None)]
+
+
 def test_a_killed_worker_costs_the_stream_and_not_the_answer(http: httpx.Client, workers: Workers) -> None:
     text = " ".join(f"w{n}" for n in range(120))  # six seconds
     post(http, "/chats/ann/messages", text=text)
