@@ -200,6 +200,6 @@ class SessionCache(CacheLeaseListener[CacheEntry[S]], Generic[S]):
             self._cache.set_size(entry, self._size_of(entry.state))
 
     async def _dispose(self, entry: CacheEntry[S]) -> None:
-        if self._dispose_state is not None:
+        if self._dispose_state is not None and entry.is_hydrated:  # its hydrate may have been cancelled
             dispose = self._dispose_state
             await run_bounded(f"dispose of {entry}", lambda: dispose(entry.session_id, entry.state), DISPOSE_SECONDS)

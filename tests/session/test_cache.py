@@ -392,3 +392,21 @@ async def test_dispose_that_hangs_is_given_up(
     await cache.lost("a")
     assert cache.stats.size == 0
     assert "TimeoutError" in caplog.text
+
+
+async def test_a_hydrate_that_is_cancelled_after_the_loss_leaves_nothing_to_dispose(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disposed: list[str] = []
+
+    async def hydrate(_: str) -> State:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    cache = SessionCache[State](hydrate=hydrate, dispose=lambda session_id, _: disposed.append(session_id))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(visit, cache)
+        await anyio.wait_all_tasks_blocked()
+        await cache.lost_all()
+        tasks.cancel_scope.cancel()
+    assert (disposed, caplog.records, cache.stats.size) == ([], [], 0)
