@@ -232,7 +232,8 @@ class StateSchema(Generic[S]):
         cached.encoded_bytes = len(raw)
         metadata = cached.metadata
         if self.metadata_of is not None:
-            metadata = _add_described(metadata, self.metadata_of(cached.state))
+            # Kept, as a hydrate would find it: what a later state leaves out stays.
+            metadata = cached.metadata = _add_described(metadata, self.metadata_of(cached.state))
         digest = await _off_loop(len(raw), _digest, raw)
         if digest == cached.record.digest and metadata == cached.record.metadata:
             return None

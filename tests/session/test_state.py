@@ -414,6 +414,22 @@ async def test_metadata_that_the_function_leaves_out_stays(store: CountingStore)
     assert record.metadata == SessionMetadata(kind="chat", name="imported", message_count=5, participants=("x",))
 
 
+@pytest.mark.parametrize("evicted", [False, True])
+async def test_what_is_left_out_stays_whether_the_state_is_in_memory_or_not(host: Host, evicted: bool) -> None:
+    def titled(chat: Chat) -> SessionMetadata:
+        return about(chat) if chat.turns == 1 else SessionMetadata()
+
+    chats = Sessions(Chat, kind="chat", metadata=titled)
+    await host.say(chats, "hi")
+    first = (await host.stored()).metadata
+    if evicted:
+        await chats.lost_all()
+    await host.say(chats, "there")
+    assert (await host.stored()).version == 2
+    assert (await host.stored()).metadata == first
+    assert first.name == "hi"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
