@@ -151,8 +151,10 @@ class SessionWriter(Generic[S]):
 
     @property
     def key(self) -> str:
-        """Identifies the activity in all its attempts."""
-        return f"{self._ctx.instance_id}/{self._ctx.execution_id}/{self._ctx.activity_id}"
+        """Identifies the activity in all its attempts, and never one of a later instance of the same id."""
+        key = f"{self._ctx.instance_id}/{self._ctx.execution_id}/{self._ctx.activity_id}"
+        birth = getattr(self._ctx, "instance_birth", None)
+        return key if birth is None else f"{key}/{birth}"
 
     @property
     def is_external(self) -> bool:
@@ -240,8 +242,9 @@ class SessionWriter(Generic[S]):
             SessionError: the activity has ended, or the state is half changed.
             InvalidInput: the state cannot be encoded.
         """
-        if self._can_write(cached):
-            self._staged, self._has_unstaged = await self._schema.encode(cached), False
+        async with cached.saving:  # a large state is packed in a thread: an older one must not be staged after a newer
+            if self._can_write(cached):
+                self._staged, self._has_unstaged = await self._schema.encode(cached), False
         self._measure(cached)
 
     async def checkpoint(self, cached: CachedState[S]) -> None:

@@ -374,3 +374,24 @@ async def test_the_state_is_the_sum_of_what_was_applied(seed: int, elsewhere: bo
     assert chaos.chats.stats.size == 0
     assert chaos.chats.stats.bytes == 0
     assert set(chaos.disposed.values()) == {1}
+
+
+async def test_an_older_state_is_never_staged_after_a_newer_one(host: Host, chats: Sessions[Chat]) -> None:
+    """The first block's state is large, and is packed in a thread while the second block ends."""
+    ctx = host.activity()
+    first, second = chats.open(ctx), chats.open(ctx)
+    changed = anyio.Event()
+
+    async def later() -> None:
+        async with second as chat:
+            await changed.wait()
+            chat.lines = ["new"]
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(later)
+        await anyio.wait_all_tasks_blocked()
+        async with first as chat:
+            chat.lines = ["old" * 1_000_000]
+            changed.set()
+    await host.finish(ctx)
+    assert b'["new"]' in (await host.stored()).state
