@@ -159,7 +159,7 @@ def _step_before(events: Sequence[ev.Event | None], number: int) -> int:
 
 
 def _work_item(key: WorkKey, event: ev.ActivityScheduled, info: InstanceInfo) -> NewWorkItem:
-    payload = encode_task(activity_task(event, info.session_id, info.name, info.version))
+    payload = encode_task(activity_task(event, info.session_id, info.name, info.version, info.birth))
     return NewWorkItem(
         key=key,
         name=event.name,

@@ -56,7 +56,9 @@ class ActivityContext:
     """Of that orchestration: 1, and one more after each ``continue_as_new``."""
 
     activity_id: int
-    """Event id of the scheduling: with instance and execution it names this activity, in all its attempts."""
+    """Event id of the scheduling: with instance and execution it names this activity, in all its attempts; but see
+    ``instance_birth``.
+    """
 
     name: str
     """Under which the activity is registered."""
@@ -66,6 +68,11 @@ class ActivityContext:
 
     orchestration_version: str | None = None
     """The version of that orchestration on which the instance runs; None as for the name."""
+
+    instance_birth: str | None = None
+    """Of an activity on a session: tells its instance from a later one that has the same id, once this one is deleted.
+    None: no session, or a release before this field has scheduled it.
+    """
 
     session_id: str | None = None
     """The session set by ``on_session``; None: it runs on any worker."""
@@ -101,6 +108,7 @@ class ActivityContext:
         name: str,
         orchestration_name: str | None,
         orchestration_version: str | None,
+        instance_birth: str | None,
         session_id: str | None,
         session_epoch: int | None,
         attempt: int,
@@ -117,6 +125,7 @@ class ActivityContext:
         made.name = name
         made.orchestration_name = orchestration_name
         made.orchestration_version = orchestration_version
+        made.instance_birth = instance_birth
         made.session_id = session_id
         made.session_epoch = session_epoch
         made.attempt = attempt

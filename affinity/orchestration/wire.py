@@ -55,6 +55,8 @@ class ActivityTask:
     """Name of the orchestration that has scheduled it; None: an earlier release has written the task."""
     version: str | None = None
     """Of that orchestration."""
+    birth: str | None = None
+    """Token of the instance, of an activity on a session; None: an earlier release has written the task."""
 
 
 _new_task: Final = constructor(ActivityTask)
@@ -130,9 +132,11 @@ def _run(message: dict[str, Any]) -> ActivityRun | None:
 
 
 def activity_task(
-    event: ActivityScheduled, session_id: str | None, orchestration: str, version: str | None
+    event: ActivityScheduled, session_id: str | None, orchestration: str, version: str | None, birth: str
 ) -> ActivityTask:
-    """The task of an activity of an orchestration of that name and version, which was started with this session."""
+    """The task of an activity of an orchestration of that name and version, which was started with this session; and
+    the token of its instance.
+    """
     shown = session_id if event.session_id is None else None
     return _new_task(
         input=event.input,
@@ -142,6 +146,7 @@ def activity_task(
         tag=event.tag,
         orchestration=orchestration,
         version=version,
+        birth=None if event.session_id is None else birth,
     )
 
 

@@ -285,6 +285,7 @@ class ActivityRunner:
             name=item.name,
             orchestration_name=task.orchestration,
             orchestration_version=task.version,
+            instance_birth=task.birth,
             session_id=item.session_id,
             session_epoch=item.session_epoch,
             attempt=item.attempts,

@@ -181,6 +181,7 @@ def build_turn(
     session_id = _only_session(scheduled) if lock_here else None
     work_items, tasks = _new_work(
         execution,
+        birth,
         scheduled,
         lock_here=lock_here,
         plain_here=lock_here if plain_here is None else plain_here,
@@ -226,6 +227,7 @@ def _only_session(scheduled: Sequence[tuple[int, ActivityScheduled]]) -> str | N
 
 def _new_work(
     execution: Execution,
+    birth: Birth,
     scheduled: Sequence[tuple[int, ActivityScheduled]],
     *,
     lock_here: int,
@@ -243,7 +245,7 @@ def _new_work(
         if event.session_id is None:
             here = here and plain_here > 0
             plain_here -= here
-        task = activity_task(event, execution.session_id, definition.name, definition.version)
+        task = activity_task(event, execution.session_id, definition.name, definition.version, birth)
         tasks.append(task)
         items.append(
             _work_item(

@@ -132,6 +132,24 @@ async def test_attempts_that_fail_share_one(url: str, boxes: Boxes) -> None:
         assert (list(boxes.there), boxes.destroyed, boxes.opened) == ([box], [], 1)
 
 
+async def test_an_activity_of_a_reused_id_has_one_of_its_own(url: str, boxes: Boxes) -> None:
+    """Instance, execution and activity are those of an activity that ran before, and whose session uses its box."""
+    async with serving(url, boxes) as (client, app):
+
+        @app.orchestration
+        async def visit(ctx: OrchestrationContext, session_id: str) -> str:
+            box: str = await ctx.schedule_activity("use", "a").on_session(session_id)
+            return box
+
+        found = []
+        for session_id in ("ann", "bob"):
+            await client.start("visit", session_id, instance_id="reused")
+            found.append(await client.wait("reused", 30))
+            await client.delete("reused")
+        assert found[0] != found[1]
+        assert boxes.there == {found[0]: "ann", found[1]: "bob"}
+
+
 async def test_what_no_result_committed_is_destroyed(url: str, boxes: Boxes) -> None:
     async with serving(url, boxes) as (client, _):
         with pytest.raises(OrchestrationFailed):

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from affinity import App, OrchestrationContext, RuntimeOptions, Worker
+from affinity import ActivityContext, App, MemorySessionStore, OrchestrationContext, RuntimeOptions, Sessions, Worker
 from affinity.client import Client
 from affinity.provider import open_provider
 from affinity.provider.contract import Incarnation, NewInstance, Provider, Release, WorkerIdentity
@@ -70,3 +70,31 @@ async def _run_elsewhere(provider: Provider, history: list[str]) -> None:
     (result,) = await provider.commit_turn(OTHER, [turn(item, history=history, consumed=consumed)], TIMEOUTS)
     assert result.committed
     await provider.release_instance(OTHER, [Release(instance_id="reused", to="mine")])
+
+
+async def test_an_external_store_takes_the_state_of_its_activity_for_no_other(any_url: str) -> None:
+    """Instance, execution and activity are those of the one that wrote the record last: the key of that write."""
+    baskets = Sessions(list[str], kind="basket", store=MemorySessionStore())
+    shop = App("shop")
+    shop.include(baskets)
+
+    @shop.activity
+    async def add(ctx: ActivityContext, item: str) -> bool:
+        opening = baskets.open(ctx)
+        async with opening as basket:
+            basket.append(item)
+        return opening.already_applied
+
+    @shop.orchestration
+    async def visit(ctx: OrchestrationContext, item: str) -> bool:
+        return await ctx.schedule_activity(add, item).on_session("customer")
+
+    async with Worker(shop, any_url), Client(any_url) as client:
+        for item in ("apple", "pear"):
+            await client.start(visit, item, instance_id="reused")
+            assert await client.wait("reused", timeout=30) is False
+            await client.delete("reused")
+    assert baskets._store is not None
+    record = await baskets._store.load("customer")
+    assert record is not None
+    assert record.state == b'["apple","pear"]'

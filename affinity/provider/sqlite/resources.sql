@@ -1,16 +1,22 @@
--- adopted: the resource that an activity has, or that an earlier attempt of it has created
+-- adopted: the resource that an activity has, or that an earlier attempt of it has created: not before it was queued, when
+-- its instance was another one of the same id
 SELECT resource_id, name, handle FROM (
     SELECT * FROM resources WHERE resource_id = :held AND name = :name
     UNION ALL
-    SELECT * FROM resources
+    SELECT * FROM resources AS a
     WHERE instance_id = :instance_id AND execution_id = :execution_id AND activity_id = :activity_id AND name = :name
+      AND NOT EXISTS (
+          SELECT 1 FROM worker_queue AS q
+          WHERE q.instance_id = a.instance_id AND q.execution_id = a.execution_id AND q.activity_id = a.activity_id
+            AND q.enqueued_at > a.created_at)
 ) AS r
 WHERE handle IS NOT NULL AND taken_until IS NULL
 ORDER BY resource_id IS NOT :held
 LIMIT 1;
 
--- adopt: it is this activity's now
-UPDATE resources SET instance_id = :instance_id, execution_id = :execution_id, activity_id = :activity_id
+-- adopt: it is this activity's now, and from now on
+UPDATE resources SET
+    instance_id = :instance_id, execution_id = :execution_id, activity_id = :activity_id, created_at = :now
 WHERE resource_id = :resource_id;
 
 -- add: a new one
