@@ -267,12 +267,16 @@ class SessionFilter:
         """Refuse values that no record has.
 
         Raises:
-            InvalidOptions: the schema version is no integer from 0 to `limits.MAX_INTEGER`.
+            InvalidOptions: the schema version is no integer from 0 to `limits.MAX_INTEGER`, or a time has no time zone.
             InvalidId: a text has a character that no store can keep.
         """
         check_conditions(self)
         if self.schema_version is not None:
             check_integer(self.schema_version, "schema_version")
+        at, _ = self.after or (None, None)
+        for time in (self.updated_after, self.created_after, at):
+            if time is not None and time.tzinfo is None:
+                raise InvalidOptions(f"{time!r} has no time zone")
 
 
 class SessionStore(Protocol):

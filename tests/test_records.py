@@ -1,12 +1,15 @@
-"""Records of `affinity.records` that are frozen to the type checker."""
+"""Records of `affinity.records`: those that are frozen to the type checker, and what a filter takes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
-from affinity.records import constructor, frozen
+from affinity.errors import InvalidId, InvalidOptions
+from affinity.records import SessionFilter, constructor, frozen
 
 
 @frozen()
@@ -54,3 +57,30 @@ def test_a_constructor_makes_what_the_class_makes() -> None:
         make()  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="'z'"):
         make(x=1, z=2)  # type: ignore[call-arg]
+
+
+NAIVE = datetime(2026, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(
+            {name: text}
+            for name in ("kind", "name", "parent", "participant", "holder", "prefix")
+            for text in "\0\ud800"
+        ),
+        {"labels": {"\0": "a"}},
+        {"labels": {"a": "\ud800"}},
+        {"after": (datetime.now(UTC), "\0")},
+    ],
+)
+def test_a_filter_takes_no_text_that_no_store_can_keep(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidId, match="no store can keep"):
+        SessionFilter(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"updated_after": NAIVE}, {"created_after": NAIVE}, {"after": (NAIVE, "s")}])
+def test_a_filter_takes_no_time_without_a_zone(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOptions, match="no time zone"):
+        SessionFilter(**wrong)

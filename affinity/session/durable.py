@@ -21,8 +21,8 @@ from uuid import uuid4
 
 from pydantic_core import from_json, to_json
 
-from affinity.errors import NotSerializable, ResourceClosed, SessionError
-from affinity.limits import check_depth, check_payload
+from affinity.errors import InvalidOptions, NotSerializable, ResourceClosed, SessionError
+from affinity.limits import MAX_LABELS, check_depth, check_payload
 from affinity.records import DurableResource, ResourceStore
 from affinity.session.resources import LABEL, Resource
 from affinity.session.state import CachedState
@@ -38,6 +38,7 @@ async def use_durable(resource: Resource[T], cached: CachedState[Any], ctx: Any)
 
     Raises:
         SessionError: this is no activity on a worker.
+        InvalidOptions: the session has as many labels as it may have.
         ResourceClosed: the session has closed it, or it is gone.
         NotSerializable, PayloadTooLarge: the handle has no JSON form, or is too large.
         Exception: what ``create`` or ``open`` raised.
@@ -64,6 +65,8 @@ async def close_durable(resource: Resource[Any], cached: CachedState[Any]) -> No
 
 def _set_label(cached: CachedState[Any], resource: Resource[Any], value: str) -> None:
     labels = {**cached.metadata.labels, LABEL + resource.name: value}
+    if len(labels) > MAX_LABELS:
+        raise InvalidOptions(f"no label is left for resource {resource.name!r}: a session has {MAX_LABELS} at most")
     if labels != dict(cached.metadata.labels):
         cached.metadata = replace(cached.metadata, labels=labels)
 

@@ -8,7 +8,6 @@ that imports it sets its own.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -116,7 +115,7 @@ class _ExportLine(BaseModel):
     created_at: AwareDatetime | None = None
     updated_at: AwareDatetime | None = None
     state: Any = None
-    state_base64: str | None = None
+    state_base64: str = ""
 
     @model_validator(mode="after")
     def _has_one_state(self) -> Self:
@@ -125,7 +124,7 @@ class _ExportLine(BaseModel):
         return self
 
     def bytes_of_state(self) -> bytes:
-        if self.state_base64 is not None:
+        if "state_base64" in self.model_fields_set:
             return base64.b64decode(self.state_base64, validate=True)
         state = to_json(self.state)
         from_json(state, allow_inf_nan=False)  # a number such as 1e400 is read as infinity, which JSON has not
@@ -143,7 +142,7 @@ def read_line(number: int, line: str | bytes) -> SessionState:
         state, encoding = pack(parsed.bytes_of_state())
     except ValidationError as error:
         raise InvalidInput(f"line {number}: {problem_of(error)}") from error
-    except (ValueError, binascii.Error) as error:
+    except (ValueError, TypeError) as error:  # a TypeError: it is no text
         raise InvalidInput(f"line {number} holds no record: {error}") from error
     return SessionState(
         session_id=parsed.session_id,

@@ -11,6 +11,7 @@ import pytest
 import affinity
 from affinity import ActivityContext, AgentMessage, OrchestrationContext, UserMessage
 from affinity.errors import InvalidApp, InvalidId, InvalidOptions, OrchestrationFailed, PayloadTooLarge, SessionError
+from affinity.limits import MAX_LABELS
 from affinity.provider import open_provider
 from affinity.worker import resources as sweeping
 from tests.conversation.application import Chat, make, stage, until
@@ -148,6 +149,28 @@ async def test_an_activity_of_a_reused_id_has_one_of_its_own(url: str, boxes: Bo
             await client.delete("reused")
         assert found[0] != found[1]
         assert boxes.there == {found[0]: "ann", found[1]: "bob"}
+
+
+async def test_it_takes_no_label_over_the_limit(url: str, boxes: Boxes) -> None:
+    """An export of such a record could not be imported, and no labels could be given to the session any more."""
+    async with serving(url, boxes) as (client, app):
+        labels = {str(n): "x" for n in range(MAX_LABELS)}
+        record = affinity.SessionMetadata(kind="Chat", labels=labels)
+        await client.session_store.save(affinity.SessionState(session_id="s", state=b"{}", metadata=record))
+
+        @app.activity
+        async def look(ctx: ActivityContext) -> None:
+            opening = affinity.Sessions(Chat, follow_leases=False).open(ctx)
+            async with opening:
+                await opening.resource(boxes.resource)
+
+        @app.orchestration
+        async def visit(ctx: OrchestrationContext) -> None:
+            await ctx.schedule_activity(look).on_session("s")
+
+        with pytest.raises(OrchestrationFailed, match="no label is left"):
+            await client.wait((await client.start("visit")).instance_id, 30)
+        await until(lambda: _is(len(boxes.destroyed) == 1 and not boxes.there))
 
 
 async def test_what_no_result_committed_is_destroyed(url: str, boxes: Boxes) -> None:

@@ -156,6 +156,8 @@ async def test_an_import_that_is_refused_reports_its_progress_and_continues_with
         ('{"session_id": "s"}', "line 2: .*either state or state_base64"),
         ('{"session_id": "s", "state": 1, "state_base64": "AA=="}', "either state or state_base64"),
         ('{"session_id": "s", "state_base64": "*"}', "line 2 holds no record"),
+        ('{"session_id": "s", "state_base64": null}', "line 2: state_base64"),
+        ('"\udcff"', "line 2 holds no record"),
         ('{"session_id": "s", "state": NaN}', "line 2 holds no record"),
         ('{"session_id": "s", "state": 1e400}', "line 2 holds no record"),
         ('{"session_id": "s", "state": 1, "state_encoding": "x"}', "line 2: state_encoding: Extra"),
