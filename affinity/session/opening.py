@@ -83,9 +83,9 @@ class StandaloneUnitOfWork(Generic[S]):
         encoded = None if self._store is None else await self._schema.encode(cached)
         if self._store is None or encoded is None:
             return
-        if self._queue.would_conflict(self._session_id, self._store):
-            raise SessionSelfConflict(self._session_id)
         base = cached.record
+        if await self._queue.would_conflict(self._session_id, self._store, base.birth):
+            raise SessionSelfConflict(self._session_id)
         try:
             version = await self._store.save(encoded.new, expected_version=base.version, birth=base.birth)
         except SessionWriteConflict:

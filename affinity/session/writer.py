@@ -428,10 +428,16 @@ class WriteQueue(Generic[S]):
         else:
             del self._by_session[writer.session_id]
 
-    def would_conflict(self, session_id: str, store: SessionStore) -> bool:
-        """Whether a standalone write of this session would conflict with the running activity's own."""
+    async def would_conflict(self, session_id: str, store: SessionStore, birth: str | None) -> bool:
+        """Whether a standalone write of this session, over the record of this birth, would conflict with the running
+        activity's own.
+        """
         ctx = current_activity()
         if ctx is None or ctx.session_id != session_id:
             return False
         writer = self._by_ctx.get(id(ctx))
-        return store is ctx.session_store or (writer is not None and store is writer.store)
+        if store is ctx.session_store or (writer is not None and store is writer.store):
+            return True
+        # Another object may be of the worker's database too, such as one from `open_store`: no other has this birth.
+        record = None if ctx.session_store is None else await ctx.session_store.load(session_id)
+        return record is not None and record.birth == birth

@@ -19,6 +19,7 @@ from affinity import (
     RuntimeOptions,
     Sessions,
     Worker,
+    open_store,
 )
 from affinity.client import Client
 from affinity.errors import ActivityFailed, OrchestrationFailed
@@ -269,3 +270,33 @@ async def test_a_worker_that_ends_in_the_middle_leaves_the_state_to_the_next_one
         async with serving(shop, sqlite_url):
             assert await client.wait("interrupted", timeout=30) == ["tea"]
             assert await items_of(client) == ["tea"]
+
+
+async def test_its_own_session_by_id_is_refused_through_another_store_of_the_database(any_url: str) -> None:
+    """At its first attempt, with nothing written: not as poison after ten writes."""
+    baskets = Sessions(Basket, kind="basket")
+    app = App("selfish")
+    app.include(baskets)
+    attempts: list[int] = []
+
+    async with open_store(any_url) as store:
+
+        @app.activity
+        async def add(context: ActivityContext) -> None:
+            attempts.append(context.attempt)
+            async with baskets.open(str(context.session_id), store=store) as basket:
+                basket.items.append("by id")
+
+        @app.orchestration
+        async def run(context: OrchestrationContext) -> None:
+            await context.schedule_activity(add).on_session("s")
+
+        async with baskets.open("s", store=store) as basket:
+            basket.items.append("before")
+        async with Worker(app, any_url), Client(any_url) as client:
+            await client.start(run, instance_id="i")
+            with pytest.raises(OrchestrationFailed, match="SessionSelfConflict"):
+                await client.wait("i", timeout=30)
+        record = await store.load("s")
+    assert record is not None
+    assert (attempts, record.version, record.state) == ([1], 1, b'{"items":["before"]}')
