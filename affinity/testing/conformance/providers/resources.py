@@ -48,6 +48,25 @@ class ResourceRules(Rules):
         assert await store.begin_resource("t", "box", other, held="r") == found
         assert (await store.begin_resource("u", "box", KEY, held="unknown")).resource_id == "u"
 
+    async def test_one_that_was_there_before_the_activity_was_queued_is_of_another(
+        self, cluster: Cluster, store: ResourceStore
+    ) -> None:
+        """Instances of one id have the same keys; what its session holds is this activity's all the same."""
+        (key,) = await cluster.enqueue("s")
+        worker = await cluster.worker("w")
+        item = await worker.take_one()
+        await cluster.advance(1)
+        await store.begin_resource("r", "box", key, held=None)
+        await store.set_resource_handle("r", "1")
+        await cluster.advance(1)
+        assert (await store.begin_resource("new", "box", key, held=None)).resource_id == "r"
+        assert await worker.ack(item) == [True]
+        await cluster.advance(1)
+        await cluster.enqueue("t", key=key)
+        assert (await store.begin_resource("x", "box", key, held=None)).resource_id == "x"
+        assert (await store.begin_resource("y", "box", key, held="r")).resource_id == "r"
+        assert (await store.begin_resource("z", "box", key, held=None)).resource_id == "r"
+
     async def test_it_is_unused_once_its_activity_has_ended_without_a_record(
         self, cluster: Cluster, store: ResourceStore
     ) -> None:
