@@ -21,6 +21,7 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Coroutine, Generator
+from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
@@ -70,7 +71,7 @@ class Scheduler:
         """Tasks that have not ended, in the order of their start."""
         self.current: Task[Any] | None = None
         """The task that runs now."""
-        self.pending: deque[CommandFuture[Any] | ev.Command] = deque()
+        self.pending: deque[CommandFuture[Any] | ev.Command | RecordedCancel] = deque()
         """What the code has requested since it last waited, in order."""
         self.outstanding: dict[int, CommandFuture[Any]] = {}
         """Scheduled and not settled, by event id."""
@@ -98,8 +99,16 @@ class Scheduler:
             command = self.pending.popleft()
             if isinstance(command, CommandFuture):
                 command.schedule()
+            elif isinstance(command, RecordedCancel):
+                self._cancel_as_recorded(command.future)
             else:
                 self.history.record_command(command)
+
+    def _cancel_as_recorded(self, future: CommandFuture[Any]) -> None:
+        if not future.settled and self.history.next_recorded == future.cancellation():
+            behind, self.pending = self.pending, deque()
+            future.cancel()
+            self.pending += behind
 
     def watch(self, session_id: str) -> None:
         """Subscribe to the session's moves, once per execution.
@@ -360,6 +369,16 @@ class CommandFuture(DurableFuture[T]):
             self.settle(error=error)
         else:
             self.settle(value)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCancel:
+    """In replay: the future is cancelled here if the history says so.
+
+    Earlier releases cancelled what `wait_any` waited for when it lost a race.
+    """
+
+    future: CommandFuture[Any]
 
 
 class Task(DurableFuture[T]):

@@ -347,6 +347,36 @@ def test_what_wait_any_waits_for_goes_on_when_it_loses_a_race(in_a_branch: bool)
     assert new_events(live.feed(ev.ActivityCompleted(2, "7")))[1:] == [ev.OrchestrationCompleted("7")]
 
 
+@pytest.mark.parametrize("in_a_branch", [False, True])
+@pytest.mark.parametrize("cancelled", [[], ["work"], ["work", "event"]])
+def test_what_the_release_before_cancelled_with_wait_any_stays_so(in_a_branch: bool, cancelled: list[str]) -> None:
+    """It cancelled all; then came what the code did."""
+
+    async def patient(ctx: OrchestrationContext) -> str:
+        work, event = ctx.schedule_activity("work"), ctx.schedule_wait("e")
+
+        async def branch() -> None:
+            await ctx.wait_any(work, event)
+
+        await ctx.select(branch() if in_a_branch else ctx.wait_any(work, event), ctx.schedule_timer(1))
+        await ctx.schedule_activity("more")
+        try:
+            await work
+        except ActivityCancelled:
+            return "cancelled"
+        return "done"
+
+    live = Live(patient)
+    live.start()
+    cancellations: dict[str, ev.Event] = {"work": ev.ActivityCancelled(2), "event": ev.EventAwaitCancelled(3)}
+    recorded = [*live.history, ev.TimerFired(4), *[cancellations[each] for each in cancelled]]
+    old = live.replayed([*recorded, ev.ActivityScheduled("more", "null", None)])
+    position = len(recorded) + 1
+    assert list(old.pending_activities) == ([position] if cancelled else [2, position])
+    live.advance(old, ev.ActivityCompleted(2, "7"), ev.ActivityCompleted(position, "7"))
+    assert old.outcome == ev.OrchestrationCompleted('"cancelled"' if cancelled else '"done"')
+
+
 def test_what_an_interrupted_task_waits_for_is_cancelled_first_and_in_its_order() -> None:
     """By wait_any too: a replay must find the same events."""
 
