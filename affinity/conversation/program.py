@@ -109,6 +109,8 @@ class Start(TypedDict):
     # Received during one wake at most. It stays as it was when the execution began, so that a later release replays it
     # with another `limits.MAX_WAKE_SIGNALS`. Executions that an earlier one began are without it.
     wake_signals: NotRequired[int]
+    # Inputs of a new journal are noticed during a wake. Executions that an earlier release began are without it, too.
+    renews: NotRequired[bool]
     processed: NotRequired[int]
     signalled: NotRequired[int]
     next_due: NotRequired[float]
@@ -149,7 +151,9 @@ class Program:
     is_resumed: bool = False
     """The pause before the next attempt is over."""
     cancelled: str | None = None
-    """A wake that was cancelled, and whose trace is open."""
+    """A wake that was cancelled, and whose trace is open, but for that of `closed`."""
+    closed: str | None = None
+    """The trace of this wake was closed by an attempt that has failed. Histories show that the wake still counts."""
     slept: bool = False
     """That wake was asleep, unless an input has come."""
     is_asleep: bool = False
@@ -219,6 +223,7 @@ class Program:
         rest = Start(
             salt=self.start["salt"],
             wake_signals=MAX_WAKE_SIGNALS,
+            renews=True,
             processed=self.processed,
             signalled=self.signalled,
             due=self.is_due,
@@ -231,7 +236,7 @@ class Program:
             rest["failed"] = True
         if self.delegations:
             rest["delegations"] = self.delegations
-        if self.cancelled:
+        if self.cancelled and self.cancelled != self.closed:
             rest["cancelled"] = self.cancelled
         if self.children:
             rest["children"] = self.children
@@ -286,7 +291,7 @@ class Program:
 
     def _has_news(self, seq: int) -> bool:
         """Signals during the wake have announced inputs behind this number."""
-        return (self.is_due and self.signalled > seq) or self.announced > seq
+        return (self.is_due and self.signalled > seq) or (self.start.get("renews", False) and self.announced > seq)
 
     # -- wakes
 
@@ -295,7 +300,7 @@ class Program:
         task = WakeTask(wake=f"{self.start['salt']}-{self.ctx.execution_id}-{self.wakes}")
         if self.delegations:
             task["delegations"] = self.delegations
-        if self.cancelled:
+        if self.cancelled and self.cancelled != self.closed:
             task["cancelled"] = self.cancelled
             if self.slept:
                 task["slept"] = True
@@ -314,8 +319,7 @@ class Program:
                 return self._succeed(outcome)
             if (pause := outcome.get("retry_after")) is None:
                 return self._fail(outcome)
-            if task.pop("cancelled", None):  # the attempt has closed that trace
-                self.cancelled = None
+            self.closed = task.pop("cancelled", self.closed)
             task["attempts"] = outcome.get("attempt", 0)
             task["failures"] = task.get("failures", 0) + 1
             task["elapsed"] = outcome.get("elapsed", 0.0)

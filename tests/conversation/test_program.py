@@ -127,7 +127,7 @@ def sleeping() -> Live:
 def begin_asleep(**start: Any) -> Live:
     """As `begin`, of the version that schedules wakes asleep."""
     live = Live(sleeper)
-    live.start(to_json({"wake_signals": 5, **start}).decode())
+    live.start(to_json({"wake_signals": 5, "renews": True, **start}).decode())
     assert asleep(signal(live, "wake", seq=1)) == [False]  # the first one begins with the instance
     return live
 
@@ -289,3 +289,26 @@ def test_an_input_of_a_new_journal_is_not_lost(outcome: str, is_due: bool) -> No
     live.complete(wake_of(live), '{"outcome":"done","processed":100}')
     signal(live, "wake", seq=2)  # the first input of the new journal has woken the wake
     assert asleep(live.complete(wake_of(live), outcome)) == ([False] if is_due else [])
+
+
+def test_an_execution_that_an_earlier_release_began_does_not_notice_a_new_journal() -> None:
+    """Its history would not replay otherwise."""
+    live = begin_asleep(renews=False)
+    live.complete(wake_of(live), '{"outcome":"done","processed":100}')
+    signal(live, "wake", seq=2)
+    step = live.complete(wake_of(live), '{"outcome":"done","processed":1,"next_due":60}')
+    assert kinds(step)[1:] == [ev.TimerCreated]
+
+
+@pytest.mark.parametrize("end", ["terminate", "cancel"])
+def test_an_end_behind_a_trace_that_an_attempt_has_closed_is_as_in_earlier_histories(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have one more activity, whose input is not compared."""
+    monkeypatch.setattr(program, "SIGNALS_PER_EXECUTION", 9)
+    live = begin(wake_signals=5)
+    signal(live, "interrupt", seq=2, cancel=True)
+    live.complete(wake_of(live), '{"outcome":"failed","attempt":1,"retry_after":60}')
+    step = signal(live, "terminate") if end == "terminate" else live.feed(ev.CancelRequested("stop"))
+    assert ev.ActivityScheduled in kinds(step)
+    assert "cancelled" not in json.loads(live.execution.pending_activities[wake_of(live)].input)
