@@ -382,7 +382,8 @@ class _Loop:
     ) -> _Ready | ToolResult | None:
         known = self._tools[call.tool]
         try:  # what the tool is asked here is what it runs with: with defaults, and of the types that it declares
-            given = arguments.model_dump(mode="json", by_alias=True)
+            is_read = callable(known.confirm) or callable(known.resource)
+            given = arguments.model_dump(mode="json", by_alias=True) if is_read else {}
             if is_allowed or not known.needs_confirmation(given):
                 return _Ready(number, call, arguments, known.resource_key(given))
             self._require(ToolConfirmation(call.tool, call.arguments, call.tool_use_id), known)
@@ -473,7 +474,7 @@ def _refusal(answer: ConfirmationAnswer | None) -> str:
 def _open_calls(events: Iterable[JournalEvent]) -> list[_OpenCall]:
     """The calls without a result, in order.
 
-    A model may use the id of a call again: what was asked and answered counts for one call only.
+    A model may use the id of a call again, also in one reply: what was asked and answered counts for one call only.
     """
     found: list[_OpenCall] = []
     for event in events:
@@ -484,6 +485,7 @@ def _open_calls(events: Iterable[JournalEvent]) -> list[_OpenCall]:
                 found.append(_OpenCall(event, event.request_id))
             case ToolConfirmation():
                 asked = [each for each in found if each.request_id is None and call_id(each.call) == event.tool_use_id]
+                asked.sort(key=lambda each: (each.call.tool, each.call.arguments) != (event.tool, event.arguments))
                 for each in asked[:1]:
                     each.request_id = event.request_id
             case ConfirmationAnswer():
@@ -491,6 +493,7 @@ def _open_calls(events: Iterable[JournalEvent]) -> list[_OpenCall]:
                     each.answer = event if each.request_id == event.request_id else each.answer
             case ToolResult():
                 done = [each for each in found if call_id(each.call) == event.tool_use_id]
+                done.sort(key=lambda each: each.request_id is not None and each.answer is None)  # these still wait
                 found = [each for each in found if each not in done[:1]]
             case CustomToolResult() if not event.expired:
                 found = [each for each in found if each.request_id != event.request_id]

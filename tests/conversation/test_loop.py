@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, PlainValidator, WithJsonSchema
 
 from affinity.conversation import (
     AgentMessage,
@@ -188,6 +188,16 @@ def test_what_an_option_raises_is_a_result_and_it_reads_what_the_tool_runs_with(
     assert "KeyError" in str(wake.results[1].result)
 
 
+def test_arguments_need_a_json_form_only_for_options_that_read_them() -> None:
+    @tool
+    def look(at: Annotated[set[object], PlainValidator(lambda text: {object}), WithJsonSchema({})]) -> int:
+        return len(at)
+
+    wake = FakeWake(UserMessage("go"))
+    run(wake, Script(calls(ToolCall("1", "look", {"at": "x"})), says("found")), look)
+    assert wake.results == [ToolResult("1", 1)]
+
+
 def test_a_tool_that_ends_the_process_is_an_exception() -> None:
     @tool
     def leave() -> None:
@@ -328,6 +338,18 @@ def test_a_call_that_is_not_allowed_is_refused(answer: ConfirmationAnswer | None
     assert result.is_error
     assert result.result["error"]["kind"] == "refused"  # type: ignore[index,call-overload]
     assert text in result.result["error"]["message"]  # type: ignore[index,call-overload,operator]
+
+
+@pytest.mark.parametrize("first", ["refund", "double"])
+def test_an_answer_is_for_one_of_two_calls_with_one_id_in_a_reply(first: str) -> None:
+    """Some models give all their calls an empty one."""
+    made = [ToolCall("", "refund", {"cents": 5}), ToolCall("", "double", {"n": 1})]
+    wake = FakeWake(UserMessage("go"))
+    run(wake, Script(calls(*sorted(made, key=lambda call: call.tool != first))), refund, double)
+    assert [each.result for each in wake.results] == [2]
+    again = FakeWake(*wake.before, *wake.appended, ConfirmationAnswer("r0", True))
+    assert run(again, Script(says("done")), refund, double).stop == "answer"
+    assert [each.result for each in again.results] == ["refunded 5"]
 
 
 def test_a_request_over_the_bound_is_an_error_that_the_model_reads() -> None:
