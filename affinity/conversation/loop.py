@@ -158,11 +158,15 @@ class ModelReply:
         """
         if not isinstance(response, Mapping) or not isinstance(blocks := response.get("content"), list):
             raise InvalidInput("the response is no message: it has no content")
-        shown = [block for block in blocks if block.get("type") != "tool_use"]
+        try:
+            shown = [block for block in blocks if block.get("type") != "tool_use"]
+            calls = [ToolCall(b["id"], b["name"], b["input"]) for b in blocks if b.get("type") == "tool_use"]
+        except (AttributeError, LookupError, TypeError) as error:
+            raise InvalidInput(f"the response is no message: {problem_of(error)}") from error
         text = text_of(shown) if all(block.get("type") == "text" for block in shown) else shown
         return cls(
             content=text or None,
-            calls=[ToolCall(b["id"], b["name"], b["input"]) for b in blocks if b.get("type") == "tool_use"],
+            calls=calls,
             finish_reason=response.get("stop_reason"),
             usage=_numbers(response.get("usage")),
         )

@@ -492,7 +492,16 @@ def test_replies_of_anthropic() -> None:
 
 
 @pytest.mark.parametrize("read", [ModelReply.from_openai, ModelReply.from_anthropic])
-@pytest.mark.parametrize("response", [{"error": {"message": "overloaded"}}, {"choices": [], "content": None}, []])
+@pytest.mark.parametrize(
+    "response",
+    [
+        {"error": {"message": "overloaded"}},
+        {"choices": [], "content": None},
+        [],
+        {"content": [{"type": "tool_use"}]},
+        {"content": ["text"]},
+    ],
+)
 def test_the_response_to_a_request_that_has_failed_is_no_answer(read: Any, response: Any) -> None:
     with pytest.raises(InvalidInput, match="the response is no"):
         read(response)
