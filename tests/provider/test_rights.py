@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
 from functools import partial
@@ -32,8 +33,10 @@ from affinity.provider.contract import (
     WorkerProfile,
 )
 from affinity.provider.postgres import migration
+from affinity.provider.postgres.lineage import birth_document
 from affinity.provider.schema import Migration
 from affinity.testing.conformance.providers.builders import fetch_options, new_instance, state
+from affinity.testing.conformance.providers.lineage import birth_of
 from tests.provider.postgres_stage import administrator
 from tests.provider.roles import CLIENT, SCALER, WORKER, as_role
 from tests.waiting import started
@@ -197,6 +200,17 @@ async def test_a_client_may_write_to_no_table(url: str, admin: psycopg.Connectio
     }
     assert {name for (name,) in admin.execute(DEFINERS, ["public"])} == {"learn_timeline"}
     assert admin.execute(UNPINNED).fetchall() == []
+
+
+async def test_a_client_makes_no_journal_beyond_the_quotas(url: str) -> None:
+    """Nor when it says that a wake does, for which there is no quota."""
+    async with aclosing(await open_provider(url)) as provider:
+        await provider.set_quotas(Quotas(instances=1))
+        assert await provider.create_instance([new_instance("i")]) == [True]
+    document = {**birth_document(birth_of("j", lineage="import")), "of_wake": True}
+    with psycopg.connect(as_role(url, CLIENT), autocommit=True, options="-c search_path=affinity") as client:
+        made = client.execute("SELECT outcome FROM bear_journal_1(%s)", [json.dumps(document)])
+        assert made.fetchone() == ("over_quota",)
 
 
 async def test_what_a_client_makes_for_itself_deceives_no_function(url: str, admin: psycopg.Connection[Any]) -> None:

@@ -39,6 +39,7 @@ _GRANTS: Final[dict[str, Sequence[LiteralString]]] = {
         " {s}.granted_roles FROM {r}",
         "GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA {s} TO {r}",
         _FUNCTIONS,
+        "GRANT EXECUTE ON FUNCTION {s}.bear_journal_2 TO {r}",
     ),
     "scaler": (
         "GRANT USAGE ON SCHEMA {s} TO {r}",

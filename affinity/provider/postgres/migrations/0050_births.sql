@@ -26,9 +26,22 @@ DECLARE
     journals text := pg_get_functiondef('bear_journals_1'::regproc);
 BEGIN
     ASSERT strpos(journal, counted) > 0 AND strpos(journal, size) > 0 AND strpos(journals, 'bear_journal_1(b.birth)') > 0;
-    EXECUTE replace(replace(journal, counted, of_wakes), size, age);
-    EXECUTE replace(journals, 'bear_journal_1(b.birth)', $sql$bear_journal_1(b.birth || '{"of_wake": true}')$sql$);
+    EXECUTE replace(replace(replace(journal, counted, of_wakes), size, age), 'bear_journal_1', 'bear_journal_2');
+    EXECUTE replace(journals, 'bear_journal_1(b.birth)', $sql$bear_journal_2(b.birth || '{"of_wake": true}')$sql$);
 END $do$;
+
+-- That of clients, to which the quotas apply. The one above is for workers alone.
+CREATE OR REPLACE FUNCTION bear_journal_1(_birth jsonb, OUT outcome text, OUT born_id bigint, OUT born_seq bigint)
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    SELECT b.* INTO outcome, born_id, born_seq FROM bear_journal_2(_birth - 'of_wake') b;
+END $$;
+
+DO $do$
+BEGIN
+    EXECUTE format('ALTER FUNCTION bear_journal_1 SET search_path = %I, pg_temp', current_schema);
+END $do$;
+REVOKE EXECUTE ON FUNCTION bear_journal_2 FROM PUBLIC;
 
 UPDATE journals j SET oldest_at = e.recorded_at
 FROM journal_entries e
