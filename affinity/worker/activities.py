@@ -388,8 +388,8 @@ class ActivityRunner:
             self._end(item)
             self._commits.submit_abandon(requeue_after_conflict(item.lock))
             return
-        if self._is_unreadable_here(error, item):
-            self._give_back_unreadable(item, error)
+        if item.session_id is not None and self._is_unreadable_here(error, item):
+            self._give_back_unreadable(item, item.session_id, error)
             return
         failures = item.failures + 1
         policy = None if isinstance(error, _NON_RETRYABLE) else task.retry
@@ -457,18 +457,20 @@ class ActivityRunner:
             self._give_back_with_session(item.session_id, not_begun(item, self._isolate_after))
 
     def _is_unreadable_here(self, error: BaseException, item: WorkItem) -> TypeGuard[SessionRecordTooNew]:
-        is_own = isinstance(error, SessionRecordTooNew) and error.session_id == item.session_id
-        return is_own and not self._has_waited(item)
+        if not isinstance(error, SessionRecordTooNew) or self._has_waited(item):
+            return False
+        return error.session_id in {item.session_id, item.lock.key.instance_id}
 
-    def _give_back_unreadable(self, item: WorkItem, error: SessionRecordTooNew) -> None:
-        """Give back work whose session was written by later code, with the session, for a worker that can read the
-        record. Its code has run up to there and has ended: that is no attempt.
+    def _give_back_unreadable(self, item: WorkItem, session_id: str, error: SessionRecordTooNew) -> None:
+        """Give back work whose record was written by later code, with the session that it runs on, for a worker that
+        can read the record: that of this session, or of a conversation that has it as its home. Its code has run up to
+        there and has ended: that is no attempt.
         """
         text = "activity %s of %s: later code wrote the record of session %s (%s); giving the session back"
         logger.warning(text, item.name, item.lock.key.instance_id, error.session_id, error)
         self._observe(item.name, "retried")
         need = record_need(error.kind, error.from_version)
-        self._give_back_with_session(error.session_id, WorkAbandon(lock=item.lock, count_attempt=False, needs=need))
+        self._give_back_with_session(session_id, WorkAbandon(lock=item.lock, count_attempt=False, needs=need))
 
     def _give_back_with_session(self, session_id: str, given: WorkAbandon) -> None:
         leaving = self._leaving.setdefault(session_id, [])

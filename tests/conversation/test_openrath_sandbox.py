@@ -9,11 +9,11 @@ import anyio
 import pytest
 
 import affinity
-from affinity import AgentMessage, UserMessage
+from affinity import AgentMessage, RuntimeOptions, UserMessage
 from affinity.errors import (
     ResourceClosed,
 )
-from tests.conversation.application import Chat, make, stage, until
+from tests.conversation.application import Chat, kinds, make, stage, until
 from tests.conversation.openrath import LONG, say
 
 pytestmark = pytest.mark.anyio
@@ -160,6 +160,26 @@ async def test_a_fork_beside_follows_its_home_to_another_worker(url: str) -> Non
         assert await say(fork, "list") == "empty"
         assert (await found.state("b")).received == ["list", "list", "by hand", "list", "list"]
     assert sandboxes.log[:3] == ["open a", "close a", "open a"]
+
+
+async def test_a_fork_beside_that_later_code_wrote_goes_to_a_worker_that_can_read_it(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the lease of its home, and without a failure."""
+    old, later = make(schema_version=1), make(schema_version=2)
+    later.migration(1, 2)(dict)
+    options = RuntimeOptions(poll_interval=0.2)
+    async with stage(url, later, options=options) as before:
+        await say(before.talk("a"), "one")
+        await say(await before.talk("a").fork("b", beside=True), "two")
+    async with stage(url, old, options=options) as found:
+        home, fork = found.talk("a"), found.talk("b")
+        seq = await fork.send(UserMessage("three"))
+        await until(lambda: _is("giving the session back" in caplog.text))
+        async with stage(url, later, options=options):
+            reply = await fork.reply(seq, timeout=LONG)
+            assert (reply.text, kinds(reply.entries).count("span.started")) == ("re: three", 1)
+            assert await say(home, "four") == "re: four"
 
 
 async def test_without_a_session_there_is_no_sandbox() -> None:
