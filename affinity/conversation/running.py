@@ -57,6 +57,7 @@ from affinity.limits import MAX_BATCH_BYTES, MAX_PAGE, MAX_STEP_CHILDREN, MAX_WA
 from affinity.orchestration import ActivityContext, RetryPolicy
 from affinity.records import SessionState, SessionStore
 from affinity.session import OpenSession
+from affinity.worker.results import withdraw
 
 S = TypeVar("S")
 
@@ -466,6 +467,7 @@ class _Attempt(Generic[S]):
             exc_info=error,
             extra={"session_id": self.writing.session_id, "wake_id": self.task["wake"], "attempt": self.number},
         )
+        withdraw(self.ctx, error)  # the state may be staged: what has failed may have come behind the handler
         self.writing.discard(self.trace.entries)
         return self._close_trace(error_of(error), self._pause_after(error))
 

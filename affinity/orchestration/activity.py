@@ -208,6 +208,13 @@ class ActivityContext:
         participants, self._run.participants = self._run.participants, None
         return participants or ()
 
+    def _withdraw(self, error: BaseException) -> tuple[Participant | JournalParticipant, ...]:
+        """Return the participants so far, which are not to commit: the run goes on, with a result that tells of the
+        error.
+        """
+        participants, self._run.participants = self._close(error), ()
+        return participants
+
     def _cancel(self, reason: str) -> None:
         """Cancel the run; called by the worker. The first reason stays."""
         self._run.set(reason)

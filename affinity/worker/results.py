@@ -100,6 +100,12 @@ def discard(context: ActivityContext, error: BaseException | None = None) -> Non
         _notify(each, applied=False)
 
 
+def withdraw(context: ActivityContext, error: BaseException) -> None:
+    """Settle the participants of a run that goes on after this error: its result commits without them."""
+    for each in context._withdraw(error):
+        _notify(each, applied=False)
+
+
 def _notify(participant: AnyParticipant, applied: bool) -> None:
     """A participant may be the application's code: what it raises is logged, and changes nothing here."""
     try:

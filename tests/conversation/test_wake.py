@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -350,6 +351,25 @@ def test_conversations_need_a_handler_and_options_that_fit() -> None:
         affinity.Conversations(Chat, store=affinity.MemorySessionStore())  # type: ignore[call-arg]
     with pytest.raises(InvalidApp, match="already"):
         make().on_wake(echo)
+
+
+async def test_what_fails_behind_the_handler_drops_the_state_too(url: str) -> None:
+    """The state is staged already when the attempt's time runs out, while another one is disposed to make room."""
+    disposed: list[str] = []
+
+    async def dispose(session_id: str, _: Chat) -> None:
+        disposed.append(session_id)
+        if len(disposed) == 1:
+            await anyio.sleep(30)
+
+    bounds: dict[str, Any] = {"max_bytes": 100, "size_of": lambda chat: 80 if chat.received else 1}
+    retry = RetryPolicy(initial_interval=0.01)
+    async with stage(url, timeout=1.0, retry=retry, dispose=dispose, **bounds) as on:
+        await on.talk("first").ask(UserMessage("one"), timeout=30)
+        reply = await on.talk("second").ask(UserMessage("one"), timeout=30)
+        assert disposed[0] == "first"
+        assert "session.status_changed" in kinds(reply.entries)
+        assert await on.state("second") == Chat(received=["one"], wakes=1)
 
 
 async def test_a_record_that_is_made_before_the_first_wake_commits_is_not_lost(url: str) -> None:
