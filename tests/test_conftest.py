@@ -101,7 +101,7 @@ def _runs(pid: int) -> bool:
 
 
 def test_a_proxy_without_its_server_refuses_connections() -> None:
-    """Each, and at once: a client does not wait for what never comes."""
+    """Each, and immediately: a client does not wait for what never comes."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with proxy(f"postgresql://127.0.0.1:{port}/x") as between:

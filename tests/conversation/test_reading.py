@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -83,18 +84,23 @@ async def test_a_page_that_finds_no_room_in_a_shared_call_is_read_again(url: str
         assert (found["all"], found["anchor"]) == (1, 1)
 
 
-async def test_an_ask_gets_no_reply_of_a_conversation_that_was_begun_again(url: str) -> None:
-    started = anyio.Event()
+def answering(started: anyio.Event, release: anyio.Event) -> Callable[[affinity.Wake, Chat], Awaitable[None]]:
+    """A handler that answers each message, "slow" when it is released."""
 
     async def handler(wake: affinity.Wake, chat: Chat) -> None:
         for event in wake.events:
             assert isinstance(event, UserMessage)
             if event.text == "slow":
                 started.set()
-                await anyio.sleep_forever()
+                await release.wait()
             wake.append(AgentMessage(f"re: {event.text}"))
 
-    async with stage(url, handler) as on:
+    return handler
+
+
+async def test_an_ask_gets_no_reply_of_a_conversation_that_was_begun_again(url: str) -> None:
+    started = anyio.Event()
+    async with stage(url, answering(started, anyio.Event())) as on:
         talk = on.talk()
 
         async def ask() -> None:
@@ -136,18 +142,8 @@ async def test_a_merge_gives_no_reply_to_what_the_right_side_has_processed(url: 
 
 
 async def test_an_import_of_a_journal_that_retention_has_cut_gives_the_same_replies(url: str) -> None:
-    release = anyio.Event()
-    started = anyio.Event()
-
-    async def handler(wake: affinity.Wake, chat: Chat) -> None:
-        for event in wake.events:
-            assert isinstance(event, UserMessage)
-            if event.text == "slow":
-                started.set()
-                await release.wait()
-            wake.append(AgentMessage(f"re: {event.text}"))
-
-    async with stage(url, handler) as on:
+    started, release = anyio.Event(), anyio.Event()
+    async with stage(url, answering(started, release)) as on:
         talk = on.talk()
         for number in range(3):
             await talk.ask(UserMessage(f"{number}"), timeout=60)

@@ -47,5 +47,5 @@ UPDATE journals j SET oldest_at = e.recorded_at
 FROM journal_entries e
 WHERE j.lineage = 'import' AND e.journal_id = j.journal_id AND e.seq = j.first_seq AND e.recorded_at < j.oldest_at;
 
--- Since 0049 nobody calls it, and the rights that the release of 0049 gives do not name it.
+-- No code since 0049 calls it, nor do the rights that the release of 0049 gives name it.
 DROP FUNCTION append_journals_1;
