@@ -316,6 +316,7 @@ class PendingWork:
     more: bool  # there are inputs behind these
     due: Sequence[Revisit]  # greatest priority first, then by due time
     requests: Sequence[Request]  # pending, oldest first
+    revisits: Collection[str]  # keys of all that are pending, ``due`` ones too
     next_due: float | None  # seconds until the next revisit is due or a request expires; None: neither
     home: str | None = None  # session on whose lease the wakes run; None: its own
     epoch: int = 0  # with a home: of the journal's own session, which changes when its record is written by others

@@ -189,7 +189,7 @@ MAX_REQUESTS: Final = 1_000
 """Pending requests of one conversation: each wake reads all of them."""
 
 MAX_REVISITS: Final = 1_000
-"""Revisits that one wake may request: each later wake reads those that are pending."""
+"""Pending revisits of a conversation at most: each wake reads all of them."""
 
 MAX_CYCLES: Final = 1_000
 """Wakes of a child for one delegation."""

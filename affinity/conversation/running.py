@@ -293,6 +293,7 @@ class _Attempt(Generic[S]):
             pending=pending,
             due=[revisit_of(each) for each in self.work.due],
             requests=[request_of(each, self.spec.types) for each in self.work.requests if not each.expired],
+            revisits={*self.work.revisits} - {each.key for each in self.work.due},
             parent=self.work.parent,
         )
         self.parts = WakeParts(

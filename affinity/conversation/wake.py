@@ -108,6 +108,7 @@ class WakeInputs:
     pending: Sequence[JournalEntry]
     due: Sequence[PendingRevisit]
     requests: list[PendingRequest]  # the wake's own are added
+    revisits: set[str]  # keys of those that are pending, and not due; the wake's own are added
     parent: str | None
 
 
@@ -165,6 +166,7 @@ class Wake(CommonCalls[None]):
         super().__init__(parts.journals.read, parts.kind, parts.lineage, parts.writing.session_id)
         self._parts = parts
         self._requests = parts.inputs.requests
+        self._revisits = parts.inputs.revisits
         self._usage: dict[str, int] = {}
         self._number = 0
         self.id = parts.wake_id
@@ -352,17 +354,17 @@ class Wake(CommonCalls[None]):
 
         Args:
             delay: seconds, or a timedelta, by the database's clock.
-            key: while a revisit of this key is pending, another one is not added. By default a new one.
+            key: while a revisit of this key is pending, another one is not added, whatever the bound; one that is due
+                in this wake is pending no more. By default a new one.
             priority: of those that are due together, the greater first; the names are -10, 0 and 10.
             reason: why, for the later wake and for people.
             note: anything else that the later wake needs, as JSON.
 
         Raises:
-            InvalidInput: the wake has requested as many as it may.
+            InvalidInput: there are as many pending ones as there may be.
             InvalidId, InvalidOptions, NotSerializable, PayloadTooLarge: an argument is out of bounds.
         """
-        if len(self._writing.revisits) >= (most := self._kind.limits.revisits):
-            raise InvalidInput(f"the wake has requested {most} revisits, the limit (ConversationLimits)")
+        writing = self._writing
         number = _PRIORITIES.get(priority, priority) if isinstance(priority, str) else priority
         if type(number) is not int or abs(number) > MAX_PRIORITY:
             raise InvalidOptions(
@@ -375,9 +377,13 @@ class Wake(CommonCalls[None]):
             reason=check_payload(check_text(reason, "reason of a revisit"), "reason of a revisit", MAX_REASON),
             note=_as_json("note of a revisit", note),
         )
-        if all(each.key != new.key for each in self._writing.revisits):
-            self._writing.measure(new.note)
-            self._writing.revisits.append(new)
+        if new.key in self._revisits:
+            return
+        if len(self._revisits) >= (most := self._kind.limits.revisits):
+            raise InvalidInput(f"{len(self._revisits)} revisits are pending, the limit of {most} (ConversationLimits)")
+        writing.measure(new.note)
+        writing.revisits.append(new)
+        self._revisits.add(new.key)
 
     # -- children
 

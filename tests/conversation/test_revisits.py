@@ -152,6 +152,36 @@ async def test_revisits_are_bounded_and_checked(sqlite_url: str) -> None:
         assert refused == [InvalidInput]
 
 
+async def test_the_bound_of_revisits_is_of_those_that_are_pending(url: str) -> None:
+    """Not of each wake: with fresh keys they would be without bound. A key that is pending counts once, and one that is
+    due makes room.
+    """
+    refused: list[str] = []
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        keys = [event.text for event in wake.events if isinstance(event, UserMessage)] or ["d", "e"]
+        for key in keys:
+            try:
+                wake.revisit(0.01 if key == "b" else 600, key=key)
+            except InvalidInput as error:
+                refused.append(f"{key}: {error}")
+
+    async with stage(url, handler, limits=affinity.ConversationLimits(revisits=2)) as on:
+        talk = on.talk()
+        for key in ("a", "a", "b"):
+            await talk.ask(UserMessage(key), timeout=30)
+
+        async def has_run() -> bool:
+            return len(refused) == 1
+
+        assert await until(has_run)
+        assert refused == ["e: 2 revisits are pending, the limit of 2 (ConversationLimits)"]
+        await talk.ask(UserMessage("a"), timeout=30)
+        await talk.ask(UserMessage("f"), timeout=30)
+        assert sorted([each.key for each in await talk.revisits()]) == ["a", "d"]
+        assert [each[0] for each in refused] == ["e", "f"]
+
+
 async def test_notes_count_for_the_bytes_of_a_wake(sqlite_url: str) -> None:
     """One transaction writes them, and each later wake reads them."""
 

@@ -52,6 +52,7 @@ def work(kind: str) -> PendingWork:
         more=False,
         due=[],
         requests=[],
+        revisits=[],
         next_due=None,
     )
 

@@ -272,6 +272,7 @@ async def test_what_a_fetch_brings_is_read_ahead_in_one_batch() -> None:
         more=False,
         due=[],
         requests=[],
+        revisits=[],
         next_due=None,
     )
     ActivityRunner.start_all(runner, found(*items, pending={"i4": came}))

@@ -162,6 +162,7 @@ def _one_input(row: Row) -> PendingWork:
         more=False,
         due=[],
         requests=[],
+        revisits=[],
         next_due=None,
     )
 

@@ -160,6 +160,7 @@ class JournalRequestRules(Rules):
         await waker.wake(revisits=[new_revisit("k", 1, reason="second"), new_revisit("l", 30)], wake_id="w2")
         found = await talk.revisits()
         assert [(one.key, one.reason, one.wake_id) for one in found] == [("l", "", "w2"), ("k", "first", "w1")]
+        assert sorted((await talk.pending()).revisits) == ["k", "l"]
         again = new_revisit("k", 90, reason="third")
         await waker.wake(ended_revisits=["k", "none"], revisits=[again], wake_id="w3")
         assert [(one.key, one.reason) for one in await talk.revisits()] == [("l", ""), ("k", "third")]
@@ -194,17 +195,19 @@ class JournalRequestRules(Rules):
         ]
         await waker.wake(revisits=revisits)
         work = await talk.pending()
-        assert work.due == []
+        assert (work.due, sorted(work.revisits)) == ([], ["early", "far", "late", "low", "urgent"])
         assert work.next_due is not None
         assert 0 < work.next_due <= 5
         await cluster.advance(40)
         work = await talk.pending()
         assert [one.key for one in work.due] == ["urgent", "early", "late", "low"]
+        assert sorted(work.revisits) == ["early", "far", "late", "low", "urgent"]
         assert (work.due[1].reason, work.due[1].note, work.due[1].priority) == ("why", '{"a": 1}', 0)
         assert work.next_due is not None
         assert 900 < work.next_due <= 960
         await waker.wake(ended_revisits=[one.key for one in work.due], wake_id="w2")
-        assert (await talk.pending()).due == []
+        work = await talk.pending()
+        assert (work.due, work.revisits) == ([], ["far"])
 
     async def test_a_refused_wake_keeps_its_revisits(self, cluster: Cluster) -> None:
         """What was due stays when the commit is refused (contract: JournalWrite)."""
