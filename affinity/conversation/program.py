@@ -73,6 +73,7 @@ class WakeTask(TypedDict):
     """The input of the activity."""
 
     wake: str  # id
+    processed: NotRequired[int]  # the watermark, as far as the orchestration knows; of a journal that may be gone
     attempts: NotRequired[int]  # of this wake before this run
     failures: NotRequired[int]  # those that ended in an error
     elapsed: NotRequired[float]  # seconds that these took, with the pauses behind them
@@ -297,7 +298,8 @@ class Program:
 
     def _new_task(self) -> WakeTask:
         self.wakes += 1
-        task = WakeTask(wake=f"{self.start['salt']}-{self.ctx.execution_id}-{self.wakes}")
+        wake = f"{self.start['salt']}-{self.ctx.execution_id}-{self.wakes}"
+        task = WakeTask(wake=wake, processed=self.processed)
         if self.delegations:
             task["delegations"] = self.delegations
         if self.cancelled and self.cancelled != self.closed:

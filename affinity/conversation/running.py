@@ -150,12 +150,14 @@ class WakeRunner(Generic[S]):
             if work is None:
                 return WakeOutcome(outcome="nothing", processed=0)
             return WakeOutcome(outcome="nothing", processed=work.processed, closed=True)
-        if task.get("slept") and not work.inputs:  # no input had woken it
-            task = task.copy()
-            task.pop("cancelled", None)
+        task = await _without_ended(task, work, ctx)
         is_ordinary = not is_last and "failed" not in task
         if work.home not in {None, ctx.session_id} and is_ordinary:  # its instance was created again
             return WakeOutcome(outcome="nothing", processed=work.processed, more=True, home=work.home or "")
+        if task.get("processed", 0) > work.processed and not is_last:
+            # The journal was made anew. Its numbers are smaller: until the orchestration knows that, an interrupt of the
+            # wake passes for one that came too late.
+            return WakeOutcome(outcome="nothing", processed=work.processed, more=True)
         attempt = _Attempt(self._conversations, ctx, ctx.journals, task, work, read_at, self._streams_of(ctx.journals))
         return await attempt.run()
 
@@ -574,11 +576,49 @@ def _of_execution(task: WakeTask, execution_id: int) -> WakeTask:
     return {**task, "wake": f"{salt}-{execution_id}-{number}"}
 
 
-def _delegation(meta: EventMeta) -> Delegation:
+async def _without_ended(task: WakeTask, work: PendingWork, ctx: ActivityContext) -> WakeTask:
+    """The task without the wake that was cancelled, where that wake has no open trace: no input had woken it, or it had
+    committed its end before the orchestration cancelled it, which dropped its result. Then the delegations are added
+    that it has begun.
+    """
+    assert ctx.journals is not None
+    if (cancelled := task.get("cancelled")) is None:
+        return task
+    ends = JournalQuery(session_id=ctx.instance_id, wake_id=cancelled, kinds=(kind_of(SessionIdle),), limit=1)
+    page = await ctx.journals.read(ends)
+    has_ended = page is not None and bool(page.entries)
+    if not has_ended and (work.inputs or not task.get("slept")):
+        return task
+    task = task.copy()
+    del task["cancelled"]
+    if has_ended and (after := task.get("processed")) is not None:
+        known = task.get("delegations", [])
+        begun = await _read_begun(ctx.journals, ctx.instance_id, after, work.processed)
+        task["delegations"] = [*known, *(each for each in begun if each["id"] not in {one["id"] for one in known})]
+    return task
+
+
+async def _read_begun(journals: JournalAccess, session_id: str, after: int, up_to: int) -> list[Delegation]:
+    """The delegations among the inputs of a wake, with that wake counted. The end of one that it has ended too is left
+    out when it is reported again.
+    """
+    found: list[Delegation] = []
+    more = after < up_to
+    while more:
+        page = await journals.read(JournalQuery(session_id=session_id, after=after, before=up_to + 1, limit=MAX_PAGE))
+        if page is None or not page.entries:
+            break
+        metas = [meta_of(each.payload) for each in page.entries if each.is_input]
+        found += [_delegation(each, cycles=1) for each in metas if each.delegation]
+        after, more = page.entries[-1].seq, page.more
+    return found
+
+
+def _delegation(meta: EventMeta, cycles: int = 0) -> Delegation:
     return Delegation(
         id=meta.delegation or "",
         parent=meta.parent or "",
         parent_kind=meta.parent_kind or "",
         max_cycles=meta.max_cycles,
-        cycles=0,
+        cycles=cycles,
     )

@@ -7,9 +7,10 @@ import pytest
 
 import affinity
 from affinity import AgentMessage, ConfirmationAnswer, ToolConfirmation, UserInterrupt, UserMessage
-from affinity.conversation import program
+from affinity.conversation import ChildEnded, program
 from affinity.errors import ConversationTerminated, RequestNotPending
-from tests.conversation.application import Chat, kinds, stage, status, until
+from affinity.worker.fetcher import Fetcher
+from tests.conversation.application import Chat, echo, kinds, make, stage, status, until
 
 pytestmark = pytest.mark.anyio
 
@@ -180,3 +181,73 @@ async def test_a_terminated_conversation_takes_no_more_events(url: str) -> None:
         spans = [each.event for each in await talk.history() if isinstance(each.event, affinity.SpanCompleted)]
         assert [each.result for each in spans][:1] == ["cancelled"]
         assert (await on.state()).wakes == 0
+
+
+async def test_an_interrupt_cancels_the_first_wake_of_a_journal_that_was_made_anew(url: str) -> None:
+    """Its numbers are smaller than those of the journal before, which the instance knows."""
+    entered = anyio.Event()
+
+    async def slow(wake: affinity.Wake, chat: Chat) -> None:
+        if [each.event for each in wake.pending] == [UserMessage("new")]:
+            entered.set()
+            await anyio.sleep_forever()
+        await echo(wake, chat)
+
+    async with stage(url, slow) as on:
+        talk = on.talk()
+        for text in ("one", "two"):
+            await talk.ask(UserMessage(text), timeout=30)
+        await on.client.session_store.delete(["c"])
+        await on.client.journals.delete(["c"])
+        await talk.send(UserMessage("new"))
+        await entered.wait()
+        seq = await talk.interrupt(cancel_running=True)
+        assert (await talk.reply(seq, timeout=15)).text == "re: new"
+        spans = [each.event for each in await talk.history(kinds=["span.completed"])]
+        assert [each.result for each in spans if isinstance(each, affinity.SpanCompleted)] == ["cancelled", "ok"]
+
+
+@pytest.mark.parametrize("ends", ["interrupt", "terminate"])
+async def test_a_wake_that_has_ended_is_not_cancelled(url: str, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    """Its instance was not in memory, so its end was committed alone, and the orchestration received the interrupt before
+    it: what the wake has begun for a parent ends all the same.
+    """
+    entered, go = anyio.Event(), anyio.Event()
+    fetch, is_late = Fetcher._fetch_messages, False
+
+    async def fetch_late(self: Fetcher, generation: int) -> float:
+        return 0.05 if is_late else await fetch(self, generation)
+
+    async def work(wake: affinity.Wake, chat: Chat) -> None:
+        if wake.interrupt is None:
+            wake.revisit(600)
+            entered.set()
+            await go.wait()
+
+    child = make(work, kind="child")
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage) and event.text == "work":
+                await wake.delegate(child, "c/child", event)
+            elif isinstance(event, ChildEnded):
+                wake.append(AgentMessage(event.outcome))
+
+    monkeypatch.setattr(Fetcher, "_fetch_messages", fetch_late)
+    options = affinity.RuntimeOptions.make(worker_node_id="w", instance_cache_size=1)
+    async with stage(url, handler, child, options=options) as on:
+        talk, below = on.talk(), on.talk("c/child", child)
+        await talk.ask(UserMessage("work"), timeout=30)
+        await entered.wait()
+        await on.talk("other").ask(UserMessage("hello"), timeout=30)  # takes the only place of an instance
+        is_late = True
+        await anyio.sleep(0.2)  # until the fetch that is under way has ended
+        await (below.interrupt(cancel_running=True) if ends == "interrupt" else below.terminate())
+        go.set()
+        await until(lambda: below.history(kinds=["session.idle"]))
+        is_late = False
+        (said,) = await until(lambda: talk.history(kinds=["agent.message"]))
+        assert said.event == AgentMessage("completed" if ends == "interrupt" else "terminated")
+        spans = [each.event for each in await below.history(kinds=["span.completed"])]
+        results = [each.result for each in spans if isinstance(each, affinity.SpanCompleted)]
+        assert results == ["ok", "ok"] if ends == "interrupt" else "cancelled" not in results
