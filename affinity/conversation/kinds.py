@@ -97,7 +97,7 @@ class ConversationKind:
 
 def start_of(kind: str, parent: str | None = None, home: str | None = None) -> JournalStart:
     """As `ConversationKind.start`, by the name of the kind."""
-    options = {"salt": secrets.token_hex(6), "wake_signals": MAX_WAKE_SIGNALS, "renews": True}
+    options = {"salt": secrets.token_hex(6), "wake_signals": MAX_WAKE_SIGNALS, "renews": True, "persists": True}
     given = to_json(options if home is None else {**options, "home": home}).decode()
     started = OrchestrationStarted(name=orchestration_of(kind), version="", input=given)
     message = encode_message(ANY_EXECUTION, started)

@@ -20,6 +20,7 @@ turn of its own.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
 from affinity.conversation.kinds import SIGNAL
@@ -30,6 +31,7 @@ from affinity.orchestration import (
     DurableFuture,
     OrchestrationCancelledSignal,
     OrchestrationContext,
+    RetryPolicy,
 )
 from affinity.orchestration.events import LATEST
 
@@ -38,6 +40,9 @@ WAKES_PER_EXECUTION: Final = 200
 
 SIGNALS_PER_EXECUTION: Final = 5_000
 """Signals after which it does so too, before the next wake."""
+
+CLOSING: Final = RetryPolicy(max_interval=600.0)
+"""Pauses between the attempts to record the failure of a wake."""
 
 TIMER_MARGIN: Final = 0.005
 """Seconds by which a timer fires later than a revisit is due: one that fires earlier costs a wake for nothing."""
@@ -112,6 +117,9 @@ class Start(TypedDict):
     wake_signals: NotRequired[int]
     # Inputs of a new journal are noticed during a wake. Executions that an earlier release began are without it, too.
     renews: NotRequired[bool]
+    # What records the failure of a wake is repeated when it fails too. Executions that an earlier release began are
+    # without it, too.
+    persists: NotRequired[bool]
     processed: NotRequired[int]
     signalled: NotRequired[int]
     next_due: NotRequired[float]
@@ -225,6 +233,7 @@ class Program:
             salt=self.start["salt"],
             wake_signals=MAX_WAKE_SIGNALS,
             renews=True,
+            persists=True,
             processed=self.processed,
             signalled=self.signalled,
             due=self.is_due,
@@ -372,18 +381,27 @@ class Program:
     def _schedule(self, task: WakeTask) -> ActivityFuture[WakeOutcome]:
         return self.ctx.schedule_activity(self.activity, task).on_session(self.home)
 
-    async def _close(self, task: WakeTask, error: ActivityError) -> WakeOutcome:
-        """Close the trace of a wake whose activity has failed, which the handler alone cannot make it do."""
+    async def _close(self, task: WakeTask, error: ActivityError) -> WakeOutcome | None:
+        """Close the trace of a wake whose activity has failed, which the handler alone cannot make it do. It is tried
+        until it succeeds, since clients wait for it. None: another wake is to run, for what came meanwhile.
+        """
         failure = Failure(
             type=error.error_type,
             message=truncate(error.message),
             stack=error.stack,
             final=isinstance(error, ActivityPoisoned) or "terminated" in task,
         )
-        try:
-            return await self._schedule({**task, "failed": failure})
-        except ActivityError:
-            return WakeOutcome(outcome="failed")
+        for attempt in count(1):
+            try:
+                return await self._schedule({**task, "failed": failure})
+            except ActivityError:
+                if "terminated" in task or not self.start.get("persists", False):
+                    break
+            self._show("rescheduling")
+            self.wakes += 1  # it has as many events as one
+            if not await self._pause(CLOSING.delay(attempt), until_due=True) or self.is_due or self._is_long:
+                return None
+        return WakeOutcome(outcome="failed")
 
     def _succeed(self, outcome: WakeOutcome) -> None:
         self.processed = outcome.get("processed", self.processed)
@@ -409,10 +427,10 @@ class Program:
             self.cancelled = None
         self._show("failed")
 
-    async def _pause(self, seconds: float) -> bool:
-        """Wait before the next attempt, or until `resume`; False: interrupted, or terminated."""
+    async def _pause(self, seconds: float, *, until_due: bool = False) -> bool:
+        """Wait before the next attempt, or until `resume`, or an input; False: interrupted, or terminated."""
         timer = self.ctx.schedule_timer(min(seconds, MAX_TIMER_SECONDS))
-        while not timer.settled and not self.is_resumed:
+        while not (timer.settled or self.is_resumed or (until_due and self.is_due)):
             receives = self._has_room(True)
             await self.ctx.wait_any(timer, *([self.signal] if receives else []))
             if receives and self.signal.settled:

@@ -155,8 +155,8 @@ class WakeRunner(Generic[S]):
         if work.home not in {None, ctx.session_id} and is_ordinary:  # its instance was created again
             return WakeOutcome(outcome="nothing", processed=work.processed, more=True, home=work.home or "")
         if task.get("processed", 0) > work.processed and not is_last:
-            # The journal was made anew. Its numbers are smaller: until the orchestration knows that, an interrupt of the
-            # wake passes for one that came too late.
+            # The journal was made anew. Its numbers are smaller: until the orchestration knows that, an interrupt of
+            # the wake passes for one that came too late.
             return WakeOutcome(outcome="nothing", processed=work.processed, more=True)
         attempt = _Attempt(self._conversations, ctx, ctx.journals, task, work, read_at, self._streams_of(ctx.journals))
         return await attempt.run()

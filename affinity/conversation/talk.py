@@ -188,8 +188,8 @@ class Talk(LineageCalls["Talk"]):
         """Redirect the conversation: drop pending requests and revisits, then wake it.
 
         Args:
-            cancel_running: cancel the wake that is under way; otherwise it ends first. One that begins at that moment may
-                be cancelled although it has this interrupt among its inputs: the next one has the same inputs.
+            cancel_running: cancel the wake that is under way; otherwise it ends first. One that begins at that moment
+                may be cancelled although it has this interrupt among its inputs: the next one has the same inputs.
             cascade: interrupt the children too.
             reason: for the handler and for readers.
             event_id: under which it is one interrupt, however often it is sent.

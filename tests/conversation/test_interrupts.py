@@ -209,7 +209,7 @@ async def test_an_interrupt_cancels_the_first_wake_of_a_journal_that_was_made_an
 
 @pytest.mark.parametrize("ends", ["interrupt", "terminate"])
 async def test_a_wake_that_has_ended_is_not_cancelled(url: str, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
-    """Its instance was not in memory, so its end was committed alone, and the orchestration received the interrupt before
+    """Its instance was not in memory, so its end was committed alone, and the orchestration received the message before
     it: what the wake has begun for a parent ends all the same.
     """
     entered, go = anyio.Event(), anyio.Event()

@@ -312,3 +312,62 @@ def test_an_end_behind_a_trace_that_an_attempt_has_closed_is_as_in_earlier_histo
     step = signal(live, "terminate") if end == "terminate" else live.feed(ev.CancelRequested("stop"))
     assert ev.ActivityScheduled in kinds(step)
     assert "cancelled" not in json.loads(live.execution.pending_activities[wake_of(live)].input)
+
+
+def closing(**start: Any) -> Live:
+    """A conversation whose wake has failed, and the recording of that too."""
+    live = begin_asleep(**start)
+    live.feed(ev.ActivityFailed(wake_of(live), kind="failed", error_type="RuntimeError", message=""))
+    live.feed(ev.ActivityFailed(wake_of(live), kind="failed", error_type="RuntimeError", message=""))
+    return live
+
+
+def tasks_of(live: Live) -> list[dict[str, Any]]:
+    return [json.loads(each.input) for each in live.history if isinstance(each, ev.ActivityScheduled)]
+
+
+def test_the_failure_of_a_wake_is_recorded_at_last() -> None:
+    """With growing pauses. The handler does not run meanwhile."""
+    live = closing(persists=True)
+    for number in range(3):
+        (timer, created) = [each for each in enumerate(live.history, 1) if isinstance(each[1], ev.TimerCreated)][-1]
+        assert created.delay == 2**number
+        live.feed(ev.TimerFired(timer))
+        if number < 2:
+            live.feed(ev.ActivityFailed(wake_of(live), kind="failed", error_type="RuntimeError", message=""))
+    live.complete(wake_of(live), '{"outcome":"failed","attempt":1,"read":1}')
+    assert ["failed" in each for each in tasks_of(live)] == [False, True, True, True, True]
+    assert {each["wake"] for each in tasks_of(live)} == {"s-1-1"}
+    assert live.execution.pending_activities == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"), [("resume", {}), ("wake", {"seq": 2}), ("interrupt", {"seq": 2, "cancel": True})]
+)
+def test_another_wake_runs_for_what_comes_before_the_failure_is_recorded(kind: str, fields: dict[str, Any]) -> None:
+    live = closing(persists=True)
+    signal(live, kind, **fields)
+    assert ["failed" in each for each in tasks_of(live)] == [False, True, False]
+
+
+def test_a_termination_ends_the_attempts_to_record_a_failure() -> None:
+    live = closing(persists=True)
+    signal(live, "terminate")
+    assert live.outcome is not None
+
+
+def test_the_attempts_to_record_a_failure_are_bounded_in_one_execution(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "WAKES_PER_EXECUTION", 2)
+    live = closing(persists=True)
+    (timer,) = [n for n, each in enumerate(live.history, 1) if isinstance(each, ev.TimerCreated)]
+    live.feed(ev.TimerFired(timer))
+    assert isinstance(live.outcome, ev.ContinuedAsNew)
+    assert json.loads(live.outcome.input)["due"]
+
+
+def test_an_execution_that_an_earlier_release_began_records_a_failure_once() -> None:
+    """Its history would not replay otherwise."""
+    live = closing()
+    assert [each for each in live.history if isinstance(each, ev.TimerCreated)] == []
+    signal(live, "wake", seq=2)
+    assert ["failed" in each for each in tasks_of(live)] == [False, True, False]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import affinity
 from affinity import AgentMessage, RetryPolicy, UserMessage, Wake
 from affinity.conversation import program
 from affinity.conversation.kinds import SIGNAL
+from affinity.conversation.running import WakeRunner
 from affinity.errors import InvalidApp, InvalidInput, InvalidOptions, PayloadTooLarge, SessionError, WakeFailed
 from affinity.worker.maintenance import code_version
 from tests.conversation.application import Chat, echo, kinds, make, stage, status, until
@@ -390,3 +392,26 @@ async def test_a_record_that_is_made_before_the_first_wake_commits_is_not_lost(u
         made.set()
         assert (await talk.reply(seq, timeout=30)).text == "re: one"
         assert (await on.state()).received == ["by hand", "one"]
+
+
+async def test_an_ask_learns_of_a_failure_that_was_recorded_late(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What records it has failed too; it is tried again, and the handler is not."""
+    run, times = WakeRunner.run, Counter[str]()
+
+    async def run_late(self: WakeRunner[Any], ctx: Any, task: Any) -> Any:
+        times["closing" if "failed" in task else "wake"] += 1
+        if "failed" in task and times["closing"] < 3:
+            raise RuntimeError("not now")
+        return await run(self, ctx, task)
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        raise SystemExit(3)
+
+    monkeypatch.setattr(WakeRunner, "run", run_late)
+    monkeypatch.setattr(program, "CLOSING", RetryPolicy(initial_interval=0.2))
+    async with stage(url, handler, retry=RetryPolicy(max_attempts=1)) as on:
+        talk = on.talk()
+        with pytest.raises(WakeFailed, match="SystemExit"):
+            await talk.ask(UserMessage("one"), timeout=15)
+        assert times == {"wake": 1, "closing": 3}
+        assert await until(lambda: status(talk, "failed"))
