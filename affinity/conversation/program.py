@@ -334,6 +334,9 @@ class Program:
             task["attempts"] = outcome.get("attempt", 0)
             task["failures"] = task.get("failures", 0) + 1
             task["elapsed"] = outcome.get("elapsed", 0.0)
+            task["processed"] = outcome.get("processed", self.processed)
+            if "delegations" in outcome:  # those that a wake has begun which had ended before it was cancelled
+                task["delegations"] = self.delegations = outcome["delegations"]
             self._show("rescheduling")
             if not await self._pause(pause):
                 break

@@ -146,17 +146,20 @@ class WakeRunner(Generic[S]):
         is_last = "terminated" in task
         limit = MAX_WAKE_ENTRIES if is_last else self._conversations.spec.limits.inputs
         work = await ctx.journals.get_pending(ctx.instance_id, limit)
-        if work is None or (work.closed and not is_last):
-            if work is None:
-                return WakeOutcome(outcome="nothing", processed=0)
-            return WakeOutcome(outcome="nothing", processed=work.processed, closed=True)
-        task = await _without_ended(task, work, ctx)
+        if work is None:
+            return WakeOutcome(outcome="nothing", processed=0)
+        had_cancelled, task = "cancelled" in task, await _without_ended(task, work, ctx)
+        if work.closed and not is_last:
+            closed = WakeOutcome(outcome="nothing", processed=work.processed, closed=True)
+            return closed | {"delegations": task["delegations"]} if "delegations" in task else closed
         is_ordinary = not is_last and "failed" not in task
         if work.home not in {None, ctx.session_id} and is_ordinary:  # its instance was created again
             return WakeOutcome(outcome="nothing", processed=work.processed, more=True, home=work.home or "")
-        if task.get("processed", 0) > work.processed and not is_last:
-            # The journal was made anew. Its numbers are smaller: until the orchestration knows that, an interrupt of
-            # the wake passes for one that came too late.
+        known = task.get("processed", work.processed)
+        if not is_last and (known > work.processed or (known < work.processed and not had_cancelled)):
+            # The journal was made anew, or the instance was, or it is that of a fork. The orchestration must know the
+            # watermark before the wake: an interrupt would pass for one that came too late, and nobody would know what
+            # was read by a wake that has ended before it was cancelled.
             return WakeOutcome(outcome="nothing", processed=work.processed, more=True)
         attempt = _Attempt(self._conversations, ctx, ctx.journals, task, work, read_at, self._streams_of(ctx.journals))
         return await attempt.run()

@@ -10,7 +10,7 @@ from affinity import AgentMessage, ConfirmationAnswer, ToolConfirmation, UserInt
 from affinity.conversation import ChildEnded, program
 from affinity.errors import ConversationTerminated, RequestNotPending
 from affinity.worker.fetcher import Fetcher
-from tests.conversation.application import Chat, echo, kinds, make, stage, status, until
+from tests.conversation.application import Chat, Stage, echo, kinds, make, stage, status, until
 
 pytestmark = pytest.mark.anyio
 
@@ -207,47 +207,96 @@ async def test_an_interrupt_cancels_the_first_wake_of_a_journal_that_was_made_an
         assert [each.result for each in spans if isinstance(each, affinity.SpanCompleted)] == ["cancelled", "ok"]
 
 
-@pytest.mark.parametrize("ends", ["interrupt", "terminate"])
-async def test_a_wake_that_has_ended_is_not_cancelled(url: str, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
-    """Its instance was not in memory, so its end was committed alone, and the orchestration received the message before
-    it: what the wake has begun for a parent ends all the same.
-    """
-    entered, go = anyio.Event(), anyio.Event()
-    fetch, is_late = Fetcher._fetch_messages, False
+class Late:
+    """Whether messages come late."""
+
+    is_set = False
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Late:
+    """Messages to instances come late while it is set."""
+    fetch, found = Fetcher._fetch_messages, Late()
 
     async def fetch_late(self: Fetcher, generation: int) -> float:
-        return 0.05 if is_late else await fetch(self, generation)
-
-    async def work(wake: affinity.Wake, chat: Chat) -> None:
-        if wake.interrupt is None:
-            wake.revisit(600)
-            entered.set()
-            await go.wait()
-
-    child = make(work, kind="child")
-
-    async def handler(wake: affinity.Wake, chat: Chat) -> None:
-        for event in wake.events:
-            if isinstance(event, UserMessage) and event.text == "work":
-                await wake.delegate(child, "c/child", event)
-            elif isinstance(event, ChildEnded):
-                wake.append(AgentMessage(event.outcome))
+        return 0.05 if found.is_set else await fetch(self, generation)
 
     monkeypatch.setattr(Fetcher, "_fetch_messages", fetch_late)
-    options = affinity.RuntimeOptions.make(worker_node_id="w", instance_cache_size=1)
-    async with stage(url, handler, child, options=options) as on:
-        talk, below = on.talk(), on.talk("c/child", child)
+    return found
+
+
+class Parent:
+    """A conversation with a child, whose wakes wait for a revisit until they are interrupted."""
+
+    def __init__(self) -> None:
+        self.entered, self.go = anyio.Event(), anyio.Event()
+        self.child = make(self._work, kind="child")
+
+    async def _work(self, wake: affinity.Wake, chat: Chat) -> None:
+        if wake.interrupt is None:
+            wake.revisit(600)
+            self.entered.set()
+            await self.go.wait()
+
+    async def handler(self, wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage) and event.text == "work":
+                await wake.delegate(self.child, "c/child", event)
+            elif isinstance(event, ChildEnded):
+                wake.append(AgentMessage(f"{event.child} {event.outcome}"))
+
+
+async def end_late(on: Stage, parent: Parent, late: Late, below: affinity.Talk, ends: str) -> None:
+    """Have the orchestration receive a message before the end of a wake that has committed it: alone, since another
+    instance has taken the only place in memory.
+    """
+    await parent.entered.wait()
+    await on.talk("other").ask(UserMessage("hello"), timeout=30)
+    late.is_set = True
+    await anyio.sleep(0.2)  # until the fetch that is under way has ended
+    ended = len(await below.history(kinds=["session.idle"]))
+    await (below.interrupt(cancel_running=True) if ends == "interrupt" else below.terminate())
+    parent.go.set()
+
+    async def has_ended() -> bool:
+        return len(await below.history(kinds=["session.idle"])) > ended
+
+    await until(has_ended)
+    late.is_set = False
+
+
+ONE_PLACE = affinity.RuntimeOptions.make(worker_node_id="w", instance_cache_size=1)
+
+
+@pytest.mark.parametrize("ends", ["interrupt", "terminate"])
+async def test_a_wake_that_has_ended_is_not_cancelled(url: str, late: Late, ends: str) -> None:
+    """What it has begun for a parent ends all the same."""
+    parent = Parent()
+    async with stage(url, parent.handler, parent.child, options=ONE_PLACE) as on:
+        talk, below = on.talk(), on.talk("c/child", parent.child)
         await talk.ask(UserMessage("work"), timeout=30)
-        await entered.wait()
-        await on.talk("other").ask(UserMessage("hello"), timeout=30)  # takes the only place of an instance
-        is_late = True
-        await anyio.sleep(0.2)  # until the fetch that is under way has ended
-        await (below.interrupt(cancel_running=True) if ends == "interrupt" else below.terminate())
-        go.set()
-        await until(lambda: below.history(kinds=["session.idle"]))
-        is_late = False
+        await end_late(on, parent, late, below, ends)
         (said,) = await until(lambda: talk.history(kinds=["agent.message"]))
-        assert said.event == AgentMessage("completed" if ends == "interrupt" else "terminated")
+        assert said.event == AgentMessage(f"c/child {'completed' if ends == 'interrupt' else 'terminated'}")
         spans = [each.event for each in await below.history(kinds=["span.completed"])]
         results = [each.result for each in spans if isinstance(each, affinity.SpanCompleted)]
         assert results == ["ok", "ok"] if ends == "interrupt" else "cancelled" not in results
+
+
+async def test_a_wake_of_a_fork_that_has_ended_has_begun_nothing_of_its_base(url: str, late: Late) -> None:
+    """The fork has the inputs that began the delegation, and does not end it."""
+    parent = Parent()
+    parent.go.set()
+    async with stage(url, parent.handler, parent.child, options=ONE_PLACE) as on:
+        talk, below = on.talk(), on.talk("c/child", parent.child)
+        await talk.ask(UserMessage("work"), timeout=30)
+        await until(lambda: below.history(kinds=["session.idle"]))
+        fork = await below.fork("f")
+        parent.entered, parent.go = anyio.Event(), anyio.Event()
+        await fork.send(UserMessage("more"))
+        await end_late(on, parent, late, fork, "interrupt")
+        interrupted = (await fork.history(kinds=["user.interrupt"]))[-1]
+        await fork.reply(interrupted.seq, timeout=30)
+        await below.interrupt()
+        (said,) = await until(lambda: talk.history(kinds=["agent.message"]))
+        assert said.event == AgentMessage("c/child completed")

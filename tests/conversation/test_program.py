@@ -330,8 +330,9 @@ def test_the_failure_of_a_wake_is_recorded_at_last() -> None:
     """With growing pauses. The handler does not run meanwhile."""
     live = closing(persists=True)
     for number in range(3):
-        (timer, created) = [each for each in enumerate(live.history, 1) if isinstance(each[1], ev.TimerCreated)][-1]
-        assert created.delay == 2**number
+        timers = [(n, each.delay) for n, each in enumerate(live.history, 1) if isinstance(each, ev.TimerCreated)]
+        timer, delay = timers[-1]
+        assert delay == 2**number
         live.feed(ev.TimerFired(timer))
         if number < 2:
             live.feed(ev.ActivityFailed(wake_of(live), kind="failed", error_type="RuntimeError", message=""))
@@ -371,3 +372,16 @@ def test_an_execution_that_an_earlier_release_began_records_a_failure_once() -> 
     assert [each for each in live.history if isinstance(each, ev.TimerCreated)] == []
     signal(live, "wake", seq=2)
     assert ["failed" in each for each in tasks_of(live)] == [False, True, False]
+
+
+@pytest.mark.parametrize("outcome", ['{"outcome":"failed","attempt":1,"retry_after":60', '{"outcome":"nothing"'])
+def test_what_a_wake_has_found_out_about_a_cancelled_one_is_kept(outcome: str) -> None:
+    """The cancelled one had ended: its result is lost, and with it what it had processed and begun."""
+    live = begin_asleep()
+    signal(live, "interrupt", seq=2, cancel=True)
+    begun = '[{"id":"d","parent":"p","parent_kind":"k","max_cycles":9,"cycles":1}]'
+    live.complete(wake_of(live), f'{outcome},"processed":1,"delegations":{begun}}}')
+    if '"failed"' in outcome:
+        signal(live, "resume")
+    last = tasks_of(live)[-1]
+    assert (last["processed"], last["delegations"]) == (1, json.loads(begun))
