@@ -53,6 +53,7 @@ class Entry(NamedTuple):
     wake_id: str | None  # the wake that wrote it; None: it came from outside
     is_input: bool
     recorded_at: datetime
+    is_copied: bool = False  # by a merge, from its right side: the numbers in it are those that it had there
 
 
 @frozen(kw_only=True)

@@ -68,15 +68,16 @@ class ReplyReader:
         """``is_new``: the input was appended just now; otherwise its own entry is read too."""
         self.position = seq if is_new else max(seq - 1, 0)
         """Up to where entries are read."""
-        self.is_copy = False
-        """The input was processed in another conversation, before it became an entry of this one."""
+        self.is_input = True if is_new else None
+        """False: the entry is none, or was processed before it became one of this journal. None: it was not read."""
         self.failure: WakeFailed | None = None
         """Of the last wake that was to process the input, if it has failed for good, and none is to try again."""
         self._conversation_id = conversation_id
         self._seq = seq
         self._types = types
         self._wake: list[Entry] = []  # entries of the last wake so far: those of a wake stand together
-        self._span: dict[str, Any] = {}  # the end of that wake
+        self._span: dict[str, Any] = {}  # the end of that wake; none of one that a merge has copied
+        self._inputs = {seq} if is_new else set[int]()  # numbers of the inputs that were read
 
     def read(self, page: JournalPage) -> Reply | None:
         """The reply, if the page completes it."""
@@ -86,8 +87,10 @@ class ReplyReader:
                     return self._reply()
                 self._wake, self._span = [], {}
             self.position = entry.seq
+            if entry.is_input:
+                self._inputs.add(entry.seq)
             if entry.seq == self._seq:
-                self.is_copy = not entry.is_input
+                self.is_input = entry.is_input
             elif entry.wake_id is not None:
                 self._add(entry)
             elif entry.is_input or _is_resumed(entry):  # a later wake tries again
@@ -96,20 +99,26 @@ class ReplyReader:
 
     def _add(self, entry: Entry) -> None:
         self._wake.append(entry)
+        if entry.is_copied:
+            return
         if entry.kind == SPAN_COMPLETED:
             fields = fields_of(entry)
             if fields.get("processed") is not None:
                 self._span = fields
-        elif entry.kind == SESSION_IDLE and self._concerns():
+        elif entry.kind == SESSION_IDLE and self._concerns("read"):
             self.failure = _failure(self._conversation_id, entry)
 
     def _is_reply(self) -> bool:
-        return bool(self._span) and self._span["processed"] >= self._seq
+        # Wakes of an import process what is an input of it; those that were imported with it have processed the rest.
+        is_of_same = self.is_input is None or (self._span.get("processed") in self._inputs) == self.is_input
+        return is_of_same and self._concerns("processed")
 
-    def _concerns(self) -> bool:
-        """The wake had read the input, as far as is recorded."""
-        read = self._span.get("read")
-        return read is None or read >= self._seq
+    def _concerns(self, name: str) -> bool:
+        """The input is among those that the wake has read, or processed, as far as is recorded: not in a fork that was
+        cut between the input and its reply.
+        """
+        last, base = self._span.get(name), self._span.get("base")
+        return bool(self._span) and (last is None or last >= self._seq) and (base is None or base < self._seq)
 
     def _reply(self) -> Reply:
         idle = next((each for each in reversed(self._wake) if each.kind == SESSION_IDLE), None)

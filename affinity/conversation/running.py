@@ -550,7 +550,8 @@ class _Attempt(Generic[S]):
     def _close(self, processed: int, error: SpanError | None = None) -> None:
         """Close the trace."""
         completed = self.trace.completed(self.begun, self.read_at, error)
-        self.writing.record("span.completed", completed | {"processed": processed, "read": self.read})
+        seqs = {"processed": processed, "read": self.read, "base": self.work.processed}
+        self.writing.record("span.completed", completed | seqs)
 
     def _outcome(self, outcome: str) -> WakeOutcome:
         result = WakeOutcome(outcome=outcome, processed=self.writing.processed)  # type: ignore[typeddict-item]

@@ -134,8 +134,8 @@ class Talk(LineageCalls["Talk"]):
 
         Raises:
             UnknownConversation: there is none.
-            UnknownEntry: its journal has no entry of that number, or not the reply to it: retention has removed it, or
-                it is in a conversation that this one was forked or merged from.
+            UnknownEntry: its journal has no entry of that number, or not the reply to it: the entry is no input, or
+                retention has removed the reply, or that is in a conversation that this one was forked or merged from.
             InvalidInput: ``seq`` is no number of an entry, or the timeout as for `ask`.
             WakeFailed, WaitTimeout, ConversationTerminated: as for `ask`.
         """
@@ -435,21 +435,20 @@ class Talk(LineageCalls["Talk"]):
             if page.first_seq > max(reader.position, seq) + 1:
                 raise UnknownEntry(self.conversation_id, f"retention has removed the entries behind {reader.position}")
             reply = reader.read(page)
-            if reader.is_copy and await self._is_merged():  # wakes of the right side name the numbers that it had there
-                raise UnknownEntry(self.conversation_id, f"the reply to entry {seq} is in one that it was merged from")
             if reply is not None:
                 return reply
             look = page.more
+            if not look and reader.is_input is False:
+                raise UnknownEntry(
+                    self.conversation_id,
+                    f"the reply to entry {seq}, if it is an input, is in one that it was made from",
+                )
             if not look and reader.failure is not None:
                 raise reader.failure
             if not look and page.processed >= seq:
                 raise UnknownEntry(self.conversation_id, f"it was forked before the reply to entry {seq}")
             if not look and (page.closed or page.instance_status in {None, *FINISHED}):
                 raise ConversationTerminated(self.conversation_id, f"entry {seq} was not processed before its end")
-
-    async def _is_merged(self) -> bool:
-        lineage = await self._client.journals.lineage(self.conversation_id)
-        return any(each.lineage == "merge" for each in lineage)
 
     async def _instance(self) -> InstanceInfo | None:
         with suppress(UnknownInstance):

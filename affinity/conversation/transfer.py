@@ -40,6 +40,9 @@ _MOST: Final = 20
 
 _KEPT: Final = {"conversation_id", "journal_id", "lineage", "operator", "distance", "created_at", "last_seq"}
 
+_SEQS: Final = ("processed", "read", "base")
+"""Fields of the end of a wake that are numbers of entries."""
+
 _Id = Annotated[str, AfterValidator(partial(check_id, what="it"))]
 
 
@@ -80,6 +83,7 @@ class _Entry(BaseModel):
     wake_id: _Id | None = None
     is_input: bool = False
     recorded_at: Annotated[AwareDatetime, Field(ge=_FIRST_TIME, lt=_END_OF_TIME)]
+    is_copied: bool = False  # by a merge
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,7 +118,7 @@ class Imported:
         self.last_seq = entry.seq
         self.event_ids.update([] if entry.event_id is None else [entry.event_id])
         moved = len(self.entries) + 1 - entry.seq
-        payload = to_json(_moved(entry, moved) if moved else entry.payload).decode()
+        payload = to_json(_moved(entry, moved)).decode()
         self.entries.append(
             NewEntry(
                 kind=entry.kind,
@@ -152,6 +156,7 @@ def entry_line(entry: Entry) -> str:
         "recorded_at": entry.recorded_at,
     }
     return f'{{"entry":{to_json(about).decode()[:-1]},"payload":{entry.payload}}}}}'
+        **({"is_copied": True} if entry.is_copied else {}),
 
 
 async def read_lines(lines: Lines) -> Imported:
@@ -199,11 +204,14 @@ def _take(found: Imported | None, number: int, line: str | bytes) -> Imported:
 
 
 def _moved(entry: _Entry, by: int) -> dict[str, JsonValue]:
-    """The payload of an entry whose number changes: the end of a wake names numbers of inputs."""
+    """The payload of an entry whose number changes by so many: the end of a wake names numbers of inputs. What a merge
+    has copied names none any more: they were those of another conversation.
+    """
     if entry.kind != SPAN_COMPLETED:
         return entry.payload
-    seqs = {name: seq + by for name in ("processed", "read") if isinstance(seq := entry.payload.get(name), int)}
-    return {**entry.payload, **seqs}
+    names = [] if entry.is_copied else _SEQS
+    seqs = {name: seq + by for name in names if isinstance(seq := entry.payload.get(name), int)}
+    return {name: value for name, value in entry.payload.items() if name not in _SEQS} | seqs
 
 
 def _node(row: JournalLineage) -> dict[str, Any]:

@@ -141,6 +141,63 @@ async def test_a_merge_gives_no_reply_to_what_the_right_side_has_processed(url: 
         assert (await merged.ask(UserMessage("new"), event_id="m-2", timeout=60)).text == "re: new"
 
 
+async def test_no_later_wake_replies_to_what_a_fork_was_cut_behind(url: str) -> None:
+    async with stage(url) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("one"), event_id="m-1", timeout=60)
+        seq = await talk.send(UserMessage("two"), event_id="m-2")
+        await talk.reply(seq, timeout=60)
+        for at in (seq, seq + 2):  # the reply is cut off, or in two
+            fork = await talk.fork(f"fork-{at}", at=at)
+            copy = on.talk(f"copy-{at}")
+            await copy.import_([line async for line in fork.export()])
+            for made in (fork, await fork.detach(f"detached-{at}"), copy):
+                assert (await made.ask(UserMessage("three"), timeout=60)).text == "re: three"
+                assert (await made.ask(UserMessage("one"), event_id="m-1", timeout=60)).text == "re: one"
+                with pytest.raises(UnknownEntry):
+                    await made.ask(UserMessage("two"), event_id="m-2", timeout=60)
+
+
+async def test_a_copy_of_a_merge_gives_the_replies_that_the_merge_gives(url: str) -> None:
+    """Wakes of the right side name the numbers that inputs had there."""
+    started, release = anyio.Event(), anyio.Event()
+    async with stage(url, answering(started, release)) as on:
+        left, right = on.talk("left"), on.talk("right")
+        await left.ask(UserMessage("one"), event_id="m-1", timeout=60)
+        for number in range(5):
+            await right.ask(UserMessage(f"{number}"), event_id=f"r-{number}", timeout=60)
+        await left.send(UserMessage("slow"), event_id="m-2")  # waits in what is made of it
+        await started.wait()
+        merged = await left.merge("right", into="merged")
+        copy, last = on.talk("copy"), on.talk("last")
+        await copy.import_([line async for line in merged.export()])
+        detached = await merged.detach("detached")
+        await last.import_([line async for line in detached.export()])
+        release.set()
+        for made in (merged, detached, copy, last, await detached.fork("fork")):
+            assert (await made.ask(UserMessage("one"), event_id="m-1", timeout=60)).text == "re: one"
+            assert (await made.ask(UserMessage("slow"), event_id="m-2", timeout=60)).text == "re: slow"
+            for number in range(5):
+                with pytest.raises(UnknownEntry):
+                    await made.ask(UserMessage("again"), event_id=f"r-{number}", timeout=60)
+            assert (await made.ask(UserMessage("new"), event_id="m-3", timeout=60)).text == "re: new"
+            assert (await made.ask(UserMessage("new"), event_id="m-3", timeout=60)).text == "re: new"
+            for number in range(5):
+                with pytest.raises(UnknownEntry):
+                    await made.ask(UserMessage("again"), event_id=f"r-{number}", timeout=60)
+
+
+async def test_the_reply_to_an_entry_that_is_no_input_is_not_waited_for(url: str) -> None:
+    async with stage(url) as on:
+        reply = await on.talk().ask(UserMessage("one"), timeout=60)
+        with pytest.raises(UnknownEntry):
+            await on.talk().reply(reply.entries[0].seq, timeout=60)
+        copy = on.talk("copy")
+        await copy.import_([line async for line in on.talk().export()])
+        with pytest.raises(UnknownEntry):
+            await copy.reply(reply.entries[-1].seq, timeout=60)
+
+
 async def test_an_import_of_a_journal_that_retention_has_cut_gives_the_same_replies(url: str) -> None:
     started, release = anyio.Event(), anyio.Event()
     async with stage(url, answering(started, release)) as on:

@@ -158,7 +158,7 @@ def _one_input(row: Row) -> PendingWork:
         last_seq=entry[0],
         closed=closed,
         parent=parent,
-        inputs=[Entry._make(entry)],
+        inputs=[Entry(*entry)],
         more=False,
         due=[],
         requests=[],

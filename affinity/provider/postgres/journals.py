@@ -228,8 +228,8 @@ def _rounds(session_ids: Sequence[str]) -> list[int]:
 
 def _to_pending(rows: Sequence[Row], limit: int) -> PendingWork:
     _, journal_id, kind, processed, last_seq, closed, parent, found = rows[0][:8]
-    requests, revisits, home, epoch, has_record = rows[0][15:]
-    inputs = [Entry._make(row[8:15]) for row in rows if row[8] is not None]
+    requests, revisits, home, epoch, has_record = rows[0][16:]
+    inputs = [Entry._make(row[8:16]) for row in rows if row[8] is not None]
     pending = json.loads(requests) if requests else []
     later = json.loads(revisits) if revisits else []
     waits = [row[-1] for row in (*pending, *later) if row[-1] is not None and row[-1] > 0]
@@ -294,8 +294,8 @@ def _to_plain_page(rows: Sequence[Row], limit: int) -> JournalPage:
 
 def _to_page(session_id: str, rows: Sequence[Row]) -> JournalPage:
     journal_id, found = rows[0][1], rows[0][8]
-    wake_id, attempt, number, numbers, payloads, status = rows[0][16:]
-    entries = [Entry._make(row[9:16]) for row in rows if row[9] is not None]
+    wake_id, attempt, number, numbers, payloads, status = rows[0][17:]
+    entries = [Entry._make(row[9:17]) for row in rows if row[9] is not None]
     return _page(
         rows[0][1:8],
         instance_status=status,

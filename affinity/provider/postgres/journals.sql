@@ -7,7 +7,7 @@ FROM append_input_1(%(session)s, %(kind)s, %(entry_kind)s, %(entry)s, %(event)s,
 
 -- pending: what the next wake of each session has to do; a row for each input, or one
 SELECT p.n, p.journal_id, p.kind, p.processed, p.last_seq, p.closed, p.parent, p.found,
-    p.seq, p.entry_kind, p.payload, p.event_id, p.wake_id, p.is_input, p.recorded_at,
+    p.seq, p.entry_kind, p.payload, p.event_id, p.wake_id, p.is_input, p.recorded_at, p.is_copied,
     CASE WHEN p.place = 1 THEN (
         SELECT json_agg(json_build_array(r.request_id, r.kind, r.payload, r.wake_id, r.created_at, r.expires_at,
             (r.expires_at <= p.now) IS TRUE, extract(epoch FROM r.expires_at - p.now)::float8) ORDER BY r.created_at, r.place)::text
@@ -20,7 +20,7 @@ SELECT p.n, p.journal_id, p.kind, p.processed, p.last_seq, p.closed, p.parent, p
     p.processed > 0 OR (SELECT true FROM session_states r WHERE r.session_id = p.session_id) IS NOT NULL
 FROM (
     SELECT q.n, q.session_id, j.home, j.journal_id, j.kind, j.processed, j.last_seq, j.closed, j.parent, i.seq, i.kind AS entry_kind,
-        i.payload, i.event_id, i.wake_id, i.is_input, i.recorded_at, c.now,
+        i.payload, i.event_id, i.wake_id, i.is_input, i.recorded_at, i.origin_id IS NOT NULL AS is_copied, c.now,
         row_number() OVER (PARTITION BY q.n ORDER BY i.seq) AS place, count(i.seq) OVER (PARTITION BY q.n) AS found,
         sum(octet_length(i.payload)) OVER (ORDER BY q.n, i.seq) - octet_length(i.payload) AS before
     FROM unnest(%(session)s) WITH ORDINALITY AS q (session_id, n)
@@ -46,10 +46,11 @@ ORDER BY p.n, p.seq
 SELECT p.n, p.is_inherited, p.journal_id, p.kind, p.processed, p.first_seq, p.last_seq, p.closed, p.parent,
     CASE WHEN p.is_first THEN (SELECT i.status FROM instances i WHERE i.instance_id = p.session_id) END,
     p.has_next, p.fits, p.seq, p.entry_kind, CASE WHEN p.fits THEN p.payload END, p.event_id, p.wake_id, p.is_input,
-    p.recorded_at
+    p.recorded_at, p.is_copied
 FROM (
     SELECT q.n, q.session_id, j.journal_id, j.kind, j.processed, j.first_seq, j.last_seq, j.closed, j.parent,
         b.is_inherited, f.seq, f.kind AS entry_kind, f.payload, f.event_id, f.wake_id, f.is_input, f.recorded_at,
+        f.origin_id IS NOT NULL AS is_copied,
         lag(q.n) OVER in_order IS DISTINCT FROM q.n AS is_first,
         lead(q.n) OVER in_order IS NOT DISTINCT FROM q.n AS has_next,
         coalesce(sum(octet_length(f.payload)) OVER in_order, 0) < %(max_bytes)s AS fits
@@ -70,12 +71,13 @@ ORDER BY p.n, p.seq
 -- read: a page of each journal, and the stream that is under way; a row for each entry, or one
 SELECT p.n, p.journal_id, p.kind, p.processed, p.first_seq, p.last_seq, p.closed, p.parent, p.found,
     CASE WHEN p.fits THEN p.seq END, p.entry_kind, CASE WHEN p.fits THEN p.payload END, p.event_id, p.wake_id,
-    p.is_input, p.recorded_at, t.wake_id, t.attempt, t.number, parts.numbers, parts.payloads,
+    p.is_input, p.recorded_at, p.is_copied, t.wake_id, t.attempt, t.number, parts.numbers, parts.payloads,
     CASE WHEN p.place = 1 THEN (SELECT i.status FROM instances i WHERE i.instance_id = p.session_id) END
 FROM (
     SELECT q.n, q.session_id, q.lim, j.journal_id, j.kind, j.processed, j.first_seq, j.last_seq, j.closed, j.parent, j.ended_wake,
         j.ended_attempt, q.stream_wake, q.stream_attempt, q.stream_number,
         f.seq, f.kind AS entry_kind, f.payload, f.event_id, f.wake_id, f.is_input, f.recorded_at,
+        f.origin_id IS NOT NULL AS is_copied,
         row_number() OVER of_query AS place, count(f.seq) OVER (PARTITION BY q.n) AS found,
         row_number() OVER of_query <= q.lim
             AND coalesce(sum(octet_length(f.payload)) OVER (

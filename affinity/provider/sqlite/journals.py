@@ -485,8 +485,8 @@ def _read_entries(tx: Tx, places: Collection[tuple[int, int]], max_bytes: int) -
 
 
 def _to_entry(row: Sequence[Any]) -> Entry:
-    seq, kind, payload, event_id, wake_id, is_input, recorded_at = row
-    return Entry(seq, kind, payload, event_id, wake_id, bool(is_input), _instant(recorded_at))
+    seq, kind, payload, event_id, wake_id, is_input, recorded_at, is_copied = row
+    return Entry(seq, kind, payload, event_id, wake_id, bool(is_input), _instant(recorded_at), bool(is_copied))
 
 
 def _instant(microseconds: int) -> datetime:

@@ -59,7 +59,7 @@ summed AS (
 )
 SELECT json_group_array(json_array(
     summed.place, summed.seq, summed.total, e.kind, e.payload, e.event_id, e.wake_id, e.is_input,
-    CAST(round(e.recorded_at * 1e6) AS INTEGER)))
+    CAST(round(e.recorded_at * 1e6) AS INTEGER), e.origin_id IS NOT NULL))
 FROM summed
 LEFT JOIN journal_entries AS e ON (nth = 1 OR total - size < :max_bytes AND nth <= :limit)
     AND e.journal_id = summed.journal_id AND e.seq = summed.seq;
@@ -118,6 +118,6 @@ WITH sized AS MATERIALIZED (
 )
 SELECT json_group_array(json_array(
     e.seq, summed.total, e.kind, e.payload, e.event_id, e.wake_id, e.is_input,
-    CAST(round(e.recorded_at * 1e6) AS INTEGER)))
+    CAST(round(e.recorded_at * 1e6) AS INTEGER), e.origin_id IS NOT NULL))
 FROM summed CROSS JOIN journal_entries AS e ON e.journal_id = summed.journal_id AND e.seq = summed.seq
 WHERE summed.total - summed.size < :max_bytes;

@@ -231,9 +231,18 @@ class LineageRules(Rules):
         await journals.say("l", "l3")
         await journals.say("r", "r4", "r5")
         merge = birth_of("m", left, right, lineage="merge", merged=JournalRange(right))
-        await journals.create(merge)
+        merged = await journals.create(merge)
         assert await journals.texts("m") == ["1", "2", "l3", "3", "r4", "r5"]
-        assert [entry.seq for entry in await journals.entries("m")] == [1, 2, 3, 4, 5, 6]
+        assert [(entry.seq, entry.is_copied) for entry in await journals.entries("m")] == [
+            (1, False),
+            (2, False),
+            (3, False),
+            (4, True),
+            (5, True),
+            (6, True),
+        ]
+        await journals.create(birth_of("d", lineage="detach", operator="detach", base=JournalRange(merged)))
+        assert [entry.seq for entry in await journals.entries("d", after=2) if entry.is_copied] == [4, 5, 6]
         again = birth_of("n", left, right, lineage="merge", merged=JournalRange(right, 4))
         await journals.create(again)
         assert await journals.texts("n") == ["1", "2", "l3", "3", "r4"]
