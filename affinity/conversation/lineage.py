@@ -14,6 +14,7 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from secrets import token_hex
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from pydantic import JsonValue
@@ -23,6 +24,7 @@ from affinity.conversation.events import AgentMessage, JournalEntry, UserMessage
 from affinity.conversation.follow import SPAN_COMPLETED
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind
 from affinity.conversation.transfer import Imported, entry_line, lineage_lines, record_line
+from affinity.conversation.usage import Share, Spent, Tally, extras_of, spent_before, total_of, united
 from affinity.errors import (
     Contention,
     ConversationExists,
@@ -58,9 +60,6 @@ MAX_IMPORTED_EXTRAS: Final = 4 * MAX_EXTRAS
 
 SNAPSHOTS: Final = 10
 """Attempts to read a state with the entries that it was made from: each fails when a wake commits meanwhile."""
-
-_CARRYING: Final = frozenset({"compress", "detach", "import"})
-"""Kinds of lineage that cut off what has been used before, and so have its usage in their extras."""
 
 
 @frozen(kw_only=True)
@@ -137,9 +136,8 @@ class BirthPlanner:
     ) -> JournalBirth:
         """See `CommonCalls.fork` and `CommonCalls.detach`."""
         own, *ancestors = await self._lineage(source)
-        extras = dict(extras or {})
-        if lineage == "detach" and ((usage := _inherited_usage([own, *ancestors])) or "usage" in extras):
-            extras["usage"] = dict(usage)
+        spent = spent_before([own, *ancestors]) if lineage == "detach" else {}
+        is_carried = lineage == "detach" and (spent or "usage" in (extras or {}))
         copies, state = True, None
         if at is not None:
             page = await self.page(JournalQuery(session_id=source, limit=1))
@@ -153,7 +151,8 @@ class BirthPlanner:
             new_id,
             lineage=lineage,
             operator=operator,
-            extras=extras,
+            extras=extras or {},
+            added=extras_of(spent) if is_carried else {},
             parents=[own.journal_id] if lineage == "fork" else [],
             base=JournalRange(own.journal_id, at),
             copies_state=copies,
@@ -232,14 +231,11 @@ class BirthPlanner:
             raise InvalidInput(
                 f"summarise returns a text, a UserMessage or an AgentMessage, not {type(event).__name__}"
             )
-        usage = await self.usage(source)
+        spent = await self._spent(source)
         if isinstance(event, AgentMessage):
-            usage = _added(usage, event.usage)
+            spent[f"summary {token_hex(6)}"] = Share(1, event.usage)
         message = UserMessage(event) if isinstance(event, str) else UserMessage(event.content)
-        about: dict[str, JsonValue] = {
-            "compression": {"lossy": True, "entries_in": len(entries), "entries_out": 1},
-            "usage": dict(usage),
-        }
+        compression: JsonValue = {"lossy": True, "entries_in": len(entries), "entries_out": 1}
         entry = NewEntry(kind=message.kind, payload=self._kind.types.encode(message))
         if state is None:
             given = await self._summarised(new_id, message, entry.payload)
@@ -247,7 +243,8 @@ class BirthPlanner:
             new_id,
             lineage="compress",
             operator=operator,
-            extras={**(extras or {}), **about},
+            extras=extras or {},
+            added={"compression": compression, **extras_of(spent)},
             parents=[own.journal_id],
             entries=[entry],
             state=await self._using(source, given),
@@ -258,7 +255,7 @@ class BirthPlanner:
         """See `LineageCalls.export`."""
         lineage = await self._lineage(source)
         record, page = await self._snapshot(source)
-        for line in lineage_lines(lineage, page, _inherited_usage(lineage)):
+        for line in lineage_lines(lineage, page, extras_of(spent_before(lineage))):
             yield line
         if record is not None:
             yield record_line(record)
@@ -302,10 +299,13 @@ class BirthPlanner:
 
     async def usage(self, source: str) -> dict[str, int]:
         """See `LineageCalls.usage`."""
-        total = _inherited_usage(await self._lineage(source))
+        return total_of(await self._spent(source))
+
+    async def _spent(self, source: str) -> Spent:
+        tally = Tally()
         async for entry in self.entries(source, self._kind.types.kinds_with_usage):
-            total = _added(total, getattr(entry.event, "usage", {}))
-        return total
+            tally.add(entry)
+        return united(spent_before(await self._lineage(source)), tally.spent())
 
     async def entries(
         self, source: str, kinds: Sequence[str] = (), *, before: int | None = None
@@ -388,12 +388,14 @@ class BirthPlanner:
         operator: str | None,
         extras: Mapping[str, JsonValue],
         home: str | None,
+        added: Mapping[str, JsonValue] = {},
         **fields: Any,
     ) -> JournalBirth:
         try:
             text = to_json(dict(extras)).decode()
         except (ValueError, TypeError) as error:
             raise NotSerializable(f"extras have no JSON form: {error}") from error
+        check_payload(text, "extras", MAX_IMPORTED_EXTRAS if lineage == "import" else MAX_EXTRAS)
         return JournalBirth(
             session_id=check_id(new_id, "conversation id"),
             kind=self._kind.name,
@@ -402,7 +404,7 @@ class BirthPlanner:
             message=WAKE_MESSAGE,
             lineage=lineage,
             operator=lineage if operator is None else check_id(operator, "operator"),
-            extras=check_payload(text, "extras", MAX_IMPORTED_EXTRAS if lineage == "import" else MAX_EXTRAS),
+            extras=to_json({**extras, **added}).decode() if added else text,
             **fields,
         )
 
@@ -487,27 +489,3 @@ def _ancestor(row: JournalLineage) -> Ancestor:
 def _extras(row: JournalLineage) -> dict[str, JsonValue]:
     found = from_json(row.extras)
     return found if isinstance(found, dict) else {}
-
-
-def _inherited_usage(lineage: Sequence[JournalLineage]) -> dict[str, int]:
-    """The usage that compressions have carried over: of the nearest ones, as each has that of those before it."""
-    by_id = {each.journal_id: each for each in lineage}
-    total: dict[str, int] = {}
-    seen: set[int] = set()
-    at = [lineage[0].journal_id]
-    while at:
-        row = by_id.get(at.pop())
-        if row is None or row.journal_id in seen:
-            continue
-        seen.add(row.journal_id)
-        usage = _extras(row).get("usage") if row.lineage in _CARRYING else None
-        if isinstance(usage, dict):
-            total = _added(total, usage)
-        else:
-            at += row.parents
-    return total
-
-
-def _added(total: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str, int]:
-    """The sum of two usages, by name."""
-    return {name: int(total.get(name, 0)) + int(usage.get(name, 0)) for name in {**total, **usage}}

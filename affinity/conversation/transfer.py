@@ -69,6 +69,7 @@ class _Conversation(_Node):
     processed: int
     last_seq: int | None = None  # of its entries; 0: it has none; None: of an export that does not say it
     usage: dict[str, int] = {}  # of what compressions have left out
+    usage_by_writer: dict[str, tuple[int, dict[str, int]]] | None = None  # the same; None: of an export without it
 
 
 class _Entry(BaseModel):
@@ -82,8 +83,8 @@ class _Entry(BaseModel):
     event_id: _Id | None = None
     wake_id: _Id | None = None
     is_input: bool = False
-    recorded_at: Annotated[AwareDatetime, Field(ge=_FIRST_TIME, lt=_END_OF_TIME)]
     is_copied: bool = False  # by a merge
+    recorded_at: Annotated[AwareDatetime, Field(ge=_FIRST_TIME, lt=_END_OF_TIME)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,7 +104,8 @@ class Imported:
         nodes: list[JsonValue] = [
             node.model_dump(mode="json", include=_KEPT) for node in (self.conversation, *self.ancestors[:_MOST])
         ]
-        return {**self.conversation.extras, "exported": nodes, "usage": dict(self.conversation.usage)}
+        usage = self.conversation.model_dump(mode="json", include={"usage", "usage_by_writer"})
+        return {**self.conversation.extras, "exported": nodes, **usage}
 
     def add(self, entry: _Entry) -> None:
         """Add an entry behind the others; an input that was processed is none any more.
@@ -131,11 +133,11 @@ class Imported:
         )
 
 
-def lineage_lines(lineage: Sequence[JournalLineage], page: JournalPage, usage: Mapping[str, int]) -> list[str]:
-    """The first lines of an export; ``usage``: of what compressions have left out."""
+def lineage_lines(lineage: Sequence[JournalLineage], page: JournalPage, usage: Mapping[str, JsonValue]) -> list[str]:
+    """The first lines of an export; ``usage``: the extras that carry what compressions have left out."""
     own, *ancestors = lineage
     last_seq = page.last_seq if page.last_seq >= page.first_seq else 0
-    about = {"kind": page.kind, "processed": page.processed, "last_seq": last_seq, "usage": usage}
+    about = {"kind": page.kind, "processed": page.processed, "last_seq": last_seq, **usage}
     head = {"format": FORMAT, **about, **_node(own)}
     return [_line("conversation", head), *[_line("ancestor", _node(each)) for each in ancestors]]
 
@@ -154,9 +156,9 @@ def entry_line(entry: Entry) -> str:
         "wake_id": entry.wake_id,
         "is_input": entry.is_input,
         "recorded_at": entry.recorded_at,
+        **({"is_copied": True} if entry.is_copied else {}),
     }
     return f'{{"entry":{to_json(about).decode()[:-1]},"payload":{entry.payload}}}}}'
-        **({"is_copied": True} if entry.is_copied else {}),
 
 
 async def read_lines(lines: Lines) -> Imported:

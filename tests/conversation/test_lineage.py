@@ -124,6 +124,81 @@ async def test_inputs_do_not_keep_an_export_from_its_begin(url: str, monkeypatch
         talk, store = found.talk("a"), type(found.client.session_store)
         await talk.send(UserMessage("one"))
         load, loads = store.load, list[str]()
+async def test_usage_counts_each_entry_once(url: str) -> None:
+    """Also of what several compressions have left out, at any time, and of what else of it is there."""
+
+    async def spend(wake: affinity.Wake, _: Chat) -> None:
+        wake.append(AgentMessage("done", {"tokens": 10}))
+
+    async def summarise_with_model(_: Sequence[JournalEntry]) -> AgentMessage:
+        return AgentMessage("short", {"tokens": 1})
+
+    async with stage(url, spend) as found:
+        a = found.talk("a")
+        await say(a, "one")
+        fork = await a.fork("f")
+        first = await a.compress(into="s1", summarise=summarise)
+        same = await a.compress(into="s2", summarise=summarise_with_model)
+        await say(a, "two")
+        later = await a.compress(into="s3", summarise=summarise)
+        imported = found.talk("i")
+        await imported.import_([line async for line in first.export()])
+        await say(fork, "other")
+        pairs = {
+            (first, same): 11,
+            (first, later): 20,
+            (later, first): 20,
+            (a, first): 20,
+            (first, a): 20,
+            (fork, later): 30,
+            (await later.detach("d"), first): 20,
+            (imported, a): 20,
+            (await fork.compress(into="s4", summarise=summarise), same): 21,
+        }
+        for number, ((left, right), tokens) in enumerate(pairs.items()):
+            merged = await left.merge(right.conversation_id, into=f"m{number}")
+            assert await merged.usage() == {"tokens": tokens}
+            short = await merged.compress(into=f"c{number}", summarise=summarise)
+            assert await (await short.detach(f"e{number}")).usage() == {"tokens": tokens}
+            copy = found.talk(f"i{number}")
+            await copy.import_([line async for line in short.export()])
+            await say(copy, "more")
+            assert await copy.usage() == {"tokens": tokens + 10}
+
+
+async def test_usage_of_a_long_loop_of_compressions(url: str) -> None:
+    """What is carried on does not grow with the rounds, and counts once in a merge all the same."""
+
+    async def spend(wake: affinity.Wake, _: Chat) -> None:
+        wake.append(AgentMessage("done", {"tokens": 1}))
+
+    async with stage(url, spend) as found:
+        talk = found.talk("a")
+        for number in range(40):
+            await say(talk, "go")
+            talk = await talk.compress(into=f"s{number}", summarise=summarise)
+        assert await talk.usage() == {"tokens": 40}
+        one, other = [await talk.compress(into=name, summarise=summarise) for name in ("one", "other")]
+        merged = await one.merge("other", into="merged")
+        assert await merged.usage() == {"tokens": 40}
+        assert len(json.dumps(dict((await other.ancestors())[0].extras))) < 2_000
+
+
+async def test_usage_that_an_earlier_release_has_carried_on_is_counted(idle: Stage) -> None:
+    talk = idle.talk("a")
+    await talk.send(UserMessage("one"))
+    short = await talk.compress(into="s", summarise=summarise)
+    head, *rest = [line async for line in short.export()]
+    about = json.loads(head)["conversation"] | {"usage": {"tokens": 10}}
+    del about["usage_by_writer"]
+    imported = idle.talk("i")
+    await imported.import_([json.dumps({"conversation": about}), *rest])
+    assert await imported.usage() == {"tokens": 10}
+    fork = await imported.fork("f")
+    merged = await fork.merge("i", into="m")
+    assert await merged.usage() == {"tokens": 10}
+
+
 
         async def late(self: Any, session_id: str) -> Any:
             record = await load(self, session_id)

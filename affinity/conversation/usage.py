@@ -1,0 +1,128 @@
+"""Usage over distinct entries: each counts once, also when several compressions have left it out.
+
+A *writer* is one instance of a conversation: the ids of its wakes begin with the same text. Conversations that are made
+from others have the first entries of a writer, up to some number. So of two sums of one writer, that of more entries
+includes the other one.
+
+What compressions have left out is in the extras of a lineage: "usage", the sum for people, and "usage_by_writer".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from pydantic import JsonValue
+from pydantic_core import from_json, to_json
+
+from affinity.conversation.events import JournalEntry
+from affinity.journal import JournalLineage
+
+MAX_WRITERS: Final = 32
+"""Writers that extras tell from each other; of more, the first ones are one. Each round of compressions adds one."""
+
+MAX_WRITER_BYTES: Final = 16 * 1024
+"""Bytes of their sums, for the same reason."""
+
+CARRYING: Final = frozenset({"compress", "detach", "import"})
+"""Kinds of lineage that cut off what has been used before, and so have its usage in their extras."""
+
+
+class Share(NamedTuple):
+    """What one writer has used."""
+
+    entries: int  # with a usage
+    usage: Mapping[str, int]
+
+
+Spent: TypeAlias = dict[str, Share]
+"""The shares by writer, oldest first."""
+
+
+class Tally:
+    """Counts the entries of a journal, in order."""
+
+    def __init__(self) -> None:
+        self._spent: Spent = {}
+        self._waiting: list[JournalEntry] = []  # inputs: each is counted with the wakes behind it
+        self._writer = ""
+
+    def add(self, entry: JournalEntry) -> None:
+        """Count the next entry that has a usage."""
+        self._waiting.append(entry)
+        if entry.wake_id is not None:
+            self._writer = entry.wake_id.rsplit("-", 2)[0]
+            self._count()
+
+    def _count(self) -> None:
+        for entry in self._waiting:
+            share = self._spent.get(self._writer, Share(0, {}))
+            usage = _added(share.usage, getattr(entry.event, "usage", {}))
+            self._spent[self._writer] = Share(share.entries + 1, usage)
+        self._waiting.clear()
+
+    def spent(self) -> Spent:
+        """What they have used."""
+        self._count()
+        return self._spent
+
+
+def spent_before(lineage: Sequence[JournalLineage]) -> Spent:
+    """What compressions have left out: that of the nearest ones, as each has that of those before it."""
+    by_id = {each.journal_id: each for each in lineage}
+    found: Spent = {}
+    seen: set[int] = set()
+    at = [lineage[0].journal_id]
+    while at:
+        row = by_id.get(at.pop())
+        if row is None or row.journal_id in seen:
+            continue
+        seen.add(row.journal_id)
+        spent = _carried(row) if row.lineage in CARRYING else None
+        if spent is None:
+            at += row.parents
+        else:
+            found = united(found, spent)
+    return found
+
+
+def united(one: Spent, other: Spent) -> Spent:
+    """What both have, each entry counted once."""
+    return one | {
+        writer: share for writer, share in other.items() if writer not in one or share.entries > one[writer].entries
+    }
+
+
+def total_of(spent: Spent) -> dict[str, int]:
+    """The sum."""
+    total: dict[str, int] = {}
+    for share in spent.values():
+        total = _added(total, share.usage)
+    return total
+
+
+def extras_of(spent: Spent) -> dict[str, JsonValue]:
+    """The extras that carry it on."""
+    kept = dict(spent)
+    while len(kept) > MAX_WRITERS or (len(kept) > 1 and len(to_json(kept)) > MAX_WRITER_BYTES):
+        (first, oldest), (second, next_oldest), *_ = kept.items()
+        del kept[second]
+        kept[first] = Share(oldest.entries + next_oldest.entries, _added(oldest.usage, next_oldest.usage))
+    shares: dict[str, JsonValue] = {writer: [share.entries, dict(share.usage)] for writer, share in kept.items()}
+    return {"usage": dict(total_of(spent)), "usage_by_writer": shares}
+
+
+def _carried(row: JournalLineage) -> Spent | None:
+    """The extras of a row; None: they carry nothing."""
+    extras = from_json(row.extras)
+    if not isinstance(extras, dict) or not isinstance(usage := extras.get("usage"), dict):
+        return None
+    shares = extras.get("usage_by_writer")
+    if not isinstance(shares, dict):  # an earlier release has made it
+        return {f"journal {row.journal_id}": Share(0, usage)} if usage else {}
+    return {writer: Share(entries, used) for writer, (entries, used) in shares.items()}
+
+
+def _added(total: Mapping[str, int], usage: Mapping[str, int]) -> dict[str, int]:
+    """The sum of two usages, by name."""
+    return {name: int(total.get(name, 0)) + int(usage.get(name, 0)) for name in {**total, **usage}}
