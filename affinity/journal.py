@@ -472,6 +472,10 @@ class JournalAccess(Protocol):
         """A journal and its ancestors, nearest first; empty: there is none."""
         ...
 
+    async def has_instance(self, session_id: str) -> bool:
+        """Whether the id of a session is that of an instance."""
+        ...
+
     async def write_stream(self, parts: Sequence[StreamPart]) -> None:
         """Add provisional parts; not repeated."""
         ...

@@ -459,6 +459,8 @@ class Wake(CommonCalls[None]):
     async def _check_child(self, child_id: str, kind: str) -> None:
         if child_id == self.conversation_id:
             raise NotAParent(child_id, "a conversation is not its own child")
+        if any(each.session_id == child_id for each in self._writing.births):
+            raise NotAParent(child_id, "this wake makes it from another conversation")
         page = await self._parts.journals.read(JournalQuery(session_id=child_id, limit=1))
         if page is None:
             return
@@ -502,9 +504,11 @@ class Wake(CommonCalls[None]):
         await self._create(await plan(self.conversation_id, *args, **options))
 
     async def _create(self, birth: JournalBirth) -> None:
-        taken = await self._planner.is_taken(birth.session_id)
-        if taken or any(each.session_id == birth.session_id for each in self._writing.births):
-            raise ConversationExists(birth.session_id, "its id is in use")
+        new_id = birth.session_id
+        made = [each.session_id for each in (*self._writing.births, *self._writing.appends)]
+        taken = await self._planner.is_taken(new_id) or await self._parts.journals.has_instance(new_id)
+        if taken or new_id in made:
+            raise ConversationExists(new_id, "its id is in use")
         self._writing.births.append(birth)
 
     # -- reading

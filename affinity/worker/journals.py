@@ -98,6 +98,11 @@ class WorkerJournals:
         """A journal and its ancestors."""
         return await self._retry(partial(self._provider.get_lineage, session_id))
 
+    async def has_instance(self, session_id: str) -> bool:
+        """Whether the id is that of an instance."""
+        (instance,) = await self._retry(partial(self._provider.get_instance, [session_id]))
+        return instance is not None
+
     async def write_stream(self, parts: Sequence[StreamPart]) -> None:
         """Add provisional parts."""
         await self._provider.write_stream(parts)

@@ -13,7 +13,7 @@ import affinity
 from affinity import AgentMessage, JournalEntry, UserMessage
 from affinity.client import Quotas
 from affinity.errors import Contention, ConversationExists, InvalidInput, WakeFailed
-from tests.conversation.application import Chat, Stage, stage
+from tests.conversation.application import Chat, Stage, make, stage
 from tests.conversation.openrath import LONG, say, texts
 
 pytestmark = pytest.mark.anyio
@@ -70,6 +70,32 @@ async def test_a_wake_does_not_fork_into_a_record(url: str) -> None:
             await found.talk("a").ask(UserMessage("go"), timeout=LONG)
 
 
+@pytest.mark.parametrize("made", ["delegate", "fork"])
+async def test_a_wake_forks_into_no_id_that_something_else_has(url: str, made: str) -> None:
+    """An instance that is no conversation, or a child that the wake itself begins: it fails at once, with the id."""
+    attempts: list[int] = []
+
+    async def branch(wake: affinity.Wake, _: Chat) -> None:
+        attempts.append(wake.attempt)
+        match wake.events:
+            case [UserMessage(text="instance")]:
+                await wake.fork("plain")
+            case [UserMessage(text="child")] if made == "delegate":
+                await wake.delegate(conversations, "child", UserMessage("go"))
+                await wake.fork("child")
+            case [UserMessage(text="child")]:
+                await wake.fork("child")
+                await wake.delegate(conversations, "child", UserMessage("go"))
+
+    conversations = make(branch, retry=affinity.RetryPolicy(max_attempts=1))
+    async with stage(url, conversations) as found:
+        await found.client.start("no such orchestration", instance_id="plain")
+        for text, problem in (("instance", "ConversationExists.*'plain'"), ("child", "'child'")):
+            with pytest.raises(WakeFailed, match=problem):
+                await found.talk(text).ask(UserMessage(text), timeout=LONG)
+        assert attempts == [1, 1]
+
+
 async def test_no_quota_refuses_what_a_wake_forks(url: str) -> None:
     async def branch(wake: affinity.Wake, _: Chat) -> None:
         if wake.conversation_id == "a":
@@ -98,32 +124,6 @@ async def test_usage_is_carried_on_and_no_extras_change_it(url: str) -> None:
             assert await talk.usage() == {"tokens": 10}
 
 
-async def test_a_state_is_exported_with_its_entries(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wake that ends between the two reads."""
-    async with stage(url) as found:
-        talk, store = found.talk("a"), type(found.client.session_store)
-        await say(talk, "one")
-        load, left = store.load, ["two"]
-
-        async def late(self: Any, session_id: str) -> Any:
-            record = await load(self, session_id)
-            if left:
-                await say(talk, left.pop())
-            return record
-
-        monkeypatch.setattr(store, "load", late)
-        lines = [json.loads(line) async for line in talk.export()]
-        (record,) = [line["record"] for line in lines if "record" in line]
-        assert record["state"]["received"] == ["one", "two"]
-        assert left == []
-
-
-async def test_inputs_do_not_keep_an_export_from_its_begin(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They come all the time; only wakes change the state."""
-    async with stage(url, workers=0) as found:
-        talk, store = found.talk("a"), type(found.client.session_store)
-        await talk.send(UserMessage("one"))
-        load, loads = store.load, list[str]()
 async def test_usage_counts_each_entry_once(url: str) -> None:
     """Also of what several compressions have left out, at any time, and of what else of it is there."""
 
@@ -199,6 +199,32 @@ async def test_usage_that_an_earlier_release_has_carried_on_is_counted(idle: Sta
     assert await merged.usage() == {"tokens": 10}
 
 
+async def test_a_state_is_exported_with_its_entries(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wake that ends between the two reads."""
+    async with stage(url) as found:
+        talk, store = found.talk("a"), type(found.client.session_store)
+        await say(talk, "one")
+        load, left = store.load, ["two"]
+
+        async def late(self: Any, session_id: str) -> Any:
+            record = await load(self, session_id)
+            if left:
+                await say(talk, left.pop())
+            return record
+
+        monkeypatch.setattr(store, "load", late)
+        lines = [json.loads(line) async for line in talk.export()]
+        (record,) = [line["record"] for line in lines if "record" in line]
+        assert record["state"]["received"] == ["one", "two"]
+        assert left == []
+
+
+async def test_inputs_do_not_keep_an_export_from_its_begin(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come all the time; only wakes change the state."""
+    async with stage(url, workers=0) as found:
+        talk, store = found.talk("a"), type(found.client.session_store)
+        await talk.send(UserMessage("one"))
+        load, loads = store.load, list[str]()
 
         async def late(self: Any, session_id: str) -> Any:
             record = await load(self, session_id)
