@@ -178,7 +178,9 @@ class ResourceStore(Protocol):
     ) -> DurableResource:
         """The one that the activity is to use, which is its own from now on: the one named ``held``, or one that an
         earlier attempt has created, unless it is being destroyed; else a new one with this id and without a handle.
-        What was there before the activity was queued is that of another one, whose instance had the same id.
+
+        Another activity, whose instance had the same id, may have the same key. Ids of resources with a hyphen tell
+        them apart by what is before it. For others, what was there before the activity was queued is that of another.
         """
         ...
 

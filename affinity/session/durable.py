@@ -16,6 +16,7 @@ session has closed, is an error where it is used: it is not replaced by an empty
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
@@ -71,12 +72,17 @@ def _set_label(cached: CachedState[Any], resource: Resource[Any], value: str) ->
         cached.metadata = replace(cached.metadata, labels=labels)
 
 
+def _new_id(birth: str | None) -> str:
+    """A random id, which begins as all of the same instance; see `ResourceStore.begin_resource`."""
+    return f"{sha256(birth.encode()).hexdigest()[:8]}-{uuid4().hex[:23]}" if birth else uuid4().hex
+
+
 async def _begin(
     resource: Resource[Any], cached: CachedState[Any], ctx: Any, store: ResourceStore
 ) -> DurableResource | None:
     key = (ctx.instance_id, ctx.execution_id, ctx.activity_id)
     held = cached.resources.key_of(resource)
-    row = await store.begin_resource(uuid4().hex, resource.name, key, held=held)
+    row = await store.begin_resource(_new_id(ctx.instance_birth), resource.name, key, held=held)
     if held is not None and held != row.resource_id:
         await cached.resources.release(resource)
     if row.handle is not None:

@@ -1,5 +1,6 @@
 -- begin: the resource that an activity uses: the one that it has, one that an earlier attempt has created, or a new one. An
--- earlier attempt came after it was queued; what is older is of another instance of the same id.
+-- earlier attempt is of the same instance of its id: the beginning of the resource's id tells, or the time, which is not before
+-- the activity was queued.
 WITH adopted AS (
     UPDATE resources SET
         instance_id = %(instance)s, execution_id = %(execution)s, activity_id = %(activity)s, created_at = clock()
@@ -10,10 +11,14 @@ WITH adopted AS (
             SELECT * FROM resources a
             WHERE a.instance_id = %(instance)s AND a.execution_id = %(execution)s AND a.activity_id = %(activity)s
               AND a.name = %(name)s
-              AND NOT EXISTS (
-                  SELECT FROM worker_queue q
-                  WHERE q.instance_id = a.instance_id AND q.execution_id = a.execution_id
-                    AND q.activity_id = a.activity_id AND q.enqueued_at > a.created_at)) r
+              AND CASE
+                  WHEN a.resource_id LIKE '%%-%%' AND %(resource)s LIKE '%%-%%'
+                  THEN split_part(a.resource_id, '-', 1) = split_part(%(resource)s, '-', 1)
+                  ELSE NOT EXISTS (
+                      SELECT FROM worker_queue q
+                      WHERE q.instance_id = a.instance_id AND q.execution_id = a.execution_id
+                        AND q.activity_id = a.activity_id AND q.enqueued_at > a.created_at)
+                  END) r
         WHERE r.handle IS NOT NULL AND r.taken_until IS NULL
         ORDER BY (r.resource_id = %(held)s) IS NOT TRUE LIMIT 1)
       AND taken_until IS NULL

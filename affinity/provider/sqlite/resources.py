@@ -15,7 +15,7 @@ SQL: Final = load_statements(__package__, "resources.sql")
 def begin(tx: Tx, resource_id: str, name: str, activity: ActivityKey, held: str | None) -> DurableResource:
     instance_id, execution_id, activity_id = activity
     key = {"instance_id": instance_id, "execution_id": execution_id, "activity_id": activity_id, "name": name}
-    row = tx.row(SQL["adopted"], {**key, "held": held})
+    row = tx.row(SQL["adopted"], {**key, "resource_id": resource_id, "held": held})
     if row is not None:
         tx.run(SQL["adopt"], {**key, "resource_id": row[0], "now": tx.now})
         return DurableResource(*row)

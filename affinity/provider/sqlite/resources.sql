@@ -1,14 +1,18 @@
--- adopted: the resource that an activity has, or that an earlier attempt of it has created: not before it was queued, when
--- its instance was another one of the same id
+-- adopted: the resource that an activity has, or that an earlier attempt of it has created, for the same instance of its id:
+-- the beginning of the resource's id tells, or the time: not before the activity was queued
 SELECT resource_id, name, handle FROM (
     SELECT * FROM resources WHERE resource_id = :held AND name = :name
     UNION ALL
     SELECT * FROM resources AS a
     WHERE instance_id = :instance_id AND execution_id = :execution_id AND activity_id = :activity_id AND name = :name
-      AND NOT EXISTS (
-          SELECT 1 FROM worker_queue AS q
-          WHERE q.instance_id = a.instance_id AND q.execution_id = a.execution_id AND q.activity_id = a.activity_id
-            AND q.enqueued_at > a.created_at)
+      AND CASE
+          WHEN instr(a.resource_id, '-') AND instr(:resource_id, '-')
+          THEN substr(a.resource_id, 1, instr(a.resource_id, '-')) = substr(:resource_id, 1, instr(:resource_id, '-'))
+          ELSE NOT EXISTS (
+              SELECT 1 FROM worker_queue AS q
+              WHERE q.instance_id = a.instance_id AND q.execution_id = a.execution_id AND q.activity_id = a.activity_id
+                AND q.enqueued_at > a.created_at)
+          END
 ) AS r
 WHERE handle IS NOT NULL AND taken_until IS NULL
 ORDER BY resource_id IS NOT :held

@@ -67,6 +67,23 @@ class ResourceRules(Rules):
         assert (await store.begin_resource("y", "box", key, held="r")).resource_id == "r"
         assert (await store.begin_resource("z", "box", key, held=None)).resource_id == "r"
 
+    async def test_the_clock_does_not_tell_instances_of_one_id_apart(
+        self, cluster: Cluster, store: ResourceStore
+    ) -> None:
+        """It may be that of another server now, which is behind: what the ids begin with does, if they have a hyphen."""
+        (key,) = await cluster.enqueue("s")
+        worker = await cluster.worker("w")
+        item = await worker.take_one()
+        await cluster.advance(-30)
+        await store.begin_resource("first-r", "box", key, held=None)
+        await store.set_resource_handle("first-r", "1")
+        assert (await store.begin_resource("first-s", "box", key, held=None)).resource_id == "first-r"
+        assert await worker.ack(item) == [True]
+        await cluster.advance(-30)
+        await cluster.enqueue("t", key=key)
+        assert (await store.begin_resource("later-r", "box", key, held=None)).resource_id == "later-r"
+        assert (await store.begin_resource("later-s", "box", key, held="first-r")).resource_id == "first-r"
+
     async def test_it_is_unused_once_its_activity_has_ended_without_a_record(
         self, cluster: Cluster, store: ResourceStore
     ) -> None:
