@@ -200,6 +200,10 @@ class ResourceStore(Protocol):
         """
         ...
 
+    async def find_unused_resources(self, *, without: Collection[str], limit: int) -> Sequence[DurableResource]:
+        """Some that such a call would take, of names other than these."""
+        ...
+
     async def remove_resources(self, resource_ids: Collection[str]) -> None:
         """Those that were taken are destroyed."""
         ...

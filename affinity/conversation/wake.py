@@ -505,7 +505,7 @@ class Wake(CommonCalls[None]):
 
     async def _create(self, birth: JournalBirth) -> None:
         new_id = birth.session_id
-        made = [each.session_id for each in (*self._writing.births, *self._writing.appends)]
+        made = {each.session_id for each in self._writing.births} | {each.session_id for each in self._writing.appends}
         taken = await self._planner.is_taken(new_id) or await self._parts.journals.has_instance(new_id)
         if taken or new_id in made:
             raise ConversationExists(new_id, "its id is in use")

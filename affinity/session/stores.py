@@ -352,5 +352,8 @@ class RetryingResources:
     ) -> Sequence[DurableResource]:
         return await self._call(partial(self._store.take_unused_resources, names, limit=limit, seconds=seconds))
 
+    async def find_unused_resources(self, *, without: Collection[str], limit: int) -> Sequence[DurableResource]:
+        return await self._call(partial(self._store.find_unused_resources, without=without, limit=limit))
+
     async def remove_resources(self, resource_ids: Collection[str]) -> None:
         await self._call(partial(self._store.remove_resources, resource_ids))

@@ -79,6 +79,12 @@ class Metrics:
         started = _Histograms("schedule_to_start_seconds", text, START_SECONDS, self._labels)
         self.registry.register(started)
         self.observe_start = started.observer()
+        self._unclaimed = Gauge(
+            "affinity_unclaimed_resources",
+            "Resources that nothing uses and no worker destroys",
+            ("worker", "resource"),
+            registry=self.registry,
+        )
         self._lapses = counter("lease_lapses", "Times that the worker's lease ran out").labels(**self._labels)
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
@@ -111,6 +117,12 @@ class Metrics:
     def observe_hydrate(self, seconds: float) -> None:
         """Record a hydrate."""
         self._hydrates.observe(seconds)
+
+    def show_unclaimed(self, numbers: Mapping[str, int]) -> None:
+        """Publish how many resources of each name stay, though nothing uses them."""
+        self._unclaimed.clear()
+        for name, number in numbers.items():
+            self._unclaimed.labels(**self._labels, resource=name).set(number)
 
     def count_lease_expiry(self) -> None:
         """Count an expiry of the worker's lease."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from functools import partial
 from typing import Final
 
@@ -18,6 +19,11 @@ logger = logging.getLogger("affinity.worker")
 SWEEP_SECONDS: Final = 2.0
 """Between two searches for resources that nothing uses; only by workers that include some."""
 
+REPORT_SECONDS: Final = 300.0
+"""Between two searches for those that no worker destroys."""
+
+REPORT_LIMIT: Final = 100
+
 TAKEN_SECONDS: Final = 120.0
 """After which another worker destroys what this one has not."""
 
@@ -25,16 +31,41 @@ SWEEP_LIMIT: Final = 10
 
 
 class ResourceSweeper:
-    """Destroys the unused ones among the resources that the app includes."""
+    """Destroys the unused ones among the resources that the app includes, and reports those that stay."""
 
     def __init__(self, services: WorkerServices, resources: tuple[Destroyable, ...]) -> None:
         self._provider = services.provider
         self._health = services.health
         self._lease = services.lease
+        self._metrics = services.metrics
         self._by_name = {each.name: each for each in resources}
+        self._unclaimed: frozenset[str] = frozenset()  # ids that the last search for others has found
 
     async def run(self) -> None:
         """Search, again and again."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._report)
+            await self._sweep()
+
+    async def _report(self) -> None:
+        """Report unused resources of other apps, if the search before has found them too: no worker includes them."""
+        while True:
+            await anyio.sleep(REPORT_SECONDS)
+            find = partial(self._provider.find_unused_resources, without=list(self._by_name), limit=REPORT_LIMIT)
+            found = await self._health.retry(find) if self._lease.is_serving else []
+            stay = Counter(each.name for each in found if each.resource_id in self._unclaimed)
+            self._unclaimed = frozenset(each.resource_id for each in found)
+            self._metrics.show_unclaimed(stay)
+            for name, number in stay.items():
+                logger.warning(
+                    "resource %s: nothing uses %d of this name (%d at most are looked at), and no running worker"
+                    " destroys them: include it in the app of one",
+                    name,
+                    number,
+                    REPORT_LIMIT,
+                )
+
+    async def _sweep(self) -> None:
         while self._by_name:
             await anyio.sleep(SWEEP_SECONDS)
             if self._lease.is_serving:

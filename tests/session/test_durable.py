@@ -388,6 +388,33 @@ async def test_an_unreadable_handle_stays_and_ends_no_worker(url: str, boxes: Bo
         await until(lambda: _is(boxes.destroyed == ["good"]))
 
 
+async def test_one_that_no_worker_includes_is_reported_until_one_does(
+    url: str, boxes: Boxes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sweeping, "REPORT_SECONDS", 0.05)
+
+    def shown(worker: affinity.Worker) -> float | None:
+        registry = worker.metrics.registry
+        (family,) = [each for each in registry.collect() if each.name == "affinity_unclaimed_resources"]
+        return next((each.value for each in family.samples if each.labels["resource"] == "box"), None)
+
+    def warnings() -> list[str]:
+        return [each.getMessage() for each in caplog.records if "no running worker destroys" in each.getMessage()]
+
+    app = affinity.App("boxes")
+    app.include(boxes.resource)
+    async with unused(url, affinity.App("other"), {"a": "1", "b": "2"}) as worker:
+        await until(lambda: _is(len(warnings()) > 1))
+        assert all(text.startswith("resource box: nothing uses 2 ") for text in warnings())
+        assert shown(worker) == 2
+        async with affinity.Worker(app, url):
+            await until(lambda: _is(sorted(boxes.destroyed) == ["a", "b"]))
+            await until(lambda: _is(shown(worker) is None))
+            told = len(warnings())
+            await anyio.sleep(0.2)
+            assert len(warnings()) == told
+
+
 async def test_one_that_is_slow_delays_no_other(url: str) -> None:
     """So that all are destroyed before another worker may take them."""
     begun: list[str] = []

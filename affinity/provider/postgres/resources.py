@@ -46,5 +46,9 @@ class ResourceOperations(Operations):
         params = {"name": Texts(names), "limit": Int8(limit), "seconds": seconds}
         return [DurableResource(*row) for row in await self._connections.misc.run(_SQL["take_unused"], params)]
 
+    async def find_unused_resources(self, *, without: Collection[str], limit: int) -> Sequence[DurableResource]:
+        params = {"name": Texts(without), "limit": Int8(limit)}
+        return [DurableResource(*row) for row in await self._connections.misc.run(_SQL["find_unused"], params)]
+
     async def remove_resources(self, resource_ids: Collection[str]) -> None:
         await self._connections.misc.run(_SQL["remove"], {"resource": Texts(resource_ids)})

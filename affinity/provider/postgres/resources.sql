@@ -53,5 +53,21 @@ WHERE resource_id IN (
     LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
 RETURNING resource_id, name, handle
 
+-- find_unused: as take_unused, of other names
+WITH RECURSIVE named (name) AS (
+    SELECT min(name) FROM resources
+    UNION ALL
+    SELECT (SELECT min(r.name) FROM resources r WHERE r.name > n.name) FROM named n WHERE n.name IS NOT NULL
+)
+SELECT r.resource_id, r.name, r.handle FROM named n JOIN resources r ON r.name = n.name
+WHERE n.name <> ALL (%(name)s) AND (r.taken_until IS NULL OR r.taken_until <= clock())
+  AND NOT EXISTS (
+      SELECT FROM worker_queue q
+      WHERE q.instance_id = r.instance_id AND q.execution_id = r.execution_id AND q.activity_id = r.activity_id)
+  AND NOT EXISTS (
+      SELECT FROM session_states s
+      WHERE s.labels <> '{}' AND s.labels @> jsonb_build_object('affinity.resource/' || r.name, r.resource_id))
+LIMIT %(limit)s
+
 -- remove: those that are destroyed
 DELETE FROM resources WHERE resource_id = ANY (%(resource)s) AND taken_until IS NOT NULL RETURNING resource_id

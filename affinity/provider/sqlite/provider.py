@@ -488,6 +488,9 @@ class SqliteProvider:
             return []  # without the lock of a writer
         return await self._write(resources.take_unused, names, limit, seconds)
 
+    async def find_unused_resources(self, *, without: Collection[str], limit: int) -> Sequence[DurableResource]:
+        return await self._read(resources.find_others, without, limit)
+
     async def remove_resources(self, resource_ids: Collection[str]) -> None:
         await self._write(resources.remove, resource_ids)
 

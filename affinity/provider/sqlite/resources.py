@@ -37,6 +37,11 @@ def find_unused(tx: Tx, names: Collection[str], limit: int) -> list[DurableResou
     return [DurableResource(*row) for row in tx.rows(SQL["unused"], arguments)]
 
 
+def find_others(tx: Tx, without: Collection[str], limit: int) -> list[DurableResource]:
+    names = set(tx.gather(SQL["names"])) - set(without)
+    return find_unused(tx, names, limit)
+
+
 def take_unused(tx: Tx, names: Collection[str], limit: int, seconds: float) -> list[DurableResource]:
     found = find_unused(tx, names, limit)
     tx.many(SQL["take"], [each.resource_id for each in found], {"until": tx.now + seconds})

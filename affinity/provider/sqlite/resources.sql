@@ -35,6 +35,14 @@ UPDATE resources SET handle = :handle WHERE resource_id = :resource_id AND taken
 SELECT resource_id, name, handle FROM resources
 WHERE resource_id = :resource_id AND handle IS NOT NULL AND taken_until IS NULL;
 
+-- names: of all resources
+WITH RECURSIVE named (name) AS (
+    SELECT min(name) FROM resources
+    UNION ALL
+    SELECT (SELECT min(r.name) FROM resources AS r WHERE r.name > n.name) FROM named AS n WHERE n.name IS NOT NULL
+)
+SELECT json_group_array(n.name) FROM named AS n WHERE n.name IS NOT NULL;
+
 -- unused: those that no record has in its labels, and whose activity is not queued any more
 SELECT r.resource_id, r.name, r.handle
 FROM json_each(:names) AS j CROSS JOIN resources AS r ON r.name = j.value

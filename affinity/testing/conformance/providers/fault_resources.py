@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from affinity.limits import MAX_PAGE
+from affinity.provider.contract import Provider
 from affinity.records import ActivityKey, DurableResource
 from affinity.testing.conformance.providers.fault_fixtures import Attempt, FaultFixtures, once, returns, same
 
@@ -61,6 +63,15 @@ async def take_unused_resources(fixtures: FaultFixtures) -> Attempt:
     return once([created], [], take, then)
 
 
+async def find_unused_resources(fixtures: FaultFixtures) -> Attempt:
+    created = await _created(fixtures)
+
+    async def find(provider: Provider) -> bool:
+        return created in await provider.find_unused_resources(without=["other"], limit=MAX_PAGE)
+
+    return same(fixtures, find, lambda: _remove(fixtures))
+
+
 async def remove_resources(fixtures: FaultFixtures) -> Attempt:
     """Of two only the one that was taken."""
     created = await _created(fixtures)
@@ -102,6 +113,7 @@ RESOURCE_VERBS: Final = {
     "set_resource_handle": set_resource_handle,
     "get_resource": get_resource,
     "take_unused_resources": take_unused_resources,
+    "find_unused_resources": find_unused_resources,
     "remove_resources": remove_resources,
 }
 """The preparation of each verb, by its name."""

@@ -70,7 +70,7 @@ class ResourceRules(Rules):
     async def test_the_clock_does_not_tell_instances_of_one_id_apart(
         self, cluster: Cluster, store: ResourceStore
     ) -> None:
-        """It may be that of another server now, which is behind: what the ids begin with does, if they have a hyphen."""
+        """It may be that of another server, which is behind: what the ids begin with does, if they have a hyphen."""
         (key,) = await cluster.enqueue("s")
         worker = await cluster.worker("w")
         item = await worker.take_one()
@@ -99,6 +99,7 @@ class ResourceRules(Rules):
             return [each.resource_id for each in found]
 
         assert await take() == []
+        assert await store.find_unused_resources(without=[], limit=10) == []
         states = await cluster.states()
         await states.save(state("s", labels={LABEL: "r"}))
         await states.save(state("copy", labels={LABEL: "r"}))
@@ -108,8 +109,12 @@ class ResourceRules(Rules):
         assert await take() == []
         await states.save(state("copy", labels={LABEL: "closed"}))
         assert await take("bag") == []
+        assert await store.find_unused_resources(without=["box"], limit=10) == []
+        (found,) = await store.find_unused_resources(without=["bag"], limit=10)
+        assert found == DurableResource("r", "box", "1")
         assert await take() == ["r"]
         assert await take() == []
+        assert await store.find_unused_resources(without=[], limit=10) == []
         assert await store.get_resource("r") is None
         assert await store.set_resource_handle("r", "2") is False
         assert (await store.begin_resource("x", "box", KEY, held="r")).resource_id == "x"
