@@ -227,6 +227,12 @@ class JournalBirth:
     state: SessionState | None = None  # in place of a copy
     home: str | None = None  # session on whose lease its wakes run; None: its own
 
+    @property
+    def size(self) -> int:
+        """Characters and bytes of what it writes, but for copies."""
+        state = 0 if self.state is None else len(self.state.state)
+        return state + len(self.extras) + sum([len(each.payload) for each in self.entries])
+
 
 BirthOutcome: TypeAlias = Literal["created", "repeated", "unknown", "beyond", "taken", "over_quota"]
 """``repeated``: the session has a journal with this lineage, operator and parents. ``taken``: it has another one, or a
@@ -297,10 +303,11 @@ class JournalWrite:
 
     @property
     def size(self) -> int:
-        """Characters of its payloads."""
+        """Characters of its payloads, and bytes of the states of its births."""
         sent = sum([len(each.entry.payload) for each in self.appends if each.entry is not None])
         kept = sum([len(each.payload) for each in self.entries]) + sum([len(each.payload) for each in self.requests])
-        return kept + sent + sum([len(each.note) for each in self.revisits])
+        born = sum([each.size for each in self.births])
+        return kept + sent + born + sum([len(each.note) for each in self.revisits])
 
 
 @frozen(kw_only=True)

@@ -54,6 +54,8 @@ class CommonCalls(EntryReader, Generic[M]):
             UnknownEntry: there is no such entry, or it is not kept.
             ConversationExists: the new id is in use.
             QuotaExceeded: there are as many instances as there may be; of a handle.
+            PayloadTooLarge: of a wake: what it makes several conversations with, but for copies, has more than
+                `limits.MAX_STATE_BYTES`.
             InvalidInput: an argument is refused.
         """
         made_by = {"operator": operator, "extras": extras, "beside": beside}

@@ -44,6 +44,7 @@ from affinity.errors import (
     InvalidOptions,
     NotAParent,
     NotSerializable,
+    PayloadTooLarge,
     SessionError,
     UnknownConversation,
 )
@@ -64,6 +65,7 @@ from affinity.limits import (
     MAX_EVENT_BYTES,
     MAX_PAGE,
     MAX_PAYLOAD_BYTES,
+    MAX_STATE_BYTES,
     MAX_UNREAD_EVENTS,
     MAX_WAKE_ENTRIES,
     check_depth,
@@ -509,6 +511,11 @@ class Wake(CommonCalls[None]):
         taken = await self._planner.is_taken(new_id) or await self._parts.journals.has_instance(new_id)
         if taken or new_id in made:
             raise ConversationExists(new_id, "its id is in use")
+        size = sum([each.size for each in (*self._writing.births, birth)])
+        if self._writing.births and size > MAX_STATE_BYTES:
+            raise PayloadTooLarge(
+                f"what the wake makes conversations with has {size} bytes, over the limit of {MAX_STATE_BYTES}"
+            )
         self._writing.births.append(birth)
 
     # -- reading

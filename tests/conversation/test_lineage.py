@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from secrets import token_hex
 from typing import Any
 
 import anyio
@@ -12,6 +13,7 @@ import pytest
 import affinity
 from affinity import AgentMessage, JournalEntry, UserMessage
 from affinity.client import Quotas
+from affinity.conversation import wake as waking
 from affinity.errors import Contention, ConversationExists, InvalidInput, WakeFailed
 from tests.conversation.application import Chat, Stage, make, stage
 from tests.conversation.openrath import LONG, say, texts
@@ -94,6 +96,23 @@ async def test_a_wake_forks_into_no_id_that_something_else_has(url: str, made: s
             with pytest.raises(WakeFailed, match=problem):
                 await found.talk(text).ask(UserMessage(text), timeout=LONG)
         assert attempts == [1, 1]
+
+
+async def test_what_a_wake_makes_conversations_with_is_bounded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The states of all that one commit makes are in one document; a single one may be as large as any."""
+    monkeypatch.setattr(waking, "MAX_STATE_BYTES", 10_000)
+
+    async def branch(wake: affinity.Wake, _: Chat) -> None:
+        for number, event in enumerate(wake.events):
+            for part in range(2 if isinstance(event, UserMessage) and event.text == "two" else 1):
+                state = Chat(received=[token_hex(6_000)])
+                await wake.compress(into=f"{wake.conversation_id}-{number}-{part}", summarise=summarise, state=state)
+
+    async with stage(url, branch, retry=affinity.RetryPolicy(max_attempts=1)) as found:
+        await found.talk("a").ask(UserMessage("one"), timeout=LONG)
+        with pytest.raises(WakeFailed, match=r"PayloadTooLarge.*over the limit of 10000"):
+            await found.talk("b").ask(UserMessage("two"), timeout=LONG)
+        assert (await found.state("a-0-0")).received
 
 
 async def test_no_quota_refuses_what_a_wake_forks(url: str) -> None:
