@@ -53,6 +53,9 @@ class Metrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"affinity_{name}", text, ("worker", *labels), registry=self.registry)
 
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"affinity_{name}", text, ("worker", *labels), registry=self.registry)
+
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
             return Histogram(f"affinity_{name}", text, ("worker", *labels), registry=self.registry, buckets=buckets)
 
@@ -79,12 +82,8 @@ class Metrics:
         started = _Histograms("schedule_to_start_seconds", text, START_SECONDS, self._labels)
         self.registry.register(started)
         self.observe_start = started.observer()
-        self._unclaimed = Gauge(
-            "affinity_unclaimed_resources",
-            "Resources that nothing uses and no worker destroys",
-            ("worker", "resource"),
-            registry=self.registry,
-        )
+        text = "Resources that nothing uses and no worker destroys"
+        self._unclaimed = gauge("unclaimed_resources", text, "resource")
         self._lapses = counter("lease_lapses", "Times that the worker's lease ran out").labels(**self._labels)
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
