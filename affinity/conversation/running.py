@@ -473,18 +473,17 @@ class _Attempt(Generic[S]):
             exc_info=error,
             extra={"session_id": self.writing.session_id, "wake_id": self.task["wake"], "attempt": self.number},
         )
-        withdraw(self.ctx, error)  # the state may be staged: what has failed may have come behind the handler
+        pause = self._pause(type(error).__name__, error)
+        # The state may be staged: what has failed may have come behind the handler.
+        withdraw(self.ctx, error, retried=pause is not None)
         self.writing.discard(self.trace.entries)
-        return self._close_trace(error_of(error), self._pause_after(error))
+        return self._close_trace(error_of(error), pause)
 
     def _record_failure(self, failure: Failure) -> WakeOutcome:
         """Record that an activity of the wake has failed, which could not do so itself."""
         self._note_begin()
         error = SpanError(type=failure["type"], message=failure["message"], stack=failure["stack"])
         return self._close_trace(error, None if failure["final"] else self._pause(failure["type"], None))
-
-    def _pause_after(self, error: BaseException) -> float | None:
-        return self._pause(type(error).__name__, error)
 
     def _pause(self, name: str, error: BaseException | None) -> float | None:
         """Seconds until the next attempt; None: there is none."""

@@ -19,12 +19,13 @@ _LOCK = threading.Lock()  # for the creation of an event, which is rare: one loc
 class _RunState:
     """The mutable state of a run: its participants, and its cancellation. The event is made when code waits for it."""
 
-    __slots__ = ("_event", "error", "participants", "reason")
+    __slots__ = ("_event", "error", "outcome", "participants", "reason")
 
     def __init__(self) -> None:
         self.participants: tuple[Participant | JournalParticipant, ...] | None = ()  # None: the run is over
         self.reason: str | None = None
         self.error: BaseException | None = None
+        self.outcome = "completed"
         self._event: threading.Event | None = None
 
     def set(self, reason: str) -> None:
@@ -208,12 +209,18 @@ class ActivityContext:
         participants, self._run.participants = self._run.participants, None
         return participants or ()
 
-    def _withdraw(self, error: BaseException) -> tuple[Participant | JournalParticipant, ...]:
+    def _withdraw(self, error: BaseException, outcome: str) -> tuple[Participant | JournalParticipant, ...]:
         """Return the participants so far, which are not to commit: the run goes on, with a result that tells of the
-        error.
+        error, and counts as ``outcome``.
         """
+        self._run.outcome = outcome
         participants, self._run.participants = self._close(error), ()
         return participants
+
+    @property
+    def _outcome(self) -> str:
+        """What a run that has a result counts as, in the worker's metrics."""
+        return self._run.outcome
 
     def _cancel(self, reason: str) -> None:
         """Cancel the run; called by the worker. The first reason stays."""

@@ -367,7 +367,7 @@ class ActivityRunner:
             self._observe(item.name, "cancelled")
             self._end(item)
         elif event is not None:
-            self._observe(item.name, "completed")
+            self._observe(item.name, running.context._outcome)
             self._end(item)
             self.deliver_result(item, event, running.staged)
         else:

@@ -100,9 +100,11 @@ def discard(context: ActivityContext, error: BaseException | None = None) -> Non
         _notify(each, applied=False)
 
 
-def withdraw(context: ActivityContext, error: BaseException) -> None:
-    """Settle the participants of a run that goes on after this error: its result commits without them."""
-    for each in context._withdraw(error):
+def withdraw(context: ActivityContext, error: BaseException, *, retried: bool) -> None:
+    """Settle the participants of a run that goes on after this error: its result commits without them. It counts as
+    failed, or as ``retried``, where what it has failed at is tried again.
+    """
+    for each in context._withdraw(error, "retried" if retried else "failed"):
         _notify(each, applied=False)
 
 

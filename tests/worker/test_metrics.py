@@ -16,11 +16,22 @@ import anyio.to_thread
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from affinity import ActivityContext, App, Client, OrchestrationContext, RetryPolicy, RuntimeOptions, Worker
-from affinity.errors import ConnectionLost, OrchestrationFailed, WorkerStalled
+from affinity import (
+    ActivityContext,
+    App,
+    Client,
+    OrchestrationContext,
+    RetryPolicy,
+    RuntimeOptions,
+    UserMessage,
+    Wake,
+    Worker,
+)
+from affinity.errors import ConnectionLost, OrchestrationFailed, WakeFailed, WorkerStalled
 from affinity.provider.contract import InstanceCounts, QueueStatistics
 from affinity.worker import metrics
 from tests.apps import app
+from tests.conversation.application import Chat, stage
 
 pytestmark = pytest.mark.anyio
 
@@ -59,6 +70,31 @@ async def test_what_happened_is_counted(sqlite_url: str) -> None:
     assert found["affinity_running_activities"] == found["affinity_lease_lapses_total"] == [({"worker": "w-0"}, 0)]
     assert found["affinity_live_instances"] == [({"worker": "w-0"}, 0)]
     assert "commit_turn" in {labels["verb"] for labels, _ in found["affinity_provider_call_seconds_count"]}
+
+
+async def test_wakes_are_counted_by_what_became_of_them(sqlite_url: str) -> None:
+    """One whose handler has raised is no good end, though the result of its activity commits."""
+    entered = anyio.Event()
+
+    async def respond(wake: Wake, chat: Chat) -> None:
+        if wake.events == [UserMessage("fail")]:
+            raise ValueError
+        if wake.events == [UserMessage("wait")]:
+            entered.set()
+            await anyio.sleep_forever()
+
+    retry = RetryPolicy(max_attempts=3, initial_interval=0.01)
+    async with stage(sqlite_url, respond, retry=retry) as on:
+        await on.talk("a").ask(UserMessage("well"), timeout=WAIT_SECONDS)
+        with pytest.raises(WakeFailed):
+            await on.talk("b").ask(UserMessage("fail"), timeout=WAIT_SECONDS)
+        await on.talk("c").send(UserMessage("wait"))
+        await entered.wait()
+        seq = await on.talk("c").interrupt(cancel_running=True)
+        await on.talk("c").reply(seq, timeout=WAIT_SECONDS)
+        samples = [one for family in on.workers[0].metrics.registry.collect() for one in family.samples]
+    ends = {one.labels["outcome"]: one.value for one in samples if one.name == "affinity_activities_total"}
+    assert ends == {"completed": 2, "retried": 2, "failed": 1, "cancelled": 1}
 
 
 async def test_what_there_is_in_the_database_is_published(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
