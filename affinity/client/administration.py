@@ -112,7 +112,7 @@ class Administration(Inspection):
             children = dict(zip(cut.children, await self._look_up(cut.children), strict=True))
             reset = build_reset(info, cut, children)
             if await retry(partial(self._provider.reset_instance, reset), idempotent=False):
-                self._waker.wake()
+                self._waker.wake(cancel=True)
                 return info.execution_id + 1
         raise Contention(f"instance {instance_id!r} took a turn in every attempt to reset it: try again")
 
@@ -246,7 +246,7 @@ class Administration(Inspection):
         delete = partial(self._provider.delete_instance, wanted, force=force, tree=not keep_children)
         (deletion,) = await retry(delete, idempotent=False)
         check_deletion(instance_id, deletion)
-        self._waker.wake()  # a parent may have got a message
+        self._waker.wake(cancel=True)  # a parent may have got a message, too
 
     async def prune(
         self,

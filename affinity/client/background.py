@@ -159,14 +159,14 @@ class Waker:
 
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
-        self._for_all = False
+        self._for_all: Hint | None = None
         self._instances: set[str] = set()
         self._holders: set[str] = set()
         self._pending = anyio.Event()
 
-    def wake(self) -> None:
-        """Wake workers for work that any of them may take."""
-        self._for_all = True
+    def wake(self, *, cancel: bool = False) -> None:
+        """Wake workers for work that any of them may take; ``cancel`` says that running work may have been removed."""
+        self._for_all = Hint(cancel=cancel).merge(self._for_all)
         self._pending.set()
 
     def wake_owners(self, instance_ids: Iterable[str]) -> None:
@@ -196,19 +196,20 @@ class Waker:
 
     async def _send(self) -> None:
         pending, self._pending = self._pending, anyio.Event()
-        for_all, self._for_all = self._for_all, False
+        for_all, self._for_all = self._for_all, None
         instances, self._instances = self._instances, set()
         holders, self._holders = self._holders, set()
         try:
-            if for_all:
-                await self._provider.wake({None: Hint()})
+            if for_all is not None:
+                await self._provider.wake({None: for_all})
             else:
                 await self._provider.wake(dict.fromkeys(holders, Hint(only_own=True)), instances)
         except ProviderError as error:
             logger.debug("a wake-up hint was not sent: %s", error)
         except anyio.get_cancelled_exc_class():  # for `flush`
             self._pending = pending
-            self._for_all |= for_all
+            if for_all is not None:
+                self._for_all = for_all.merge(self._for_all)
             self._instances |= instances
             self._holders |= holders
             raise
