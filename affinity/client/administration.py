@@ -218,8 +218,8 @@ class Administration(Inspection):
         name = check_id(worker_id, "worker id")
         if not await retry(partial(self._provider.set_drain_wanted, name, wanted=wanted)):
             raise UnknownWorker(f"there is no worker {name!r}")
-        with suppress(ProviderError):  # only a hint: it learns it with its next renewal
-            await self._provider.wake({name: Hint()})
+        with suppress(ProviderError):  # only a hint: it learns it with its next renewal, or when it looks
+            await self._provider.wake({name: Hint(cancel=not wanted)})
 
     async def set_quotas(self, quotas: Quotas) -> None:
         """Replace all limits of this database, for all clients and workers. On PostgreSQL only the role that migrated

@@ -187,13 +187,14 @@ class Maintenance:
         while True:
             await self._lease.drain_wanted.wait()
             logger.warning("worker %s: an operator drains it; it takes nothing new", self._identity.worker_id)
-            held: int | None = len(self._sessions) + 1
-            while held is not None:
-                before, held = held, await self._health.retry(free)
-                if held is not None and held < before:
+            before = len(self._sessions) + 1
+            while (held := await self._health.retry(free)) is not None:
+                if held < before:
                     self._sessions.recheck_all()
                     self._wakeups.hint_others(None)  # for what was freed
-                await anyio.sleep(DRAIN_STEP_SECONDS if held else MAINTENANCE_SECONDS)
+                before = held
+                with anyio.move_on_after(DRAIN_STEP_SECONDS if held else MAINTENANCE_SECONDS):
+                    await self._wakeups.check_wanted.wait()
             logger.warning("worker %s: resumed; it takes work again", self._identity.worker_id)
             self._lease.end_operator_drain()
 

@@ -84,7 +84,7 @@ class Wakeups:
     def __init__(self, provider: Provider, worker_id: str, poll_interval: float, state: FetchState) -> None:
         self.fetch_wanted = anyio.Event()
         self.check_wanted = anyio.Event()
-        """Running work may have been cancelled."""
+        """Running work may have been cancelled, or an operator has resumed this worker."""
         self._provider = provider
         self._worker_id = worker_id
         self._poll_interval = poll_interval

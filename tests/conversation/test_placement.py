@@ -171,6 +171,22 @@ async def test_a_fork_beside_moves_with_its_home(url: str) -> None:
         assert (await two.on.state("f")).received == ["one", "two", "three", "wait", "six"]
 
 
+async def test_a_worker_that_is_resumed_takes_work_immediately(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the hint: it looks for the end of its drain seldom."""
+    monkeypatch.setattr(maintenance, "MAINTENANCE_SECONDS", SLOW)
+    options = RuntimeOptions.make(poll_interval=1.0)
+    async with stage(url, options=options) as on:
+        await on.client.drain_worker(on.workers[0].identity.worker_id)
+        await until(lambda: _is_drained(on))
+        seq = await on.talk().send(UserMessage("one"))
+        await on.client.resume_worker(on.workers[0].identity.worker_id)
+        assert (await on.talk().reply(seq, timeout=PATIENCE)).text == "re: one"
+
+
+async def _is_drained(on: Stage) -> bool:
+    return on.workers[0].runtime.lease.is_drained_by_operator
+
+
 @pytest.mark.parametrize("way", ["delete", "delete the instance", "terminate", "reset"])
 async def test_an_id_begins_again_while_a_wake_runs(url: str, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """The wake is cancelled by the hint: otherwise a worker looks at what runs seldom, and renews its locks seldom."""

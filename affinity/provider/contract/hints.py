@@ -12,7 +12,7 @@ class Hint:
     """A wake-up: why a worker should look; it may be lost or superfluous."""
 
     work: bool = True  # the queues may have work for it
-    cancel: bool = False  # a work item that it has locked may have been removed
+    cancel: bool = False  # a work item that it has locked may have been removed, or an operator has resumed it
     sessions: bool = False  # a session that it holds may have moved
     only_messages: bool = False  # the work is messages of instances, and no work items
     only_own: bool = False  # the work is items of sessions that the worker holds, and no messages
