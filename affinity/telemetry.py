@@ -21,6 +21,8 @@ from functools import cache
 from typing import Any, Final
 from weakref import WeakSet
 
+logger = logging.getLogger("affinity.telemetry")
+
 SESSION_ATTRIBUTE: Final = "affinity.session_id"
 """Of log records (None outside a session) and of spans (absent outside a session)."""
 
@@ -139,6 +141,21 @@ _marked: WeakSet[Any] = WeakSet()  # tracer providers; a processor cannot be rem
 _marking = threading.Lock()
 
 
+_reported: set[type[Exception]] = set()
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Code of OpenTelemetry: what it raises is logged, once for each class of errors, and fails no work."""
+    try:
+        yield
+    except Exception as error:
+        if type(error) not in _reported:
+            _reported.add(type(error))
+            logger.warning("OpenTelemetry has failed; more of these are not logged", exc_info=True)
+
+
+@contained()
 def _mark_spans() -> None:
     api = _tracing()
     provider = api.get_tracer_provider() if api is not None else None

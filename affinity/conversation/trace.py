@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,6 +20,7 @@ from affinity.errors import ReportedError
 from affinity.journal import NewEntry
 from affinity.limits import truncate
 from affinity.orchestration.failures import describe_error, stack_of
+from affinity.telemetry import contained
 
 WAKE_SPAN: Final = "wake"
 """Id of the span of a wake itself."""
@@ -109,34 +110,48 @@ def traceparent() -> str | None:
     api = _api()
     if api is None:
         return None
-    context = api.get_current_span().get_span_context()
-    if not context.is_valid:
-        return None
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+    with contained():
+        context = api.get_current_span().get_span_context()
+        if context.is_valid:
+            return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+    return None
 
 
-@contextmanager
-def root_span(name: str, attributes: dict[str, Any], senders: Iterable[str]) -> Iterator[None]:
+def root_span(name: str, attributes: dict[str, Any], senders: Iterable[str]) -> AbstractContextManager[None]:
     """An OpenTelemetry span without a parent, linked to those of the senders; without effect when it is not in use."""
-    if not _is_in_use():
-        yield
-        return
-    api = _api()
-    empty = importlib.import_module("opentelemetry.context").Context()
-    links = [link for text in senders if (link := _link(api, text)) is not None]
-    tracer = api.get_tracer("affinity.conversation")
-    with tracer.start_as_current_span(name, context=empty, attributes=attributes, links=links):
-        yield
+
+    def options(api: Any) -> dict[str, Any]:
+        empty = importlib.import_module("opentelemetry.context").Context()
+        links = [link for text in senders if (link := _link(api, text)) is not None]
+        return {"context": empty, "attributes": attributes, "links": links}
+
+    return _span(name, options)
+
+
+def part_span(name: str) -> AbstractContextManager[None]:
+    """An OpenTelemetry span below the current one; without effect when it is not in use."""
+    return _span(name, lambda _: {})
 
 
 @contextmanager
-def part_span(name: str) -> Iterator[None]:
-    """An OpenTelemetry span below the current one; without effect when it is not in use."""
-    if not _is_in_use():
+def _span(name: str, options: Callable[[Any], dict[str, Any]]) -> Iterator[None]:
+    """A span around the block, which runs as it would without one, whatever the application's processors raise."""
+    span: Any = None
+    with contained():
+        if _is_in_use():
+            opening = _api().get_tracer("affinity.conversation").start_as_current_span(name, **options(_api()))
+            opening.__enter__()
+            span = opening
+    try:
         yield
-        return
-    with _api().get_tracer("affinity.conversation").start_as_current_span(name):
-        yield
+    except BaseException as error:
+        with contained():
+            if span is not None:
+                span.__exit__(type(error), error, error.__traceback__)
+        raise
+    with contained():
+        if span is not None:
+            span.__exit__(None, None, None)
 
 
 def _link(api: Any, text: str) -> Any:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
+from functools import cache
 
 import anyio
 import pytest
 from opentelemetry import trace
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 import affinity
-from affinity import AgentMessage, RetryPolicy, SpanCompleted, SpanStarted, UserMessage
+from affinity import AgentMessage, RetryPolicy, SpanCompleted, SpanStarted, UserMessage, telemetry
 from affinity.telemetry import SESSION_ATTRIBUTE
 from tests.conversation.application import Chat, kinds, stage
 from tests.spans import exporter
@@ -121,3 +124,46 @@ async def test_the_logger_names_conversation_wake_and_attempt(
         reply.wake_id,
         1,
     )
+
+
+class Broken(SpanProcessor):
+    """Fails where the SDK calls it, while it is switched on."""
+
+    at: str | None = None
+
+    def on_start(self, span: object, parent_context: object = None) -> None:
+        if self.at == "start":
+            raise RuntimeError("no room for a span")
+
+    def on_end(self, span: object) -> None:
+        if self.at == "end":
+            raise RuntimeError("no room for a span")
+
+
+@cache
+def broken() -> Broken:
+    """In the one provider that a process may have."""
+    exporter()
+    processor = Broken()
+    provider = trace.get_tracer_provider()
+    assert isinstance(provider, TracerProvider)
+    provider.add_span_processor(processor)
+    return processor
+
+
+@pytest.mark.parametrize("at", ["start", "end"])
+async def test_a_span_processor_that_fails_fails_no_wake(
+    sqlite_url: str, at: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        with suppress(ZeroDivisionError), wake.span("divide"):
+            raise ZeroDivisionError
+        with wake.span("speak"):
+            wake.append(AgentMessage(f"attempt {wake.attempt}"))
+
+    monkeypatch.setattr(broken(), "at", at)
+    monkeypatch.setattr(telemetry, "_reported", set())
+    async with stage(sqlite_url, handler) as on:
+        assert (await on.talk().ask(UserMessage("one"), timeout=30)).text == "attempt 1"
+        assert (await on.talk().ask(UserMessage("two"), timeout=30)).text == "attempt 1"
+    assert [each.levelname for each in caplog.records if "OpenTelemetry" in each.getMessage()] == ["WARNING"]
