@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Collection, Mapping
 from dataclasses import fields
-from math import ceil
+from math import ceil, isfinite
 from typing import Any, Final
 
 from pydantic_core import from_json
@@ -278,6 +278,15 @@ def check_depth(json_text: str, what: str) -> str:
         except ValueError as error:
             raise PayloadTooLarge(f"{what} is nested more than {MAX_PAYLOAD_DEPTH} deep: flatten it") from error
     return json_text
+
+
+def count_non_finite(value: Any) -> int:
+    """How many NaN and infinities are in a value of plain containers: pydantic writes null for each."""
+    if isinstance(value, float):
+        return not isfinite(value)
+    if isinstance(value, dict):
+        return sum(map(count_non_finite, value.values()))
+    return sum(map(count_non_finite, value)) if isinstance(value, (list, tuple, set, frozenset)) else 0
 
 
 def check_integer(value: object, what: str) -> int:

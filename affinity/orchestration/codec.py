@@ -8,7 +8,6 @@ would write null.
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +15,7 @@ from pydantic import TypeAdapter
 from pydantic_core import from_json
 
 from affinity.errors import InvalidApp, NotSerializable, problem_of
-from affinity.limits import MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, check_depth, check_payload
+from affinity.limits import MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, check_depth, check_payload, count_non_finite
 
 
 class Codec:
@@ -79,7 +78,7 @@ class Codec:
             raise self._refusal(f"got {_type_name(type(value))}: {problem_of(error)}") from error
 
     def _check_null(self, value: Any, text: str) -> None:
-        if _has_non_finite(self._adapter.dump_python(value)):
+        if count_non_finite(self._adapter.dump_python(value)):
             raise self._refusal("NaN and infinity are not JSON numbers")
         self.decode(text)
 
@@ -111,14 +110,6 @@ def _adapter(declared: Any) -> TypeAdapter[Any]:
 def _shared_adapter(declared: Any, text: str) -> TypeAdapter[Any]:
     # The text is part of the key: unions of the same types are equal, and their order matters to pydantic.
     return TypeAdapter(declared)
-
-
-def _has_non_finite(value: Any) -> bool:
-    if isinstance(value, float):
-        return not math.isfinite(value)
-    if isinstance(value, dict):
-        return any(map(_has_non_finite, value.values()))
-    return isinstance(value, (list, tuple, set, frozenset)) and any(map(_has_non_finite, value))
 
 
 def _type_name(declared: Any) -> str:

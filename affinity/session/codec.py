@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 from pydantic_core import from_json, to_json
 
 from affinity.errors import InvalidOptions, PayloadTooLarge, problem_of
-from affinity.limits import COMPRESS_STATE_ABOVE, MAX_STATE_BYTES
+from affinity.limits import COMPRESS_STATE_ABOVE, MAX_STATE_BYTES, count_non_finite
 from affinity.records import StateEncoding
 
 S = TypeVar("S")
@@ -50,6 +50,8 @@ class JsonCodec(Generic[S]):
 
     Fields with ``exclude=True`` are scratch: they are never written and start from their default. Reading a state back
     validates it like any input, including values that code has assigned to a model that does not validate assignments.
+
+    NaN and infinity are refused, unless the model says how they are written (``ser_json_inf_nan``).
     """
 
     def __init__(self, declared: type[S]) -> None:
@@ -70,19 +72,29 @@ class JsonCodec(Generic[S]):
             )
 
     def dump(self, state: S, /) -> bytes:
-        return self._adapter.dump_json(state, round_trip=True, warnings="error")
+        raw = self._adapter.dump_json(state, round_trip=True, warnings="error")
+        if b"null" in raw:  # pydantic writes it for a None of any type, and for NaN
+            self._check_null(state, raw)
+        return raw
 
     def parse(self, raw: bytes, /) -> Any:
-        return from_json(raw, allow_inf_nan=False)
+        return from_json(raw)
 
     def build(self, plain: Any, /) -> S:
-        return self.read(
-            to_json(plain)
-        )  # JSON has its own rules (a date is a string, a tuple a list), also when strict
+        # JSON has its own rules (a date is a string, a tuple a list), also when strict
+        return self.read(to_json(plain, inf_nan_mode="constants"))
 
     def read(self, raw: bytes, /) -> S:
         """``build(parse(raw))`` in one step."""
         return self._adapter.validate_json(raw, by_alias=True, by_name=True)
+
+    def _check_null(self, state: S, raw: bytes) -> None:
+        found = self._count_non_finite(state)
+        if found and self._count_non_finite(self.read(raw)) < found:
+            raise ValueError("it has NaN or infinity, which JSON has not: they would be read back as None")
+
+    def _count_non_finite(self, state: S) -> int:
+        return count_non_finite(self._adapter.dump_python(state, round_trip=True, warnings=False))
 
 
 def scratch(default: Any = ..., *, default_factory: Any = None) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from datetime import date
+from math import inf, nan
 from typing import Annotated, Any, Self, cast
 
 import pytest
@@ -103,6 +104,54 @@ async def test_what_could_not_be_read_back_is_refused_in_time(store: CountingSto
         async with Sessions(Odd, store=store).open("s") as state:
             state.other = -1
     assert store.saves == 0
+
+
+@dataclass
+class Measured:
+    value: float | None = None
+    other: float = 0.0
+    anything: Any = None
+
+
+class Exact(BaseModel):
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+    value: float | None = None
+    other: str | None = None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("value", inf), ("value", nan), ("other", -inf), ("anything", {"a": [1.0, nan]})]
+)
+async def test_a_number_that_json_has_not_is_refused(store: CountingStore, name: str, value: Any) -> None:
+    measured = Sessions(Measured, store=store)
+    async with measured.open("s") as state:
+        state.value = 1.0
+    with pytest.raises(NotSerializable, match="session 's'"):
+        async with measured.open("s") as state:
+            setattr(state, name, value)
+    async with measured.open("s") as state:
+        assert state == Measured(value=1.0)
+
+
+async def test_a_number_becomes_infinite_where_nothing_was(store: CountingStore) -> None:
+    """The bytes would be those of the record: it would pass for a state that has not changed."""
+    measured = Sessions(Measured, store=store)
+    async with measured.open("s"):
+        pass
+    with pytest.raises(NotSerializable, match="NaN"):
+        async with measured.open("s") as state:
+            state.value = inf
+
+
+async def test_a_model_that_says_how_to_write_infinity_keeps_it(store: CountingStore) -> None:
+    for _ in range(2):
+        async with Sessions(Exact, store=store).open("s") as state:
+            assert state.value in {None, inf}
+            state.value = inf
+    migrated = Sessions(Exact, store=store, schema_version=2)
+    migrated.register_migration(1, 2, dict)
+    async with migrated.open("s") as state:
+        assert state == Exact(value=inf)
 
 
 async def test_a_codec_of_ones_own(store: CountingStore) -> None:
