@@ -42,6 +42,7 @@
     │       ├── NotAParent             only its parent, and clients, may address a child
     │       ├── RequestNotPending      answered, dropped or expired already, unknown, or of another kind
     │       ├── UnknownEntry           an anchor that is not in the journal
+    │       │   └── EntriesRemoved     retention has removed entries that were to be read
     │       └── WakeFailed             the wake that was to process the event has failed for good
     ├── OrchestrationError             an orchestration has ended, or broke a rule of replay
     │   ├── OrchestrationFailed        it raised; for its parent or client
@@ -414,6 +415,20 @@ class RequestNotPending(ConversationError):
 
 class UnknownEntry(ConversationError):
     """The journal has no entry with this number or event id."""
+
+
+class EntriesRemoved(UnknownEntry):
+    """Retention has removed entries that were to be read.
+
+    Attributes:
+        first_seq: number of the oldest entry that is kept.
+    """
+
+    recorded_fields: ClassVar[tuple[str, ...]] = ("conversation_id", "first_seq")
+
+    def __init__(self, conversation_id: str, message: str, first_seq: int) -> None:
+        super().__init__(conversation_id, message)
+        self.first_seq = first_seq
 
 
 class WakeFailed(ConversationError, ReportedError):

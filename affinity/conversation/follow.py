@@ -20,7 +20,7 @@ from affinity.client.journals import Journals
 from affinity.conversation.events import EventTypes, JournalEntry
 from affinity.conversation.stream import Retracted, Streamed
 from affinity.conversation.trace import WAKE_SPAN
-from affinity.errors import InvalidId, InvalidInput, UnknownConversation, UnknownEntry
+from affinity.errors import EntriesRemoved, InvalidId, InvalidInput, UnknownConversation, UnknownEntry
 from affinity.journal import Entry, JournalPage, JournalQuery, StreamCursor
 from affinity.limits import MAX_PAGE, check_id
 from affinity.provider.contract import FINISHED
@@ -178,6 +178,8 @@ class EventFeed(AsyncIterator[FeedItem]):
         Raises:
             UnknownConversation: there is none, or it was deleted.
             UnknownEntry: the feed began behind the last entry: the conversation was deleted and begun again.
+            EntriesRemoved: retention has removed entries behind `position`. A feed from 0 goes on with the first that
+                is kept; it never raises this before it has given an entry.
             ProviderError: the database has failed for `calls.RETRY_SECONDS`. Another feed from `position` goes on.
         """
         item = await anext(self._items)
@@ -235,6 +237,9 @@ class EventFeed(AsyncIterator[FeedItem]):
         page = await self._journals.read(self._reader.query(self._conversation_id))
         if page is None:
             raise unknown_conversation(self._conversation_id)
+        after = self._reader.position.seq
+        if after and page.first_seq > after + 1:
+            raise entries_removed(self._conversation_id, after, page.first_seq)
         return page
 
 
@@ -243,6 +248,12 @@ def has_ended(page: JournalPage) -> bool:
     terminated. An instance that was deleted before is created again by the next event.
     """
     return page.closed if page.instance_status is None else page.instance_status in FINISHED
+
+
+def entries_removed(conversation_id: str, after: int, first_seq: int) -> EntriesRemoved:
+    """The error for a reader that retention has overtaken."""
+    gone = f"entry {first_seq - 1}" if first_seq == after + 2 else f"entries {after + 1} to {first_seq - 1}"
+    return EntriesRemoved(conversation_id, f"retention has removed {gone}; read from 0 what is kept", first_seq)
 
 
 def unknown_conversation(conversation_id: str) -> UnknownConversation:

@@ -23,7 +23,14 @@ from affinity.conversation.events import (
     UserInterrupt,
     check_input,
 )
-from affinity.conversation.follow import EventFeed, PageReader, has_ended, read_position, unknown_conversation
+from affinity.conversation.follow import (
+    EventFeed,
+    PageReader,
+    entries_removed,
+    has_ended,
+    read_position,
+    unknown_conversation,
+)
 from affinity.conversation.kinds import (
     RESUME_MESSAGE,
     WAKE_MESSAGE,
@@ -45,6 +52,7 @@ from affinity.conversation.views import (
 from affinity.errors import (
     ConversationKindMismatch,
     ConversationTerminated,
+    EntriesRemoved,
     InstanceNotFinished,
     InvalidInput,
     NotAParent,
@@ -134,8 +142,9 @@ class Talk(LineageCalls["Talk"]):
 
         Raises:
             UnknownConversation: there is none.
-            UnknownEntry: its journal has no entry of that number, or not the reply to it: the entry is no input, or
-                retention has removed the reply, or that is in a conversation that this one was forked or merged from.
+            UnknownEntry: its journal has no entry of that number, or not the reply to it: the entry is no input, or it is
+                in a conversation that this one was forked or merged from.
+            EntriesRemoved: retention has removed the reply.
             InvalidInput: ``seq`` is no number of an entry, or the timeout as for `ask`.
             WakeFailed, WaitTimeout, ConversationTerminated: as for `ask`.
         """
@@ -310,6 +319,9 @@ class Talk(LineageCalls["Talk"]):
         Provisional output comes as `Streamed`: each part once, in order, without gaps within an attempt. A `Retracted`
         follows it: before the entries that replace it, or when the attempt has failed.
 
+        Retention may remove entries that a slow reader, or one that comes back, has not read: the feed raises
+        `EntriesRemoved` then. What it had removed before the reader began (``after=0``) is left out.
+
         Args:
             after: a number of an entry, or `EventFeed.position` of an earlier feed, which is exact within a stream.
             follow: wait for what comes; the feed ends with the conversation, also when an operator has cancelled its
@@ -396,14 +408,21 @@ class Talk(LineageCalls["Talk"]):
         with anyio.move_on_after(timeout):
             with suppress(UnknownConversation):  # another call has removed it
                 await self.terminate(reason="it is deleted")
-                async with self.events(after=page.last_seq, follow=True, stream=False) as feed:
-                    async for _ in feed:
-                        pass
+                await self._wait_end(page.last_seq)
             return
         raise WaitTimeout(
             f"conversation {self.conversation_id!r} is terminated, but no worker has ended it within {timeout:g} s: "
             "repeat the call; or delete its instance before, and its parent is not notified"
         )
+
+    async def _wait_end(self, after: int) -> None:
+        while True:
+            with suppress(EntriesRemoved):
+                async with self.events(after=after, follow=True, stream=False) as feed:
+                    async for _ in feed:
+                        pass
+                return
+            after = 0
 
     async def _find(self, conversation_id: str) -> JournalPage | None:
         return await self._client.journals.read(JournalQuery(session_id=conversation_id, limit=1))
@@ -433,7 +452,7 @@ class Talk(LineageCalls["Talk"]):
             if page.last_seq < seq:
                 raise UnknownEntry(self.conversation_id, f"its journal has no entry {seq}")
             if page.first_seq > max(reader.position, seq) + 1:
-                raise UnknownEntry(self.conversation_id, f"retention has removed the entries behind {reader.position}")
+                raise entries_removed(self.conversation_id, max(reader.position, seq), page.first_seq)
             reply = reader.read(page)
             if reply is not None:
                 return reply

@@ -10,7 +10,14 @@ import pytest
 import affinity
 from affinity import AgentMessage, UserMessage
 from affinity.conversation import ChildEnded, SessionStatusChanged
-from affinity.errors import ConversationTerminated, UnknownConversation, UnknownEntry, WaitTimeout, WakeFailed
+from affinity.errors import (
+    ConversationTerminated,
+    EntriesRemoved,
+    UnknownConversation,
+    UnknownEntry,
+    WaitTimeout,
+    WakeFailed,
+)
 from affinity.journal import JournalPruning, JournalRetention
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider import open_provider
@@ -266,6 +273,42 @@ async def test_a_reply_that_retention_has_removed_is_not_that_of_a_later_wake(ur
         with pytest.raises(UnknownEntry):
             await talk.reply(first.seq, timeout=30)
         assert (await talk.reply(second.seq, timeout=30)).text == "re: two"
+
+
+async def test_a_feed_says_that_retention_has_removed_what_it_has_not_read(url: str) -> None:
+    async with stage(url, echo) as on:
+        talk = on.talk()
+        for text in ("one", "two", "three"):
+            await talk.ask(UserMessage(text), timeout=30)
+        async with talk.events(follow=True) as late, talk.events(after=10, follow=True, stream=False) as current:
+            assert (await anext(late)).kind == "user.message"
+            assert await on.client.prune_conversations(max_entries=5) == 10
+            assert (await anext(current)).kind == "user.message"
+            assert [(await anext(late)).kind for _ in range(14)][-1] == "session.idle"  # of the page that it had
+        for follow in (False, True):
+            feed = talk.events(after=7, follow=follow)
+            with pytest.raises(EntriesRemoved, match="entries 8 to 10") as raised:
+                await anext(feed)
+            assert raised.value.first_seq == 11
+            assert feed.position == "7"
+        seqs = [each.seq for each in [item async for item in talk.events()] if isinstance(each, affinity.JournalEntry)]
+        assert seqs == [11, 12, 13, 14, 15]
+        with pytest.raises(EntriesRemoved):
+            await talk.reply(1, timeout=30)
+
+
+async def test_a_feed_that_is_overtaken_by_retention_says_so(url: str) -> None:
+    async with stage(url, echo) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("one"), timeout=30)
+        async with talk.events(follow=True) as feed:
+            for _ in range(5):
+                await anext(feed)
+            for text in ("two", "three"):
+                await talk.ask(UserMessage(text), timeout=30)
+            await on.client.prune_conversations(max_entries=5)
+            with pytest.raises(EntriesRemoved, match="entries 6 to 10"), anyio.fail_after(30):
+                await anext(feed)
 
 
 async def test_signals_that_lead_to_no_wake_do_not_delay_a_revisit(url: str) -> None:
