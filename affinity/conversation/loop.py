@@ -47,12 +47,17 @@ MAX_ROUNDS: Final = 64
 HISTORY: Final = 1_000
 """Entries of the journal that are the transcript by default: the last ones."""
 
+CUT_BYTES: Final = 64 * 1024
+"""UTF-8 bytes that are kept of the text of an answer that no event has room for."""
+
 FINAL_REASONS: Final = frozenset({None, "stop", "end_turn", "stop_sequence"})
 CALL_REASONS: Final = frozenset({"tool_calls", "tool_use", "function_call"})
 
-LoopStop: TypeAlias = Literal["answer", "requires_action", "truncated", "unknown_finish_reason"]
+LoopStop: TypeAlias = Literal["answer", "requires_action", "truncated", "unknown_finish_reason", "invalid_reply"]
 """Why a loop has ended: the model answered; a request is pending; ``max_rounds`` were used up; the model ended for a
-reason that is neither an answer nor a call, such as ``length``: see `LoopResult.finish_reason`.
+reason that is neither an answer nor a call, such as ``length``: see `LoopResult.finish_reason`; no event has room for
+what it answered (`limits.MAX_EVENT_BYTES`), or it has no JSON form: the message that is appended has the beginning of
+its text, and why, and its calls are not run.
 """
 
 
@@ -232,6 +237,8 @@ async def run_loop(
     ``tool_execution_exception``; ``refused``, when a person did not allow it. So is the error of a call that is larger
     than an event may be, and of a request beyond `ConversationLimits.requests`. The other calls go on.
 
+    An answer that is larger than an event may be, or has no JSON form, ends the loop (``invalid_reply``).
+
     Args:
         wake: appends, requires and streams.
         model: asks a model.
@@ -271,9 +278,8 @@ class _Loop:
             return self._ended("requires_action")
         while self._rounds < max_rounds:
             reply = await self._ask()
-            if not self._append_reply(reply):
-                is_known = reply.finish_reason in FINAL_REASONS | CALL_REASONS
-                return self._ended("answer" if is_known else "unknown_finish_reason")
+            if (stop := self._append_reply(reply)) is not None:
+                return self._ended(stop)
             if await self._run_open_calls():
                 return self._ended("requires_action")
         return self._ended("truncated")
@@ -293,21 +299,41 @@ class _Loop:
         self._finish_reason = reply.finish_reason
         return reply
 
-    def _append_reply(self, reply: ModelReply) -> bool:
-        """Append what the model has answered; returns whether it calls tools. A reply that ended for an unknown reason
-        may be cut off in the middle of a call: its calls are not run.
+    def _append_reply(self, reply: ModelReply) -> LoopStop | None:
+        """Append what the model has answered; returns why the loop ends; None: it calls tools. A reply that ended for
+        an unknown reason may be cut off in the middle of a call: its calls are not run.
         """
-        message_id = f"{self._wake.id}.{self._wake.attempt}.{self._rounds}"
-        usage = dict(reply.usage)
+        message_id, usage = self._message_id, dict(reply.usage)
         is_whole = reply.finish_reason in FINAL_REASONS | CALL_REASONS
         calls = list(reply.calls) if is_whole else []
         if reply.content or not calls:
-            message = AgentMessage(reply.content or "", usage, message_id=message_id)
-            self._text, usage = message.text, {}
-            self._append(message)
+            try:
+                self._append_message(reply.content or "", usage)
+            except (PayloadTooLarge, NotSerializable, ValidationError) as error:
+                self._append_cut(reply, error)
+                return "invalid_reply"
+            usage = {}
         for number, call in enumerate(calls):
             self._append_call(call, message_id, usage if number == 0 else {})
-        return bool(calls)
+        if calls:
+            return None
+        return "answer" if is_whole else "unknown_finish_reason"
+
+    def _append_cut(self, reply: ModelReply, error: Exception) -> None:
+        """Append what a reader and the model can know of a reply that no journal takes."""
+        text = truncate(_text_of(reply.content), CUT_BYTES)
+        self._append_message(
+            f"{text}\n[the reply of the model cannot be kept: {truncate(problem_of(error))}]", reply.usage
+        )
+
+    def _append_message(self, content: Content, usage: Mapping[str, int]) -> None:
+        message = AgentMessage(content, dict(usage), message_id=self._message_id)
+        self._append(message)
+        self._text = message.text
+
+    @property
+    def _message_id(self) -> str:
+        return f"{self._wake.id}.{self._wake.attempt}.{self._rounds}"
 
     def _append_call(self, call: ToolCall, message_id: str, usage: dict[str, int]) -> None:
         """Append a call. Of one that no journal takes the beginning is appended, and its result is the error."""
@@ -515,6 +541,14 @@ async def _transcript(wake: LoopWake) -> list[JournalEvent]:
     if len(found) + len(pending) >= HISTORY:  # cut off at its beginning: not between a call and its result
         found = found[next((number for number, event in enumerate(found) if isinstance(event, UserMessage)), 0) :]
     return [*found, *(entry.event for entry in wake.pending)]
+
+
+def _text_of(content: Any) -> str:
+    """The text of a content, which may be none."""
+    try:
+        return text_of(content)
+    except (AttributeError, TypeError):
+        return ""
 
 
 def _numbers(usage: Any) -> dict[str, int]:

@@ -413,6 +413,31 @@ def test_a_call_that_no_journal_takes_is_an_error_that_the_model_reads(call: Too
     assert len(model.requests[1].openai_messages()) == len(model.requests[1].anthropic_messages()) + 1 == 4
 
 
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        (LARGE, "xxx"),
+        ([{"type": "text", "text": "so:"}, {"type": "image", "data": LARGE}], "so:"),
+        ([{"type": "image", "data": LARGE}], ""),
+        ("half of a pair: \ud83d", "half of a pair: "),
+        ([{"type": "text", "text": "so:", "logprob": float("nan")}], "so:"),
+    ],
+    ids=["text", "blocks", "image", "surrogate", "nan"],
+)
+def test_an_answer_that_no_journal_takes_ends_the_loop(content: Any, shown: str) -> None:
+    wake = FakeWake(UserMessage("hi"))
+    reply = ModelReply(
+        content=content, calls=[ToolCall("c1", "double", {"n": 1})], finish_reason="tool_calls", usage={"output": 7}
+    )
+    result = run(wake, Script(reply), double)
+    assert (result.stop, result.usage) == ("invalid_reply", {"output": 7})
+    (message,) = wake.appended
+    assert isinstance(message, AgentMessage)
+    assert message.text.startswith(shown)
+    assert "the reply of the model" in message.text
+    assert (message.text, message.usage) == (result.text, {"output": 7})
+
+
 def test_an_answer_is_for_one_call_however_often_a_model_uses_its_id() -> None:
     done = (*OPEN, ConfirmationAnswer(request_id="r0", allowed=True), ToolResult("1", "refunded 5"))
     wake, model = FakeWake(*done, UserMessage("again")), Script(calls(ToolCall("1", "refund", {"cents": 9_000})))
