@@ -2,18 +2,25 @@
 
 Both are plain lists of dicts, so no SDK is needed. Ids of tool calls stay exactly as they are. Events that are no part
 of a talk (spans, statuses, requests for confirmation) have no message.
+
+Blocks of contents are kept as they came, and converted where they are written for the other API: text, images and PDF
+files that are data or, for images, URLs, and refusals, which are text for Anthropic. Thinking is left out for OpenAI:
+it is for the model that wrote it. So are the cache marks and citations of text. A block of the other API without a
+counterpart, such as a file by its id, is refused with `InvalidInput`. Types of blocks that neither API is known to have
+stay as they are. Of the results of tools only what the API takes in them are blocks; any other value is its JSON text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
+from affinity.conversation.blocks import anthropic_blocks, is_result_block, openai_content
 from affinity.conversation.events import (
     AgentMessage,
     Content,
@@ -60,16 +67,20 @@ class _Assistant:
 
 
 def to_openai(events: Iterable[JournalEvent], *, system: Sequence[str] = ()) -> list[Message]:
-    """The messages of a chat completion: the system messages first, then the talk."""
+    """The messages of a chat completion: the system messages first, then the talk.
+
+    Raises:
+        InvalidInput: a block of Anthropic's that chat completions have no counterpart for.
+    """
     found: list[Message] = [{"role": "system", "content": text} for text in system]
     for part in _parts(events):
         match part:
             case UserMessage():
-                found.append({"role": "user", "content": part.content})
+                found.append({"role": "user", "content": openai_content(part.content)})
             case _Assistant():
                 found.append(_openai_assistant(part))
             case _Result():
-                content = part.content if _is_text(part.content) else _as_text(part.content)
+                content = openai_content(part.content) if _is_text(part.content) else _as_text(part.content)
                 found.append({"role": "tool", "tool_call_id": part.tool_use_id, "content": content})
     return found
 
@@ -78,15 +89,18 @@ def to_anthropic(events: Iterable[JournalEvent]) -> list[Message]:
     """The ``messages`` of a request; the system prompt is a parameter of its own there.
 
     Results of tools are blocks of a user's message. Messages of one role that follow each other are one message.
+
+    Raises:
+        InvalidInput: a block of OpenAI's that Anthropic has no counterpart for.
     """
     found: list[Message] = []
     for part in _parts(events):
         match part:
             case UserMessage():
-                _add_blocks(found, "user", _blocks(part.content))
+                _add_blocks(found, "user", anthropic_blocks(_blocks(part.content)))
             case _Assistant():
                 calls = [_anthropic_call(call) for call in part.calls]
-                _add_blocks(found, "assistant", [*_blocks(part.content), *calls])
+                _add_blocks(found, "assistant", [*anthropic_blocks(_blocks(part.content)), *calls])
             case _Result():
                 _add_blocks(found, "user", [_anthropic_result(part)])
     return found
@@ -149,7 +163,10 @@ def _add(reply: _Assistant, event: AgentMessage | ToolUse | CustomToolUse) -> No
 
 
 def _openai_assistant(reply: _Assistant) -> Message:
-    message: Message = {"role": "assistant", "content": reply.content}
+    content = None if reply.content is None else openai_content(reply.content)
+    if content == [] and reply.content:  # thinking alone
+        content = None if reply.calls else ""
+    message: Message = {"role": "assistant", "content": content}
     if reply.calls:
         message["tool_calls"] = [
             {
@@ -172,7 +189,10 @@ def _anthropic_result(result: _Result) -> Message:
 
 
 def _result_content(result: _Result) -> Any:
-    return result.content if _is_blocks(result.content) else _as_text(result.content)
+    if isinstance(result.content, list) and result.content and all(map(is_result_block, result.content)):
+        with suppress(InvalidInput):
+            return anthropic_blocks(result.content)
+    return _as_text(result.content)
 
 
 def call_id(call: ToolUse | CustomToolUse) -> str:
@@ -196,13 +216,13 @@ def _blocks(content: Content | None) -> list[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
 
 
-def _is_blocks(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) and "type" in each for each in value)
-
-
 def _is_text(value: Any) -> bool:
-    """Whether these are blocks of text, which both APIs have alike."""
-    return _is_blocks(value) and all(each["type"] == "text" for each in value)
+    """Whether these are blocks of text, which both APIs have."""
+    return isinstance(value, list) and bool(value) and all(map(_is_text_block, value))
+
+
+def _is_text_block(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str)
 
 
 def _add_blocks(messages: list[Message], role: str, blocks: list[Any]) -> None:

@@ -184,3 +184,90 @@ def test_what_is_no_message_is_refused(read: Any, message: Any) -> None:
 def test_a_call_without_a_function_is_refused() -> None:
     with pytest.raises(InvalidInput, match="message 0 is none of the API's"):
         from_openai([{"role": "assistant", "tool_calls": [{"id": "c1", "function": None}]}])
+
+
+DATA = "iVBORw0KGgo="
+IMAGES = [
+    (
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{DATA}"}},
+    ),
+    (
+        {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}},
+        {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}},
+    ),
+    (
+        {
+            "type": "document",
+            "source": {"type": "base64", "media_type": "application/pdf", "data": DATA},
+            "title": "a.pdf",
+        },
+        {"type": "file", "file": {"file_data": f"data:application/pdf;base64,{DATA}", "filename": "a.pdf"}},
+    ),
+]
+TEXT = {"type": "text", "text": "What is it?"}
+
+
+@pytest.mark.parametrize(("anthropic", "openai"), IMAGES, ids=["base64", "url", "document"])
+def test_images_go_from_one_api_to_the_other_and_back(anthropic: dict[str, Any], openai: dict[str, Any]) -> None:
+    of_anthropic = [{"role": "user", "content": [TEXT, anthropic]}]
+    of_openai = [{"role": "user", "content": [TEXT, openai]}]
+    assert to_openai(from_anthropic(of_anthropic)) == of_openai
+    assert to_anthropic(from_openai(of_openai).events) == of_anthropic
+    assert to_openai(from_openai(of_openai).events) == of_openai
+    assert to_anthropic(from_anthropic(of_anthropic)) == of_anthropic
+
+
+def test_what_only_one_api_has_stays_there() -> None:
+    thinking = {"type": "thinking", "thinking": "hm", "signature": "s"}
+    call = {"type": "tool_use", "id": "c1", "name": "t", "input": {}}
+    cached = {**TEXT, "cache_control": {"type": "ephemeral"}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": [cached]},
+        {"role": "assistant", "content": [thinking, TEXT, call]},
+        {"role": "user", "content": [_result("c1", content="done")]},
+        {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]},
+    ]
+    events = from_anthropic(messages)
+    assert to_anthropic(events) == messages
+    assert [each["content"] for each in to_openai(events)] == [[TEXT], [TEXT], "done", ""]
+    refusal = {"type": "refusal", "refusal": "I do not"}
+    refused = from_openai([{"role": "assistant", "content": [refusal]}]).events
+    assert to_openai(refused) == [{"role": "assistant", "content": [refusal]}]
+    assert to_anthropic(refused) == [{"role": "assistant", "content": [{"type": "text", "text": "I do not"}]}]
+
+
+@pytest.mark.parametrize(
+    ("write", "block"),
+    [
+        (to_anthropic, {"type": "input_audio", "input_audio": {"data": DATA, "format": "wav"}}),
+        (to_anthropic, {"type": "image_url", "image_url": {"url": "data:image/png,plain"}}),
+        (to_anthropic, {"type": "image_url", "image_url": DATA}),
+        (to_anthropic, {"type": "file", "file": {"file_id": "f1"}}),
+        (to_openai, {"type": "image", "source": {"type": "file", "file_id": "f1"}}),
+        (to_openai, {"type": "document", "source": {"type": "url", "url": "https://example.com/a.pdf"}}),
+        (to_openai, {"type": "image"}),
+        (to_openai, {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}}),
+        (to_openai, {"type": "web_search_tool_result", "tool_use_id": "s1", "content": []}),
+    ],
+)
+def test_a_block_without_a_counterpart_is_refused(write: Any, block: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=f"{block['type']!r} has no counterpart"):
+        write([UserMessage([block])])
+    other = to_openai if write is to_anthropic else to_anthropic
+    assert other([UserMessage([block])]) == [{"role": "user", "content": [block]}]
+
+
+def test_a_result_is_blocks_only_where_the_api_has_them() -> None:
+    image, url = IMAGES[0]
+    shown: list[tuple[Any, Any]] = [
+        ([image], [image]),
+        ([url], [image]),
+        ([{"type": "invoice"}], '[{"type":"invoice"}]'),
+    ]
+    shown += [([{"type": "text"}], '[{"type":"text"}]'), ([{"type": "image", "id": 5}], '[{"type":"image","id":5}]')]
+    for result, content in shown:
+        (message,) = to_anthropic([ToolResult("c1", result)])
+        assert message["content"] == [_result("c1", content=content)]
+    (message,) = to_openai([ToolResult("c1", [{**TEXT, "citations": None}])])
+    assert message["content"] == [TEXT]
