@@ -13,11 +13,11 @@ release reads what a newer one wrote.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, dataclass_transform
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, ValidationError
+from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, ValidationError
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from affinity.errors import InvalidId, InvalidInput, InvalidOptions, NotSerializable, problem_of
@@ -45,8 +45,11 @@ class JournalEvent(BaseModel):
             """By which events are distinguished, and found."""
 
     def __init__(self, *args: Any, **fields: Any) -> None:
-        """Raise `pydantic.ValidationError` when a field does not fit."""
-        super().__init__(**(_by_name(type(self), args, fields) if args else fields))
+        """Raise `pydantic.ValidationError` when a field does not fit, and TypeError for one that the class has not."""
+        cls = type(self)
+        if unknown := unknown_fields(cls, fields):
+            raise TypeError(f"{cls.__name__} has no field {unknown[0]!r}; it has {', '.join(cls.model_fields)}")
+        super().__init__(**(_by_name(cls, args, fields) if args else fields))
 
     # Marks the constructor as one that validation need not call: it adds nothing but the positions.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
@@ -60,6 +63,29 @@ def _by_name(cls: type[BaseModel], args: tuple[Any, ...], fields: dict[str, Any]
     if twice := fields.keys() & set(names):
         raise TypeError(f"{cls.__name__} was given {sorted(twice)[0]!r} twice")
     return dict(zip(names, args, strict=True)) | fields
+
+
+def unknown_fields(cls: type[BaseModel], given: Iterable[str]) -> Sequence[str]:
+    """The names that are no field of a class, whose validation would ignore them: those of a newer release may be read,
+    and a misspelt one must not be written.
+    """
+    names = cls.model_fields.keys()
+    unknown = [name for name in given if name not in names]
+    if not unknown or cls.model_config.get("extra") == "allow":
+        return ()
+    aliases = {alias for field in cls.model_fields.values() for alias in _aliases(field.validation_alias)}
+    return [name for name in unknown if name not in aliases]
+
+
+def _aliases(alias: str | AliasPath | AliasChoices | None) -> Iterator[object]:
+    match alias:
+        case AliasChoices():
+            for each in alias.choices:
+                yield from _aliases(each)
+        case AliasPath():
+            yield alias.path[0]
+        case str():
+            yield alias
 
 
 def text_of(content: Content) -> str:

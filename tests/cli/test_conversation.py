@@ -135,6 +135,11 @@ def test_events_of_any_kind_can_be_sent(url: str) -> None:
         ),
         (("send", "c7", "--kind", "chat", "--event", '{"kind": "BAD"}'), MISUSED, "kind is like 'user.message'"),
         (("send", "c7", "--kind", "chat", "--event", '{"kind": "user.x", "a": 1, "_": {}}'), MISUSED, "the field '_'"),
+        (
+            ("send", "c7", "--kind", "chat", "--event", '{"kind": "user.interrupt", "reson": "enough"}'),
+            MISUSED,
+            "no field 'reson'; it has kind, reason, cancel, cascade",
+        ),
         (("ask", "c7", "hi", "--kind", "chat", "--timeout", "nan"), MISUSED, "timeout = nan"),
         (("delete", "c7"), MISUSED, "give --yes\n"),
         (("answer", "c7", "r1"), MISUSED, "--allow, --refuse or --result"),

@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 import pytest
-from pydantic import ValidationError
+from pydantic import AliasChoices, AliasPath, ConfigDict, Field, ValidationError
 
 import affinity
+from affinity import JournalEvent, UserInterrupt
 from affinity.conversation.events import BUILT_IN, EventMeta, EventTypes, check_input, check_output, kind_of, meta_of
 from affinity.errors import InvalidId, InvalidInput, InvalidOptions, PayloadTooLarge
 from affinity.journal import Entry
@@ -184,3 +185,24 @@ def test_handlers_do_not_write_the_conversation_s_own_events() -> None:
     for event in (affinity.SpanStarted(span="s", name="n"), affinity.SessionIdle("end_turn")):
         with pytest.raises(InvalidInput, match="by the conversation itself"):
             check_output(event)
+
+
+def test_a_misspelt_field_is_refused_where_an_event_is_made_and_ignored_where_it_is_read() -> None:
+    with pytest.raises(TypeError, match="UserInterrupt has no field 'reson'; it has reason, cancel, cascade, kind"):
+        UserInterrupt(reson="enough")  # type: ignore[call-arg]
+    assert UserInterrupt.model_validate({"reason": "enough", "later": 1}) == UserInterrupt("enough")
+
+
+def test_fields_of_an_event_may_have_other_names() -> None:
+    class Named(JournalEvent):
+        model_config = ConfigDict(validate_by_name=True)
+        stars: int = Field(alias="Stars")
+        text: str = Field("", validation_alias=AliasChoices("says", AliasPath("said", 0)))
+        kind: Literal["user.named"] = "user.named"
+
+    class Open(JournalEvent):
+        model_config = ConfigDict(extra="allow")
+        kind: Literal["user.open"] = "user.open"
+
+    assert Named(Stars=1, said=["a"]) == Named(stars=1, says="a")  # type: ignore[call-arg]
+    assert Open(more=1).model_extra == {"more": 1}  # type: ignore[call-arg]

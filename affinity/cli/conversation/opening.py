@@ -8,7 +8,7 @@ import click
 
 from affinity.client import Client
 from affinity.conversation import ConversationLimits, JournalEvent, Talk, UnknownEvent, UserMessage
-from affinity.conversation.events import EventTypes
+from affinity.conversation.events import EventTypes, unknown_fields
 from affinity.conversation.kinds import ConversationKind
 from affinity.errors import UnknownConversation
 from affinity.journal import JournalQuery
@@ -52,6 +52,9 @@ def _event(document: dict[str, Any]) -> JournalEvent:
     known = TYPES.types.get(kind)
     if known is None:
         return UnknownEvent(kind=kind, data={name: value for name, value in document.items() if name != "kind"})
+    if unknown := unknown_fields(known, document):
+        fields = ", ".join(["kind", *(each for each in known.model_fields if each != "kind")])
+        raise click.UsageError(f"--event is no {kind}: it has no field {unknown[0]!r}; it has {fields}")
     try:
         return known.model_validate(document)
     except ValueError as error:
