@@ -40,7 +40,8 @@ async def model(request: ModelRequest) -> ModelReply:
     last = request.events[-1]
     text = last.text if isinstance(last, UserMessage) else ""
     if text.startswith("refund "):
-        return ModelReply(calls=[ToolCall(f"call-{len(request.events)}", "refund", {"cents": int(text.split()[1])})])
+        arguments = f'{{"cents": {text.removeprefix("refund ")}}}'  # as a model gives them: JSON, or what should be
+        return ModelReply(calls=[ToolCall(f"call-{len(request.events)}", "refund", arguments)])
     words = str(last.result) if isinstance(last, ToolResult) else f"you said {text!r}"
     for word in words.split():
         request.stream(f"{word} ")

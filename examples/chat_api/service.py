@@ -52,14 +52,17 @@ async def events(request: Request) -> Response:
     """Server-sent events: entries of the journal, and what is said at this moment; resumes behind Last-Event-ID."""
     talk = talk_of(request)
     await talk.status()  # raises if there is no such conversation
-    feed = talk.events(after=request.headers.get("last-event-id", "0"), follow=True)
+    feed = talk.events(after=request.headers.get("last-event-id") or "0", follow=True)
 
     async def lines() -> AsyncIterator[str]:
         try:
             async with feed:
                 async for item in feed:
                     yield f"id: {feed.position}\nevent: {item.kind}\ndata: {item.to_json()}\n\n"
-        except UnknownEntry:  # of a deleted chat: the browser connects again, from the beginning
+            yield f"id: {feed.position}\nevent: end\ndata: null\n\n"  # it is terminated: the page closes the stream
+        except (UnknownConversation, UnknownEntry):
+            # The chat was deleted, or retention has removed what was to follow (`EntriesRemoved`): the browser connects
+            # again, from the beginning.
             yield "id: 0\nevent: reset\ndata: null\n\n"
 
     return StreamingResponse(lines(), media_type="text/event-stream", headers={"cache-control": "no-store"})

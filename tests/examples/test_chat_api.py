@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple
 
 import anyio
@@ -137,6 +137,43 @@ def test_a_reader_that_comes_back_goes_on_where_it_was(http: httpx.Client) -> No
 def test_a_reader_of_a_deleted_chat_begins_again(http: httpx.Client) -> None:
     post(http, "/chats/dan/ask", text="hello")
     assert list(events(http, "dan", after="1000")) == [ServerEvent("0", "reset", None)]
+
+
+def test_positions_that_are_none_are_refused_and_an_empty_one_is_the_beginning(http: httpx.Client) -> None:
+    post(http, "/chats/eve/ask", text="hello")
+    for given in ("x", "-1", "1.2", "9" * 30, "1.1.1."):
+        assert http.get("/chats/eve/events", headers={"Last-Event-ID": given}).status_code == 422
+    assert until(events(http, "eve", after=""), "user.message")[0].id == "1"
+
+
+def test_readers_of_a_chat_see_the_same_until_it_is_deleted(http: httpx.Client, workers: Workers) -> None:
+    post(http, "/chats/fay/ask", text="hello")
+    readers = [events(http, "fay"), events(http, "fay")]
+    first, second = [until(each, "session.idle") for each in readers]
+    assert first == second
+    _do(workers, lambda talk: talk.delete())
+    assert [[*each] for each in readers] == [[ServerEvent("0", "reset", None)]] * 2
+    assert http.get("/chats/fay/events", headers={"Last-Event-ID": "0"}).status_code == 404
+
+
+def test_the_stream_of_a_chat_that_has_ended_says_so(http: httpx.Client, workers: Workers) -> None:
+    post(http, "/chats/fay/ask", text="hello")
+    _do(workers, lambda talk: talk.terminate())
+    *_, last, end = events(http, "fay")
+    assert end == ServerEvent(last.id, "end", None)
+    assert [*events(http, "fay", after=end.id)] == [end]
+
+
+def test_what_is_no_amount_is_an_answer_too(http: httpx.Client) -> None:
+    assert "invalid_tool_arguments" in post(http, "/chats/ann/ask", text="refund everything")["text"]
+
+
+def _do(workers: Workers, work: Callable[[affinity.Talk], Awaitable[object]]) -> None:
+    async def run() -> None:
+        async with affinity.Client(workers.url) as client:
+            await work(client.conversation(chats, "fay"))
+
+    anyio.run(run)
 
 
 def test_a_killed_worker_costs_the_stream_and_not_the_answer(http: httpx.Client, workers: Workers) -> None:
