@@ -177,3 +177,12 @@ def test_a_reply_that_does_not_come_in_time_has_an_exit_code(url: str) -> None:
     slow = " ".join(["word"] * 60)
     words = ("conversation", "ask", "c8", slow, "--kind", "chat", "--timeout", "0.2", "--url", url)
     assert "not replied within" in refused(TIMED_OUT, *words)
+
+
+def test_entries_that_were_removed_before_they_were_read_are_named(url: str) -> None:
+    seq = ask(url, "c18", "hello")["seq"]
+    succeed("conversation", "prune", "--max-entries", "2", "--yes", "--url", url)
+    text = refused(FAILED, "conversation", "events", "c18", "--after", str(seq), "--url", url)
+    assert "retention has removed entries 2 to 5; read from 0 what is kept" in text
+    shown = succeed("conversation", "events", "c18", "--url", url).splitlines()
+    assert [line.split()[0] for line in shown] == ["6", "7"]
