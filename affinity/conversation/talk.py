@@ -142,8 +142,8 @@ class Talk(LineageCalls["Talk"]):
 
         Raises:
             UnknownConversation: there is none.
-            UnknownEntry: its journal has no entry of that number, or not the reply to it: the entry is no input, or it is
-                in a conversation that this one was forked or merged from.
+            UnknownEntry: its journal has no entry of that number, or not the reply to it: the entry is no input, or it
+                is in a conversation that this one was forked or merged from.
             EntriesRemoved: retention has removed the reply.
             InvalidInput: ``seq`` is no number of an entry, or the timeout as for `ask`.
             WakeFailed, WaitTimeout, ConversationTerminated: as for `ask`.

@@ -53,7 +53,7 @@ it.
 """
 
 
-_NON_RETRYABLE: Final = (
+NON_RETRYABLE: Final = (
     NotSerializable,
     PayloadTooLarge,
     SessionSelfConflict,
@@ -392,7 +392,7 @@ class ActivityRunner:
             self._give_back_unreadable(item, item.session_id, error)
             return
         failures = item.failures + 1
-        policy = None if isinstance(error, _NON_RETRYABLE) else task.retry
+        policy = None if isinstance(error, NON_RETRYABLE) else task.retry
         pause = None if policy is None else _pause(running, policy, error, failures)
         if pause is not None:
             failure = RecordedError(*describe_error(error))

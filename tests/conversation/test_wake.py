@@ -17,6 +17,7 @@ from affinity.conversation import program
 from affinity.conversation.kinds import SIGNAL
 from affinity.conversation.running import WakeRunner
 from affinity.errors import InvalidApp, InvalidInput, InvalidOptions, PayloadTooLarge, SessionError, WakeFailed
+from affinity.limits import MAX_EVENT_BYTES
 from affinity.worker.maintenance import code_version
 from tests.conversation.application import Chat, echo, kinds, make, stage, status, until
 
@@ -115,6 +116,25 @@ async def test_a_handler_that_fails_for_good_keeps_its_inputs_and_the_next_event
         assert reply.text == "mended"
         assert seen[-1] == ["one", "two"]
         assert await until(lambda: status(talk, "idle"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "error_type"),
+    [("x" * MAX_EVENT_BYTES, "PayloadTooLarge"), ("\udcff", "NotSerializable")],
+    ids=["large", "surrogate"],
+)
+async def test_an_answer_that_no_event_takes_fails_the_wake_once(url: str, answer: str, error_type: str) -> None:
+    attempts: list[int] = []
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        attempts.append(wake.attempt)
+        wake.append(AgentMessage(answer if wake.events == [UserMessage("all of it")] else "in short"))
+
+    async with stage(url, handler, retry=RetryPolicy(initial_interval=0.01)) as on:
+        with pytest.raises(WakeFailed) as caught:
+            await on.talk().ask(UserMessage("all of it"), timeout=30)
+        assert (caught.value.error_type, attempts) == (error_type, [1])
+        assert (await on.talk().ask(UserMessage("shorter"), timeout=30)).text == "in short"
 
 
 async def test_resume_tries_again(url: str) -> None:
