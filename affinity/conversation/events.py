@@ -47,7 +47,8 @@ class JournalEvent(BaseModel):
     def __init__(self, *args: Any, **fields: Any) -> None:
         """Raise `pydantic.ValidationError` when a field does not fit, and TypeError for one that the class has not."""
         cls = type(self)
-        if unknown := unknown_fields(cls, fields):
+        # The constructor of an application is called for entries too, which may have fields of a later release.
+        if not cls.__pydantic_custom_init__ and (unknown := unknown_fields(cls, fields)):
             raise TypeError(f"{cls.__name__} has no field {unknown[0]!r}; it has {', '.join(cls.model_fields)}")
         super().__init__(**(_by_name(cls, args, fields) if args else fields))
 

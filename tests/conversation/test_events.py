@@ -206,3 +206,15 @@ def test_fields_of_an_event_may_have_other_names() -> None:
 
     assert Named(Stars=1, said=["a"]) == Named(stars=1, says="a")  # type: ignore[call-arg]
     assert Open(more=1).model_extra == {"more": 1}  # type: ignore[call-arg]
+
+
+def test_an_event_with_a_constructor_of_its_own_is_read_with_fields_of_a_later_release() -> None:
+    class Counted(JournalEvent):
+        number: int = 1
+        kind: Literal["user.counted"] = "user.counted"
+
+        def __init__(self, **fields: Any) -> None:
+            super().__init__(**fields)
+
+    read = EventTypes([Counted]).decode("user.counted", '{"kind":"user.counted","number":2,"later":3}')
+    assert read == Counted(number=2)
