@@ -63,6 +63,7 @@ class JsonCodec(Generic[S]):
         try:
             self._adapter: TypeAdapter[S] = TypeAdapter(declared)
             fields = sorted(set(_scratch_without_default(self._adapter.core_schema)))
+            self._has_floats = _may_have_floats(self._adapter.core_schema)
         except Exception as error:
             raise InvalidOptions(f"the state {declared!r} has no JSON form: {error}; give a codec") from error
         if fields:
@@ -73,7 +74,7 @@ class JsonCodec(Generic[S]):
 
     def dump(self, state: S, /) -> bytes:
         raw = self._adapter.dump_json(state, round_trip=True, warnings="error")
-        if b"null" in raw:  # pydantic writes it for a None of any type, and for NaN
+        if self._has_floats and b"null" in raw:  # pydantic writes it for None, and for NaN
             self._check_null(state, raw)
         return raw
 
@@ -127,6 +128,36 @@ def _scratch_without_default(schema: Any, name: str = "") -> Iterator[str]:
 
 def _is_required(field: dict[str, Any]) -> bool:
     return field["schema"]["type"] != "default" and bool(field.get("required", True))
+
+
+_FLOATLESS: Final = frozenset({
+    "bool", "bytes", "date", "datetime", "dataclass", "dataclass-args", "dataclass-field", "default", "definition-ref",
+    "definitions", "dict", "enum", "frozenset", "int", "list", "literal", "model", "model-field", "model-fields",
+    "none", "nullable", "set", "str", "tagged-union", "time", "timedelta", "tuple", "typed-dict", "typed-dict-field",
+    "union", "uuid",
+})  # fmt: skip
+"""Types of pydantic-core's schemas whose values are no floats; a dump refuses a float in their place."""
+
+_ITEMS: Final = {"dict": "values_schema", "list": "items_schema", "set": "items_schema", "frozenset": "items_schema"}
+"""Containers whose items may be anything, unless there is a schema for them."""
+
+
+def _may_have_floats(schema: Any) -> bool:
+    """Whether a value of this schema may have a float at any depth, as far as is known."""
+    if isinstance(schema, list | tuple):
+        return any(map(_may_have_floats, schema))
+    if not isinstance(schema, dict):
+        return False
+    kind = schema.get("type", "model")
+    if kind not in _FLOATLESS or schema.get("extra_fields_behavior") == "allow":
+        return True
+    if kind in _ITEMS and _ITEMS[kind] not in schema:
+        return True
+    for key, part in schema.items():
+        parts = part.values() if key in {"fields", "choices"} and isinstance(part, dict) else [part]
+        if key not in {"metadata", "default"} and any(map(_may_have_floats, parts)):
+            return True
+    return False
 
 
 # --- compression ------------------------------------------------------------------------------------------------------

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import date, datetime
 from math import inf, nan
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, computed_field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SerializeAsAny, computed_field, model_validator
 from typing_extensions import TypedDict
 
 from affinity.errors import InvalidId, InvalidOptions, NotSerializable, PayloadTooLarge, SessionLoadFailed
@@ -131,6 +131,53 @@ async def test_a_number_that_json_has_not_is_refused(store: CountingStore, name:
             setattr(state, name, value)
     async with measured.open("s") as state:
         assert state == Measured(value=1.0)
+
+
+class Named(BaseModel):
+    type: int | None = None
+    default: float | None = None
+    fields: list[dict[str, float | None]] = []
+
+
+class Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class Whole(BaseModel):
+    count: int | None = None
+    text: str | None = None
+    texts: list[str | None] = []
+    tags: set[Literal["a"] | None] = set()
+    by_name: dict[str, bool | None] = {}
+    parts: tuple[bytes | None, ...] = ()
+    at: datetime | None = None
+
+
+class Longer(Whole):
+    more: float | None = None
+
+
+class Duck(BaseModel):
+    one: SerializeAsAny[Whole]
+
+
+@pytest.mark.parametrize(
+    ("declared", "state"),
+    [
+        (list, [None, inf]),
+        (dict[str, Any], {"a": {"b": nan}}),
+        (Named, Named(default=inf)),
+        (Named, Named(fields=[{"a": nan}])),
+        (Open, Open(more=inf)),  # type: ignore[call-arg]
+        (Duck, Duck(one=Longer(more=-inf))),
+        *[(Whole, Whole().model_copy(update={name: inf})) for name in ("count", "text", "at")],
+        *[(Whole, Whole().model_copy(update={name: [inf]})) for name in ("texts", "parts", "tags")],
+        (Whole, Whole().model_copy(update={"by_name": {"a": inf}})),
+    ],
+)
+def test_no_type_writes_null_for_a_number(declared: Any, state: Any) -> None:
+    with pytest.raises(ValueError, match=r"NaN|Pydantic"):
+        JsonCodec(declared).dump(state)
 
 
 async def test_a_number_becomes_infinite_where_nothing_was(store: CountingStore) -> None:
