@@ -322,9 +322,8 @@ class _Loop:
     def _append_cut(self, reply: ModelReply, error: Exception) -> None:
         """Append what a reader and the model can know of a reply that no journal takes."""
         text = truncate(_text_of(reply.content), CUT_BYTES)
-        self._append_message(
-            f"{text}\n[the reply of the model cannot be kept: {truncate(problem_of(error))}]", reply.usage
-        )
+        notice = f"{text}\n[the reply of the model cannot be kept: {truncate(problem_of(error))}]"
+        self._append_message(notice, _numbers(reply.usage))
 
     def _append_message(self, content: Content, usage: Mapping[str, int]) -> None:
         message = AgentMessage(content, dict(usage), message_id=self._message_id)

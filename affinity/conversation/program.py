@@ -78,7 +78,7 @@ class WakeTask(TypedDict):
     """The input of the activity."""
 
     wake: str  # id
-    processed: NotRequired[int]  # the watermark, as far as the orchestration knows; of a journal that may be gone
+    processed: NotRequired[int]  # the watermark that the orchestration knows: to notice a journal that was made anew
     attempts: NotRequired[int]  # of this wake before this run
     failures: NotRequired[int]  # those that ended in an error
     elapsed: NotRequired[float]  # seconds that these took, with the pauses behind them
@@ -155,6 +155,8 @@ class Program:
     """The last wake has failed for good."""
     terminated: bool | None = None
     """True: the children are terminated too."""
+    is_retried: bool = False
+    """An attempt of the wake has failed, or the recording of that: no result tells what it was given."""
     is_interrupted: bool = False
     """The wake under way is to be cancelled."""
     is_resumed: bool = False
@@ -206,7 +208,8 @@ class Program:
 
     async def _end(self) -> None:
         """Notify the parent and the children, and close the trace of a wake that was cancelled."""
-        if not (self.terminated or self.delegations or self.cancelled or self.wakes == 0):  # 0: inputs may be unread
+        is_unread = self.is_retried or self.wakes == 0  # inputs may be, and a delegation among them
+        if not (self.terminated or self.delegations or self.cancelled or is_unread):
             return
         while True:
             outcome = await self._attempt({**self._new_task(), "terminated": self.terminated is True})
@@ -331,6 +334,7 @@ class Program:
             if (pause := outcome.get("retry_after")) is None:
                 return self._fail(outcome)
             self.closed = task.pop("cancelled", self.closed)
+            self.is_retried = True
             task["attempts"] = outcome.get("attempt", 0)
             task["failures"] = task.get("failures", 0) + 1
             task["elapsed"] = outcome.get("elapsed", 0.0)
@@ -401,12 +405,14 @@ class Program:
                 if "terminated" in task or not self.start.get("persists", False):
                     break
             self._show("rescheduling")
-            self.wakes += 1  # it has as many events as one
+            self.is_retried = True
+            self.wakes += 1  # counts as a wake, of which one execution has so many
             if not await self._pause(CLOSING.delay(attempt), until_due=True) or self.is_due or self._is_long:
                 return None
         return WakeOutcome(outcome="failed")
 
     def _succeed(self, outcome: WakeOutcome) -> None:
+        self.is_retried = False
         self.processed = outcome.get("processed", self.processed)
         self.next_due = outcome.get("next_due")
         self.delegations = outcome.get("delegations", self.delegations)
@@ -421,6 +427,7 @@ class Program:
         self._show(None)
 
     def _fail(self, outcome: WakeOutcome) -> None:
+        self.is_retried = False
         self.next_due = outcome.get("next_due")
         self.delegations = outcome.get("delegations", self.delegations)
         self.is_failed = True

@@ -73,7 +73,7 @@ def _set_label(cached: CachedState[Any], resource: Resource[Any], value: str) ->
 
 
 def _new_id(birth: str | None) -> str:
-    """A random id, which begins as all of the same instance; see `ResourceStore.begin_resource`."""
+    """A random id, whose first part all ids of one instance share; see `ResourceStore.begin_resource`."""
     return f"{sha256(birth.encode()).hexdigest()[:8]}-{uuid4().hex[:23]}" if birth else uuid4().hex
 
 

@@ -351,9 +351,22 @@ def test_another_wake_runs_for_what_comes_before_the_failure_is_recorded(kind: s
     assert ["failed" in each for each in tasks_of(live)] == [False, True, False]
 
 
-def test_a_termination_ends_the_attempts_to_record_a_failure() -> None:
-    live = closing(persists=True)
-    signal(live, "terminate")
+@pytest.mark.parametrize("is_by_operator", [False, True])
+@pytest.mark.parametrize("is_closing", [False, True])
+def test_what_ends_a_conversation_between_two_attempts_reads_what_these_were_given(
+    is_closing: bool, is_by_operator: bool
+) -> None:
+    """A delegation may be among it, whose parent waits."""
+    live = closing(persists=True) if is_closing else begin_asleep()
+    if not is_closing:
+        live.complete(wake_of(live), '{"outcome":"failed","attempt":1,"read":1,"retry_after":60.0}')
+    if is_by_operator:
+        live.feed(ev.CancelRequested("enough"))
+    else:
+        signal(live, "terminate")
+    assert live.outcome is None
+    assert tasks_of(live)[-1]["terminated"] is False
+    live.complete(wake_of(live), '{"outcome":"nothing"}')
     assert live.outcome is not None
 
 
