@@ -159,7 +159,7 @@ class WakeRunner(Generic[S]):
         known = task.get("processed", work.processed)
         if not is_last and (known > work.processed or (known < work.processed and not had_cancelled)):
             # The journal was made anew, or the instance was, or it is that of a fork. The orchestration must know the
-            # watermark before the wake: an interrupt would pass for one that came too late, and nobody would know what
+            # watermark before the wake: an interrupt would pass for one that came too late, and it would be lost what
             # was read by a wake that has ended before it was cancelled.
             return WakeOutcome(outcome="nothing", processed=work.processed, more=True)
         attempt = _Attempt(self._conversations, ctx, ctx.journals, task, work, read_at, self._streams_of(ctx.journals))

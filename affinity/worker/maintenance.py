@@ -188,13 +188,17 @@ class Maintenance:
             await self._lease.drain_wanted.wait()
             logger.warning("worker %s: an operator drains it; it takes nothing new", self._identity.worker_id)
             before = len(self._sessions) + 1
+            heeded: anyio.Event | None = None
             while (held := await self._health.retry(free)) is not None:
                 if held < before:
                     self._sessions.recheck_all()
                     self._wakeups.hint_others(None)  # for what was freed
                 before = held
                 with anyio.move_on_after(DRAIN_STEP_SECONDS if held else MAINTENANCE_SECONDS):
-                    await self._wakeups.check_wanted.wait()
+                    if (wanted := self._wakeups.check_wanted) is heeded:  # stays set until that check has ended
+                        await anyio.sleep_forever()
+                    await wanted.wait()
+                    heeded = wanted
             logger.warning("worker %s: resumed; it takes work again", self._identity.worker_id)
             self._lease.end_operator_drain()
 

@@ -74,7 +74,7 @@ async def test_a_wake_does_not_fork_into_a_record(url: str) -> None:
 
 @pytest.mark.parametrize("made", ["delegate", "fork"])
 async def test_a_wake_forks_into_no_id_that_something_else_has(url: str, made: str) -> None:
-    """An instance that is no conversation, or a child that the wake itself begins: it fails at once, with the id."""
+    """An instance that is no conversation, or a child that the wake itself begins. The first attempt says which id."""
     attempts: list[int] = []
 
     async def branch(wake: affinity.Wake, _: Chat) -> None:

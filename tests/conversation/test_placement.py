@@ -15,6 +15,7 @@ import pytest
 
 from affinity import AgentMessage, RuntimeOptions, Talk, ToolConfirmation, UserMessage, Wake, Worker
 from affinity.worker import maintenance
+from affinity.worker.retry import DatabaseHealth
 from tests.conversation.application import Chat, Stage, stage, status, until
 
 pytestmark = pytest.mark.anyio
@@ -181,6 +182,40 @@ async def test_a_worker_that_is_resumed_takes_work_immediately(url: str, monkeyp
         seq = await on.talk().send(UserMessage("one"))
         await on.client.resume_worker(on.workers[0].identity.worker_id)
         assert (await on.talk().reply(seq, timeout=PATIENCE)).text == "re: one"
+
+
+async def test_a_drained_worker_looks_seldom_while_a_check_of_its_work_hangs(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hint of the next check stays there until then."""
+    handler, calls, hanging = Steered(), Counter[str](), anyio.Event()
+    retry = DatabaseHealth.retry
+
+    async def count(health: DatabaseHealth, verb: Any) -> Any:
+        calls[getattr(verb, "func", verb).__name__] += 1
+        return await retry(health, verb)
+
+    monkeypatch.setattr(DatabaseHealth, "retry", count)
+    async with stage(url, handler.respond) as on:
+        runtime = on.workers[0].runtime
+
+        async def hang(locks: object) -> list[bool]:
+            hanging.set()
+            await anyio.sleep_forever()
+            return []
+
+        monkeypatch.setattr(runtime.services.provider, "check_work_item", hang)
+        await on.talk().send(UserMessage("wait"))
+        await until(lambda: handler.has_run("wait"))
+        await on.client.drain_worker(runtime.services.identity.worker_id)
+        await until(lambda: _is_drained(on))
+        runtime.services.wakeups.check_wanted.set()
+        await hanging.wait()
+        runtime.services.wakeups.check_wanted.set()
+        calls.clear()
+        await anyio.sleep(1.0)
+        assert 1 <= calls["free_drained_sessions"] <= 1.0 / maintenance.DRAIN_STEP_SECONDS + 2
+        handler.gate.set()
 
 
 async def _is_drained(on: Stage) -> bool:
