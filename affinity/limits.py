@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 from dataclasses import fields
 from math import ceil, isfinite
 from typing import Any, Final
@@ -219,7 +219,8 @@ def check_id(value: object, what: str) -> str:
         InvalidId: it is anything else; the message says what is allowed.
     """
     if not isinstance(value, str):
-        raise InvalidId(f"{what} must be a string, not {type(value).__name__}")
+        remedy = ": await it first" if isinstance(value, Awaitable) else ""
+        raise InvalidId(f"{what} must be a string, not {type(value).__name__}{remedy}")
     if not value:
         raise InvalidId(f"{what} must not be empty")
     if value.isascii() and value.isprintable():
@@ -236,14 +237,14 @@ def check_id(value: object, what: str) -> str:
 
 
 def check_tag(value: object) -> str:
-    """Return ``value`` as a tag: an id of at most ``MAX_TAG_BYTES`` UTF-8 bytes without ``#``, ``:`` and ``,``.
+    """Return ``value`` as a tag: an id of at most ``MAX_TAG_BYTES`` UTF-8 bytes without ``#``, ``:``, ``,`` and spaces.
 
     Raises:
         InvalidId: it is anything else; the message says what is allowed.
     """
     tag = check_id(value, "tag")
-    if found := next((c for c in "#:," if c in tag), None):
-        raise InvalidId(f"tag {tag!r} holds {found!r}; '#', ':' and ',' are not allowed")
+    if found := next((c for c in tag if c in "#:," or c.isspace()), None):
+        raise InvalidId(f"tag {tag!r} holds {found!r}; '#', ':', ',' and spaces are not allowed: commas separate tags")
     if (size := len(tag.encode())) > MAX_TAG_BYTES:
         raise InvalidId(f"tag has {size} bytes as UTF-8, over the limit of {MAX_TAG_BYTES}")
     return tag

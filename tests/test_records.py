@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from affinity.errors import InvalidId, InvalidOptions
+from affinity.provider.contract import Token, WorkAbandon, WorkKey, WorkLock
 from affinity.records import SessionFilter, constructor, frozen
 
 
@@ -60,6 +61,12 @@ def test_a_constructor_makes_what_the_class_makes() -> None:
 
 
 NAIVE = datetime(2026, 1, 1)
+
+
+def test_a_failed_delivery_is_counted_as_an_attempt() -> None:
+    """``attempts - failures`` were interrupted or run now: it is never negative."""
+    with pytest.raises(ValueError, match="an activity that has failed was an attempt"):
+        WorkAbandon(lock=WorkLock(key=WorkKey("i", 1, 2), token=Token("t")), failed=True, count_attempt=False)
 
 
 @pytest.mark.parametrize(

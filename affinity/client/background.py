@@ -14,6 +14,7 @@ from typing import Final, Self
 
 import anyio
 
+from affinity.async_block import AsyncBlock
 from affinity.client.calls import batches, retry, unknown_instance
 from affinity.client.journals import Journals
 from affinity.client.replies import Replies
@@ -215,7 +216,7 @@ class Waker:
             raise
 
 
-class ClientBase:
+class ClientBase(AsyncBlock):
     """An open provider, with the tasks that run beside the calls."""
 
     def __init__(self, url: str) -> None:

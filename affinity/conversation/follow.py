@@ -16,6 +16,7 @@ from typing import Any, Final, Self, TypeAlias
 
 from pydantic_core import from_json
 
+from affinity.async_block import AsyncBlock
 from affinity.client.journals import Journals
 from affinity.conversation.events import EventTypes, JournalEntry
 from affinity.conversation.stream import Retracted, Streamed
@@ -138,7 +139,7 @@ def _is_replaced(page: JournalPage, wake_id: str) -> bool:
     return results[-1:] in ([], ["ok"])  # none: it is on a later page
 
 
-class EventFeed(AsyncIterator[FeedItem]):
+class EventFeed(AsyncBlock, AsyncIterator[FeedItem]):
     """Events of one conversation, in order; made by `Talk.events`. It can be left at any time, and another one goes on
     from its `position`.
 

@@ -8,7 +8,7 @@ import re
 import typing
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, Final, NoReturn, Protocol, TypeVar, overload, runtime_checkable
+from typing import Any, Final, NoReturn, Protocol, TypeVar, cast, overload, runtime_checkable
 
 from affinity.errors import InvalidApp, InvalidId, NotSerializable, OrchestrationMisuse
 from affinity.limits import check_id
@@ -239,9 +239,9 @@ class HasFunctions(Protocol):
 class App:
     """A registry of activities and orchestrations, which a worker runs.
 
-    The decorators return the function itself, which ``schedule_activity`` and ``schedule_sub_orchestration`` take as
-    the reference. A function takes its context and at most one input. The annotations of input and result are their
-    JSON types.
+    The decorators return the function, which ``schedule_activity`` and ``schedule_sub_orchestration`` take as the
+    reference. An activity that an orchestration calls itself raises `OrchestrationMisuse`. A function takes its context
+    and at most one input. The annotations of input and result are their JSON types.
     """
 
     def __init__(self, name: str = "app") -> None:
@@ -282,7 +282,7 @@ class App:
             definition = ActivityDefinition(_name_of(function, name), function)
             self._add_activity(definition)
             _attach(function, definition)
-            return function
+            return _refusing_orchestrations(function, definition)
 
         return register if function is None else register(function)
 
@@ -420,6 +420,33 @@ def _attach(function: Callable[..., Any], definition: Definition) -> None:
         raise InvalidApp(f"{_qualname(function)} is registered already, as {present.description}")
     # A bound method takes no attributes; its function does.
     setattr(getattr(function, "__func__", function), _DEFINITION, definition)
+
+
+def _refusing_orchestrations(function: F, definition: ActivityDefinition) -> F:
+    """A function of the application, as its module sees it: called with an orchestration's context it would run in the
+    orchestration, unrecorded, and again in each replay.
+    """
+    if not inspect.isfunction(function):
+        return function  # a method or an object, which a wrapper would not stand for
+
+    def check(arguments: tuple[Any, ...]) -> None:
+        if arguments and hasattr(arguments[0], "schedule_activity"):
+            raise OrchestrationMisuse(
+                f"{definition.description} is called within an orchestration: use "
+                f"ctx.schedule_activity({function.__name__}, ...), which runs it once and records its result"
+            )
+
+    @functools.wraps(function)
+    async def refusing_async(*args: Any, **kwargs: Any) -> Any:
+        check(args)
+        return await function(*args, **kwargs)
+
+    @functools.wraps(function)
+    def refusing(*args: Any, **kwargs: Any) -> Any:
+        check(args)
+        return function(*args, **kwargs)
+
+    return cast(F, refusing_async if definition.is_async else refusing)
 
 
 def _name_of(function: Callable[..., Any], name: str | None) -> str:

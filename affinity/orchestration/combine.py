@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from affinity.errors import OrchestrationMisuse
-from affinity.orchestration.scheduler import CommandFuture, DurableFuture, RecordedCancel, Scheduler
+from affinity.orchestration.scheduler import CommandFuture, DurableFuture, RecordedCancel, Scheduler, refuse_iterable
 
 T = TypeVar("T")
 
@@ -94,6 +94,8 @@ class WaitAny(Combined[None]):
     __slots__ = ()
 
     def __init__(self, scheduler: Scheduler, futures: tuple[DurableFuture[Any], ...]) -> None:
+        for each in futures:
+            refuse_iterable(each, "wait_any")
         if not futures or not all(isinstance(each, DurableFuture) and each.belongs_to(scheduler) for each in futures):
             raise OrchestrationMisuse("wait_any takes durable futures of this orchestration, one at least")
         super().__init__(scheduler, futures)

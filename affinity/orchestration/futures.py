@@ -96,8 +96,8 @@ class ActivityFuture(CommandFuture[T]):
 
         Raises:
             InvalidId: the id is anything else.
-            OrchestrationMisuse: the activity is scheduled already, or has a session; ``ordered`` is not a bool, or
-                ``wait`` or ``fail_after`` not a positive number of seconds.
+            OrchestrationMisuse: the activity is scheduled already, or has a session; ``ordered`` is not a bool;
+                ``wait`` or ``fail_after`` is not a positive number of seconds; or ``wait`` is not below ``fail_after``.
         """
         self._check_unscheduled()
         if self._session_id is not None:
@@ -110,6 +110,11 @@ class ActivityFuture(CommandFuture[T]):
             self._wait = _check_seconds("wait", wait)
         if fail_after is not None:
             self._fail_after = _check_seconds("fail_after", fail_after)
+            if wait is not None and wait >= fail_after:
+                raise errors.OrchestrationMisuse(
+                    f"wait={wait:g} is not below fail_after={fail_after:g}: the activity would fail before another "
+                    "worker may take the session; make fail_after longer, or leave one of the two out"
+                )
         return self
 
     def with_tag(self, tag: str) -> ActivityFuture[T]:
@@ -119,7 +124,7 @@ class ActivityFuture(CommandFuture[T]):
         `SessionTagMismatch`; work without a tag runs where the session is.
 
         Args:
-            tag: a non-empty string of at most 64 bytes, without control characters, ``#``, ``:`` and ``,``.
+            tag: a non-empty string of at most 64 bytes, without control characters, spaces, ``#``, ``:`` and ``,``.
 
         Raises:
             InvalidId: it is anything else.

@@ -22,7 +22,7 @@ import logging
 from collections import deque
 from collections.abc import Coroutine, Generator
 from dataclasses import dataclass
-from types import CoroutineType
+from types import CoroutineType, GeneratorType
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from affinity.errors import NotSerializable, OrchestrationMisuse
@@ -151,6 +151,7 @@ class Scheduler:
             return
         if inspect.isfunction(awaitable):
             raise OrchestrationMisuse(f"{where} got the function {awaitable.__name__!r}: call it with its arguments")
+        refuse_iterable(awaitable, where)
         if not inspect.iscoroutine(awaitable):
             raise OrchestrationMisuse(
                 f"{where} takes durable futures and coroutines, not {describe_foreign(awaitable)}"
@@ -499,6 +500,16 @@ def refuse_awaitable(value: object, what: str) -> None:
     if isinstance(value, CoroutineType):
         value.close()
         raise OrchestrationMisuse(f"{what} the coroutine {value.__name__!r}: await it first")
+
+
+def refuse_iterable(value: object, where: str) -> None:
+    """Refuse a collection where its items are expected as arguments of their own.
+
+    Raises:
+        OrchestrationMisuse: it is one.
+    """
+    if isinstance(value, (list, tuple, set, frozenset, dict, GeneratorType)):
+        raise OrchestrationMisuse(f"{where} got one {type(value).__name__}: unpack it, as in ctx.{where}(*futures)")
 
 
 def describe_foreign(awaitable: object) -> str:

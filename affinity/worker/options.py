@@ -89,8 +89,8 @@ class RuntimeOptions(BaseModel):
                 raise InvalidOptions(wrong)
 
     worker_node_id: str = Field(default_factory=_default_node_id)
-    """Stable name of this worker, unique among live ones. A restart under it keeps the sessions. By default the host's
-    name and a random part.
+    """Stable name of this worker, unique among live ones. After a kill, the next start under it keeps the sessions;
+    after a graceful end only with ``restart_grace``. By default the host's name and a random part.
     """
     worker_concurrency: int = Field(default=128, ge=1, le=10_000)
     """Activities that run at the same time, and threads for sync ones."""

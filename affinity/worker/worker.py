@@ -38,6 +38,7 @@ from typing import Self, TypeVar
 import anyio
 from anyio.abc import TaskStatus
 
+from affinity.async_block import AsyncBlock
 from affinity.errors import DatabaseChanged, ProviderError
 from affinity.orchestration import App
 from affinity.orchestration.app import SessionListener, check_listeners
@@ -62,7 +63,7 @@ LEAVE_SECONDS = 5.0
 """How long a worker that ends tries to release its name; its lease expires anyway."""
 
 
-class Worker:
+class Worker(AsyncBlock):
     """Runs the orchestrations and activities of an app until the ``async with`` block ends, then drains.
 
     Args:

@@ -204,10 +204,16 @@ def test_combining_what_cannot_be_awaited() -> None:
     async def main(ctx: OrchestrationContext) -> None:
         async def helper() -> None: ...
 
+        event = ctx.schedule_wait("e")
         anything: Any = helper
         with pytest.raises(OrchestrationMisuse, match="the function 'helper': call it"):
             ctx.gather(anything)
-        for wrong in (5, None, [ctx.schedule_wait("e")]):
+        collections: list[Any] = [[event], (event,), {event}, (each for each in [event])]
+        for anything in collections:
+            for combine in (ctx.select, ctx.gather, ctx.wait_any):
+                with pytest.raises(OrchestrationMisuse, match=rf"unpack it, as in ctx.{combine.__name__}\(\*futures\)"):
+                    combine(anything)
+        for wrong in (5, None):
             anything = wrong
             with pytest.raises(OrchestrationMisuse, match="select takes durable futures and coroutines"):
                 ctx.select(anything)
@@ -262,6 +268,54 @@ def test_on_session_with_a_bad_id(session_id: Any) -> None:
     assert run(main).history[-1] == ev.ActivityScheduled("x", "null", "é" * 128)
 
 
+def test_an_id_that_was_not_awaited() -> None:
+    """The id is in the future; the message names the remedy wherever an id is taken."""
+
+    async def main(ctx: OrchestrationContext) -> None:
+        guid: Any = ctx.new_guid()
+        for take in (
+            ctx.schedule_activity("x").on_session,
+            lambda one: ctx.schedule_sub_orchestration("y", instance_id=one),
+            lambda one: ctx.start_detached("y", instance_id=one),
+            lambda one: ctx.raise_event(one, "e"),
+            ctx.schedule_session_moved,
+            ctx.release_session,
+        ):
+            with pytest.raises(InvalidId, match="must be a string, not GuidFuture: await it first"):
+                take(guid)
+        raise ValueError("end")
+
+    assert run(main).outcome == ev.OrchestrationFailed("ValueError", "end")
+
+
+def test_an_activity_that_is_called() -> None:
+    """It would run in the orchestration, unrecorded, and again in each replay."""
+    app, ran = App(), []
+
+    @app.activity
+    async def pay(ctx: ActivityContext, amount: int) -> int:
+        ran.append(amount)
+        return amount
+
+    @app.activity
+    def pay_in_a_thread(ctx: ActivityContext, amount: int) -> int:
+        ran.append(amount)
+        return amount
+
+    async def main(ctx: OrchestrationContext) -> None:
+        with pytest.raises(OrchestrationMisuse, match=r"ctx.schedule_activity\(pay, \.\.\.\)"):
+            await pay(ctx, 1)  # type: ignore[arg-type]
+        with pytest.raises(OrchestrationMisuse, match="activity 'pay_in_a_thread' is called within an orchestration"):
+            pay_in_a_thread(ctx, 2)  # type: ignore[arg-type]
+        await ctx.schedule_activity(pay, 3)
+
+    live = run(main)
+    assert live.history[-1] == ev.ActivityScheduled("pay", "3")
+    other: Any = object()  # a context that a test makes
+    assert asyncio.run(pay(other, 4)) == pay_in_a_thread(other, 4) == 4
+    assert ran == [4, 4]
+
+
 def test_an_order_that_is_no_bool() -> None:
     async def main(ctx: OrchestrationContext) -> None:
         future = ctx.schedule_activity("x")
@@ -306,7 +360,7 @@ def test_with_tag_where_there_is_no_activity() -> None:
     assert run(main).outcome == ev.OrchestrationFailed("ValueError", "end")
 
 
-@pytest.mark.parametrize("tag", ["", "a\nb", "é" * 33, "a#b", "a:b", "a,b", None, 5])
+@pytest.mark.parametrize("tag", ["", "a\nb", "é" * 33, "a#b", "a:b", "a,b", "a b", None, 5])
 def test_with_tag_with_a_bad_tag(tag: Any) -> None:
     async def main(ctx: OrchestrationContext) -> None:
         future = ctx.schedule_activity("x")
@@ -324,6 +378,9 @@ def test_on_session_with_a_wrong_wait(seconds: Any) -> None:
             ctx.schedule_activity("x").on_session("s", wait=seconds)
         with pytest.raises(OrchestrationMisuse, match="fail_after is a number of seconds"):
             ctx.schedule_activity("x").on_session("s", fail_after=seconds)
+        for wait, fail_after in ((5, 1), (2, 2)):
+            with pytest.raises(OrchestrationMisuse, match=f"wait={wait} is not below fail_after={fail_after}"):
+                ctx.schedule_activity("x").on_session("s", wait=wait, fail_after=fail_after)
         await ctx.schedule_activity("y").on_session("s", wait=2, fail_after=5)
 
     assert ev.ActivityScheduled("y", "null", "s", wait=2.0, fail_after=5.0) in run(main).history

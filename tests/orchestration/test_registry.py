@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,8 +52,10 @@ def test_decorators_return_the_function() -> None:
 
     async def chat(ctx: OrchestrationContext) -> None: ...
 
-    assert app.activity(reply) is reply
-    assert app.activity(name="other")(plain) is plain
+    for registered, function in ((app.activity(reply), reply), (app.activity(name="other")(plain), plain)):
+        assert inspect.signature(registered) == inspect.signature(function)
+        assert inspect.iscoroutinefunction(registered) is inspect.iscoroutinefunction(function)
+        assert definition_of(registered) is definition_of(function)
     assert app.orchestration(version="2.0.0")(chat) is chat
     assert set(app.activities) == {"reply", "other"}
     assert set(app.orchestrations) == {"chat@2.0.0"}

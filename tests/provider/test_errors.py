@@ -8,7 +8,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Final
 
@@ -232,12 +232,11 @@ def _shown(error: BaseException) -> str:
         "postgresql://ann:s3[cret@127.0.0.1/chats",
         "mysql://ann:s3cret@127.0.0.1/chats",
         "sqlite://ann/chats",
-        "sqlite:////no/such/directory/chats",
     ],
 )
 async def test_no_error_of_an_unreachable_database_names_it(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither its user, its host, its file nor its password; nor do the causes of the error. What is logged for
-    debugging has no password.
+    """Neither its user, its host nor its password; nor do the causes of the error. What is logged for debugging has
+    no password.
     """
     caplog.set_level(logging.DEBUG, "affinity")
     for call in (lambda: open_provider(url), lambda: migrate(url), Client(url).__aenter__):
@@ -248,6 +247,34 @@ async def test_no_error_of_an_unreachable_database_names_it(url: str, caplog: py
             assert name not in shown, (name, shown)
     for name in ("s3", "cret", "top"):
         assert name not in caplog.text
+
+
+@pytest.mark.parametrize("found", ["nothing", "no database", "never migrated", "too new"])
+async def test_what_opens_or_migrates_a_file_names_it(tmp_path: Path, found: str) -> None:
+    """The caller has just written the path, and has to see which of several files is meant."""
+    path = tmp_path / "chats.db" if found != "nothing" else tmp_path / "missing" / "chats.db"
+    if found == "no database":
+        path.write_bytes(b"no database " * 1000)
+    elif found == "too new":
+        await migrate(f"sqlite:///{path}")
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute("PRAGMA user_version = 1000000")
+            connection.execute("UPDATE applied_migrations SET version = version + 1000000")
+    url = f"sqlite:///{path}"
+    calls = [lambda: open_provider(url), Client(url).__aenter__]
+    for call in calls if found == "never migrated" else [*calls, lambda: migrate(url)]:
+        error = await _error_of(call)
+        assert isinstance(error, ProviderError)
+        assert str(path) in str(error), error
+
+
+async def test_a_call_does_not_name_the_file(sqlite_url: str) -> None:
+    """An instance may record what an activity has raised."""
+    async with aclosing(await SqliteProvider.open(_path(sqlite_url))) as provider:
+        await _pragma(provider, "max_page_count = 1")
+        error = await _error_of(lambda: provider.states.save(_state(200_000)))
+        assert "SQLITE_FULL" in str(error)
+        assert str(_path(sqlite_url)) not in _shown(error)
 
 
 async def test_no_error_of_a_server_names_its_user_or_host(postgres_server: PostgresServer) -> None:

@@ -49,6 +49,7 @@ def test_tags_are_separated_by_commas() -> None:
         ({"poll_interval": float("nan")}, ["poll_interval"]),
         ({"no_such_option": 1}, ["no_such_option"]),
         ({"tags": ("a#b",)}, ["tags", "a#b"]),
+        ({"tags": "a b"}, ["tags", "a b", "commas separate tags"]),
         ({"tags": [str(n) for n in range(9)]}, ["tags", "8", "9"]),
         ({"only_tagged": True}, ["only_tagged", "tags"]),
     ],

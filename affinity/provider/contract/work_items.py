@@ -189,6 +189,10 @@ class WorkAbandon:
     needs: str | None = None  # with ``unknown``: a name that a worker must register, beside the activity, to fetch it
     release_session: bool = False  # give the session up too, if the caller holds it
 
+    def __post_init__(self) -> None:
+        if self.failed and not self.count_attempt:
+            raise ValueError("failed=True with count_attempt=False: an activity that has failed was an attempt")
+
 
 WorkItemState: TypeAlias = Literal["running", "waiting", "delayed", "blocked"]
 """Of a work item: an alive worker runs it, it can be fetched, it can be fetched later, or another ordered item of its

@@ -44,9 +44,6 @@ STRICT: Final = 7
 MIGRATION_WAIT: Final = 6 * MAX_WAIT
 """Seconds that a migration waits for the file: longer than an operation does, for another process may be migrating."""
 
-PLACE: Final = "the SQLite file"
-"""How messages call it: its name is not for strangers."""
-
 
 def migrate(
     path: Path, migrations: Sequence[Migration] = MIGRATIONS, progress: Progress = log_progress
@@ -65,9 +62,9 @@ def migrate(
             # The switch to WAL wants the file for itself for a moment; it stays with the file, so it is made once.
             retry_while_busy(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchall(), MIGRATION_WAIT)
             retry_while_busy(lambda: connection.execute("BEGIN IMMEDIATE"), MIGRATION_WAIT)
-            return _upgrade(connection, migrations, progress)
+            return _upgrade(connection, path, migrations, progress)
         except FAILURES as error:
-            raise translate(error) from error
+            raise translate(error, path) from error
 
 
 def inspect(path: Path) -> SchemaReport:
@@ -84,10 +81,10 @@ def inspect(path: Path) -> SchemaReport:
             is_known = found.oldest_code <= len(MIGRATIONS)
             return report(found, MIGRATIONS, _find_behind(connection, found.version) if is_known else ())
         except FAILURES as error:
-            raise translate(error) from error
+            raise translate(error, path) from error
 
 
-def check_schema(connection: sqlite3.Connection) -> None:
+def check_schema(connection: sqlite3.Connection, path: Path) -> None:
     """Refuse a file whose schema this code may not use.
 
     Raises:
@@ -96,18 +93,24 @@ def check_schema(connection: sqlite3.Connection) -> None:
     try:
         found = retry_while_busy(lambda: _read(connection), MAX_WAIT)
     except FAILURES as error:
-        raise translate(error) from error
-    check_usable(found, MIGRATIONS, PLACE)
+        raise translate(error, path) from error
+    check_usable(found, MIGRATIONS, _place(path))
 
 
-def unmigrated() -> SchemaMismatch:
+def unmigrated(path: Path) -> SchemaMismatch:
     """The error for a file without our tables."""
-    return SchemaMismatch(f"{PLACE} was never migrated: {HOW_TO_MIGRATE}")
+    return SchemaMismatch(f"{_place(path)} was never migrated: {HOW_TO_MIGRATE}")
 
 
-def _upgrade(connection: sqlite3.Connection, migrations: Sequence[Migration], progress: Progress) -> tuple[int, int]:
+def _place(path: Path) -> str:
+    return f"the SQLite file {path}"
+
+
+def _upgrade(
+    connection: sqlite3.Connection, path: Path, migrations: Sequence[Migration], progress: Progress
+) -> tuple[int, int]:
     found = _read(connection)  # under the lock: another process may have done the work
-    refuse_too_new(found, migrations, PLACE)
+    refuse_too_new(found, migrations, _place(path))
     missing = migrations[found.version :]
     for migration in missing:
         for statement in _split(migration.script):

@@ -611,10 +611,10 @@ class SqliteProvider:
 
 def _open(path: Path, clock: Clock, max_wait: float, timeline: Timeline | None = None) -> Database:
     if not path.exists() and path.parent.is_dir():
-        raise unmigrated()
+        raise unmigrated(path)
     connection = connect(path)
     try:
-        check_schema(connection)
+        check_schema(connection, path)
         return Database(connection, clock, max_wait=max_wait, timeline=timeline)
     except BaseException:
         connection.close()

@@ -60,7 +60,7 @@ def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
     except FAILURES as error:
         if connection is not None:
             connection.close()
-        raise translate(error) from error
+        raise translate(error, path) from error
     return connection
 
 

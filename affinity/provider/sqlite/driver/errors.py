@@ -7,6 +7,7 @@ the short list of those that speak of the data.
 from __future__ import annotations
 
 import sqlite3
+from pathlib import Path
 from typing import Final, TypeAlias
 
 from affinity.errors import (
@@ -62,12 +63,15 @@ def is_busy(error: Failure) -> bool:
     return primary_code(error) in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
-def translate(error: Failure) -> ProviderError:
-    """Our error for one of SQLite's."""
+def translate(error: Failure, path: Path | None = None) -> ProviderError:
+    """Our error for one of SQLite's; the message names the file, if it is given. Errors of calls do not name it: an
+    instance may record them.
+    """
+    place = "SQLite" if path is None else f"SQLite file {path}"
     if isinstance(error, MemoryError):
-        return DatabaseFailure("SQLite: out of memory (SQLITE_NOMEM)", "SQLITE_NOMEM")
+        return DatabaseFailure(f"{place}: out of memory (SQLITE_NOMEM)", "SQLITE_NOMEM")
     name: str | None = getattr(error, "sqlite_errorname", None)
-    return _classify(error)(f"SQLite: {error} ({name or type(error).__name__})", name)
+    return _classify(error)(f"{place}: {error} ({name or type(error).__name__})", name)
 
 
 def _classify(error: Failure) -> type[ProviderError]:

@@ -86,7 +86,7 @@ class GiveBackRules(Rules):
         lost = await a.take_one()
         await cluster.pass_time(ITEM_LOCK + 1)
         running = await b.take_one()
-        assert await a.give_back(lost, failed=True, count_attempt=False) == [False]
+        assert await a.give_back(lost, failed=True) == [False]
         assert await b.renew(running) == [True]
         await b.give_back(running)
         again = await b.take_one()
