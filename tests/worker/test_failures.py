@@ -130,8 +130,7 @@ async def test_a_replay_logs_nothing_again(sqlite_url: str, caplog: pytest.LogCa
             "LookupError: in the end",
         ]
         await run.reset(to_event=events - 2)
-        async with Worker(app, sqlite_url, OPTIONS):
-            await run.raise_event("go")
+        async with Worker(app, sqlite_url, OPTIONS):  # the event comes again, by the reset
             with pytest.raises(OrchestrationFailed):
                 await run.wait(30)
     assert [one.getMessage().partition(" (")[0] for one in lines(caplog)][2:] == ["orchestration survivor of i failed"]
