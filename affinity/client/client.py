@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ from pydantic_core import to_json
 
 from affinity.client.administration import Administration
 from affinity.client.background import IsAwaited, has_ended
-from affinity.client.calls import batches, check_delivery, check_timeout, retry, unknown_instance
+from affinity.client.calls import batches, check_delivery, check_timeout, retry, retry_on, unknown_instance
 from affinity.client.conversations import Connectable, ConversationCalls
 from affinity.client.requests import (
     ExternalEvent,
@@ -394,7 +395,7 @@ class Client(Administration, ConversationCalls):
     # -- conversations
 
     def conversation(self, conversations: Connectable[Client, T], conversation_id: str) -> T:
-        """The handle of a conversation, which need not be there yet: nothing is sent.
+        """The handle of a conversation, which need not be there yet: nothing is sent, and any thread may call it.
 
         Raises:
             InvalidId: the id is refused.
@@ -406,7 +407,7 @@ class Client(Administration, ConversationCalls):
     @property
     def session_store(self) -> SessionStore:
         """The records of session state in this database; see `open_store`."""
-        return retrying_store(self._provider.states)
+        return retrying_store(self._open_provider.states, self._loop, "client")
 
     @property
     def session_manager(self) -> SessionManager:
@@ -496,11 +497,12 @@ async def open_store(url: str) -> AsyncIterator[SessionStore]:
     """
     provider = await open_provider(url, application_name="affinity store", one_connection=True)
     try:
-        yield retrying_store(provider.states)
+        yield retrying_store(provider.states, asyncio.get_running_loop(), "store")
     finally:
         await provider.aclose()
 
 
-def retrying_store(store: SessionStore) -> SessionStore:
-    """The store, its calls repeated as those of a `Client`."""
-    return RetryingStore(store, reading=retry, writing=partial(retry, idempotent=False))
+def retrying_store(store: SessionStore, loop: asyncio.AbstractEventLoop, what: str) -> SessionStore:
+    """The store, its calls repeated as those of a `Client`; for the event loop that has opened ``what``."""
+    call = partial(retry_on, loop, what)
+    return RetryingStore(store, reading=call, writing=partial(call, idempotent=False))

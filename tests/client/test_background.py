@@ -93,6 +93,11 @@ class FailingProvider:
             await self.gate.wait()
         self._called("wake", len(workers))
 
+    async def _unexpected(self, *args: object) -> object:
+        raise AssertionError(args)
+
+    read_journal = watch_journals = get_replies = _unexpected
+
     def count(self, verb: str) -> int:
         return sum(called == verb for called, _ in self.calls)
 
