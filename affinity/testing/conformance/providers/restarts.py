@@ -68,7 +68,7 @@ class RestartRules(Rules):
             assert [(run.execution_id, run.event_count) for run in runs] == [(2, 1), (1, 2)]
             assert None not in {time for run in runs for time in (run.started_at, run.ended_at)}
 
-    async def test_what_has_not_ended_stays(self, cluster: Cluster) -> None:
+    async def test_what_has_not_ended_is_not_restarted(self, cluster: Cluster) -> None:
         """A running or suspended instance, one of another name or generation, and an id that is free are not restarted
         (contract: restart_instance).
         """
@@ -206,7 +206,7 @@ class RestartRules(Rules):
         assert (await a.commit_one(item, consumed=message_ids(item))).committed
         assert [run.execution_id for run in await a.provider.list_executions("i", 10)] == [2]
 
-    async def test_a_start_that_is_too_large_is_refused(self, cluster: Cluster) -> None:
+    async def test_a_restart_that_is_too_large_is_refused(self, cluster: Cluster) -> None:
         """The quota of bytes applies to a restart, and the quota of instances does not (contract: restart_instance)."""
         a = await cluster.worker("a")
         at = await a.own("i")
