@@ -33,6 +33,7 @@
     │   ├── InstanceNotFinished        delete without force
     │   ├── InstanceNotSuspended       resume of an instance that runs or has ended
     │   ├── UnknownWorker
+    │   ├── WrongEventLoop             a client was called from a thread, or on another event loop than its own
     │   ├── WaitTimeout
     │   └── ConversationError          the request does not fit the conversation
     │       ├── UnknownConversation
@@ -62,6 +63,7 @@
     │   ├── NoWorkerWithTag            no live worker has its tag; raised by option
     │   ├── SessionBusy                it was not started within its fail_after
     │   └── ActivityCancelled          cancelled while it was awaited
+    ├── IterationInterrupted           an async iterator cannot go on after a cancelled wait
     ├── WorkerStalled                  the worker's event loop made no progress; the worker gave up its lease
     └── SessionError
         ├── UnknownSession             this process has no state for the session (option A of the document)
@@ -368,6 +370,12 @@ class UnknownWorker(ClientError):
     """No worker has this name, nor had it lately."""
 
 
+class WrongEventLoop(ClientError):
+    """A client or store was called from a thread without an event loop, or on another loop than its own. Nothing was
+    changed.
+    """
+
+
 class WaitTimeout(ClientError, TimeoutError):
     """The instance did not end within the timeout; it continues."""
 
@@ -571,6 +579,10 @@ class ActivityCancelled(ActivityError):
 
 
 # --- workers --------------------------------------------------------------------------------------------------------
+
+
+class IterationInterrupted(AffinityError):
+    """A wait for an item of this iterator was cancelled, or failed, and the iterator cannot go on: begin it again."""
 
 
 class WorkerStalled(AffinityError):

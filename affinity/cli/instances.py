@@ -11,13 +11,17 @@ import click
 from affinity.cli.arguments import DURATION, JSON
 from affinity.cli.output import compact, counted, printable, table
 from affinity.cli.shell import FAILED, Command, Progress, Shell, command, confirm, with_client
-from affinity.client import Client, EndedStatus, Instance
+from affinity.client import Client, EndedStatus, IfEnded, Instance
 from affinity.orchestration import Event, EventValue
 from affinity.orchestration.wire import details_document
 from affinity.provider import migrate
 from affinity.provider.contract import Resumption
 
 _ENDINGS: Final = {"failed": "failed", "cancelled": "was cancelled"}
+_PRESENT: Final[dict[str | None, str]] = {
+    "running": "",
+    "ended": ", and has ended (--if-ended restart starts it again)",
+}
 _HINT: Final = "; what is removed stays removed, and the command may be started again"
 
 _Removed: TypeAlias = dict[str, int]
@@ -30,6 +34,12 @@ _Removed: TypeAlias = dict[str, int]
 @click.option("--id", "instance_id", help="Instance id; makes the command idempotent  [default: random]")
 @click.option("--version", help="Version of the orchestration  [default: the latest that the worker registers]")
 @click.option("--session", "session_id", help="Session that it works for, as logs and listings show it.")
+@click.option(
+    "--if-ended",
+    type=click.Choice(get_args(IfEnded)),
+    default="return",
+    help="With --id, when that instance has ended: leave it; restart it; fail  [default: return]",
+)
 @click.option("--wait", "waits", is_flag=True, help="Wait for the result and print it, as `wait` does.")
 @click.option("--timeout", type=float, help="Seconds to wait  [default: for ever]")
 @command
@@ -41,17 +51,19 @@ def start(
     instance_id: str | None,
     version: str | None,
     session_id: str | None,
+    if_ended: IfEnded,
     waits: bool,
     timeout: float | None,
 ) -> None:
     """Start the orchestration NAME and print the id of its instance.
 
-    When --id names an instance of the same orchestration, nothing is started and the exit code is 0 too. An SQLite
-    database that does not exist yet is created.
+    When --id names an instance of the same orchestration, nothing is started and the exit code is 0 too, unless it has
+    ended and --if-ended says otherwise. An SQLite database that does not exist yet is created.
 
     Examples:
       affinity start conversation
       affinity start conversation --id chat-17 --input '{"topic": "tea"}' --wait
+      affinity start nightly --id nightly --if-ended restart
       affinity start import_catalogue --input @catalogue.json --version 2.0.0
     """
     if timeout is not None and not waits:
@@ -61,13 +73,14 @@ def start(
         if shell.url.startswith("sqlite:"):
             await migrate(shell.url)
         async with Client(shell.url) as client:
-            handle = await client.start(name, value, instance_id=instance_id, version=version, session_id=session_id)
-            if not handle.created:
-                click.echo(f"instance {handle.instance_id!r} was there already", err=True)
+            options: dict[str, Any] = {"version": version, "session_id": session_id, "if_ended": if_ended}
+            handle = await client.start(name, value, instance_id=instance_id, **options)
+            if handle.outcome in _PRESENT:
+                click.echo(f"instance {handle.instance_id!r} was there already{_PRESENT[handle.outcome]}", err=True)
             if waits:
-                await _report_end(shell, client, handle.instance_id, timeout, created=handle.created)
+                await _report_end(shell, client, handle.instance_id, timeout, outcome=handle.outcome)
             else:
-                document = {"instance_id": handle.instance_id, "created": handle.created}
+                document = {"instance_id": handle.instance_id, "outcome": handle.outcome}
                 shell.show(document, lambda: click.echo(handle.instance_id))
 
     anyio.run(run)

@@ -3,7 +3,7 @@
 from affinity.client.administration import EndedStatus, PrunedInstances, SessionMoveOutcome
 from affinity.client.client import Client, Handle, open_store
 from affinity.client.conversations import Connectable, ConversationInfo, ConversationPage
-from affinity.client.requests import ExternalEvent, Start
+from affinity.client.requests import ExternalEvent, IfEnded, Start, StartOutcome
 from affinity.client.views import (
     ActivityState,
     ExecutionSummary,
@@ -30,6 +30,7 @@ __all__ = [
     "Failure",
     "Handle",
     "HistoryRecord",
+    "IfEnded",
     "Instance",
     "InstanceTree",
     "Page",
@@ -38,6 +39,7 @@ __all__ = [
     "Quotas",
     "SessionMoveOutcome",
     "Start",
+    "StartOutcome",
     "TreeNode",
     "WorkStatistics",
     "open_store",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import random
@@ -22,6 +23,7 @@ from affinity.errors import ClientError, ProviderError
 from affinity.limits import check_id
 from affinity.provider import open_provider
 from affinity.provider.contract import FINISHED, Hint, InstanceInfo, Provider
+from affinity.tasks import BackgroundTask, check_loop
 
 logger = logging.getLogger("affinity.client")
 
@@ -217,7 +219,7 @@ class Waker:
 
 
 class ClientBase(AsyncBlock):
-    """An open provider, with the tasks that run beside the calls."""
+    """An open provider, with the tasks that run beside the calls. For the event loop that has opened it."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -226,54 +228,60 @@ class ClientBase(AsyncBlock):
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
+            self._loop = asyncio.get_running_loop()
             self._opened = self._given
             if self._opened is None:
                 self._opened = await open_provider(self._url, application_name="affinity client", one_connection=True)
                 stack.push_async_callback(self._opened.aclose)
             self._waker = Waker(self._opened)
             self._waiters = Waiters(self._look_up)
+            self._opened_journals = Journals(self._opened, self._waker)
+            self._replies = Replies(self._opened, self._waker)
             stack.push_async_callback(self._waker.flush)
-            self._tasks = await stack.enter_async_context(anyio.create_task_group())
-            self._tasks.start_soon(self._waker.run)
-            self._tasks.start_soon(self._waiters.run)
-            self._journals: Journals | None = None
-            self._opened_replies: Replies | None = None
+            background = BackgroundTask(self._run)
+            stack.push_async_callback(background.join)
+            stack.callback(background.cancel)
             self._stack = stack.pop_all()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
+        if self._stack is None:
+            return
+        check_loop(self._loop, "client")
         stack, self._stack = self._stack, None
-        if stack is None:
-            return None
-        self._tasks.cancel_scope.cancel()
-        if isinstance(error, Exception):  # it leaves as itself, not in a group with the tasks' end
-            kind = error = trace = None
-        return await stack.__aexit__(kind, error, trace)
+        await stack.aclose()
+
+    async def _run(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            for work in (self._waker.run, self._waiters.run, self._opened_journals.run, self._replies.run):
+                tasks.start_soon(work)
 
     @property
-    def _provider(self) -> Provider:
+    def _open_provider(self) -> Provider:
+        """For parts that check the event loop themselves. Raises `ClientError` when the client is not open."""
         if self._stack is None or self._opened is None:
             raise ClientError("the client is not open: use it within `async with Client(url) as client`")
         return self._opened
 
     @property
-    def journals(self) -> Journals:
-        """The journals of this database, for the layers above: see `affinity.conversation`."""
-        provider = self._provider
-        if self._journals is None:
-            self._journals = Journals(provider, self._waker)
-            self._tasks.start_soon(self._journals.run)
-        return self._journals
+    def _provider(self) -> Provider:
+        """For the calls, each of which begins with it.
+
+        Raises:
+            ClientError: the client is not open.
+            WrongEventLoop: the caller does not run on its loop.
+        """
+        provider = self._open_provider
+        check_loop(self._loop, "client")
+        return provider
 
     @property
-    def _replies(self) -> Replies:
-        provider = self._provider
-        if self._opened_replies is None:
-            self._opened_replies = Replies(provider, self._waker)
-            self._tasks.start_soon(self._opened_replies.run)
-        return self._opened_replies
+    def journals(self) -> Journals:
+        """The journals of this database, for the layers above: see `affinity.conversation`."""
+        _ = self._open_provider  # raises when the client is not open
+        return self._opened_journals
 
     async def _look_up(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
         return await retry(partial(self._provider.get_instance, instance_ids))

@@ -10,6 +10,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from affinity.client.calls import batches, retry
 from affinity.errors import ClientError, ProviderError
+from affinity.tasks import check_loop
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
@@ -25,7 +26,8 @@ class _Pending(NamedTuple, Generic[Request, Result]):
 
 class Batcher(Generic[Request, Result]):
     """Makes calls of a verb that takes many requests: one at a time, with all requests that came during the one before.
-    No timer is involved. Errors that are transient are retried, as `calls.retry` does for what may be done twice.
+    No timer is involved. Errors that are transient are retried, as `calls.retry` does for what may be done twice. For
+    the event loop on which it is made.
 
     Args:
         verb: gives a result for each request, in their order.
@@ -37,6 +39,7 @@ class Batcher(Generic[Request, Result]):
     ) -> None:
         self._verb = verb
         self._size_of = size_of
+        self._loop = asyncio.get_running_loop()
         self._queue: deque[_Pending[Request, Result]] = deque()
         self._arrived = asyncio.Event()
         self._closed = False
@@ -47,8 +50,12 @@ class Batcher(Generic[Request, Result]):
         The future raises:
             ProviderError: as the verb, after the retries.
             ClientError: the client was closed.
+
+        Raises:
+            WrongEventLoop: the caller does not run on its loop.
         """
-        result: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        check_loop(self._loop, "client")
+        result: asyncio.Future[Result] = self._loop.create_future()
         if self._closed:
             result.set_exception(_closed())
         else:

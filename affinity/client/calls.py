@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import fields
@@ -23,6 +24,7 @@ from affinity.errors import (
 )
 from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES, MAX_QUOTA, MAX_RETENTION_SECONDS, MAX_UNREAD_EVENTS
 from affinity.provider.contract import NO_QUOTAS, Deletion, Delivery, Quotas, Resumption
+from affinity.tasks import check_loop
 
 T = TypeVar("T")
 
@@ -66,6 +68,19 @@ async def retry(verb: Callable[[], Awaitable[T]], *, idempotent: bool = True) ->
     )
     await anyio.sleep(random.uniform(0.0, FIRST_PAUSE))  # noqa: S311 -- jitter, not a secret
     return await attempts(verb)
+
+
+async def retry_on(
+    loop: asyncio.AbstractEventLoop, what: str, verb: Callable[[], Awaitable[T]], *, idempotent: bool = True
+) -> T:
+    """`retry`, for a caller on the event loop that has opened ``what``.
+
+    Raises:
+        WrongEventLoop: the caller does not run on this loop.
+        ProviderError: as for `retry`.
+    """
+    check_loop(loop, what)
+    return await retry(verb, idempotent=idempotent)
 
 
 def batches(items: Sequence[T], size_of: Callable[[T], int] = lambda _: 0) -> Iterator[Sequence[T]]:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from heapq import nsmallest
 from types import TracebackType
 from typing import Final
@@ -21,6 +21,7 @@ import anyio
 from affinity.errors import ClientError, ProviderError
 from affinity.limits import MAX_BATCH
 from affinity.provider.contract.journal_side import JournalWatch
+from affinity.tasks import check_loop
 
 logger = logging.getLogger("affinity.client")
 
@@ -75,7 +76,7 @@ class Change:
 
 
 class Changes:
-    """The waits of one client for changes of journals. For one event loop.
+    """The waits of one client for changes of journals. For the event loop on which it is made.
 
     Args:
         watch: subscribes to hints.
@@ -85,6 +86,7 @@ class Changes:
     def __init__(self, watch: Watch, on_hint: Callable[[Mapping[str, bool]], None] = lambda _: None) -> None:
         self._watch = watch
         self._on_hint = on_hint
+        self._loop = asyncio.get_running_loop()
         self._changes: dict[str, set[Change]] = {}
         self._wanted = asyncio.Event()
         self._ready = asyncio.Event()  # the subscription is open, or could not be opened
@@ -94,13 +96,22 @@ class Changes:
     def of(self, session_id: str, *, only_wakes: bool = False) -> ChangeScope:
         """Changes of a journal from now on, for one ``async with``, whose beginning raises `ClientError` when the
         client was closed; see `Change`.
+
+        Raises:
+            WrongEventLoop: the caller does not run on its loop.
         """
+        check_loop(self._loop, "client")
         return ChangeScope(self, session_id, only_wakes)
 
     def add(self, change: Change) -> None:
         """Notify it of changes."""
         self._changes.setdefault(change.session_id, set()).add(change)
         self._wanted.set()
+
+    def remove_soon(self, change: Change) -> None:
+        """Notify it no more; from any thread."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self.remove, change)
 
     def remove(self, change: Change) -> None:
         """Notify it no more."""
@@ -180,22 +191,30 @@ class Changes:
 class ChangeScope:
     """The changes of one journal, within its block."""
 
-    __slots__ = ("_change", "_changes")
+    __slots__ = ("_changes", "change")
 
     def __init__(self, changes: Changes, session_id: str, only_wakes: bool) -> None:
         self._changes = changes
-        self._change = Change(session_id, only_wakes, asyncio.get_running_loop().time())
+        self.change = Change(session_id, only_wakes, asyncio.get_running_loop().time())
 
     async def __aenter__(self) -> Change:
-        self._changes.add(self._change)
+        self._changes.add(self.change)
         try:
             await self._changes.opened()
         except BaseException:
-            self._changes.remove(self._change)
+            self._changes.remove(self.change)
             raise
-        return self._change
+        return self.change
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._changes.remove(self._change)
+        self.leave()
+
+    def leave(self) -> None:
+        """End the block, as of a scope that was entered without ``async with``."""
+        self._changes.remove(self.change)
+
+    def leave_soon(self) -> None:
+        """End the block, from any thread."""
+        self._changes.remove_soon(self.change)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -14,18 +15,21 @@ from pydantic_core import to_json
 
 from affinity.client.administration import Administration
 from affinity.client.background import IsAwaited, has_ended
-from affinity.client.calls import batches, check_delivery, check_timeout, retry, unknown_instance
+from affinity.client.calls import batches, check_delivery, check_timeout, retry, retry_on, unknown_instance
 from affinity.client.conversations import Connectable, ConversationCalls
 from affinity.client.requests import (
     ExternalEvent,
+    IfEnded,
     Orchestration,
     Start,
+    StartOutcome,
     new_cancellation,
     new_event,
     new_instance,
     result_codec,
     start_of,
 )
+from affinity.client.starts import PendingStart, refusal_of
 from affinity.client.views import (
     ExecutionSummary,
     Instance,
@@ -34,13 +38,23 @@ from affinity.client.views import (
     error_of,
     instance_of,
 )
-from affinity.errors import InstanceExists, InvalidOptions, OrchestrationCancelled, OrchestrationFailed, WaitTimeout
+from affinity.errors import InvalidOptions, OrchestrationCancelled, OrchestrationFailed, WaitTimeout
 from affinity.limits import MAX_PAGE, check_id
 from affinity.orchestration.app import MISSING
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.typed import EventValue
 from affinity.provider import open_provider
-from affinity.provider.contract import NO_QUOTAS, Delivery, InstanceInfo, MessageKey, NewInstance, NewMessage, Provider
+from affinity.provider.contract import (
+    FINISHED,
+    NO_QUOTAS,
+    Delivery,
+    InstanceInfo,
+    MessageKey,
+    NewInstance,
+    NewMessage,
+    Provider,
+    Restart,
+)
 from affinity.records import SessionStore
 from affinity.session.manager import SessionManager
 from affinity.session.stores import RetryingStore
@@ -93,6 +107,7 @@ class Client(Administration, ConversationCalls):
         instance_id: str | None = ...,
         version: str | None = ...,
         session_id: str | None = ...,
+        if_ended: IfEnded = ...,
     ) -> Handle[R]: ...
     @overload
     async def start(
@@ -103,6 +118,7 @@ class Client(Administration, ConversationCalls):
         instance_id: str | None = ...,
         version: str | None = ...,
         session_id: str | None = ...,
+        if_ended: IfEnded = ...,
     ) -> Handle[Any]: ...
     async def start(
         self,
@@ -112,8 +128,10 @@ class Client(Administration, ConversationCalls):
         instance_id: str | None = None,
         version: str | None = None,
         session_id: str | None = None,
+        if_ended: IfEnded = "return",
     ) -> Handle[Any]:
-        """Start an instance; for the id of an instance of the same orchestration, return that one (``created``: False).
+        """Start an instance; for the id of an instance of the same orchestration, return that one. The handle says
+        which (`Handle.outcome`).
 
         Args:
             orchestration: a registered function, whose annotations type input and result, or a name.
@@ -122,15 +140,21 @@ class Client(Administration, ConversationCalls):
             version: by default the latest that the first worker registers.
             session_id: that the instance works for: in the logs and spans of its whole tree of calls, given to code as
                 ``ctx.session_id``, inherited by sub-orchestrations, listed and filtered by. Nothing runs on that
-                session by itself. An instance that was there keeps its own.
+                session by itself. An instance that was there keeps its own, unless it is restarted.
+            if_ended: what to do when the instance of this id has ended, with success or without. "return": return it as
+                it is. "fail": raise `InstanceFinished`. "restart": begin a new generation of it with this input,
+                version and session, in one transaction; of calls that race, one restarts it. The history of the former
+                generation stays readable as an earlier execution, and is kept as long as one. No activity, event,
+                key or child of the former generation reaches the new one, which has no parent.
 
         Raises:
-            InstanceExists: the id belongs to an instance of another orchestration.
+            InstanceExists: the id belongs to an instance of another orchestration, ended or not.
+            InstanceFinished: it has ended, and ``if_ended`` is "fail".
             QuotaExceeded: the database has as many instances as it may have, or the input is larger than one may be.
             InvalidInput: an id or the input is refused; the subclass is the reason.
             OrchestrationMisuse: an input is missing, or too much.
         """
-        (handle,) = await self.start_many([Start(orchestration, input, instance_id, version, session_id)])
+        (handle,) = await self.start_many([Start(orchestration, input, instance_id, version, session_id, if_ended)])
         return handle
 
     async def start_many(self, starts: Iterable[Start]) -> Sequence[Handle[Any]]:
@@ -138,21 +162,38 @@ class Client(Administration, ConversationCalls):
 
         Raises:
             InstanceExists: ids belong to instances of other orchestrations; all others have been started.
+            InstanceFinished: instances have ended, and their ``if_ended`` is "fail"; all others have been started.
             QuotaExceeded: as by `start`; of more than `limits.MAX_BATCH`, the first ones may have been started.
         """
         wanted = list(starts)
-        instances = [new_instance(start) for start in wanted]
-        created = [
-            flag for batch in batches(instances, lambda each: len(each.start)) for flag in await self._create(batch)
-        ]
-        # A random id that was there is ours too, from an attempt whose answer was lost.
-        created = [new or start.instance_id is None for start, new in zip(wanted, created, strict=True)]
-        await self._refuse_others([i for i, new in zip(instances, created, strict=True) if not new])
+        pending = [PendingStart(new_instance(start), start.if_ended) for start in wanted]
+        left = pending
+        while left:
+            free = [one for one in left if one.is_free]
+            for batch in batches(free, _start_size):
+                for one, created in zip(batch, await self._create([one.new for one in batch]), strict=True):
+                    one.outcome = "created" if created else None
+            ended = [(one, one.ended) for one in left if one.ended is not None]
+            for part in batches(ended, lambda each: _start_size(each[0])):
+                restarted = await self._restart([Restart(new=one.new, ended=birth) for one, birth in part])
+                for (one, _), done in zip(part, restarted, strict=True):
+                    one.outcome = "restarted" if done else None
+            left = [one for one in left if not one.is_settled]
+            ids = list(dict.fromkeys(one.new.instance_id for one in left))
+            found = {info.instance_id: info for batch in batches(ids) for info in await self._look_up(batch) if info}
+            for one in left:
+                one.look_at(found.get(one.new.instance_id))
+            left = [one for one in left if not one.is_settled]
+        if (refusal := refusal_of(pending)) is not None:
+            raise refusal
         return [
             Handle(
-                instance_id=instance.instance_id, created=new, _client=self, _result=result_codec(start.orchestration)
+                instance_id=one.new.instance_id,
+                outcome=one.outcome,
+                _client=self,
+                _result=result_codec(start.orchestration),
             )
-            for start, instance, new in zip(wanted, instances, created, strict=True)
+            for start, one in zip(wanted, pending, strict=True)
         ]
 
     async def _create(self, batch: Sequence[NewInstance]) -> Sequence[bool]:
@@ -161,14 +202,11 @@ class Client(Administration, ConversationCalls):
             self._waker.wake()
         return created
 
-    async def _refuse_others(self, instances: Sequence[NewInstance]) -> None:
-        """Raise when one of these existing ids belongs to another orchestration."""
-        names = {instance.instance_id: instance.name for instance in instances}
-        present = [info for batch in batches(list(names)) for info in await self._look_up(batch)]
-        others = [info for info in present if info is not None and info.name != names[info.instance_id]]
-        if others:
-            ids = ", ".join(f"{info.instance_id!r} (of {info.name!r})" for info in others)
-            raise InstanceExists(f"the id belongs to an instance of another orchestration: {ids}")
+    async def _restart(self, batch: Sequence[Restart]) -> Sequence[bool]:
+        restarted = await retry(partial(self._provider.restart_instance, batch))
+        if any(restarted):
+            self._waker.wake()
+        return restarted
 
     @overload
     def handle(self, instance_id: str, orchestration: Callable[..., Coroutine[Any, Any, R]]) -> Handle[R]: ...
@@ -187,7 +225,7 @@ class Client(Administration, ConversationCalls):
         """
         codec = None if orchestration is None else result_codec(orchestration)
         checked = check_id(instance_id, "instance id")
-        return Handle(instance_id=checked, created=False, _client=self, _result=codec)
+        return Handle(instance_id=checked, outcome=None, _client=self, _result=codec)
 
     # -- sending
 
@@ -244,7 +282,7 @@ class Client(Administration, ConversationCalls):
                 event, and the reply is the same. By default a random one. It is kept as by `raise_event`, and so is the
                 reply.
             start: when there is no instance of this id, one is started: an orchestration, ``(orchestration, input)``,
-                or a `Start`.
+                or a `Start`. When it has ended without an event of this key, ``if_ended`` of the `Start` applies.
             timeout: seconds; None: for ever.
 
         Raises:
@@ -262,12 +300,14 @@ class Client(Administration, ConversationCalls):
         key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
         message = new_event(ExternalEvent(instance_id, event, idempotency_key=key))
         asked = MessageKey(instance_id, key)
-        wanted = None if start is None else new_instance(start_of(start, instance_id))
-        name = None if wanted is None else wanted.name
+        wanted = None if start is None else start_of(start, instance_id)
+        name = None if wanted is None else new_instance(wanted).name
         with anyio.move_on_after(timeout):
             async with self.journals.changes(instance_id) as change:
-                while wanted is not None and await self._replies.look_up(asked, name=name) is None:
-                    await self._create([wanted])
+                if wanted is not None:
+                    state = await self._replies.look_up(asked, name=name)
+                    if state is None or (state.status in FINISHED and not state.is_known):
+                        await self.start_many([wanted])
                 delivery = await self._replies.send(message)
                 await self._check_delivery(instance_id, delivery)
                 if delivery == "delivered":
@@ -394,7 +434,7 @@ class Client(Administration, ConversationCalls):
     # -- conversations
 
     def conversation(self, conversations: Connectable[Client, T], conversation_id: str) -> T:
-        """The handle of a conversation, which need not be there yet: nothing is sent.
+        """The handle of a conversation, which need not be there yet: nothing is sent, and any thread may call it.
 
         Raises:
             InvalidId: the id is refused.
@@ -406,12 +446,16 @@ class Client(Administration, ConversationCalls):
     @property
     def session_store(self) -> SessionStore:
         """The records of session state in this database; see `open_store`."""
-        return retrying_store(self._provider.states)
+        return retrying_store(self._open_provider.states, self._loop, "client")
 
     @property
     def session_manager(self) -> SessionManager:
         """Lists, shows, deletes, prunes, exports and imports these records."""
         return SessionManager(self.session_store)
+
+
+def _start_size(one: PendingStart) -> int:
+    return len(one.new.start)
 
 
 def _has_changed(before: Instance, info: InstanceInfo) -> bool:
@@ -426,10 +470,14 @@ def _shown(instance: Instance) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handle(Generic[R]):
-    """An instance that was started, now or earlier; its calls are those of the client, for this instance."""
+    """An instance that was started, now or earlier; its calls are those of the client, for this instance.
+
+    ``outcome`` says what its start did: "created"; "running", when the instance was there and has not ended (it may be
+    suspended); "ended", when it was there and has ended; "restarted".
+    """
 
     instance_id: str
-    created: bool  # False: an instance of this id and orchestration was there already, or none was started
+    outcome: StartOutcome | None  # what its start has found or done; None: this handle has started nothing
     _client: Client = field(repr=False)
     _result: Codec | None = field(repr=False)  # None: the orchestration is known by name only
 
@@ -496,11 +544,12 @@ async def open_store(url: str) -> AsyncIterator[SessionStore]:
     """
     provider = await open_provider(url, application_name="affinity store", one_connection=True)
     try:
-        yield retrying_store(provider.states)
+        yield retrying_store(provider.states, asyncio.get_running_loop(), "store")
     finally:
         await provider.aclose()
 
 
-def retrying_store(store: SessionStore) -> SessionStore:
-    """The store, its calls repeated as those of a `Client`."""
-    return RetryingStore(store, reading=retry, writing=partial(retry, idempotent=False))
+def retrying_store(store: SessionStore, loop: asyncio.AbstractEventLoop, what: str) -> SessionStore:
+    """The store, its calls repeated as those of a `Client`; for the event loop that has opened ``what``."""
+    call = partial(retry_on, loop, what)
+    return RetryingStore(store, reading=call, writing=partial(call, idempotent=False))

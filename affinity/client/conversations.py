@@ -12,6 +12,7 @@ from affinity.client.views import read_cursor
 from affinity.errors import InvalidInput
 from affinity.journal import JournalFilter, JournalInfo, JournalRetention
 from affinity.limits import MAX_PAGE, MAX_QUOTA
+from affinity.paging import PageIterator
 from affinity.records import frozen
 
 ClientType_contra = TypeVar("ClientType_contra", contravariant=True)
@@ -95,7 +96,7 @@ class ConversationCalls(ClientBase):
         cursor = None if last is None else f"{last.created_at.isoformat()}/{last.session_id}"
         return ConversationPage(items=[*map(_info_of, rows)], next=cursor)
 
-    async def list_conversations(
+    def list_conversations(
         self,
         *,
         kind: str | None = None,
@@ -105,21 +106,20 @@ class ConversationCalls(ClientBase):
         with_requests: bool = False,
     ) -> AsyncIterator[ConversationInfo]:
         """All conversations that fit, newest first, read page by page; see `list_conversations_page`."""
-        after: str | None = None
-        while True:
+
+        async def read(after: str) -> tuple[Sequence[ConversationInfo], str | None]:
             page = await self.list_conversations_page(
                 kind=kind,
                 prefix=prefix,
                 parent=parent,
                 terminated=terminated,
                 with_requests=with_requests,
-                after=after,
+                after=after or None,
                 limit=MAX_PAGE,
             )
-            for item in page.items:
-                yield item
-            if (after := page.next) is None:
-                return
+            return page.items, page.next
+
+        return PageIterator(read, "")
 
     async def prune_conversations(
         self,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from functools import partial
-from itertools import count
-from typing import get_args
+from typing import Final, get_args
 
 from affinity.client.background import ClientBase
 from affinity.client.calls import retry, unknown_instance
@@ -29,7 +28,9 @@ from affinity.client.views import (
 )
 from affinity.errors import InvalidInput
 from affinity.limits import MAX_COUNT, MAX_PAGE, SCRAPE_COUNT, check_id
+from affinity.paging import PageIterator
 from affinity.provider.contract import (
+    EventOrigin,
     FleetLoad,
     HistoryCursor,
     HistoryPage,
@@ -43,7 +44,9 @@ from affinity.provider.contract import (
     WorkerDemand,
     WorkerInfo,
 )
-from affinity.provider.history import history_pages
+
+_PRESENT: Final = -1
+"""In place of the number of an execution: the one that is current when the reading begins."""
 
 
 class Inspection(ClientBase):
@@ -70,7 +73,7 @@ class Inspection(ClientBase):
         """
         return [record async for record in self.iter_history(instance_id, execution_id=execution_id)]
 
-    async def iter_history(
+    def iter_history(
         self, instance_id: str, *, execution_id: int | None = None, after: int = 0
     ) -> AsyncIterator[HistoryRecord]:
         """As `history`, read page by page: at most `limits.MAX_BATCH_BYTES` at a time. ``after``: the last event that
@@ -79,13 +82,19 @@ class Inspection(ClientBase):
         Raises:
             UnknownInstance, InvalidId: as for `history`.
         """
-        execution = (await self.status(instance_id)).execution_id if execution_id is None else execution_id
-        origins = await retry(partial(self._provider.read_origins, instance_id, execution))
-        known = {origin.event_id: origin for origin in origins}
-        event_ids = count(after + 1)
-        async for texts in history_pages(self._read_page, HistoryCursor(instance_id, execution, after)):
-            for text, event_id in zip(texts, event_ids, strict=False):
-                yield record_of(event_id, text, known.get(event_id))
+        known: dict[int, EventOrigin] = {}
+
+        async def read(at: HistoryCursor) -> tuple[list[HistoryRecord], HistoryCursor | None]:
+            if at.execution_id == _PRESENT:
+                at = at._replace(execution_id=(await self.status(instance_id)).execution_id)
+            if not known:
+                origins = await retry(partial(self._provider.read_origins, instance_id, at.execution_id))
+                known.update({origin.event_id: origin for origin in origins})
+            page = await self._read_page(at)
+            records = [record_of(n, text, known.get(n)) for n, text in enumerate(page.events, at.after + 1)]
+            return records, at._replace(after=at.after + len(records)) if page.more else None
+
+        return PageIterator(read, HistoryCursor(instance_id, _PRESENT if execution_id is None else execution_id, after))
 
     async def _read_page(self, at: HistoryCursor) -> HistoryPage:
         (page,) = await retry(partial(self._provider.read_history, [at]))
@@ -213,7 +222,7 @@ class Inspection(ClientBase):
         rows = await retry(partial(self._provider.list_instances, where, limit))
         return Page(items=[*map(instance_of, rows)], next=cursor_of(rows[-1]) if len(rows) == limit else None)
 
-    async def list_instances(
+    def list_instances(
         self,
         *,
         status: Collection[InstanceStatus] = (),
@@ -224,8 +233,8 @@ class Inspection(ClientBase):
         session_id: str | None = None,
     ) -> AsyncIterator[Instance]:
         """All instances that fit, newest first, read page by page; see `list_page`."""
-        after: str | None = None
-        while True:
+
+        async def read(after: str) -> tuple[Sequence[Instance], str | None]:
             page = await self.list_page(
                 status=status,
                 name=name,
@@ -233,26 +242,23 @@ class Inspection(ClientBase):
                 parent_id=parent_id,
                 reason=reason,
                 session_id=session_id,
-                after=after,
+                after=after or None,
                 limit=MAX_PAGE,
             )
-            for instance in page.items:
-                yield instance
-            if (after := page.next) is None:
-                return
+            return page.items, page.next
+
+        return PageIterator(read, "")
 
     # -- sessions and workers
 
-    async def sessions(self) -> AsyncIterator[SessionInfo]:
+    def sessions(self) -> AsyncIterator[SessionInfo]:
         """All sessions that have a row, by id, with their present or last holder; read page by page."""
-        after: str | None = None
-        while True:
-            rows = await retry(partial(self._provider.list_sessions, after=after, limit=MAX_PAGE))
-            for row in rows:
-                yield row
-            if len(rows) < MAX_PAGE:
-                return
-            after = rows[-1].session_id
+
+        async def read(after: str) -> tuple[Sequence[SessionInfo], str | None]:
+            rows = await retry(partial(self._provider.list_sessions, after=after or None, limit=MAX_PAGE))
+            return rows, None if len(rows) < MAX_PAGE else rows[-1].session_id
+
+        return PageIterator(read, "")
 
     async def session_moves(
         self,
@@ -304,7 +310,7 @@ class Inspection(ClientBase):
             poll_interval: seconds between two looks.
         """
         where = MoveFilter(session_id=session_id, worker_id=worker_id, reason=reason)
-        return follow_moves(self._provider, where, after, poll_interval)
+        return follow_moves(lambda: self._provider, where, after, poll_interval)
 
     async def workers(self) -> Sequence[WorkerInfo]:
         """All workers by id, alive or not."""

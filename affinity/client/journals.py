@@ -15,7 +15,7 @@ import anyio
 from cachetools import LRUCache
 
 from affinity.client.batching import Batcher
-from affinity.client.calls import retry
+from affinity.client.calls import retry_on
 from affinity.client.changes import Changes, ChangeScope
 from affinity.errors import ProviderError
 from affinity.journal import (
@@ -68,11 +68,12 @@ class Waker(Protocol):
 
 
 class Journals:
-    """Appends to journals and reads them, for one client. For one event loop."""
+    """Appends to journals and reads them, for one client. For the event loop on which it is made."""
 
     def __init__(self, provider: JournalProvider, waker: Waker) -> None:
         self._provider = provider
         self._waker = waker
+        self._retry = partial(retry_on, asyncio.get_running_loop(), "client")
         self._appends = Batcher[JournalAppend, Appended](self._append, _size_of_append)
         self._reads = Batcher[JournalQuery, JournalPage | None](provider.read_journal, lambda _: 0)
         self._changes = Changes(provider.watch_journals, self._on_hint)
@@ -112,23 +113,23 @@ class Journals:
     async def prune(self, retention: JournalRetention, after: int, *, dry_run: bool) -> JournalPruning:
         """See `JournalProvider.prune_journals`."""
         prune = self._provider.prune_journals
-        return await retry(partial(prune, retention, limit=PRUNE_EVENTS, after=after, dry_run=dry_run))
+        return await self._retry(partial(prune, retention, limit=PRUNE_EVENTS, after=after, dry_run=dry_run))
 
     async def list(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
         """See `JournalProvider.list_journals`."""
-        return await retry(partial(self._provider.list_journals, where, limit))
+        return await self._retry(partial(self._provider.list_journals, where, limit))
 
     async def requests(self, session_ids: Sequence[str]) -> Sequence[Sequence[Request]]:
         """See `JournalProvider.get_journal_requests`."""
-        return await retry(partial(self._provider.get_journal_requests, session_ids))
+        return await self._retry(partial(self._provider.get_journal_requests, session_ids))
 
     async def revisits(self, session_ids: Sequence[str]) -> Sequence[Sequence[Revisit]]:
         """See `JournalProvider.get_journal_revisits`."""
-        return await retry(partial(self._provider.get_journal_revisits, session_ids))
+        return await self._retry(partial(self._provider.get_journal_revisits, session_ids))
 
     async def create(self, birth: JournalBirth) -> BirthResult:
         """See `JournalProvider.create_journals`."""
-        (result,) = await retry(partial(self._provider.create_journals, [birth]))
+        (result,) = await self._retry(partial(self._provider.create_journals, [birth]))
         if result.outcome == "created":
             self._waker.wake()
             self._notify({birth.session_id: True})
@@ -136,11 +137,11 @@ class Journals:
 
     async def lineage(self, session_id: str) -> Sequence[JournalLineage]:
         """See `JournalProvider.get_lineage`."""
-        return await retry(partial(self._provider.get_lineage, session_id))
+        return await self._retry(partial(self._provider.get_lineage, session_id))
 
     async def delete(self, session_ids: Sequence[str]) -> Sequence[bool]:
         """See `JournalProvider.delete_journal`."""
-        deleted = await retry(partial(self._provider.delete_journal, session_ids))
+        deleted = await self._retry(partial(self._provider.delete_journal, session_ids))
         self._notify(dict.fromkeys(session_ids, True))
         return deleted
 

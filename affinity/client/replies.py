@@ -63,7 +63,7 @@ class Replies:
 
         Raises:
             NoReply: the instance has ended without a reply.
-            UnknownInstance: it was deleted; another one may have its id by now.
+            UnknownInstance: it was deleted or restarted; another one may have its id by now.
             InstanceExists, ProviderError: as for `look_up`.
         """
         birth: Birth | None = None
@@ -73,7 +73,9 @@ class Replies:
                 raise unknown_instance(key.instance_id)
             # A key may be forgotten while one waits, but not before the first look.
             if birth != state.birth and (birth is not None or not state.is_known):
-                raise UnknownInstance(f"instance {key.instance_id!r} was deleted; another one has its id now")
+                raise UnknownInstance(
+                    f"instance {key.instance_id!r} was deleted or restarted; another one has its id now"
+                )
             birth = state.birth
             if state.reply is not None:
                 return state.reply

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from affinity.errors import InvalidApp, InvalidOptions
 from affinity.limits import MAX_ERROR_BYTES, MAX_UNREAD_EVENTS, check_id, truncate
@@ -19,6 +19,12 @@ from affinity.provider.contract import NewInstance, NewMessage
 Orchestration: TypeAlias = str | Callable[..., Coroutine[Any, Any, Any]]
 """The name of an orchestration, or the function that an `App` registered."""
 
+IfEnded: TypeAlias = Literal["return", "restart", "fail"]
+"""What a start does when the instance of its id has ended: nothing; restart it; raise `InstanceFinished`."""
+
+StartOutcome: TypeAlias = Literal["created", "running", "ended", "restarted"]
+"""What a start has found or done: the id was free; its instance has not ended; it has ended; it was restarted."""
+
 _ANY_INPUT: Final = Codec(Any, "input of the orchestration")
 
 
@@ -31,6 +37,7 @@ class Start:
     instance_id: str | None = None  # None: a random one
     version: str | None = None  # None: the latest that the first worker registers
     session_id: str | None = None  # that it and its sub-orchestrations work for, as logs and listings show it
+    if_ended: IfEnded = "return"  # what is done when the instance of this id has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +56,12 @@ def new_instance(start: Start) -> NewInstance:
     Raises:
         InvalidId: instance id, name, version or session id.
         InvalidApp: a function that is no registered orchestration.
+        InvalidOptions: ``if_ended`` is none of `IfEnded`.
         NotSerializable, PayloadTooLarge, OrchestrationMisuse: the input does not fit the orchestration.
     """
     name, encoded = _name_and_input(start)
+    if start.if_ended not in get_args(IfEnded):
+        raise InvalidOptions(f"if_ended = {start.if_ended!r}: must be one of {', '.join(get_args(IfEnded))}")
     if start.version is not None:
         check_id(start.version, "orchestration version")
     # The worker that first runs it fills in the database's time, and the version where none was asked for.

@@ -9,19 +9,19 @@ replaced by entries that the page shows, or retracted.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Collection, Iterator
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
 from pydantic_core import from_json
 
 from affinity.async_block import AsyncBlock
+from affinity.client.changes import ChangeScope
 from affinity.client.journals import Journals
 from affinity.conversation.events import EventTypes, JournalEntry
 from affinity.conversation.stream import Retracted, Streamed
 from affinity.conversation.trace import WAKE_SPAN
-from affinity.errors import EntriesRemoved, InvalidId, InvalidInput, UnknownConversation, UnknownEntry
+from affinity.errors import ClientError, EntriesRemoved, InvalidId, InvalidInput, UnknownConversation, UnknownEntry
 from affinity.journal import Entry, JournalPage, JournalQuery, StreamCursor
 from affinity.limits import MAX_PAGE, check_id
 from affinity.provider.contract import FINISHED
@@ -141,12 +141,24 @@ def _is_replaced(page: JournalPage, wake_id: str) -> bool:
 
 class EventFeed(AsyncBlock, AsyncIterator[FeedItem]):
     """Events of one conversation, in order; made by `Talk.events`. It can be left at any time, and another one goes on
-    from its `position`.
+    from its `position`. For one task at a time.
 
     ::
 
         async for item in (feed := talk.events(after=last_event_id, follow=True)):
             yield {"id": feed.position, "event": item.kind, "data": item.to_json()}
+
+    The wait for an item may be cancelled, as by a timeout, and begun again: no item is lost or given twice.
+
+    ::
+
+        async with talk.events(follow=True) as feed:
+            while True:
+                try:
+                    with anyio.fail_after(15):
+                        item = await anext(feed)
+                except TimeoutError:
+                    yield HEARTBEAT
     """
 
     def __init__(
@@ -163,7 +175,12 @@ class EventFeed(AsyncBlock, AsyncIterator[FeedItem]):
         self._reader = reader
         self._follow = follow
         self._position = reader.position
-        self._items = self._read()
+        self._items: Iterator[FeedItem] = iter(())
+        self._page: JournalPage | None = None  # that of the items
+        self._journal_id: int | None = None
+        self._changes: ChangeScope | None = None  # None: it does not follow, or does not wait
+        self._is_reading = False
+        self._has_ended = False
 
     @property
     def position(self) -> str:
@@ -174,22 +191,50 @@ class EventFeed(AsyncBlock, AsyncIterator[FeedItem]):
         return self
 
     async def __anext__(self) -> FeedItem:
-        """The next one; waits for it if the feed follows.
+        """The next one; waits for it if the feed follows. After a cancelled wait or an error, it reads on from
+        `position`.
 
         Raises:
             UnknownConversation: there is none, or it was deleted.
             UnknownEntry: the feed began behind the last entry: the conversation was deleted and begun again.
             EntriesRemoved: retention has removed entries behind `position`. A feed from 0 goes on with the first that
                 is kept; it never raises this before it has given an entry.
-            ProviderError: the database has failed for `calls.RETRY_SECONDS`. Another feed from `position` goes on.
+            ProviderError: the database has failed for `calls.RETRY_SECONDS`.
+            ClientError: another task waits for an item of this feed.
         """
-        item = await anext(self._items)
+        if self._is_reading:
+            raise ClientError("another task waits for an item of this feed: use a feed for each task")
+        self._is_reading = True
+        try:
+            item = next(self._items, None)
+            while item is None and not self._has_ended:
+                self._has_ended = not await self._read_on()
+                item = next(self._items, None)
+        except Exception:
+            self._leave()  # what is left of the page is read again
+            raise
+        finally:
+            self._is_reading = False
+        if item is None:
+            self._leave()
+            raise StopAsyncIteration
         self._position = self._reader.position
         return item
 
     async def aclose(self) -> None:
         """Free what the feed holds, if it is left before its end."""
-        await self._items.aclose()
+        self._has_ended = True
+        self._leave()
+
+    def _leave(self) -> None:
+        self._page, self._items = None, iter(())
+        changes, self._changes = self._changes, None
+        if changes is not None:
+            changes.leave()
+
+    def __del__(self) -> None:
+        if self._changes is not None:  # it was left without `aclose`, as by a ``break``
+            self._changes.leave_soon()
 
     async def __aenter__(self) -> Self:
         return self
@@ -199,42 +244,36 @@ class EventFeed(AsyncBlock, AsyncIterator[FeedItem]):
     ) -> None:
         await self.aclose()
 
-    async def _read(self) -> AsyncGenerator[FeedItem, None]:
-        async with aclosing(self._pages()) as pages:
-            async for page in pages:
-                for item in self._reader.read(page):
-                    yield item
+    async def _read_on(self) -> bool:
+        """Read the next page, after a wait for it if there is none; False at the end. A wait that is cancelled here
+        changes nothing.
+        """
+        if self._follow and self._changes is None:
+            changes = self._journals.changes(self._conversation_id)
+            await changes.__aenter__()
+            self._changes = changes
+        last = self._page
+        if last is not None and not last.more:
+            if self._changes is None or has_ended(last):
+                return False
+            await self._changes.change.wait()
+        self._page = None
+        page = await self._read_page()
+        if self._journal_id is None:
+            self._check_first(page)
+        elif page.journal_id != self._journal_id:
+            raise unknown_conversation(self._conversation_id)
+        self._journal_id = page.journal_id
+        self._page, self._items = page, self._reader.read(page)
+        return True
 
-    async def _pages(self) -> AsyncGenerator[JournalPage, None]:
-        if not self._follow:
-            page = self._check_first(await self._page())
-            while page.more:
-                yield page
-                page = await self._page()
-            yield page
-            return
-        async with self._journals.changes(self._conversation_id) as change:
-            first: JournalPage | None = None
-            while True:
-                page = await self._page()
-                first = first or self._check_first(page)
-                if page.journal_id != first.journal_id:
-                    raise unknown_conversation(self._conversation_id)
-                yield page
-                if page.more:
-                    continue
-                if has_ended(page):
-                    return
-                await change.wait()
-
-    def _check_first(self, page: JournalPage) -> JournalPage:
+    def _check_first(self, page: JournalPage) -> None:
         """Numbers only grow while a conversation is there."""
         if page.last_seq < (seq := self._position.seq):
             message = f"its journal ends with entry {page.last_seq}, before position {seq}, which is of a deleted one"
             raise UnknownEntry(self._conversation_id, message)
-        return page
 
-    async def _page(self) -> JournalPage:
+    async def _read_page(self) -> JournalPage:
         page = await self._journals.read(self._reader.query(self._conversation_id))
         if page is None:
             raise unknown_conversation(self._conversation_id)

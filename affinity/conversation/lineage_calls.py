@@ -14,6 +14,7 @@ from affinity.conversation.reading import EntryReader, Read
 from affinity.conversation.transfer import read_lines
 from affinity.errors import ConversationExists, QuotaExceeded
 from affinity.journal import JournalBirth
+from affinity.paging import uninterrupted
 
 M = TypeVar("M")
 
@@ -163,6 +164,7 @@ class LineageCalls(CommonCalls[M], Generic[M]):
         """
         return await self._planner.usage(self.conversation_id)
 
+    @uninterrupted
     async def export(self) -> AsyncIterator[str]:
         """The conversation as lines of JSON, without the newline: itself and its ancestors, its record of state, and
         its entries as far as they are there at the beginning, which fit each other. `import_` reads them.

@@ -348,7 +348,8 @@ class OrchestrationContext:
         """Start another instance, which is no child: it is not awaited, nor cancelled or deleted with this one.
 
         It starts with the commit of this step, whether or not the future is awaited, which gives its id. If the id is
-        taken, nothing is started, and the instance that has it goes on.
+        taken, nothing is started: the instance that has it goes on, or stays ended. To restart one that has ended, call
+        `Client.start` with ``if_ended="restart"`` in an activity.
 
         Args:
             orchestration: a registered function, or the name of one.
@@ -372,8 +373,9 @@ class OrchestrationContext:
         """Raise an external event for another instance, as `Client.raise_event`. It is sent with the commit of this
         step, once.
 
-        An instance that is not there, or has ended, does not receive it, and there is no error. An instance that this
-        step starts receives it. An instance with too many unread events is suspended.
+        An instance that does not exist, or has ended, does not receive it, and there is no error; if it does not exist,
+        the worker logs a warning, once for each instance and name. An instance that this step starts receives it. An
+        instance with too many unread events is suspended.
 
         Args:
             instance_id: the receiver.

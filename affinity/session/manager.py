@@ -13,6 +13,7 @@ from typing import Final
 
 from affinity.errors import InvalidInput, SessionAmbiguous, SessionNotFound
 from affinity.limits import MAX_PAGE, check_id
+from affinity.paging import PageIterator, uninterrupted
 from affinity.records import SessionFilter, SessionRecord, SessionStore, SessionSummary
 from affinity.session.transfer import Imported, Lines, OnExists, Progress, import_lines, line_of, no_progress
 
@@ -145,15 +146,18 @@ class SessionManager:
         rows = await self._store.list(where, limit)
         return SessionPage(items=rows, next=_cursor(rows[-1]) if len(rows) == limit else None)
 
-    async def list(self, where: SessionFilter = _EVERYTHING) -> AsyncIterator[SessionSummary]:
+    def list(self, where: SessionFilter = _EVERYTHING) -> AsyncIterator[SessionSummary]:
         """All records that match, newest first, read page by page. A record that is written meanwhile may be missed.
 
         Raises:
             InvalidInput: a number of seconds out of range.
         """
-        async for rows in _pages(self._store, where):
-            for row in rows:
-                yield row
+
+        async def read(at: SessionFilter) -> tuple[Sequence[SessionSummary], SessionFilter | None]:
+            page = await self.page(at, limit=MAX_PAGE)
+            return page.items, None if page.next is None else replace(at, after=page.next)
+
+        return PageIterator(read, where)
 
     async def count(self, where: SessionFilter = _EVERYTHING) -> int:
         """The number of records that match.
@@ -278,6 +282,7 @@ class SessionManager:
 
     # -- export and import
 
+    @uninterrupted
     async def export(self, sessions: Iterable[str] | SessionFilter = _EVERYTHING) -> AsyncIterator[str]:
         """Records as lines of JSON, one per record, without the newline; `import_` reads them.
 

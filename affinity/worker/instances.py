@@ -70,6 +70,7 @@ from affinity.worker.live import (
 from affinity.worker.replays import Replay, Replays
 from affinity.worker.results import StagedResult, requeue_after_conflict
 from affinity.worker.retry import is_retryable
+from affinity.worker.sent_events import SentEvents
 from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions
 from affinity.worker.turns import NO_RUNS, BuiltTurn, build_turn
@@ -102,6 +103,7 @@ class InstanceTable:
         activities: ActivityRunner,
         sessions: HeldSessions,
         replays: Replays,
+        sent_events: SentEvents,
     ) -> None:
         self._app = app
         self._code = code
@@ -118,6 +120,7 @@ class InstanceTable:
         self._activities = activities
         self._sessions = sessions
         self._replays = replays
+        self._sent_events = sent_events
         self._live: OrderedDict[str, LiveInstance] = OrderedDict()
         self._moves: LRUCache[str, int] = LRUCache(maxsize=10_000)
         self._warned: set[str] = set()
@@ -429,6 +432,7 @@ class InstanceTable:
             self._promote(built, result.placed, inputs)
         if built.does_more:
             self._spread(built.turn)
+            self._sent_events.note(live.execution.instance_id, built.sent)
             if built.turn.replies or (built.ends and live.execution.has_keys):
                 self._wakeups.notify_journals(live.execution.instance_id)  # clients wait for the reply
         if built.ends:

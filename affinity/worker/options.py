@@ -173,8 +173,8 @@ class RuntimeOptions(BaseModel):
     never. Failed ones are kept: they may be reset. See docs/run/retention.md#retention.
     """
     history_retention: RetentionSeconds | None = None
-    """Histories of executions that ``continue_as_new``, or a reset, ended this long ago are removed, and keys of
-    events, with the replies to them, that are as old; none: with their instance.
+    """Histories of executions that ``continue_as_new``, a reset or a restart ended this long ago are removed, and keys
+    of events, with the replies to them, that are as old; none: with their instance.
     """
     journal_retention: RetentionSeconds | None = None
     """Entries of journals that were recorded this long ago are removed, as soon as no wake has to process them, no

@@ -47,6 +47,7 @@ from affinity.worker.rebalancing import Rebalancer
 from affinity.worker.replays import Replays
 from affinity.worker.resources import ResourceSweeper
 from affinity.worker.retry import Backoff, DatabaseHealth
+from affinity.worker.sent_events import SentEvents
 from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions
 from affinity.worker.wakeups import FetchState, Wakeups
@@ -103,6 +104,7 @@ class Runtime:
         self.activities = ActivityRunner(app, services, sessions=self.sessions, commits=self.commits, spawn=self._spawn)
         self.capacity = Capacity(services, self.activities, self.sessions, self.commits)
         self.replays = Replays(self._read_history, self.commits.flush_in_time)
+        self.sent_events = SentEvents(services)
         self.instances = InstanceTable(
             app,
             services,
@@ -112,6 +114,7 @@ class Runtime:
             activities=self.activities,
             sessions=self.sessions,
             replays=self.replays,
+            sent_events=self.sent_events,
         )
         self.fetcher = Fetcher(
             app,
@@ -149,6 +152,7 @@ class Runtime:
             maintenance.operator_drains,
             self.rebalancer.run,
             self.resources.run,
+            self.sent_events.run,
         )
         for loop in (*loops, *rounds, *[group.run for group in self.commits.groups]):
             tasks.start_soon(self._guarded, loop)

@@ -130,6 +130,7 @@ class BuiltTurn:
     size: int  # characters of its history
     does_more: bool  # whether it has more rows than events and work items
     ends: bool  # whether the execution ends with it
+    sent: Sequence[EventSent]  # events for other instances
 
 
 def build_turn(
@@ -211,7 +212,8 @@ def build_turn(
     if does_more:
         rows = _other_rows(execution, birth, others, outcome)
         turn = _with_rows(turn, rows, step)
-    return BuiltTurn(turn, tasks, sum(map(len, history)), does_more, outcome is not None)
+    sent = [event for _, event in others if type(event) is EventSent]
+    return BuiltTurn(turn, tasks, sum(map(len, history)), does_more, outcome is not None, sent)
 
 
 def _only_session(scheduled: Sequence[tuple[int, ActivityScheduled]]) -> str | None:

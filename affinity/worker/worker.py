@@ -36,7 +36,6 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 import anyio
-from anyio.abc import TaskStatus
 
 from affinity.async_block import AsyncBlock
 from affinity.errors import DatabaseChanged, ProviderError
@@ -45,6 +44,7 @@ from affinity.orchestration.app import SessionListener, check_listeners
 from affinity.provider import migrate, open_provider, redact
 from affinity.provider.contract import Hint, Incarnation, Provider, WorkerIdentity
 from affinity.provider.timeline import Timeline
+from affinity.tasks import BackgroundTask
 from affinity.telemetry import instrumented
 from affinity.worker.lease import LeaseRenewer, LoopProgress
 from affinity.worker.metrics import Measured, Metrics
@@ -213,25 +213,32 @@ class Worker(AsyncBlock):
 
     @asynccontextmanager
     async def _incarnations(self) -> AsyncIterator[None]:
-        """Run the incarnations in a task of their own. Errors are raised as themselves, not as a group; an error of the
-        block ends the task.
-        """
-        failure: Exception | None = None
-        async with anyio.create_task_group() as tasks:
-            try:
-                await tasks.start(self._run)
+        """Run the incarnations in a task of their own, which an error of the block ends."""
+        begun = anyio.Event()
+        task = BackgroundTask(partial(self._run, begun))
+        try:
+            await begun.wait()
+            if self._entered:
                 yield
                 self._leaving.set()
                 if self._incarnation_scope is not None and not self._is_running:
                     self._incarnation_scope.cancel()
-            except Exception as error:
-                failure = error
-                tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+        except BaseException:
+            task.cancel()
+            raise
+        finally:
+            await task.join()
 
-    async def _run(self, *, task_status: TaskStatus[None]) -> None:
-        """Run one incarnation after another, until the block is left or the worker has ended."""
+    async def _run(self, begun: anyio.Event) -> None:
+        """Run one incarnation after another, until the block is left or the worker has ended; ``begun`` is set when the
+        first one has begun, or cannot begin.
+        """
+        try:
+            await self._run_incarnations(begun)
+        finally:
+            begun.set()
+
+    async def _run_incarnations(self, begun: anyio.Event) -> None:
         timeline = Timeline()
         timeout: float | None = self.options.startup_timeout
         while not (self._leaving.is_set() or self._drain_begun):
@@ -240,7 +247,7 @@ class Worker(AsyncBlock):
                     async with self._incarnation(timeline, timeout) as runtime:
                         if not self._entered:
                             self._entered = True
-                            task_status.started()
+                            begun.set()
                         await self._until_over(runtime)
             except DatabaseChanged:
                 pass  # while it began

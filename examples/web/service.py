@@ -60,9 +60,9 @@ def create(url: str, *, with_worker: bool = False) -> FastAPI:
         return JSONResponse({"error": str(error)}, status)
 
     @api.put("/chats/{chat_id}", status_code=202)
-    async def start(chat_id: str, request: Request) -> dict[str, bool]:
+    async def start(chat_id: str, request: Request) -> dict[str, str | None]:
         run = await request.state.client.start(conversation, instance_id=chat_id)
-        return {"created": run.created}
+        return {"outcome": run.outcome}
 
     @api.post("/chats/{chat_id}/messages", response_model=None)
     async def send(chat_id: str, message: Message, request: Request) -> JSONResponse:

@@ -17,8 +17,8 @@ def http(tmp_path: Path) -> Iterator[TestClient]:
 
 def test_a_chat_from_its_start_to_its_end(http: TestClient) -> None:
     """To start it again is no error: the id is the user's."""
-    assert http.put("/chats/ann").json() == {"created": True}
-    assert http.put("/chats/ann").json() == {"created": False}
+    assert http.put("/chats/ann").json() == {"outcome": "created"}
+    assert http.put("/chats/ann").json() == {"outcome": "running"}
     for text, key in [("hello", "1"), ("hello", "1"), ("bye", "2")]:  # what is sent again is said once
         sent = http.post("/chats/ann/messages", json={"text": text}, headers={"Idempotency-Key": key})
         assert sent.json() == {"reply": f"you said {text!r}"}

@@ -57,8 +57,8 @@ def test_migrate_reports_its_progress_on_stderr(directory: Path) -> None:
 
 @pytest.mark.usefixtures("database")
 def test_start_is_idempotent_by_id() -> None:
-    assert document("start", "brew", "--id", "t") == {"instance_id": "t", "created": True}
-    assert document("start", "brew", "--id", "t") == {"instance_id": "t", "created": False}
+    assert document("start", "brew", "--id", "t") == {"instance_id": "t", "outcome": "created"}
+    assert document("start", "brew", "--id", "t") == {"instance_id": "t", "outcome": "running"}
     again = run("start", "brew", "--id", "t")
     assert (again.exit_code, again.stdout) == (0, "t\n")
     assert "already" in again.stderr
@@ -158,7 +158,16 @@ def test_wait_prints_the_result(play: Play) -> None:
     assert succeed("wait", "t") == '{"cups":2}\n'
     assert document("wait", "t") == {"instance_id": "t", "status": "completed", "output": {"cups": 2}}
     assert succeed("start", "brew", "--id", "t", "--wait") == '{"cups":2}\n'
-    assert document("start", "brew", "--id", "t", "--wait")["created"] is False
+    assert document("start", "brew", "--id", "t", "--wait")["outcome"] == "ended"
+
+
+def test_an_ended_instance_is_restarted_on_demand(play: Play) -> None:
+    succeed("start", "brew", "--id", "t")
+    play(lambda puppet: puppet.end("t"))
+    assert document("start", "brew", "--id", "t")["outcome"] == "ended"
+    assert "has ended" in refused(1, "start", "brew", "--id", "t", "--if-ended", "fail")
+    assert document("start", "brew", "--id", "t", "--if-ended", "restart")["outcome"] == "restarted"
+    assert document("start", "brew", "--id", "t", "--if-ended", "restart")["outcome"] == "running"
 
 
 def test_wait_reports_the_failure(play: Play) -> None:

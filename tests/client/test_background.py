@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -59,7 +59,7 @@ class FailingProvider:
     errors: dict[str, list[ProviderError]] = field(default_factory=dict)
     calls: list[tuple[str, int]] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
-    existing: set[str] = field(default_factory=set)
+    existing: dict[str, Birth] = field(default_factory=dict)
     hints: int = 0
     woken: list[tuple[set[str | None], set[str]]] = field(default_factory=list)
     hint_sent: anyio.Event = field(default_factory=anyio.Event)
@@ -73,7 +73,8 @@ class FailingProvider:
     async def create_instance(self, instances: Sequence[NewInstance]) -> Sequence[bool]:
         ids = [instance.instance_id for instance in instances]
         new = [instance_id not in self.existing for instance_id in ids]
-        self.existing.update(ids)  # before the error: a lost answer may follow a commit
+        for instance in instances:  # before the error: a lost answer may follow a commit
+            self.existing.setdefault(instance.instance_id, instance.birth)
         self._called("create", len(instances))
         return new
 
@@ -83,7 +84,8 @@ class FailingProvider:
 
     async def get_instance(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
         self._called("get", len(instance_ids))
-        return [info(key, "completed" if key in self.done else "running") for key in instance_ids]
+        found = [info(key, "completed" if key in self.done else "running") for key in instance_ids]
+        return [replace(one, birth=self.existing.get(one.instance_id, one.birth)) for one in found]
 
     async def wake(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
         self.hints += 1
@@ -92,6 +94,11 @@ class FailingProvider:
         if self.gate is not None:
             await self.gate.wait()
         self._called("wake", len(workers))
+
+    async def _unexpected(self, *args: object) -> object:
+        raise AssertionError(args)
+
+    read_journal = watch_journals = get_replies = _unexpected
 
     def count(self, verb: str) -> int:
         return sum(called == verb for called, _ in self.calls)
@@ -181,7 +188,7 @@ async def test_a_wait_ends_when_the_client_closes(script: FailingProvider) -> No
 
 async def test_a_start_whose_answer_was_lost_is_made_again_and_is_ours(script: FailingProvider, client: Client) -> None:
     script.errors["create"] = [ConnectionLost("cut after the commit")]
-    assert (await client.start("brew")).created
+    assert (await client.start("brew")).outcome == "created"
     assert script.count("create") == 2
 
 
@@ -239,7 +246,7 @@ async def test_hints_are_coalesced_beside_the_calls(script: FailingProvider, cli
 
 
 async def test_a_start_that_made_no_work_wakes_no_worker(script: FailingProvider, client: Client) -> None:
-    script.existing.add("t")
+    script.existing["t"] = Birth("b")
     await client.start("brew", instance_id="t")
     await anyio.wait_all_tasks_blocked()
     assert script.hints == 0

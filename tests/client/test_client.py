@@ -60,7 +60,7 @@ async def rest(context: OrchestrationContext) -> None:
 
 async def test_start_by_function_writes_a_typed_start_message(client: Client, puppet: Puppet) -> None:
     handle = await client.start(brew, Tea(kind="green", cups=2), instance_id="t")
-    assert handle.created
+    assert handle.outcome == "created"
     item = await puppet.take("t")
     assert item.name == "brew"
     assert item.version is None
@@ -82,14 +82,14 @@ async def test_start_by_name_with_a_version_and_a_random_id(client: Client) -> N
 async def test_start_is_idempotent_by_id(client: Client) -> None:
     first = await client.start("brew", 1, instance_id="t")
     again = await client.start("brew", 2, instance_id="t")
-    assert (first.created, again.created) == (True, False)
+    assert (first.outcome, again.outcome) == ("created", "running")
     with pytest.raises(InstanceExists, match="'t' \\(of 'brew'\\)"):
         await client.start("rest", instance_id="t")
 
 
 async def test_many_starts_and_events_in_few_calls(client: Client, puppet: Puppet) -> None:
     handles = await client.start_many(Start("brew", n, f"t-{n:04}") for n in range(1200))
-    assert all(handle.created for handle in handles)
+    assert {handle.outcome for handle in handles} == {"created"}
     assert [handle.instance_id for handle in handles[:2]] == ["t-0000", "t-0001"]
     await puppet.end("t-0001")
     deliveries = await client.raise_events(
@@ -382,7 +382,7 @@ async def test_delete(client: Client, puppet: Puppet) -> None:
     await client.start("brew", instance_id="t")
     await puppet.end("t")
     await client.delete("t")
-    assert (await client.start("brew", instance_id="t")).created
+    assert (await client.start("brew", instance_id="t")).outcome == "created"
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------

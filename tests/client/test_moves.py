@@ -50,7 +50,7 @@ class Table:
 async def followed(table: Any, after: int | None) -> list[int]:
     seen: list[int] = []
     try:
-        async for one in moves.follow_moves(table, MoveFilter(), after, 0.0):
+        async for one in moves.follow_moves(lambda: table, MoveFilter(), after, 0.0):
             seen.append(one.epoch)
     except IndexError:  # there is no further commit
         return seen

@@ -63,6 +63,8 @@ class SimulatedCluster(TurnSteps, ScriptSteps):
                 await self._resume_instance(f"i{step.instance}")
             case do.ResetInstance():
                 await self._reset(f"i{step.instance}", step)
+            case do.RestartInstance():
+                await self._restart(f"i{step.instance}")
             case do.ReleaseSession():
                 await self._release_session(f"s{step.session}")
             case do.Load() | do.Save() | do.Remove():

@@ -240,6 +240,18 @@ class Reference:
         self.send(NewMessage(instance_id=new.instance_id, payload=new.start, delay=new.delay))
         return True
 
+    def restart(self, new: NewInstance) -> bool:
+        """Begin an ended instance again, as another one whose history the former one begins."""
+        former = self.instances.get(new.instance_id)
+        if former is None or not former.finished:
+            return False
+        self.births += 1
+        execution = former.execution_id + 1
+        histories = former.histories | {execution: []}
+        self.instances[new.instance_id] = ModelInstance(self.births, new, execution, histories=histories)
+        self.send(NewMessage(instance_id=new.instance_id, payload=new.start))
+        return True
+
     def send(self, new: NewMessage, *, ordered: bool = True) -> str:
         """Queue a message; what became of it."""
         instance = self.instances.get(new.instance_id)

@@ -188,6 +188,13 @@ class ResetInstance:
 
 
 @dataclass(frozen=True)
+class RestartInstance:
+    """A client starts the id of an ended instance again."""
+
+    instance: int
+
+
+@dataclass(frozen=True)
 class ReleaseSession:
     """An operator releases a session."""
 
@@ -314,6 +321,7 @@ class LoseTail:
 PlanStep: TypeAlias = (
     StartWorker | Renew | Resume | Drain | Leave | FetchWork | FetchInstances | Commit | Deliver | Ack | Checkpoint
     | GiveBack | RenewLocks | ReleaseUnknownLocks | HandOver | SuspendInstance | Retry | ResumeInstance | ResetInstance
+    | RestartInstance
     | ReleaseSession | MakeRoom
     | AppendInput | ReadPending | PruneJournals | DeleteJournal
     | Create | Send | Delete | Load | Save | Remove | FinishWrites | Pass | RunSweep | Remember | LoseTail
@@ -421,6 +429,7 @@ _KINDS: Final[tuple[tuple[int, SearchStrategy[PlanStep]], ...]] = (
     (1, st.builds(Retry, _worker)),
     (1, st.builds(ResumeInstance, _instance)),
     (3, st.builds(ResetInstance, _instance, st.integers(0, 3), st.sampled_from([None, 0, 1]))),
+    (3, st.builds(RestartInstance, _instance)),
     (2, st.builds(ReleaseSession, _session)),
     (3, st.builds(MakeRoom, _worker, st.sampled_from([1, 1, 2]), st.sampled_from([1, 20]))),
     (1, st.builds(Renew, _worker)),

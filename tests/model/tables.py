@@ -19,7 +19,7 @@ from pydantic_core import from_json, to_json
 from affinity.errors import ConnectionLost, ProviderError
 from affinity.orchestration import App, OrchestrationContext
 from affinity.orchestration.activity import ActivityContext
-from affinity.orchestration.events import ActivityCompleted, EventRaised, OrchestrationStarted
+from affinity.orchestration.events import ActivityCompleted, EventRaised, EventSent, OrchestrationStarted
 from affinity.orchestration.wire import ANY_EXECUTION, ActivityTask, decode_task, encode_message
 from affinity.provider.contract import (
     Birth,
@@ -300,9 +300,13 @@ class TableWorker:
             activities=part,
             sessions=part,
             replays=self.replays,
+            sent_events=part,
         )
 
     # what the table asks of `Lease`, `Capacity`, `Commits`, `ActivityRunner`, `Wakeups` and `HeldSessions`
+
+    def note(self, sender: str, events: Sequence[EventSent]) -> None:
+        pass
 
     def now(self) -> float:
         return 0.0

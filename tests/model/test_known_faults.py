@@ -221,7 +221,7 @@ def database(request: pytest.FixtureRequest) -> ModelDatabase:
         (KeepsWhatItsTurnCancels, 1),
         (LosesWhatIsSentToItsChild, 1),
         (TakesNamesForInstances, 19),
-        (TakesVersionsForRecords, 1),
+        (TakesVersionsForRecords, 2),
         (ForgetsKeys, 1),
         (IgnoresOrder, 2),
         (ForgetsEventIds, 4),

@@ -13,6 +13,7 @@ from affinity.provider.contract import (
     NewWorkItem,
     OrchestrationItem,
     Reset,
+    Restart,
     SessionHold,
     SessionWatch,
     Suspend,
@@ -350,6 +351,17 @@ class TurnSteps(WorkSteps, JournalSteps):
         self.model.reset(one)
         await self._look()
         expect(f"{name} reset again", await self.provider.reset_instance(one), False)
+        await self._look()
+
+    async def _restart(self, name: str) -> None:
+        (info,) = await self.provider.get_instance([name])
+        if info is None:
+            return
+        new = new_instance(name, name=info.name, start=self._tag("start"), birth=self._tag("birth"))
+        restart = Restart(new=new, ended=info.birth)
+        expect(f"{name} restarted", await self.provider.restart_instance([restart]), [self.model.restart(new)])
+        await self._look()
+        expect(f"{name} restarted again", await self.provider.restart_instance([restart]), [False])
         await self._look()
 
 

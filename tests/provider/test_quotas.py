@@ -110,7 +110,7 @@ async def test_a_quota_error_names_the_limit(client: Client) -> None:
         await client.start("flow", instance_id="j")
     assert (instances.value.quota, instances.value.limit) == ("instances", 1)
     assert "affinity prune" in instances.value.remedy
-    assert not (await client.start("flow", instance_id="i")).created
+    assert (await client.start("flow", instance_id="i")).outcome == "running"
     with pytest.raises(QuotaExceeded, match="2000 bytes") as size:
         await client.raise_event("i", "e", "x" * 2_000)
     assert (size.value.quota, size.value.limit) == ("instance_bytes", 2_000)

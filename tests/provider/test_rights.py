@@ -185,12 +185,13 @@ WHERE pronamespace = 'affinity'::regnamespace AND prosecdef AND NOT 'search_path
 
 
 async def test_a_client_may_write_to_no_table(url: str, admin: psycopg.Connection[Any]) -> None:
-    """It has six functions, which run with the rights of the role that migrated, and whose search path is pinned."""
+    """It has seven functions, which run with the rights of the role that migrated, and whose search path is pinned."""
     assert url
     assert admin.execute(WRITES, [CLIENT]).fetchall() == []
     allowed = {name for (name,) in admin.execute(DEFINERS, [CLIENT])}
     assert allowed == {
         "create_instances_1",
+        "restart_instances_1",
         "send_messages_1",
         "send_keyed_messages_1",
         "append_input_1",

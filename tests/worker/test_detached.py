@@ -136,7 +136,7 @@ async def test_a_change_to_another_value_that_is_equal_in_python_is_a_change(cli
 
 
 async def test_a_handle_is_checked_and_needs_no_instance(client: Client) -> None:
-    assert not client.handle("later", worker_bee).created
+    assert client.handle("later", worker_bee).outcome is None
     with pytest.raises(InvalidId):
         client.handle("", worker_bee)
     with pytest.raises(InvalidApp):

@@ -87,6 +87,7 @@ from affinity.provider.contract.instances import (
     OrchestrationFetch,
     OrchestrationItem,
     QueuedMessage,
+    Restart,
     Resumption,
     Suspension,
 )
@@ -221,6 +222,7 @@ __all__ = [
     "Quotas",
     "Release",
     "Reset",
+    "Restart",
     "Resumption",
     "Retention",
     "SessionHold",

@@ -15,6 +15,7 @@ from affinity.provider.contract.instances import (
     MessageKey,
     NewInstance,
     NewMessage,
+    Restart,
 )
 
 
@@ -28,6 +29,15 @@ class ClientProvider(ProviderConnection, Protocol):
         Raises:
             QuotaExceeded: there would be more instances than `Quotas.instances`, or a start message is larger than
                 `Quotas.instance_bytes`; nothing was created.
+        """
+        ...
+
+    async def restart_instance(self, restarts: Sequence[Restart]) -> Sequence[bool]:
+        """Restart ended instances. False: there is no instance of this id, name and birth token, or it has not ended;
+        nothing changed.
+
+        Raises:
+            QuotaExceeded: a start message is larger than `Quotas.instance_bytes`; nothing was changed.
         """
         ...
 

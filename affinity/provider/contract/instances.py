@@ -47,6 +47,19 @@ class NewInstance:
 
 
 @frozen(kw_only=True)
+class Restart:
+    """A new generation of an ended instance, which begins with a start message in its next execution.
+
+    It has the id, the name and the time of creation of the former one, and nothing else: its session and version are
+    those of ``new``, and it has no parent. What was sent to the former one, or is to come from its work, does not reach
+    it. The history of the former one stays, as that of its last execution.
+    """
+
+    new: NewInstance  # without a parent
+    ended: Birth  # of the instance that has ended, as the caller has seen it
+
+
+@frozen(kw_only=True)
 class NewMessage:
     """A message for an instance; dropped when the instance does not exist, has finished, or has another birth token."""
 

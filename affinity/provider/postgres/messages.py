@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from affinity.errors import QuotaExceeded
-from affinity.provider.contract import Delivery, NewInstance, NewMessage
+from affinity.provider.contract import Delivery, NewInstance, NewMessage, Restart
 from affinity.provider.postgres.driver.arrays import Floats, Ints, Texts
 from affinity.provider.postgres.operations import Operations, flags
 from affinity.provider.statements import load_statements
@@ -15,7 +15,7 @@ _SQL: Final = load_statements(__package__, "messages.sql")
 
 
 class MessageOperations(Operations):
-    """`create_instance` and `send_message`."""
+    """`create_instance`, `restart_instance` and `send_message`."""
 
     async def create_instance(self, instances: Sequence[NewInstance]) -> Sequence[bool]:
         if not instances:
@@ -33,11 +33,28 @@ class MessageOperations(Operations):
             "on_deleted": Texts(new.on_deleted for new in instances),
             "session": Texts(new.session_id for new in instances),
         }
-        rows = await self._connections.quick.run(_SQL["create"], params)
+        return await self._started("create", params, len(instances))
+
+    async def restart_instance(self, restarts: Sequence[Restart]) -> Sequence[bool]:
+        if not restarts:
+            return []
+        params = {
+            "instance": Texts(each.new.instance_id for each in restarts),
+            "ended": Texts(each.ended for each in restarts),
+            "birth": Texts(each.new.birth for each in restarts),
+            "name": Texts(each.new.name for each in restarts),
+            "version": Texts(each.new.version for each in restarts),
+            "start": Texts(each.new.start for each in restarts),
+            "session": Texts(each.new.session_id for each in restarts),
+        }
+        return await self._started("restart", params, len(restarts))
+
+    async def _started(self, statement: str, params: Mapping[str, object], count: int) -> Sequence[bool]:
+        rows = await self._connections.quick.run(_SQL[statement], params)
         for n, quota, allowed in rows:
             if n is None:
                 raise QuotaExceeded(quota, allowed)
-        return flags(len(instances), (n for n, *_ in rows))
+        return flags(count, (n for n, *_ in rows))
 
     async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
         if not messages:

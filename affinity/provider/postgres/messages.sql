@@ -2,6 +2,10 @@
 SELECT n, quota, allowed FROM create_instances_1(%(instance)s, %(birth)s, %(name)s, %(version)s, %(start)s, %(parent)s,
     %(parent_birth)s, %(delay)s, %(on_exists)s, %(on_deleted)s, %(session)s)
 
+-- restart: ended instances, with their start messages
+SELECT n, quota, allowed FROM restart_instances_1(%(instance)s, %(ended)s, %(birth)s, %(name)s, %(version)s, %(start)s,
+    %(session)s)
+
 -- send: messages for instances
 SELECT n, delivery FROM send_messages_1(%(instance)s, %(birth)s, %(payload)s, %(delay)s, %(timer_execution)s,
     %(timer_id)s, %(unread_limit)s)

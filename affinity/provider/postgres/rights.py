@@ -1,9 +1,9 @@
 """Rights of roles other than the one that migrates: clients, workers without DDL, and autoscalers.
 
-A client reads, and writes through six functions of the schema, which run with the rights of the role that migrated:
-so it creates instances, sends messages, appends to journals and creates journals from others, and nothing else. A
-worker changes rows of all tables but those that describe the schema and the rights. An autoscaler reads the view
-``desired_workers``.
+A client reads, and writes through seven functions of the schema, which run with the rights of the role that migrated:
+so it creates instances, restarts ended ones, sends messages, appends to journals and creates journals from others, and
+nothing else. A worker changes rows of all tables but those that describe the schema and the rights. An autoscaler reads
+the view ``desired_workers``.
 
 The table ``granted_roles`` lists clients and workers: a migration grants them their rights to the objects that it adds.
 """
@@ -23,8 +23,8 @@ from affinity.provider.postgres.driver.target import Target
 from affinity.provider.postgres.driver.wire import Row
 
 _FUNCTIONS: Final[LiteralString] = (
-    "GRANT EXECUTE ON FUNCTION {s}.create_instances_1, {s}.send_messages_1, {s}.send_keyed_messages_1,"
-    " {s}.append_input_1, {s}.append_journals_2, {s}.bear_journal_1 TO {r}"
+    "GRANT EXECUTE ON FUNCTION {s}.create_instances_1, {s}.restart_instances_1, {s}.send_messages_1,"
+    " {s}.send_keyed_messages_1, {s}.append_input_1, {s}.append_journals_2, {s}.bear_journal_1 TO {r}"
 )
 _GRANTS: Final[dict[str, Sequence[LiteralString]]] = {
     "client": (

@@ -11,13 +11,16 @@ from typing import Any, Final
 from affinity.limits import MAX_PAGE
 from affinity.provider.contract import (
     FINISHED,
+    Birth,
     Deletion,
     InstanceFilter,
     InstanceInfo,
+    NewInstance,
     NewMessage,
+    Restart,
 )
 from affinity.provider.rows import to_instance
-from affinity.provider.sqlite import messages, suspension, turns
+from affinity.provider.sqlite import messages, quotas, suspension, turns
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.statements import load_statements
@@ -51,6 +54,28 @@ def list_instances(tx: Tx, where: InstanceFilter, limit: int) -> list[InstanceIn
         return found[: arguments["limit"]]
     path = "of_session" if where.session_id is not None else "children" if where.parent_id is not None else "instances"
     return [to_instance(row, instant) for row in tx.rows(SQL[path], arguments)]
+
+
+def restart_instances(tx: Tx, restarts: Sequence[Restart]) -> list[bool]:
+    quotas.check_new(tx, [each.new for each in restarts], 0)
+    return [_restart(tx, each.new, each.ended) for each in restarts]
+
+
+def _restart(tx: Tx, new: NewInstance, ended: Birth) -> bool:
+    arguments = {
+        "instance_id": new.instance_id,
+        "ended": ended,
+        "birth": new.birth,
+        "name": new.name,
+        "version": new.version,
+        "session_id": new.session_id,
+        "now": tx.now,
+    }
+    if not tx.run(SQL["restart"], arguments):
+        return False
+    turns.clear(tx, [new.instance_id])
+    messages.send(tx, [NewMessage(instance_id=new.instance_id, payload=new.start)])
+    return True
 
 
 def delete_instances(tx: Tx, instance_ids: Sequence[str], *, force: bool, tree: bool) -> list[Deletion]:

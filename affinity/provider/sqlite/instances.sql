@@ -54,6 +54,27 @@ WHERE i.session_id = :session_id AND (i.created_at, i.instance_id) < (:before, :
 ORDER BY i.created_at DESC, i.instance_id DESC
 LIMIT :limit;
 
+-- restart: begin a new generation of an ended instance, in its next execution
+UPDATE instances SET
+    birth = :birth,
+    version = :version,
+    execution_id = execution_id + 1,
+    event_count = 0,
+    status = 'pending',
+    custom_status = NULL,
+    output = NULL,
+    error = NULL,
+    parent_id = NULL,
+    parent_birth = NULL,
+    on_deleted = NULL,
+    session_id = :session_id,
+    owner_incarnation = NULL,
+    claims = 0,
+    unknown_since = NULL,
+    unread = 0,
+    updated_at = :now
+WHERE instance_id = :instance_id AND birth = :ended AND name = :name AND status IN ('completed', 'failed', 'cancelled');
+
 -- tree: an instance, and if asked for its children and theirs, each with its status
 WITH RECURSIVE tree (instance_id, birth, status) AS (
     SELECT instance_id, birth, status FROM instances WHERE instance_id = :instance_id

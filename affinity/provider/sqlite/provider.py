@@ -63,6 +63,7 @@ from affinity.provider.contract import (
     Quotas,
     Release,
     Reset,
+    Restart,
     Resumption,
     Retention,
     SessionInfo,
@@ -362,6 +363,9 @@ class SqliteProvider:
 
     async def create_instance(self, instances: Sequence[NewInstance]) -> Sequence[bool]:
         return await self._write(create_all, instances)
+
+    async def restart_instance(self, restarts: Sequence[Restart]) -> Sequence[bool]:
+        return await self._write(stored.restart_instances, restarts)
 
     async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
         return await self._write(send_all, messages)

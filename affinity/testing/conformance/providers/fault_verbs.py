@@ -22,6 +22,7 @@ from affinity.provider.contract import (
     Quotas,
     Release,
     Reset,
+    Restart,
 )
 from affinity.records import SessionFilter
 from affinity.testing.conformance.providers.builders import (
@@ -154,6 +155,19 @@ async def resume_instance(fixtures: FaultFixtures) -> Attempt:
         lambda: fixtures.provider.resume_instance([name]),
         lambda: fixtures.assert_continues(name),
     )
+
+
+@_verb
+async def restart_instance(fixtures: FaultFixtures) -> Attempt:
+    at = await fixtures.ended()
+    restart = Restart(new=new_instance(at.instance_id, name=at.name), ended=at.birth)
+
+    async def then() -> None:
+        taken = await fixtures.taken(at.instance_id)
+        assert (taken.execution_id, taken.event_count, taken.birth) == (at.execution_id + 1, 0, restart.new.birth)
+        await fixtures.finish(taken)
+
+    return once([True], [False], lambda: fixtures.provider.restart_instance([restart]), then)
 
 
 @_verb

@@ -40,6 +40,7 @@ from affinity.testing.conformance.providers.releasing import ReleaseRules
 from affinity.testing.conformance.providers.replies import ReplyRules
 from affinity.testing.conformance.providers.resets import ResetRules
 from affinity.testing.conformance.providers.resources import ResourceRules
+from affinity.testing.conformance.providers.restarts import RestartRules
 from affinity.testing.conformance.providers.retention import RetentionRules
 from affinity.testing.conformance.providers.rollouts import RolloutRules
 from affinity.testing.conformance.providers.routing import RoutingRules
@@ -88,6 +89,7 @@ class ProviderConformance(
     OwnershipRules,
     SuspensionRules,
     TreeRules,
+    RestartRules,
     RetentionRules,
     QuotaRules,
     ResetRules,
