@@ -210,12 +210,16 @@ class StateSchema(Generic[S]):
                 raise SessionRecordTooNew(self.kind, missing) from None
 
     async def _build(self, session_id: str, raw: bytes, version: int) -> S:
+        if version == self.version:
+            return self._read_back(raw)
+        plain = await self.migrations.apply(session_id, self.codec.parse(raw), version, self.version)
+        return self._restored(self.codec.build(plain))
+
+    def _read_back(self, raw: bytes) -> S:
         read = getattr(self.codec, "read", None)
-        if version == self.version and read is not None:
-            kept = read(raw)
-        else:
-            plain = await self.migrations.apply(session_id, self.codec.parse(raw), version, self.version)
-            kept = self.codec.build(plain)
+        return self._restored(self.codec.build(self.codec.parse(raw)) if read is None else read(raw))
+
+    def _restored(self, kept: Any) -> S:
         return kept if self.projection is None else self.projection.from_record(kept)
 
     # -- saving
@@ -249,8 +253,8 @@ class StateSchema(Generic[S]):
         return EncodedState(digest=digest, new=new)
 
     def _dump(self, cached: CachedState[S]) -> bytes:
-        state = cached.state if self.projection is None else self.projection.to_record(cached.state)
         try:
+            state = cached.state if self.projection is None else self.projection.to_record(cached.state)
             return self.codec.dump(state)
         except InvalidInput:
             raise
@@ -259,11 +263,8 @@ class StateSchema(Generic[S]):
 
     def _check_readable(self, cached: CachedState[S], raw: bytes) -> None:
         """Refuse a state that no later opening could load."""
-        read = getattr(self.codec, "read", None)
-        if read is None:
-            return
         try:
-            read(raw)
+            self._read_back(raw)
         except Exception as error:
             raise NotSerializable(
                 f"the state of session {cached.session_id!r} could not be read back: {problem_of(error)}"
