@@ -14,6 +14,7 @@ from affinity.errors import SessionWriteConflict
 from affinity.records import (
     ActivityKey,
     DurableResource,
+    RecordTimes,
     ResourceStore,
     SessionFilter,
     SessionMetadata,
@@ -93,12 +94,16 @@ class MemorySessionStore:
         birth: str | None = None,
         epoch: int | None = None,
         idempotency_key: str | None = None,
+        times: RecordTimes | None = None,
     ) -> int:
         found = self._records.get(new.session_id)
         if found is not None and idempotency_key is not None and found.idempotency_key == idempotency_key:
             return found.version
         _Fence(expected_version, birth, epoch).check(new.session_id, found)
         written = self._written(new, found, birth, epoch, idempotency_key)
+        if times is not None:
+            now = written.updated_at
+            written = replace(written, created_at=min(times.created_at, now), updated_at=min(times.updated_at, now))
         self._records[new.session_id] = written
         return written.version
 
@@ -293,6 +298,7 @@ class RetryingStore:
         birth: str | None = None,
         epoch: int | None = None,
         idempotency_key: str | None = None,
+        times: RecordTimes | None = None,
     ) -> int:
         save = partial(
             self._store.save,
@@ -301,6 +307,7 @@ class RetryingStore:
             birth=birth,
             epoch=epoch,
             idempotency_key=idempotency_key,
+            **({} if times is None else {"times": times}),
         )
         # The store recognises the key of a write that it has done, so this may be repeated after a lost reply.
         return await (self._writing if idempotency_key is None else self._reading)(save)
