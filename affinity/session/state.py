@@ -73,6 +73,7 @@ class CachedState(CacheEntry[S]):
         self.encoded_bytes = 0  # size of the encoded state, when last encoded or decoded
         self.is_fresh = True  # no block has had it
         self.is_broken = False  # half changed: a block has failed
+        self.openings = 0  # by activities that have found it in memory
         self.resources = HeldResources()
 
     def describe(self, parent: str | None, labels: Mapping[str, str] | None) -> None:
@@ -251,6 +252,14 @@ class StateSchema(Generic[S]):
             metadata=metadata,
         )
         return EncodedState(digest=digest, new=new)
+
+    async def is_as_saved(self, cached: CachedState[S]) -> bool:
+        """Whether a state that was saved, and that no block has now, still has the bytes of its record."""
+        if cached.record.digest is None:
+            return True
+        raw = self._dump(cached)
+        # A codec that does not give equal bytes for one state says nothing about changes.
+        return await _off_loop(len(raw), _digest, raw) == cached.record.digest or self._dump(cached) != raw
 
     def _dump(self, cached: CachedState[S]) -> bytes:
         try:

@@ -10,11 +10,20 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 
-from affinity.errors import InvalidId, InvalidOptions, NotSerializable, SessionError, SessionLoadFailed
+from affinity.errors import (
+    InvalidId,
+    InvalidOptions,
+    NotSerializable,
+    SessionError,
+    SessionLoadFailed,
+    SessionStateTampered,
+)
 from affinity.orchestration import ActivityContext
 from affinity.orchestration.app import SessionListener
 from affinity.records import SessionMetadata, SessionState, StateWrite
 from affinity.session import CacheStats, Sessions
+from affinity.session.codec import JsonCodec
+from affinity.session.writer import CHECKED_OPENINGS
 from tests.session.activities import Activity, Chat, CountingStore, EndedError, Host, fail
 
 pytestmark = pytest.mark.anyio
@@ -116,6 +125,32 @@ async def test_what_cannot_be_encoded_raises_in_the_block_and_drops_the_copy(hos
                 chat.turns = wrong  # type: ignore[assignment]
         host.settle(ctx, False)
         assert (await host.read(chats)).turns == 1
+
+
+@pytest.mark.parametrize("saved", [1, 2, CHECKED_OPENINGS])
+async def test_a_change_outside_the_block_is_refused_and_discarded(
+    host: Host, chats: Sessions[Chat], saved: int
+) -> None:
+    """Whichever opening comes next finds it; the one after that has the state as it was saved."""
+    for _ in range(saved):
+        kept = (await host.say(chats, "in")).state
+    kept.lines.append("outside")
+    with pytest.raises(SessionStateTampered, match="the state of session 's' was changed outside its block"):
+        await host.say(chats, "next")
+    assert (await host.say(chats, "after")).state.lines == ["in"] * saved + ["after"]
+
+
+async def test_a_codec_without_equal_bytes_is_no_change(host: Host) -> None:
+    class Counting(JsonCodec[Chat]):
+        dumps = 0
+
+        def dump(self, state: Chat, /) -> bytes:
+            self.dumps += 1
+            return super().dump(state) + b" " * self.dumps
+
+    chats = Sessions(Chat, kind="chat", codec=Counting(Chat))
+    for number in range(3):
+        assert len((await host.say(chats, "x")).state.lines) == number + 1
 
 
 async def test_the_state_may_be_replaced_as_a_whole(host: Host) -> None:
