@@ -342,13 +342,19 @@ def override_metadata(
 def _add_described(metadata: SessionMetadata, described: SessionMetadata) -> SessionMetadata:
     """The metadata with what the application's function returned for the state; what that leaves out stays.
 
-    Its labels are added to the others and win; its kind and parent are ignored.
+    Its labels are added to the others and win.
 
     Raises:
+        InvalidOptions: it has a kind or a parent, which are set elsewhere.
         InvalidId: a name, label or participant is not a valid id.
         InvalidOptions: too many labels or participants, a label that names a resource, or a message
             count that is no integer or out of range.
     """
+    if described.kind not in {"", metadata.kind} or described.parent not in {None, metadata.parent}:
+        raise InvalidOptions(
+            f"metadata= has returned kind={described.kind!r}, parent={described.parent!r}: a session has the kind of"
+            " its Sessions, and the parent that open(..., parent=) names"
+        )
     if described.message_count is not None:
         check_integer(described.message_count, "message_count")
     return replace(

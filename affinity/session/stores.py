@@ -43,7 +43,11 @@ class _Fence:
     def check(self, session_id: str, found: SessionRecord | None) -> None:
         version, epoch = (found.version, found.epoch) if found else (None, None)
         if found and self.birth not in {None, found.birth}:
-            message = "its record was deleted and made anew"
+            message = (
+                "its record was deleted, and another one was created"
+                if self.expected_version
+                else "another writer has created its record meanwhile"
+            )
         elif self.expected_version is not None and self.expected_version != (version or 0):
             message = f"its record has version {version or 0}, not {self.expected_version}"
         elif self.epoch is not None and epoch is not None and epoch > self.epoch:

@@ -430,6 +430,14 @@ def test_a_record_that_no_names_lead_to_is_refused_at_the_definition(state: Any,
         Sessions(state, record=record, initial=lambda _: None)
 
 
+@pytest.mark.parametrize("described", [SessionMetadata(kind="other"), SessionMetadata(parent="p")])
+async def test_metadata_names_no_kind_and_no_parent(store: CountingStore, described: SessionMetadata) -> None:
+    chats = Sessions(Chat, kind="chat", metadata=lambda _: described, store=store)
+    with pytest.raises(InvalidOptions, match="a session has the kind of its Sessions, and the parent"):
+        async with chats.open("s"):
+            pass
+
+
 class Bounded(BaseModel):
     n: int = Field(0, le=10)
     half: int = 0
@@ -516,7 +524,7 @@ async def test_fresh_scratch_is_all_that_a_record_does_not_have(host: Host) -> N
 
 def about(chat: Chat) -> SessionMetadata:
     return SessionMetadata(
-        kind="ignored",
+        kind="chat",
         name=chat.lines[0] if chat.lines else None,
         message_count=len(chat.lines),
         participants=["user", "model"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Literal
 
 import pytest
 
@@ -190,7 +191,11 @@ async def test_an_import_keeps_what_is_newest() -> None:
         times = RecordTimes(created_at=when, updated_at=when)
         await store.save(SessionState(session_id=f"ago-{days}", state=b"1"), times=times)
     lines = [line async for line in SessionManager(store).export()]
-    for choice, removed, old in (("kept", ["ago-400", "ago-500"], 2), ("now", ["ago-1", "ago-2"], 0)):
+    choices: list[tuple[Literal["kept", "now"], list[str], int]] = [
+        ("kept", ["ago-400", "ago-500"], 2),
+        ("now", ["ago-1", "ago-2"], 0),
+    ]
+    for choice, removed, old in choices:
         other = SessionManager(MemorySessionStore())
         done = await other.import_(lines, times=choice)
         assert (done.added, done.old) == (4, old)
