@@ -9,6 +9,8 @@ if TYPE_CHECKING:  # a type checker refuses a plain `with`, since it finds no `_
     class AsyncBlock:
         """Used in an ``async with``."""
 
+        _instead: str
+
 else:
 
     class AsyncBlock:
@@ -16,8 +18,11 @@ else:
 
         __slots__ = ()
 
+        _instead = ""  # what else there is, for sync code
+
         def __enter__(self):
-            raise TypeError(f"{type(self).__name__} is opened with `async with`, in an async function, not with `with`")
+            name, instead = type(self).__name__, f"; {self._instead}" if self._instead else ""
+            raise TypeError(f"{name} is opened with `async with`, in an async function, not with `with`{instead}")
 
         def __exit__(self, *error):
             raise AssertionError("never entered")

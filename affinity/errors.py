@@ -76,6 +76,7 @@
         │   ├── SessionMigrationAmbiguous  a step twice, or two shortest chains
         │   └── SessionMigrationFailed     a migration raised
         ├── SessionSaveFailed          the state could not be written
+        ├── SessionStateTampered       the state in memory was changed outside its block
         ├── SessionSelfConflict        an activity writes the record of its own session by id
         └── SessionWriteConflict       other code wrote the record, or holds the session: the store wins
 
@@ -729,6 +730,27 @@ class SessionSaveFailed(SessionError):
         super().__init__(f"the state of session {session_id!r} could not be saved: {message}")
         self.session_id = session_id
         self.state = state
+
+
+class SessionStateTampered(SessionError):
+    """Code has changed the state of a session in memory outside its block, or outside its wake. The change is
+    discarded: the next opening reads the state as it was saved.
+
+    An activity that opens the session finds it, which need not be the one whose code has made the change.
+
+    Attributes:
+        session_id: whose state it is.
+    """
+
+    category: ClassVar[str] = "tampered"
+    recorded_fields: ClassVar[tuple[str, ...]] = ("session_id",)
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(
+            f"the state of session {session_id!r} was changed outside its block after it was saved; the change is "
+            "discarded: change a state within its `async with`, or before the handler of its wake returns"
+        )
+        self.session_id = session_id
 
 
 class SessionSelfConflict(SessionError):

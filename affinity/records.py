@@ -285,6 +285,14 @@ class SessionFilter:
                 raise InvalidOptions(f"{time!r} has no time zone")
 
 
+@frozen(kw_only=True)
+class RecordTimes:
+    """When a record was created and last written, in the store that it comes from; aware times."""
+
+    created_at: datetime
+    updated_at: datetime
+
+
 class SessionStore(Protocol):
     """A store of session records; every provider has one (``Provider.states``).
 
@@ -304,6 +312,7 @@ class SessionStore(Protocol):
         birth: str | None = None,
         epoch: int | None = None,
         idempotency_key: str | None = None,
+        times: RecordTimes | None = None,
     ) -> int:
         """Write a record, by default unconditionally; returns its version.
 
@@ -315,6 +324,8 @@ class SessionStore(Protocol):
                 provider's database the session gets a new one (see the module).
             idempotency_key: when the record's last write had this very key, nothing is written and the record's
                 version is returned: the write has happened already.
+            times: that the record gets, as an import has them; a time in the future becomes now. None: ``updated_at``
+                is now, and so is ``created_at`` of a new record.
 
         Raises:
             SessionWriteConflict: the record has another version or birth than expected, or the session or the record

@@ -363,12 +363,19 @@ def write_conflict(
         known: whether it has the version that the writer knows.
     """
     if not same_birth:
-        reason = "its record was deleted and made anew"
+        reason = _replaced_record(expected)
     elif not known:
         reason = f"its record has version {version or 0}, not {expected}"
     else:
         reason = f"the session or its record has a newer epoch than {epoch}"
     return SessionWriteConflict(session_id, expected, version, reason)
+
+
+def _replaced_record(expected: int | None) -> str:
+    """Why a write is refused whose record is another one; ``expected``: the version that the writer knows."""
+    if expected:
+        return "its record was deleted, and another one was created"
+    return "another writer has created its record meanwhile"
 
 
 def worker_fenced(identity: WorkerIdentity) -> WorkerFenced:

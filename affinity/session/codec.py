@@ -29,7 +29,7 @@ class StateCodec(Protocol[S]):
     run on the event loop.
 
     A codec may also have ``read(raw) -> state``, which does ``parse`` and ``build`` in one step where nothing is
-    migrated. It is also called with bytes that are about to be written, to refuse a state that could not be read back.
+    migrated. Bytes that are about to be written are read back first, to refuse a state that could not be loaded.
     """
 
     def dump(self, state: S, /) -> bytes:
@@ -318,16 +318,23 @@ def projection_of(
 
     Raises:
         InvalidOptions: functions without a record; or a direction without a function, where one of the types has no
-            fields, or they have none in common, or a required field has no source.
+            fields, or they have none in common, a field of both has two types, or a required field has no source; or a
+            record with a field that the state lacks, without ``to_record``.
     """
     if record is None:
         if to_record is not None or from_record is not None:
             raise InvalidOptions("to_record and from_record convert to a narrower type and back: name it as record=")
         return None
-    return Projection(
+    projection = Projection(
         to_record=to_record or _by_name(state, record, "to_record", _fields(state, "to_record")),
         from_record=from_record or _by_name(record, state, "from_record", _stored_fields(record)),
     )
+    if to_record is None and (lacking := sorted(_fields(record, "to_record").keys() - _fields(state, "to_record"))):
+        raise InvalidOptions(
+            f"{record.__name__!r} has fields that {state.__name__!r} lacks: {', '.join(lacking)}; "
+            "take them out, or give to_record="
+        )
+    return projection
 
 
 def _by_name(source: type[Any], target: type[Any], direction: str, available: Iterable[str]) -> Callable[[Any], Any]:
@@ -341,6 +348,14 @@ def _by_name(source: type[Any], target: type[Any], direction: str, available: It
     common = sources & wanted.keys()
     if not common:
         raise InvalidOptions(f"{source.__name__!r} and {target.__name__!r} have no field in common: give {direction}=")
+    theirs, ours = _types(source), _types(target)
+    wide, narrow = (theirs, ours) if direction == "to_record" else (ours, theirs)
+    if other := sorted(name for name in common if not _is_kept(wide[name], narrow[name])):
+        pairs = ", ".join(f"{name} ({_shown(theirs[name])}, {_shown(ours[name])})" for name in other)
+        raise InvalidOptions(
+            f"{source.__name__!r} and {target.__name__!r} have fields of one name and two types: {pairs}; "
+            f"make them the same, or give {direction}="
+        )
     adapter = TypeAdapter(target)
 
     def convert(value: Any) -> Any:
@@ -359,6 +374,35 @@ def _fields(declared: Any, direction: str) -> dict[str, bool]:
         fields = [field for field in dataclasses.fields(declared) if field.init]
         return {field.name: (field.default, field.default_factory) == no_default for field in fields}
     raise InvalidOptions(f"{declared!r} is neither a pydantic model nor a dataclass: give {direction}=")
+
+
+def _types(declared: Any) -> dict[str, Any]:
+    """The types of the fields, without the constraints on their values."""
+    if _is_model(declared):
+        return {name: field.annotation for name, field in declared.model_fields.items()}
+    return typing.get_type_hints(declared)
+
+
+def _is_kept(wide: Any, narrow: Any) -> bool:
+    """Whether a record keeps values of one type as the other: they are equal, or differ in models of which the
+    record's has some of the fields.
+    """
+    if wide == narrow or Any in (wide, narrow):
+        return True
+    if (_is_model(wide) or _is_dataclass(wide)) and (_is_model(narrow) or _is_dataclass(narrow)):
+        all_types, kept = _types(wide), _types(narrow)
+        return kept.keys() <= all_types.keys() and all(_is_kept(all_types[name], kept[name]) for name in kept)
+    parts, others = typing.get_args(wide), typing.get_args(narrow)
+    return (
+        typing.get_origin(wide) is not None
+        and typing.get_origin(wide) == typing.get_origin(narrow)
+        and len(parts) == len(others)
+        and all(map(_is_kept, parts, others))
+    )
+
+
+def _shown(declared: Any) -> str:
+    return declared.__name__ if isinstance(declared, type) else str(declared)
 
 
 def _stored_fields(record: type[Any]) -> list[str]:

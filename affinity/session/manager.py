@@ -15,7 +15,7 @@ from affinity.errors import InvalidInput, SessionAmbiguous, SessionNotFound
 from affinity.limits import MAX_PAGE, check_id
 from affinity.paging import PageIterator, uninterrupted
 from affinity.records import SessionFilter, SessionRecord, SessionStore, SessionSummary
-from affinity.session.transfer import Imported, Lines, OnExists, Progress, import_lines, line_of, no_progress
+from affinity.session.transfer import Imported, Lines, OnExists, Progress, Times, import_lines, line_of, no_progress
 
 _EVERYTHING: Final = SessionFilter()
 _CANDIDATES: Final = 10  # ids that `SessionAmbiguous` lists
@@ -331,6 +331,7 @@ class SessionManager:
         lines: Lines,
         *,
         on_exists: OnExists = "refuse",
+        times: Times = "kept",
         progress: Progress | None = None,
     ) -> Imported:
         """Write the records of an `export`, one by one; blank lines are skipped.
@@ -341,13 +342,15 @@ class SessionManager:
         Args:
             lines: a file open for reading, an `export` of another store, …
             on_exists: for a record that the store has: fail there, skip the line, or replace the record.
+            times: "kept" writes the times of the lines, of which one in the future becomes now; "now" writes the time
+                of the import, so that the last line is the newest record.
             progress: called after each line with the number of lines done.
 
         Raises:
             InvalidInput: a line is no record; the message has its number, and how many records were written before it.
             SessionWriteConflict: with "refuse", the store has such a record; the message has the same.
         """
-        return await import_lines(self._store, lines, on_exists, progress or no_progress)
+        return await import_lines(self._store, lines, on_exists, times, progress or no_progress)
 
 
 class Pruner:

@@ -6,6 +6,7 @@ the change with the activity's result; in a script a `StandaloneUnitOfWork`, whi
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import anyio
 import anyio.from_thread
 
+from affinity.async_block import AsyncBlock
 from affinity.errors import SessionError, SessionSaveFailed, SessionSelfConflict, SessionWriteConflict, problem_of
 from affinity.records import SessionStore
 from affinity.session.durable import close_durable, use_durable
@@ -255,8 +257,10 @@ class _Opening(Generic[S]):
         return self._work, cached
 
 
-class OpenSession(_Opening[S]):
+class OpenSession(AsyncBlock, _Opening[S]):
     """An opened session state, for one ``async with``. `Sessions.open` says when it loads and saves."""
+
+    _instead = "in a sync activity, use open_sync"
 
     async def __aenter__(self) -> S:
         """The state, once no other activity of the session writes it."""
@@ -332,7 +336,16 @@ class SyncOpenSession(_Opening[S]):
     """
 
     def __enter__(self) -> S:
-        """See `OpenSession`; RuntimeError when this is no thread of anyio's."""
+        """See `OpenSession`.
+
+        Raises:
+            SessionError: this is the thread of an event loop, which the block would stop.
+            RuntimeError: this is no thread of anyio's.
+        """
+        if _is_on_a_loop():
+            raise SessionError(
+                "open_sync is for sync activities, each of which runs in a thread of its own: use `async with` and open"
+            )
         self._begin()
         try:
             return anyio.from_thread.run(shielded, self._enter)
@@ -364,6 +377,14 @@ class SyncOpenSession(_Opening[S]):
     def close_resource(self, resource: Resource[Any]) -> None:
         """See `OpenSession.close_resource`."""
         anyio.from_thread.run(shielded, self._close_resource, resource)
+
+
+def _is_on_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 async def _leave_shielded(opening: SyncOpenSession[S], error: BaseException | None) -> None:

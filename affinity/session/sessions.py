@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
-from affinity.errors import InvalidOptions, SessionError
+from affinity.errors import InvalidOptions, OrchestrationMisuse, SessionError
 from affinity.limits import check_id, check_integer
 from affinity.records import SessionMetadata, SessionStore
 from affinity.session.codec import FieldOverrides, JsonCodec, StateCodec, projection_of
@@ -307,14 +307,20 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
 def _session_id(ctx_or_id: ActivityScope | str | None) -> str | None:
     if isinstance(ctx_or_id, str):
         return check_id(ctx_or_id, "session id")
+    if hasattr(ctx_or_id, "schedule_activity"):
+        raise OrchestrationMisuse(
+            "a session's state is opened in an activity, and this is the context of an orchestration, whose code runs "
+            "again in each replay: move the block to an activity, and schedule that with .on_session(session_id)"
+        )
     return None if ctx_or_id is None else ctx_or_id.session_id
 
 
 def _check_stored(session_id: str | None, store: SessionStore | None) -> None:
     if session_id is None:
         raise SessionError(
-            "there is no session, so the state would be lost: schedule the activity with .on_session(session_id), or"
-            " open it with allow_transient=True"
+            "the activity is on no session, so the state would be lost: stamp it with .on_session(session_id); with"
+            " .on_session(ctx.session_id) where the instance was started with a session_id, which binds no activity by"
+            " itself; or open the state with allow_transient=True"
         )
     if store is None:
         raise InvalidOptions(

@@ -73,6 +73,7 @@ class CachedState(CacheEntry[S]):
         self.encoded_bytes = 0  # size of the encoded state, when last encoded or decoded
         self.is_fresh = True  # no block has had it
         self.is_broken = False  # half changed: a block has failed
+        self.openings = 0  # by activities that have found it in memory
         self.resources = HeldResources()
 
     def describe(self, parent: str | None, labels: Mapping[str, str] | None) -> None:
@@ -210,12 +211,16 @@ class StateSchema(Generic[S]):
                 raise SessionRecordTooNew(self.kind, missing) from None
 
     async def _build(self, session_id: str, raw: bytes, version: int) -> S:
+        if version == self.version:
+            return self._read_back(raw)
+        plain = await self.migrations.apply(session_id, self.codec.parse(raw), version, self.version)
+        return self._restored(self.codec.build(plain))
+
+    def _read_back(self, raw: bytes) -> S:
         read = getattr(self.codec, "read", None)
-        if version == self.version and read is not None:
-            kept = read(raw)
-        else:
-            plain = await self.migrations.apply(session_id, self.codec.parse(raw), version, self.version)
-            kept = self.codec.build(plain)
+        return self._restored(self.codec.build(self.codec.parse(raw)) if read is None else read(raw))
+
+    def _restored(self, kept: Any) -> S:
         return kept if self.projection is None else self.projection.from_record(kept)
 
     # -- saving
@@ -248,9 +253,17 @@ class StateSchema(Generic[S]):
         )
         return EncodedState(digest=digest, new=new)
 
+    async def is_as_saved(self, cached: CachedState[S]) -> bool:
+        """Whether a state that was saved, and that no block has now, still has the bytes of its record."""
+        if cached.record.digest is None:
+            return True
+        raw = self._dump(cached)
+        # A codec that does not give equal bytes for one state says nothing about changes.
+        return await _off_loop(len(raw), _digest, raw) == cached.record.digest or self._dump(cached) != raw
+
     def _dump(self, cached: CachedState[S]) -> bytes:
-        state = cached.state if self.projection is None else self.projection.to_record(cached.state)
         try:
+            state = cached.state if self.projection is None else self.projection.to_record(cached.state)
             return self.codec.dump(state)
         except InvalidInput:
             raise
@@ -259,11 +272,8 @@ class StateSchema(Generic[S]):
 
     def _check_readable(self, cached: CachedState[S], raw: bytes) -> None:
         """Refuse a state that no later opening could load."""
-        read = getattr(self.codec, "read", None)
-        if read is None:
-            return
         try:
-            read(raw)
+            self._read_back(raw)
         except Exception as error:
             raise NotSerializable(
                 f"the state of session {cached.session_id!r} could not be read back: {problem_of(error)}"
@@ -332,13 +342,19 @@ def override_metadata(
 def _add_described(metadata: SessionMetadata, described: SessionMetadata) -> SessionMetadata:
     """The metadata with what the application's function returned for the state; what that leaves out stays.
 
-    Its labels are added to the others and win; its kind and parent are ignored.
+    Its labels are added to the others and win.
 
     Raises:
+        InvalidOptions: it has a kind or a parent, which are set elsewhere.
         InvalidId: a name, label or participant is not a valid id.
         InvalidOptions: too many labels or participants, a label that names a resource, or a message
             count that is no integer or out of range.
     """
+    if described.kind not in {"", metadata.kind} or described.parent not in {None, metadata.parent}:
+        raise InvalidOptions(
+            f"metadata= has returned kind={described.kind!r}, parent={described.parent!r}: a session has the kind of"
+            " its Sessions, and the parent that open(..., parent=) names"
+        )
     if described.message_count is not None:
         check_integer(described.message_count, "message_count")
     return replace(

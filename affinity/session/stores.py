@@ -14,6 +14,7 @@ from affinity.errors import SessionWriteConflict
 from affinity.records import (
     ActivityKey,
     DurableResource,
+    RecordTimes,
     ResourceStore,
     SessionFilter,
     SessionMetadata,
@@ -42,7 +43,11 @@ class _Fence:
     def check(self, session_id: str, found: SessionRecord | None) -> None:
         version, epoch = (found.version, found.epoch) if found else (None, None)
         if found and self.birth not in {None, found.birth}:
-            message = "its record was deleted and made anew"
+            message = (
+                "its record was deleted, and another one was created"
+                if self.expected_version
+                else "another writer has created its record meanwhile"
+            )
         elif self.expected_version is not None and self.expected_version != (version or 0):
             message = f"its record has version {version or 0}, not {self.expected_version}"
         elif self.epoch is not None and epoch is not None and epoch > self.epoch:
@@ -93,12 +98,16 @@ class MemorySessionStore:
         birth: str | None = None,
         epoch: int | None = None,
         idempotency_key: str | None = None,
+        times: RecordTimes | None = None,
     ) -> int:
         found = self._records.get(new.session_id)
         if found is not None and idempotency_key is not None and found.idempotency_key == idempotency_key:
             return found.version
         _Fence(expected_version, birth, epoch).check(new.session_id, found)
         written = self._written(new, found, birth, epoch, idempotency_key)
+        if times is not None:
+            now = written.updated_at
+            written = replace(written, created_at=min(times.created_at, now), updated_at=min(times.updated_at, now))
         self._records[new.session_id] = written
         return written.version
 
@@ -293,6 +302,7 @@ class RetryingStore:
         birth: str | None = None,
         epoch: int | None = None,
         idempotency_key: str | None = None,
+        times: RecordTimes | None = None,
     ) -> int:
         save = partial(
             self._store.save,
@@ -301,6 +311,7 @@ class RetryingStore:
             birth=birth,
             epoch=epoch,
             idempotency_key=idempotency_key,
+            **({} if times is None else {"times": times}),
         )
         # The store recognises the key of a write that it has done, so this may be repeated after a lost reply.
         return await (self._writing if idempotency_key is None else self._reading)(save)

@@ -1,8 +1,8 @@
 """Export and import of session records: one JSON document per record.
 
 A state that is JSON is in the document as JSON (``state``), if nothing is lost that way; every other state as base64
-(``state_base64``). ``version``, ``epoch`` and the times are those of the store that the record comes from; the store
-that imports it sets its own.
+(``state_base64``). ``version`` and ``epoch`` are of the store that the record comes from; the store that imports it
+sets its own. An import keeps the times, so that what is newest stays newest, or sets new ones.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import base64
 import json
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json, to_json
 
 from affinity.errors import InvalidInput, SessionLoadFailed, SessionWriteConflict, problem_of
 from affinity.limits import MAX_ID_BYTES, MAX_INTEGER, MAX_LABELS, MAX_PARTICIPANTS, check_id
-from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore
+from affinity.records import RecordTimes, SessionMetadata, SessionRecord, SessionState, SessionStore
 from affinity.session.codec import pack, unpack
 
 
@@ -132,11 +133,15 @@ class _ExportLine(BaseModel):
 
 
 def read_line(number: int, line: str | bytes) -> SessionState:
-    """The record in line ``number``.
+    """The record in line ``number``, without its times.
 
     Raises:
         InvalidInput: the line is not such a document; the message has its number and the reason.
     """
+    return _read_line(number, line)[0]
+
+
+def _read_line(number: int, line: str | bytes) -> tuple[SessionState, RecordTimes | None]:
     try:
         parsed = _ExportLine.model_validate(from_json(line, allow_inf_nan=False))
         state, encoding = pack(parsed.bytes_of_state())
@@ -144,7 +149,7 @@ def read_line(number: int, line: str | bytes) -> SessionState:
         raise InvalidInput(f"line {number}: {problem_of(error)}") from error
     except (ValueError, TypeError) as error:  # a TypeError: it is no text
         raise InvalidInput(f"line {number} holds no record: {error}") from error
-    return SessionState(
+    new = SessionState(
         session_id=parsed.session_id,
         state=state,
         encoding=encoding,
@@ -158,12 +163,21 @@ def read_line(number: int, line: str | bytes) -> SessionState:
             participants=parsed.participants,
         ),
     )
+    updated_at = parsed.updated_at
+    if updated_at is None:
+        return new, None
+    return new, RecordTimes(created_at=min(parsed.created_at or updated_at, updated_at), updated_at=updated_at)
 
 
 Lines: TypeAlias = Iterable[str | bytes] | AsyncIterable[str | bytes]
 
 OnExists: TypeAlias = Literal["refuse", "skip", "replace"]
 """How an import treats a record that the store has already."""
+
+Times: TypeAlias = Literal["kept", "now"]
+"""Which times an import writes: the record's own, or the time of the import."""
+
+_LONG_AGO: Final = timedelta(days=365)
 
 Progress: TypeAlias = Callable[[int], None]
 """Called repeatedly with the number of records processed so far."""
@@ -176,22 +190,35 @@ class Imported:
     added: int
     replaced: int
     skipped: int
+    old: int = 0
+    """Of the records written: last updated more than a year ago, so that retention by age may remove them soon."""
 
 
-async def import_lines(store: SessionStore, lines: Lines, on_exists: OnExists, progress: Progress) -> Imported:
+async def import_lines(
+    store: SessionStore, lines: Lines, on_exists: OnExists, times: Times, progress: Progress
+) -> Imported:
     """Write the records of an export into a store; `SessionManager.import_` describes the arguments."""
-    if on_exists not in get_args(OnExists):
-        raise InvalidInput(f"on_exists = {on_exists!r}: must be one of {', '.join(get_args(OnExists))}")
+    _check_choice("on_exists", on_exists, OnExists)
+    _check_choice("times", times, Times)
     done = dict.fromkeys(("added", "replaced", "skipped"), 0)
+    long_ago, old = datetime.now(UTC) - _LONG_AGO, 0
     async for number, line in _numbered(lines):
         try:
-            done[await _write(store, read_line(number, line), on_exists)] += 1
+            new, kept = _read_line(number, line)
+            what = await _write(store, new, on_exists, kept if times == "kept" else None)
+            done[what] += 1
+            old += what != "skipped" and times == "kept" and kept is not None and kept.updated_at < long_ago
         except InvalidInput as error:
             raise InvalidInput(f"{error}{_so_far(done)}") from error
         except SessionWriteConflict as error:
             raise _refusal(number, error, done) from error
         progress(sum(done.values()))
-    return Imported(**done)
+    return Imported(**done, old=old)
+
+
+def _check_choice(name: str, value: object, choices: object) -> None:
+    if value not in get_args(choices):
+        raise InvalidInput(f"{name} = {value!r}: must be one of {', '.join(get_args(choices))}")
 
 
 def check_lines(lines: Iterable[str | bytes]) -> None:
@@ -209,11 +236,11 @@ def no_progress(done: int) -> None:
     """The `Progress` of a caller that passes none."""
 
 
-async def _write(store: SessionStore, new: SessionState, on_exists: OnExists) -> str:
+async def _write(store: SessionStore, new: SessionState, on_exists: OnExists, times: RecordTimes | None) -> str:
     if on_exists == "replace":
-        return "added" if await store.save(new) == 1 else "replaced"
+        return "added" if await store.save(new, times=times) == 1 else "replaced"
     try:
-        await store.save(new, expected_version=0)
+        await store.save(new, expected_version=0, times=times)
     except SessionWriteConflict:
         if on_exists == "refuse":
             raise

@@ -35,6 +35,7 @@ from affinity.errors import (
     InvalidOptions,
     SessionError,
     SessionSaveFailed,
+    SessionStateTampered,
     SessionWriteConflict,
     UnknownSession,
     problem_of,
@@ -44,6 +45,11 @@ from affinity.session.state import CachedState, EncodedState, RecordVersion, Sta
 from affinity.session.state_cache import SessionContext, StateCache, address_of
 
 S = TypeVar("S")
+
+CHECKED_OPENINGS: Final = 16
+"""The first openings of a state in memory, and then each one of so many, look whether it is as it was saved. To look
+costs one more encoding; code that changes a state outside its block does so in each of its runs.
+"""
 
 
 class ActivityScope(SessionContext, Protocol):
@@ -174,6 +180,7 @@ class SessionWriter(Generic[S]):
 
         Raises:
             SessionLoadFailed, InvalidOptions: as `StateSchema.load`.
+            SessionStateTampered: code has changed the state since it was saved; the next opening reads it again.
             SessionWriteConflict: this process has the session at a newer epoch.
             SessionError: the activity has ended, or a failed block of it still has the state.
         """
@@ -198,6 +205,8 @@ class SessionWriter(Generic[S]):
             raise SessionWriteConflict(self.session_id, None, None, str(error)) from error
         self._open_blocks += 1
         try:
+            if self._cached is None and not (self._has_ended or cached.is_fresh or cached.is_broken):
+                await self._check_untouched(cached)
             self._attach(cached)
             if self._open_blocks == 1 and self._schema.fresh_scratch and not cached.is_fresh:
                 await self._schema.reset_scratch(cached)
@@ -207,6 +216,15 @@ class SessionWriter(Generic[S]):
             await self._cache.unpin(cached, self.user)
             raise
         return cached
+
+    async def _check_untouched(self, cached: CachedState[S]) -> None:
+        """Refuse a state that code has changed since it was saved. It is encoded for that: so not each time."""
+        cached.openings += 1
+        if cached.openings > CHECKED_OPENINGS and cached.openings % CHECKED_OPENINGS:
+            return
+        if not await self._schema.is_as_saved(cached):
+            self._cache.retire(cached, keep=True)
+            raise SessionStateTampered(self.session_id)
 
     async def _hydrate(self, overrides: Mapping[str, Any], cached: CachedState[S]) -> None:
         """From what is staged, if a later block has failed; else from the store."""

@@ -322,7 +322,7 @@ def test_export_and_import_into_another_database(directory: Path) -> None:
     assert not (directory / "all.jsonl.part").exists()
     other = ["--url", "sqlite:///other.db"]
     succeed("migrate", *other)
-    assert document("sessions", "import", "all.jsonl", *other) == {"added": 4, "replaced": 0, "skipped": 0}
+    assert document("sessions", "import", "all.jsonl", *other) == {"added": 4, "replaced": 0, "skipped": 0, "old": 0}
     assert sorted(listed(*other)) == sorted(listed())
     assert document("sessions", "show", "kid", *other)["parent"] == "top"
     twice = refused(FAILED, "sessions", "import", "all.jsonl", *other)
@@ -377,6 +377,7 @@ def test_an_import_that_ends_in_the_middle_names_how_to_continue(database: Path,
         "added": 1,
         "replaced": 0,
         "skipped": 2,
+        "old": 0,
     }
 
 

@@ -80,21 +80,11 @@ class CountingStore(MemorySessionStore):
             raise self.failure
         return await super().load(session_id)
 
-    async def save(
-        self,
-        new: SessionState,
-        *,
-        expected_version: int | None = None,
-        birth: str | None = None,
-        epoch: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> int:
+    async def save(self, new: SessionState, **fences: Any) -> int:
         self.saves += 1
         if self.failure is not None:
             raise self.failure
-        return await super().save(
-            new, expected_version=expected_version, birth=birth, epoch=epoch, idempotency_key=idempotency_key
-        )
+        return await super().save(new, **fences)
 
     async def apply(self, write: StateWrite | None) -> bool:
         """What a commit does with the state that goes with a result."""

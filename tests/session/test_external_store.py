@@ -58,7 +58,7 @@ async def test_a_record_that_was_made_anew_is_not_overwritten(host: Host, store:
     await store.delete(["s"])
     async with chats.open("s") as chat:
         chat.lines.append("anew")
-    with pytest.raises(SessionWriteConflict, match="made anew"):
+    with pytest.raises(SessionWriteConflict, match="another one was created"):
         await host.say(chats, "late")
     await host.say(chats, "again")
     assert (await host.read(chats)).lines == ["anew", "again"]

@@ -129,7 +129,7 @@ async def test_a_record_that_was_made_anew_is_not_overwritten(
     if not saves:
         async with chats.open("s") as chat:
             chat.lines.append("first")
-    with pytest.raises(SessionWriteConflict, match="made anew"):
+    with pytest.raises(SessionWriteConflict, match="another one was created"):
         await late()
     assert await lines(chats) == ["anew"]
 

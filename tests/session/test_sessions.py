@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import anyio
 import anyio.from_thread
 import anyio.to_thread
 import pytest
 
-from affinity.errors import InvalidId, InvalidOptions, NotSerializable, SessionError, SessionLoadFailed
-from affinity.orchestration import ActivityContext
+from affinity.errors import (
+    InvalidId,
+    InvalidOptions,
+    NotSerializable,
+    OrchestrationMisuse,
+    SessionError,
+    SessionLoadFailed,
+    SessionStateTampered,
+    SessionWriteConflict,
+)
+from affinity.orchestration import ActivityContext, OrchestrationContext
 from affinity.orchestration.app import SessionListener
+from affinity.orchestration.events import OrchestrationCompleted
 from affinity.records import SessionMetadata, SessionState, StateWrite
 from affinity.session import CacheStats, Sessions
+from affinity.session.codec import JsonCodec
+from affinity.session.writer import CHECKED_OPENINGS
+from tests.orchestration.harness import run
 from tests.session.activities import Activity, Chat, CountingStore, EndedError, Host, fail
 
 pytestmark = pytest.mark.anyio
@@ -116,6 +130,63 @@ async def test_what_cannot_be_encoded_raises_in_the_block_and_drops_the_copy(hos
                 chat.turns = wrong  # type: ignore[assignment]
         host.settle(ctx, False)
         assert (await host.read(chats)).turns == 1
+
+
+@pytest.mark.parametrize("saved", [1, 2, CHECKED_OPENINGS])
+async def test_a_change_outside_the_block_is_refused_and_discarded(
+    host: Host, chats: Sessions[Chat], saved: int
+) -> None:
+    """Whichever opening comes next finds it; the one after that has the state as it was saved."""
+    for _ in range(saved):
+        kept = (await host.say(chats, "in")).state
+    kept.lines.append("outside")
+    with pytest.raises(SessionStateTampered, match="the state of session 's' was changed outside its block"):
+        await host.say(chats, "next")
+    assert (await host.say(chats, "after")).state.lines == ["in"] * saved + ["after"]
+
+
+async def test_a_codec_without_equal_bytes_is_no_change(host: Host) -> None:
+    class Counting(JsonCodec[Chat]):
+        dumps = 0
+
+        def dump(self, state: Chat, /) -> bytes:
+            self.dumps += 1
+            return super().dump(state) + b" " * self.dumps
+
+    chats = Sessions(Chat, kind="chat", codec=Counting(Chat))
+    for number in range(3):
+        assert len((await host.say(chats, "x")).state.lines) == number + 1
+
+
+def test_an_orchestration_opens_no_state(chats: Sessions[Chat]) -> None:
+    async def main(ctx: OrchestrationContext) -> None:
+        wrong: Any = ctx
+        for opening in (chats.open, chats.open_sync):
+            with pytest.raises(OrchestrationMisuse, match="move the block to an activity"):
+                opening(wrong)
+
+    assert run(main).outcome == OrchestrationCompleted("null")
+
+
+async def test_the_wrong_kind_of_block_names_the_other(host: Host, chats: Sessions[Chat]) -> None:
+    opening: Any = chats.open(host.activity())
+    with pytest.raises(TypeError, match=r"with `async with`, .*; in a sync activity, use open_sync"), opening:
+        pass
+    with pytest.raises(SessionError, match="use `async with` and open"), chats.open_sync(host.activity()):
+        pass
+
+
+async def test_two_that_create_one_session_conflict(chats: Sessions[Chat]) -> None:
+    store = CountingStore()
+
+    async def create_twice() -> None:
+        async with chats.open("s", store=store) as chat:
+            chat.turns = 1
+            async with chats.open("s", store=store) as other:
+                other.turns = 2
+
+    with pytest.raises(SessionWriteConflict, match="another writer has created its record meanwhile"):
+        await create_twice()
 
 
 async def test_the_state_may_be_replaced_as_a_whole(host: Host) -> None:
@@ -300,7 +371,7 @@ async def test_without_a_session_the_state_is_new_and_no_store_is_called() -> No
     chats = Sessions(Chat, store=database, dispose=lambda session_id, _: disposed.append(session_id))
     for _ in range(2):
         ctx = Activity(None, None, database)
-        with pytest.raises(SessionError, match=r"on_session\(session_id\), or open it with allow_transient=True"):
+        with pytest.raises(SessionError, match=r"stamp it with .on_session\(session_id\)"):
             chats.open(ctx)
         opening = chats.open(ctx, allow_transient=True)
         async with opening as chat:
@@ -491,8 +562,8 @@ async def test_a_thread_that_is_left_behind_keeps_its_copy_and_saves_nothing(hos
     assert (await host.read(chats)).turns == 0
 
 
-async def test_open_sync_needs_a_thread_of_anyio(host: Host, chats: Sessions[Chat]) -> None:
-    with pytest.raises(RuntimeError), chats.open_sync(host.activity()):
+def test_open_sync_needs_a_thread_of_anyio(chats: Sessions[Chat]) -> None:
+    with pytest.raises(RuntimeError), chats.open_sync(Host().activity()):
         pass
 
 

@@ -330,7 +330,6 @@ class SavedGame(BaseModel):
     moves: list[SavedMove]
     score: int = 0
     player: str
-    notes: list[str] = []  # the state has none
 
 
 @dataclass
@@ -350,7 +349,7 @@ async def test_a_narrower_record_alone_is_mapped_by_the_names_of_fields(store: C
     games = Sessions(Game, kind="game", store=store, record=SavedGame)
     async with games.open("s") as game:
         game.player, game.board, game.moves = "ada", {"a1": 1}, [Move(at=3, seconds=2.5)]
-    assert await saved(store) == {"moves": [{"at": 3}], "score": 0, "player": "ada", "notes": []}
+    assert await saved(store) == {"moves": [{"at": 3}], "score": 0, "player": "ada"}
     async with games.open("s") as game:
         assert game == Game(player="ada", moves=[Move(at=3)])
         game.score += 1
@@ -394,6 +393,24 @@ class Demanding(BaseModel):
     score: int = 0
 
 
+class Wider(BaseModel):
+    player: str
+    notes: list[str] = []
+
+
+class Other(BaseModel):
+    score: str = ""
+
+
+class WiderMove(BaseModel):
+    at: int
+    note: str = ""
+
+
+class OtherMoves(BaseModel):
+    moves: list[WiderMove] = []
+
+
 @pytest.mark.parametrize(
     ("state", "record", "message"),
     [
@@ -401,6 +418,9 @@ class Demanding(BaseModel):
         (Lacking, Game, "'Lacking' cannot be made of 'Game' .*required rank; give defaults, or from_record="),
         (Demanding, Unkept, "'Demanding' cannot be made of 'Unkept' .*required player"),
         (Game, Odd, "no field in common"),
+        (Game, Wider, "'Wider' has fields that 'Game' lacks: notes; take them out, or give to_record="),
+        (Game, Other, r"one name and two types: score \(int, str\); make them the same, or give to_record="),
+        (Game, OtherMoves, r"two types: moves \(list\[.*Move\], list\[.*WiderMove\]\)"),
         (Game, Settings, "neither a pydantic model nor a dataclass"),
         (Wide, Narrow, "neither a pydantic model nor a dataclass"),
     ],
@@ -408,6 +428,70 @@ class Demanding(BaseModel):
 def test_a_record_that_no_names_lead_to_is_refused_at_the_definition(state: Any, record: Any, message: str) -> None:
     with pytest.raises(InvalidOptions, match=message):
         Sessions(state, record=record, initial=lambda _: None)
+
+
+@pytest.mark.parametrize("described", [SessionMetadata(kind="other"), SessionMetadata(parent="p")])
+async def test_metadata_names_no_kind_and_no_parent(store: CountingStore, described: SessionMetadata) -> None:
+    chats = Sessions(Chat, kind="chat", metadata=lambda _: described, store=store)
+    with pytest.raises(InvalidOptions, match="a session has the kind of its Sessions, and the parent"):
+        async with chats.open("s"):
+            pass
+
+
+class Bounded(BaseModel):
+    n: int = Field(0, le=10)
+    half: int = 0
+
+
+class Unbounded(BaseModel):
+    n: int = 0
+
+
+def refuse_large(record: Unbounded) -> Bounded:
+    if record.n > 10:
+        raise LookupError("no such number")
+    return Bounded(n=record.n)
+
+
+def refuse_to_write(state: Bounded) -> Unbounded:
+    if state.n > 10:
+        raise LookupError("no such number")
+    return Unbounded(n=state.n)
+
+
+class TextCodec:
+    """Without ``read``: it is read back in two steps."""
+
+    def dump(self, state: Bounded) -> bytes:
+        return str(state.n).encode()
+
+    def parse(self, raw: bytes) -> int:
+        return int(raw)
+
+    def build(self, plain: int) -> Bounded:
+        return Bounded(n=plain)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"codec": TextCodec()},
+        {"record": Unbounded},
+        {"record": Unbounded, "from_record": refuse_large},
+        {"record": Unbounded, "to_record": refuse_to_write},
+    ],
+)
+async def test_what_cannot_be_loaded_is_not_stored(store: CountingStore, options: dict[str, Any]) -> None:
+    """Whatever stands between the state and its bytes: the store keeps the state before."""
+    states = Sessions(Bounded, kind="k", store=store, **options)
+    async with states.open("s") as state:
+        state.n = 3
+    with pytest.raises(NotSerializable, match="the state of session 's'"):
+        async with states.open("s") as state:
+            state.n = 11
+    async with states.open("s") as state:
+        assert state.n == 3
 
 
 async def test_fields_are_mapped_by_their_names_whatever_they_are_written_as(store: CountingStore) -> None:
@@ -440,7 +524,7 @@ async def test_fresh_scratch_is_all_that_a_record_does_not_have(host: Host) -> N
 
 def about(chat: Chat) -> SessionMetadata:
     return SessionMetadata(
-        kind="ignored",
+        kind="chat",
         name=chat.lines[0] if chat.lines else None,
         message_count=len(chat.lines),
         participants=["user", "model"],

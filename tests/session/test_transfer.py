@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from typing import Literal
 
 import pytest
 
@@ -14,7 +15,8 @@ from affinity.errors import (
     SessionWriteConflict,
 )
 from affinity.limits import MAX_LABELS
-from affinity.session import readable
+from affinity.records import RecordTimes, SessionState
+from affinity.session import MemorySessionStore, SessionManager, readable
 from tests.session.clocked import ClockedStore, in_memory
 
 
@@ -178,3 +180,25 @@ async def test_a_line_that_is_no_record_is_named(line: str, problem: str) -> Non
     with pytest.raises(InvalidInput, match=f"{problem}.*written before it: 1"):
         await stage.manager.import_(['{"session_id": "first", "state": {}}', line])
     assert await stage.ids() == ["first"]
+
+
+async def test_an_import_keeps_what_is_newest() -> None:
+    """Export lists the newest first; retention by number goes by the times."""
+    store = MemorySessionStore()
+    now = datetime.now(UTC)
+    for days in (1, 2, 400, 500):
+        when = now - timedelta(days=days)
+        times = RecordTimes(created_at=when, updated_at=when)
+        await store.save(SessionState(session_id=f"ago-{days}", state=b"1"), times=times)
+    lines = [line async for line in SessionManager(store).export()]
+    choices: list[tuple[Literal["kept", "now"], list[str], int]] = [
+        ("kept", ["ago-400", "ago-500"], 2),
+        ("now", ["ago-1", "ago-2"], 0),
+    ]
+    for choice, removed, old in choices:
+        other = SessionManager(MemorySessionStore())
+        done = await other.import_(lines, times=choice)
+        assert (done.added, done.old) == (4, old)
+        assert sorted((await other.prune(keep=2, dry_run=True)).removed) == removed
+    with pytest.raises(InvalidInput, match="times = 'later': must be one of kept, now"):
+        await SessionManager(store).import_(lines, times="later")  # type: ignore[arg-type]

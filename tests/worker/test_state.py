@@ -182,18 +182,8 @@ class Lossy(MemorySessionStore):
         super().__init__()
         self.deaths = 1
 
-    async def save(
-        self,
-        new: SessionState,
-        *,
-        expected_version: int | None = None,
-        birth: str | None = None,
-        epoch: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> int:
-        version = await super().save(
-            new, expected_version=expected_version, birth=birth, epoch=epoch, idempotency_key=idempotency_key
-        )
+    async def save(self, new: SessionState, **fences: Any) -> int:
+        version = await super().save(new, **fences)
         if self.deaths:
             self.deaths -= 1
             raise ConnectionResetError("after the save")

@@ -18,7 +18,7 @@ from affinity.cli.shell import Command, Progress, Shell, command, with_client
 from affinity.client import Client
 from affinity.records import SessionFilter
 from affinity.session import Imported
-from affinity.session.transfer import OnExists, check_lines
+from affinity.session.transfer import OnExists, Times, check_lines
 
 _IN_MEMORY: Final = 16 * 1024 * 1024  # bytes of stdin before they go to a temporary file
 
@@ -104,12 +104,20 @@ def _read_twice(file: IO[bytes]) -> Iterator[tuple[IO[bytes], int]]:
     show_default=True,
     help="When there is a record of a session already: end there, skip the line, or replace the record.",
 )
+@click.option(
+    "--times",
+    type=click.Choice(get_args(Times)),
+    default="kept",
+    show_default=True,
+    help="The times of the records: their own, of which one in the future becomes now; or the time of the import.",
+)
 @command
-def import_records(shell: Shell, *, file: IO[bytes], on_exists: OnExists) -> None:
+def import_records(shell: Shell, *, file: IO[bytes], on_exists: OnExists, times: Times) -> None:
     """Read the records of an export from FILE, or from stdin when that is -, and write them.
 
-    All lines are checked first: when one is wrong nothing is written, and the exit code is 2. Versions and times begin
-    anew. Continue an interrupted import with --on-exists skip.
+    All lines are checked first: when one is wrong nothing is written, and the exit code is 2. Versions begin anew.
+    Records keep their times, which retention goes by; --times now gives them the time of the import. Continue an
+    interrupted import with --on-exists skip.
 
     Examples:
       affinity sessions import sessions.jsonl
@@ -118,7 +126,8 @@ def import_records(shell: Shell, *, file: IO[bytes], on_exists: OnExists) -> Non
 
     async def run(client: Client) -> Imported:
         with Progress("lines done:", hint="; what is written stays: continue with --on-exists skip") as progress:
-            return await client.session_manager.import_(lines, on_exists=on_exists, progress=progress)
+            manager = client.session_manager
+            return await manager.import_(lines, on_exists=on_exists, times=times, progress=progress)
 
     with _read_twice(file) as (lines, start):
         check_lines(lines)
@@ -126,4 +135,7 @@ def import_records(shell: Shell, *, file: IO[bytes], on_exists: OnExists) -> Non
         done = with_client(shell, run)
     document = {"added": done.added, "replaced": done.replaced, "skipped": done.skipped}
     text = ", ".join(f"{what} {number}" for what, number in document.items() if number) or "no records in it"
+    document["old"] = done.old
+    if done.old:
+        text += f"; {done.old} of them older than a year: retention by age may remove them, --times now makes them new"
     shell.show(document, lambda: click.echo(text, err=True))

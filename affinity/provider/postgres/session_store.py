@@ -19,6 +19,7 @@ from affinity.provider.postgres.operations import same_time
 from affinity.provider.rows import to_session_record, to_session_summary, write_conflict
 from affinity.provider.statements import load_statements
 from affinity.records import (
+    RecordTimes,
     SessionFilter,
     SessionRecord,
     SessionState,
@@ -51,12 +52,15 @@ class PostgresSessionStore:
         birth: str | None = None,
         epoch: int | None = None,
         idempotency_key: str | None = None,
+        times: RecordTimes | None = None,
     ) -> int:
         fences = {
             "expected": _bigint(expected_version),
             "birth": birth,
             "epoch": _bigint(epoch),
             "turn": idempotency_key,
+            "created": None if times is None else times.created_at,
+            "updated": None if times is None else times.updated_at,
         }
         version, repeated, same, known, fits = await self._save({**_columns(new), **fences})
         if repeated:

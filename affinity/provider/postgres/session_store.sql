@@ -46,14 +46,16 @@ WITH begun AS (
     INSERT INTO session_states (session_id, state, encoding, schema_version, kind, name, parent, labels, message_count,
         participants, version, birth, epoch, turn, created_at, updated_at)
     SELECT %(session)s, %(state)s, %(encoding)s, %(schema)s, %(kind)s, %(name)s, %(parent)s, %(labels)s::jsonb,
-        %(messages)s, %(participants)s::jsonb, 1, coalesce(%(birth)s, gen_random_uuid()::text), %(epoch)s, %(turn)s, now, now
+        %(messages)s, %(participants)s::jsonb, 1, coalesce(%(birth)s, gen_random_uuid()::text), %(epoch)s, %(turn)s,
+        least(%(created)s::timestamptz, now), least(%(updated)s::timestamptz, now)
     FROM verdict WHERE fits AND version IS NULL
 ), written AS (
     UPDATE session_states r
     SET state = %(state)s, encoding = %(encoding)s, schema_version = %(schema)s, kind = %(kind)s, name = %(name)s,
         parent = %(parent)s, labels = %(labels)s::jsonb, message_count = %(messages)s,
         participants = %(participants)s::jsonb, version = v.version + 1, epoch = coalesce(%(epoch)s, r.epoch),
-        turn = %(turn)s, updated_at = v.now
+        turn = %(turn)s, updated_at = least(%(updated)s::timestamptz, v.now),
+        created_at = CASE WHEN %(created)s::timestamptz IS NULL THEN r.created_at ELSE least(%(created)s::timestamptz, v.now) END
     FROM verdict v WHERE r.session_id = %(session)s AND v.fits AND v.version IS NOT NULL
 )
 SELECT overtaken, version, repeated, same, known, fits FROM verdict

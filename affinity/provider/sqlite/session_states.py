@@ -15,7 +15,7 @@ from affinity.provider.sqlite import journal_admin, sessions
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements
-from affinity.records import SessionRecord, SessionState, StateWrite
+from affinity.records import RecordTimes, SessionRecord, SessionState, StateWrite
 
 SQL: Final = load_statements(__package__, "session_states.sql")
 
@@ -83,7 +83,12 @@ class FenceChecker:
 
 
 def encode(
-    new: SessionState, *, epoch: int | None, birth: str | None = None, idempotency_key: str | None = None
+    new: SessionState,
+    *,
+    epoch: int | None,
+    birth: str | None = None,
+    idempotency_key: str | None = None,
+    times: RecordTimes | None = None,
 ) -> dict[str, Any]:
     """A state as the columns of its record."""
     about = new.metadata
@@ -101,6 +106,8 @@ def encode(
         "participants": to_json(list(about.participants)),
         "state": bytes(new.state),
         "birth": birth,
+        "created_at": None if times is None else times.created_at.timestamp(),
+        "updated_at": None if times is None else times.updated_at.timestamp(),
     }
 
 

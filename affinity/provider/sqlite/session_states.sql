@@ -13,12 +13,14 @@ INSERT INTO session_states (
     turn, labels, participants, state, birth
 )
 VALUES (
-    :session_id, 1, :epoch, :now, :now, :schema_version, :encoding, :kind, :name, :parent, :message_count,
+    :session_id, 1, :epoch, coalesce(min(:created_at, :now), :now), coalesce(min(:updated_at, :now), :now),
+    :schema_version, :encoding, :kind, :name, :parent, :message_count,
     :turn, :labels, :participants, :state, coalesce(:birth, lower(hex(randomblob(8))))
 )
 ON CONFLICT (session_id) DO UPDATE SET
     version = version + 1,
     epoch = coalesce(excluded.epoch, epoch),
+    created_at = coalesce(min(:created_at, :now), created_at),
     updated_at = excluded.updated_at,
     schema_version = excluded.schema_version,
     encoding = excluded.encoding,

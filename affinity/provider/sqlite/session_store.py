@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from affinity.provider.sqlite import session_state_list, session_states
 from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.driver.thread import DatabaseThread
-from affinity.records import SessionFilter, SessionRecord, SessionState, SessionSummary
+from affinity.records import RecordTimes, SessionFilter, SessionRecord, SessionState, SessionSummary
 
 
 class SqliteSessionStore:
@@ -33,9 +33,10 @@ class SqliteSessionStore:
         birth: str | None = None,
         epoch: int | None = None,
         idempotency_key: str | None = None,
+        times: RecordTimes | None = None,
     ) -> int:
         # Encoded here, so that the caller cannot change it on its way to the writer's thread.
-        record = session_states.encode(new, epoch=epoch, birth=birth, idempotency_key=idempotency_key)
+        record = session_states.encode(new, epoch=epoch, birth=birth, idempotency_key=idempotency_key, times=times)
         return await self._writer.call(Database.write, session_states.save, record, expected_version)
 
     async def delete(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
-from affinity.records import SessionMetadata, SessionState, SessionStore
+from affinity.records import RecordTimes, SessionMetadata, SessionState, SessionStore
 from affinity.testing.conformance.stores.base import EVERYTHING, StoreHarness, StoreRules, ids, loaded, plain, state
 
 FULL: Final = SessionMetadata(
@@ -85,6 +85,27 @@ class SaveRules(StoreRules):
         second = await loaded(store)
         assert first.created_at == first.updated_at == second.created_at
         assert timedelta(seconds=100) <= second.updated_at - second.created_at < timedelta(seconds=150)
+
+    async def test_a_record_gets_the_times_that_it_is_given(self, store: SessionStore) -> None:
+        """A new one and one that is replaced; a time in the future becomes now, by the store's clock. The next write
+        sets ``updated_at`` as always.
+        """
+        await store.save(state())
+        now = (await loaded(store)).updated_at
+        ago = [now - timedelta(days=days) for days in range(5)]
+        for name, version in (("s", 2), ("t", 1)):
+            assert await store.save(state(name), times=RecordTimes(created_at=ago[4], updated_at=ago[2])) == version
+            found = await loaded(store, name)
+            assert (found.created_at, found.updated_at) == (ago[4], ago[2])
+        await store.save(state("u"), times=RecordTimes(created_at=ago[3], updated_at=now + timedelta(days=9)))
+        found = await loaded(store, "u")
+        assert found.created_at == ago[3]
+        assert now <= found.updated_at < now + timedelta(days=1)
+        assert await ids(store) == ["u", "t", "s"]
+        await store.save(state("s"))
+        found = await loaded(store, "s")
+        assert found.created_at == ago[4]
+        assert found.updated_at >= now
 
     async def test_instants_are_aware_and_utc(self, store: SessionStore) -> None:
         await store.save(state())

@@ -80,7 +80,7 @@ class WriterRules(StoreRules):
         before = await loaded(store)
         assert before.version == former.version
         for expected in (former.version, None):
-            with pytest.raises(SessionWriteConflict, match="anew") as caught:
+            with pytest.raises(SessionWriteConflict, match="created") as caught:
                 await store.save(state(content=b"x"), expected_version=expected, birth=former.birth)
             error = caught.value
             assert (error.session_id, error.expected_version, error.version) == ("s", expected, 1)
