@@ -140,6 +140,8 @@ class WakeParts:
     journals: JournalAccess
     lineage: BirthPlanner
     finish: Finish = field(default_factory=Finish)
+    delegated: list[str] = field(default_factory=list)
+    """Ids of the delegations that the wake begins."""
     opening: OpenSession[Any] | None = None
     """Of the state, while the handler runs."""
     has_ended: bool = False
@@ -230,7 +232,8 @@ class Wake(CommonCalls[None]):
 
     def finish(self, result: JsonValue = None) -> None:
         """End the delegations of this conversation with this result, with the wake's commit. Without this call they end
-        when there is nothing left to do, with the text of the wake's last `AgentMessage`.
+        when there is nothing left to do, with the text of the wake's last `AgentMessage`: no input, no request, no
+        revisit, and no delegation to a child of its own that has not ended.
 
         Raises:
             NotSerializable, PayloadTooLarge: the result has no JSON form, or no event has room for it.
@@ -431,6 +434,7 @@ class Wake(CommonCalls[None]):
         )
         self._writing.measure(entry.payload)
         self._append(ChildDelegated(child_id, delegation, spec.name, cycles))
+        self._parts.delegated.append(delegation)
         self._writing.appends.append(
             JournalAppend(
                 session_id=child_id,

@@ -8,7 +8,10 @@ import pytest
 import affinity
 from affinity import AgentMessage, ConfirmationAnswer, ToolConfirmation, UserInterrupt, UserMessage
 from affinity.conversation import ChildEnded, program
+from affinity.conversation.program import WakeOutcome, WakeTask
+from affinity.conversation.running import WakeRunner
 from affinity.errors import ConversationTerminated, RequestNotPending
+from affinity.worker import journals
 from affinity.worker.fetcher import Fetcher
 from tests.conversation.application import Chat, Stage, echo, kinds, make, stage, status, until
 
@@ -268,6 +271,12 @@ async def end_late(on: Stage, parent: Parent, late: Late, below: affinity.Talk, 
 ONE_PLACE = affinity.RuntimeOptions.make(worker_node_id="w", instance_cache_size=1)
 
 
+async def outcomes_of(talk: affinity.Talk) -> list[str]:
+    """Outcomes of the delegations that have ended."""
+    ended = [each.event for each in await talk.history(kinds=["child.ended"])]
+    return [event.outcome for event in ended if isinstance(event, ChildEnded)]
+
+
 @pytest.mark.parametrize("ends", ["interrupt", "terminate"])
 async def test_a_wake_that_has_ended_is_not_cancelled(url: str, late: Late, ends: str) -> None:
     """What it has begun for a parent ends all the same."""
@@ -300,3 +309,99 @@ async def test_a_wake_of_a_fork_that_has_ended_has_begun_nothing_of_its_base(url
         await below.interrupt()
         (said,) = await until(lambda: talk.history(kinds=["agent.message"]))
         assert said.event == AgentMessage("c/child completed")
+
+
+async def test_two_interrupts_in_a_row_lose_no_delegation(url: str, late: Late) -> None:
+    """The first one cancels a wake that has committed, whose result is dropped; the second one the wake behind it."""
+    parent = Parent()
+    interrupted = anyio.Event()
+
+    async def work(wake: affinity.Wake, chat: Chat) -> None:
+        if wake.interrupt is not None and not interrupted.is_set():
+            interrupted.set()
+            await anyio.sleep_forever()
+        await parent._work(wake, chat)
+
+    parent.child = make(work, kind="child")
+    async with stage(url, parent.handler, parent.child, options=ONE_PLACE) as on:
+        talk, below = on.talk(), on.talk("c/child", parent.child)
+        await talk.ask(UserMessage("work"), timeout=30)
+        await end_late(on, parent, late, below, "interrupt")
+        await interrupted.wait()
+        seq = await below.interrupt(cancel_running=True)
+        await below.reply(seq, timeout=30)
+        await until(lambda: outcomes_of(talk))
+        spans = await below.history(kinds=["span.completed"])
+        results = [each.event.result for each in spans if isinstance(each.event, affinity.SpanCompleted)]
+        assert results == ["ok", "cancelled", "ok"]
+        assert len({each.wake_id for each in spans}) == 3
+        await below.ask(UserMessage("more"), timeout=30)
+        assert await outcomes_of(talk) == ["completed"]
+
+
+async def test_a_delegation_of_a_wake_whose_result_is_dropped_is_waited_for(url: str, late: Late) -> None:
+    """An interrupt comes at the end of the wake that has delegated: its own parent waits for the child of the child."""
+    parent, leaf_goes = Parent(), anyio.Event()
+
+    async def of_leaf(wake: affinity.Wake, chat: Chat) -> None:
+        await leaf_goes.wait()
+        wake.finish("42 cm")
+
+    leaf = make(of_leaf, kind="leaf")
+
+    async def work(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage):
+                await wake.delegate(leaf, "c/child/leaf", event)
+                parent.entered.set()
+                await parent.go.wait()
+            elif isinstance(event, ChildEnded):
+                wake.append(AgentMessage(f"the leaf says {event.result}"))
+
+    parent.child = make(work, kind="child")
+    async with stage(url, parent.handler, parent.child, leaf, options=ONE_PLACE) as on:
+        talk, below = on.talk(), on.talk("c/child", parent.child)
+        await talk.ask(UserMessage("work"), timeout=30)
+        await end_late(on, parent, late, below, "interrupt")
+        interrupted = (await below.history(kinds=["user.interrupt"]))[-1]
+        await below.reply(interrupted.seq, timeout=30)
+        assert await outcomes_of(talk) == []
+        leaf_goes.set()
+        (ended,) = await until(lambda: talk.history(kinds=["child.ended"]))
+        assert (ended.event.outcome, ended.event.result) == ("completed", "the leaf says 42 cm")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("how", ["terminate", "delete"])
+async def test_a_child_that_ends_as_its_wake_begins_notifies_its_parent(
+    url: str, late: Late, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wake finds the journal closed, and has ended before its orchestration receives the termination."""
+    run = WakeRunner.run
+    begins = anyio.Event()
+
+    async def run_late(self: WakeRunner[Chat], ctx: affinity.ActivityContext, task: WakeTask) -> WakeOutcome:
+        if ctx.instance_id == "c/child" and not begins.is_set():
+            late.is_set = True
+            begins.set()
+            await until(closed)
+        return await run(self, ctx, task)
+
+    async def closed() -> bool:
+        return await below.status() == "terminated"
+
+    async def has_ended() -> bool:
+        return "activity_completed" in [each.type for each in await on.client.history("c/child")]
+
+    monkeypatch.setattr(WakeRunner, "run", run_late)
+    monkeypatch.setattr(journals, "READ_AHEAD_SECONDS", 0.0)
+    parent = Parent()
+    async with stage(url, parent.handler, parent.child) as on, anyio.create_task_group() as group:
+        talk, below = on.talk(), on.talk("c/child", parent.child)
+        await talk.ask(UserMessage("work"), timeout=30)
+        await begins.wait()
+        group.start_soon(below.terminate if how == "terminate" else below.delete)
+        await until(has_ended)
+        late.is_set = False
+        await until(lambda: outcomes_of(talk))
+        await talk.ask(UserMessage("hello"), timeout=30)
+        assert await outcomes_of(talk) == ["terminated"]
