@@ -127,7 +127,9 @@ class DefineOutcome(JournalEvent):
 
 
 class UserInterrupt(JournalEvent):
-    """Redirects the conversation: pending requests and revisits are dropped before the next wake."""
+    """Redirects the conversation: pending requests and revisits are dropped, and answers that no wake has read are
+    cleared, before the next wake.
+    """
 
     reason: str = ""
     cancel: bool = False  # the wake under way is cancelled; otherwise it ends first

@@ -24,6 +24,7 @@ from pydantic_core import from_json
 
 from affinity.conversation.events import (
     NO_META,
+    AnswerEvent,
     ChildDelegated,
     ChildEnded,
     ChildOutcome,
@@ -291,11 +292,27 @@ class _Attempt(Generic[S]):
             with root_span(self.trace.name, about, senders):
                 self.parts.opening = opening = self.conversations.open_state(self.ctx, self.work)
                 async with opening as state:
+                    wake.pending = await self._without_cleared(wake.pending)
                     try:
                         await self.conversations.handler()(wake, state)
                     finally:
                         self.parts.has_ended = True
         return wake
+
+    async def _without_cleared(self, pending: Sequence[JournalEntry]) -> Sequence[JournalEntry]:
+        """The inputs without the answers that an interrupt has cleared, which came before any wake had read them. The
+        interrupt may be behind the inputs of this wake, or have come since these were read.
+        """
+        answers = [each.seq for each in pending if isinstance(each.event, AnswerEvent) and each.seq <= self.read]
+        if not answers:
+            return pending
+        kinds = (USER_INTERRUPT,)
+        query = JournalQuery(
+            session_id=self.writing.session_id, after=answers[0], kinds=kinds, newest_first=True, limit=1
+        )
+        page = await self.journals.read(query)
+        last = page.entries[0].seq if page is not None and page.entries else 0
+        return [each for each in pending if each.seq not in answers or each.seq > last]
 
     def _time_left(self) -> float | None:
         """Seconds that this attempt may take; None: any number."""

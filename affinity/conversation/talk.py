@@ -194,7 +194,8 @@ class Talk(LineageCalls["Talk"]):
     async def interrupt(
         self, *, cancel_running: bool = False, cascade: bool = False, reason: str = "", event_id: str | None = None
     ) -> int:
-        """Redirect the conversation: drop pending requests and revisits, then wake it.
+        """Redirect the conversation: drop pending requests and revisits, and clear the answers that no wake has read,
+        then wake it. A call that waits for one of these does not run.
 
         Args:
             cancel_running: cancel the wake that is under way; otherwise it ends first. One that begins at that moment
@@ -299,7 +300,11 @@ class Talk(LineageCalls["Talk"]):
                 raise NotAParent(self.conversation_id, "it is no child of this one")
             case "not_pending":
                 request_id = append.answers.request_id if append.answers else ""
-                raise RequestNotPending(self.conversation_id, f"request {request_id!r} does not wait for this answer")
+                raise RequestNotPending(
+                    self.conversation_id,
+                    f"request {request_id!r} does not wait for this answer: it is answered, has expired, was dropped "
+                    "by an interrupt, or is none of this kind; requests() are the ones that wait",
+                )
             case "full" | "over_quota" as refusal:
                 check_delivery(self.conversation_id, refusal, await self._client.quotas())
         raise ConversationKindMismatch(self.conversation_id, f"it is of another kind than {self._kind.name!r}")

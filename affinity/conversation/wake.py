@@ -160,7 +160,8 @@ class Wake(CommonCalls[None]):
         attempt: from 1; attempts that a drain interrupted do not count.
         conversation_id: of the conversation, which is its session id too.
         parent: the conversation whose child this one is; None: it is none.
-        pending: what has arrived since the last wake, oldest first: inputs, and refusals for expired requests.
+        pending: what has arrived since the last wake, oldest first: inputs, and refusals for expired requests. Answers
+            that an interrupt follows are left out: it has cleared them.
         due: the revisits that are due, greatest priority first, then by due time.
         context: of the activity that runs the wake.
     """
@@ -187,7 +188,9 @@ class Wake(CommonCalls[None]):
 
     @property
     def interrupt(self) -> UserInterrupt | None:
-        """The last interrupt among the inputs. It has dropped the requests and revisits that were pending."""
+        """The last interrupt among the inputs. It has dropped the requests and revisits that were pending, and cleared
+        the answers that no wake had read.
+        """
         return next((each for each in reversed(self.events) if isinstance(each, UserInterrupt)), None)
 
     @property

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 import anyio
 import pytest
 
 import affinity
 from affinity import AgentMessage, ConfirmationAnswer, ToolConfirmation, UserInterrupt, UserMessage
-from affinity.conversation import ChildEnded, program
+from affinity.conversation import ChildEnded, ModelReply, ModelRequest, ToolCall, ToolUse, program, run_loop, tool
 from affinity.conversation.program import WakeOutcome, WakeTask
 from affinity.conversation.running import WakeRunner
 from affinity.errors import ConversationTerminated, RequestNotPending
@@ -210,6 +213,34 @@ async def test_an_interrupt_cancels_the_first_wake_of_a_journal_that_was_made_an
         assert [each.result for each in spans if isinstance(each, affinity.SpanCompleted)] == ["cancelled", "ok"]
 
 
+class Shell:
+    """Conversations whose model runs a command that a person has to allow, and says what became of it."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.received: list[list[str]] = []
+        self.before: Callable[[affinity.Wake], Awaitable[None]] | None = None
+        """Called before the loop."""
+
+        @tool(confirm=True)
+        async def shell(command: str) -> str:
+            self.ran.append(command)
+            return "done"
+
+        self._tools = [shell]
+
+    async def handler(self, wake: affinity.Wake, chat: Chat) -> None:
+        self.received.append([each.kind for each in wake.events])
+        if self.before is not None:
+            await self.before(wake)
+        await run_loop(wake, model=self._model, tools=self._tools)
+
+    async def _model(self, request: ModelRequest) -> ModelReply:
+        if not any(isinstance(each, ToolUse) for each in request.events):
+            return ModelReply(calls=[ToolCall("c1", "shell", {"command": "rm -rf /"})])
+        return ModelReply(content=str(request.openai_messages()[-1]["content"]))
+
+
 class Late:
     """Whether messages come late."""
 
@@ -405,3 +436,107 @@ async def test_a_child_that_ends_as_its_wake_begins_notifies_its_parent(
         await until(lambda: outcomes_of(talk))
         await talk.ask(UserMessage("hello"), timeout=30)
         assert await outcomes_of(talk) == ["terminated"]
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+@pytest.mark.parametrize("inputs", [1, 2])
+async def test_an_interrupt_clears_an_answer_that_no_wake_has_read(url: str, inputs: int, cancel: bool) -> None:
+    """Also where the wake that reads the answer does not read the interrupt yet."""
+    shell = Shell()
+    conversations = make(shell.handler, limits=affinity.ConversationLimits(inputs=inputs))
+    async with stage(url, conversations) as on:
+        (request,) = (await on.talk().ask(UserMessage("clean up"), timeout=30)).requests
+        assert isinstance(request, ToolConfirmation)
+    async with affinity.Client(url) as client:  # no worker runs
+        talk = client.conversation(conversations, "c")
+        answered = await talk.answer(request.request_id, allowed=True)
+        seq = await talk.interrupt(reason="STOP", cancel_running=cancel)
+        with pytest.raises(RequestNotPending, match="dropped by an interrupt"):
+            await talk.answer(request.request_id, allowed=True)
+    shell.received.clear()
+    async with stage(url, conversations) as on:
+        talk = on.talk()
+        assert "the call was interrupted and has not run" in (await talk.reply(answered, timeout=30)).text
+        await talk.reply(seq, timeout=30)
+        assert await until(lambda: status(talk, "idle"))
+    assert shell.ran == []
+    assert "user.tool_confirmation" not in [kind for each in shell.received for kind in each]
+
+
+@pytest.mark.parametrize("final", [False, True])
+async def test_an_interrupt_between_two_attempts_clears_the_answer_that_both_are_given(url: str, final: bool) -> None:
+    """The first attempt has failed before the call ran: for now, or for good."""
+    shell = Shell()
+
+    async def fail(wake: affinity.Wake) -> None:
+        if any(isinstance(each, ConfirmationAnswer) for each in wake.events):
+            raise ValueError("broken")
+
+    shell.before = fail
+    retry = affinity.RetryPolicy(initial_interval=600, max_interval=600, max_attempts=1 if final else 3)
+    async with stage(url, shell.handler, retry=retry) as on:
+        talk = on.talk()
+        (request,) = (await talk.ask(UserMessage("clean up"), timeout=30)).requests
+        assert isinstance(request, ToolConfirmation)
+        await talk.answer(request.request_id, allowed=True)
+        await until(lambda: status(talk, "failed" if final else "rescheduling"))
+        seq = await talk.interrupt(cancel_running=True)
+        assert "the call was interrupted and has not run" in (await talk.reply(seq, timeout=30)).text
+    assert shell.ran == []
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+async def test_an_interrupt_while_the_wake_with_the_answer_begins(url: str, cancel: bool) -> None:
+    """It is committed before the handler runs, although the wake has read its inputs."""
+    shell, seqs = Shell(), []
+    found = make(shell.handler)
+    opened = found.open_state
+
+    class Opening:
+        """Opens the state when the interrupt is there."""
+
+        def __init__(self, opening: Any) -> None:
+            self._opening = opening
+
+        async def __aenter__(self) -> Chat:
+            if await on.talk().history(kinds=["user.tool_confirmation"]) and not seqs:
+                seqs.append(await on.talk().interrupt(cancel_running=cancel))
+            entered: Chat = await self._opening.__aenter__()
+            return entered
+
+        async def __aexit__(self, *raised: Any) -> None:
+            await self._opening.__aexit__(*raised)
+
+    found.open_state = lambda ctx, work: Opening(opened(ctx, work))  # type: ignore[method-assign,assignment,return-value]
+    async with stage(url, found) as on:
+        talk = on.talk()
+        (request,) = (await talk.ask(UserMessage("clean up"), timeout=30)).requests
+        assert isinstance(request, ToolConfirmation)
+        seq = await talk.answer(request.request_id, allowed=True)
+        assert "the call was interrupted and has not run" in (await talk.reply(seq, timeout=30)).text
+        await talk.reply(seqs[0], timeout=30)
+    assert shell.ran == []
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+async def test_an_interrupt_while_a_wake_has_the_answer_and_its_call_has_not_begun(url: str, cancel: bool) -> None:
+    shell, entered, go = Shell(), anyio.Event(), anyio.Event()
+
+    async def wait(wake: affinity.Wake) -> None:
+        if any(isinstance(each, ConfirmationAnswer) for each in wake.events):
+            entered.set()
+            await go.wait()
+
+    shell.before = wait
+    async with stage(url, shell.handler) as on:
+        talk = on.talk()
+        (request,) = (await talk.ask(UserMessage("clean up"), timeout=30)).requests
+        assert isinstance(request, ToolConfirmation)
+        await talk.answer(request.request_id, allowed=True)
+        await entered.wait()
+        seq = await talk.interrupt(cancel_running=cancel)
+        if not cancel:
+            go.set()
+        assert "the call was interrupted and has not run" in (await talk.reply(seq, timeout=30)).text
+        assert await until(lambda: status(talk, "idle"))
+        assert shell.ran == []
