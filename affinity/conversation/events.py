@@ -419,6 +419,7 @@ class EventMeta(BaseModel):
     delegation: str | None = None  # id
     parent: str | None = None  # the conversation that delegates
     parent_kind: str | None = None
+    parent_journal: int | None = None  # journal id: another conversation that has its id by now has not delegated
     max_cycles: int = 0
 
 

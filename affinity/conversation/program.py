@@ -54,6 +54,7 @@ class Delegation(TypedDict):
     id: str
     parent: str
     parent_kind: str
+    parent_journal: NotRequired[int | None]  # journal id
     max_cycles: int
     cycles: int  # wakes so far
 

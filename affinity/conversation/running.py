@@ -411,6 +411,7 @@ class _Attempt(Generic[S]):
                 kind=each.kind,
                 entry=entry,
                 start=start_of(each.kind, sender),  # for one whose instance an operator has deleted
+                journal_id=each.journal_id,
                 sender=sender,
                 **options,
             )
@@ -488,7 +489,7 @@ class _Attempt(Generic[S]):
             cycles=ended["cycles"],
             error=error,
         )
-        append = end_of_delegation(event, ended["parent"], ended["parent_kind"])
+        append = end_of_delegation(event, ended["parent"], ended["parent_kind"], ended.get("parent_journal"))
         size = self.end_bytes + (len(append.entry.payload) if append.entry else 0)
         if result is not None and size > MAX_BATCH_BYTES // 2:
             error = SpanError(type="PayloadTooLarge", message=TOO_MANY_ENDS)
@@ -718,6 +719,7 @@ def _delegation(meta: EventMeta, cycles: int = 0) -> Delegation:
         id=meta.delegation or "",
         parent=meta.parent or "",
         parent_kind=meta.parent_kind or "",
+        parent_journal=meta.parent_journal,
         max_cycles=meta.max_cycles,
         cycles=cycles,
     )

@@ -104,6 +104,7 @@ def _bounce(place: int, append: JournalAppend, entry: NewEntry) -> Mapping[str, 
         "wake": entry.wake_id,
         "input": entry.is_input,
         "message": append.message,
+        "journal": append.journal_id,
     }
 
 
