@@ -399,7 +399,7 @@ async def test_a_delegation_of_a_wake_whose_result_is_dropped_is_waited_for(url:
         assert await outcomes_of(talk) == []
         leaf_goes.set()
         (ended,) = await until(lambda: talk.history(kinds=["child.ended"]))
-        assert (ended.event.outcome, ended.event.result) == ("completed", "the leaf says 42 cm")  # type: ignore[attr-defined]
+        assert (ended.event.outcome, ended.event.result) == ("completed", "the leaf says 42 cm")
 
 
 @pytest.mark.parametrize("how", ["terminate", "delete"])
@@ -488,7 +488,8 @@ async def test_an_interrupt_between_two_attempts_clears_the_answer_that_both_are
 @pytest.mark.parametrize("cancel", [False, True])
 async def test_an_interrupt_while_the_wake_with_the_answer_begins(url: str, cancel: bool) -> None:
     """It is committed before the handler runs, although the wake has read its inputs."""
-    shell, seqs = Shell(), []
+    shell = Shell()
+    seqs: list[int] = []
     found = make(shell.handler)
     opened = found.open_state
 
