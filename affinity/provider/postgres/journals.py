@@ -157,7 +157,7 @@ def _input_params(append: JournalAppend) -> Params | None:
 
 
 def append_params(appends: Sequence[JournalAppend]) -> Params:
-    """The parameters of ``append_journals_2``, without the groups that this batch has no use for."""
+    """The parameters of ``append_journals_3``, without the groups that this batch has no use for."""
     entries = [one.entry for one in appends]
     params: dict[str, Any] = {
         "session": Texts(one.session_id for one in appends),
@@ -183,8 +183,8 @@ def append_params(appends: Sequence[JournalAppend]) -> Params:
 
 
 def append_call(names: tuple[LiteralString, ...]) -> LiteralString:
-    """The call of ``append_journals_2`` with these arguments; the others are NULL."""
-    return call_of("append_journals_2", names)
+    """The call of ``append_journals_3`` with these arguments; the others are NULL."""
+    return call_of("append_journals_3", names)
 
 
 @cache

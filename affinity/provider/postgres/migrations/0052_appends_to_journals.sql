@@ -1,5 +1,7 @@
 -- Appends to a journal of a given id: a session that was deleted and created again under the same id has another one. See
 -- `JournalAppend.journal_id`.
+-- oldest code: 50
+
 DO $do$
 DECLARE
     appends text := pg_get_functiondef('append_journals_2'::regproc);
@@ -24,23 +26,37 @@ BEGIN
         AND strpos(appends, unknown) > 0 AND strpos(others, '_only bigint[], OUT') > 0 AND strpos(others, no_start) > 0
         AND strpos(others, starting) > 0 AND strpos(bounces, 'message text)') > 0
         AND strpos(bounces, 'input, message, n)') > 0 AND strpos(bounces, 'input, message, round') > 0;
-    DROP FUNCTION append_journals_2;
-    DROP FUNCTION append_other_journals_2;
-    EXECUTE replace(replace(replace(appends,
+    EXECUTE replace(replace(replace(replace(replace(appends,
+        'append_journals_2', 'append_journals_3'), 'append_other_journals_2', 'append_other_journals_3'),
         '_only bigint[] DEFAULT NULL::bigint[], OUT',
         '_only bigint[] DEFAULT NULL::bigint[], _journal bigint[] DEFAULT NULL::bigint[], OUT'),
         passed, '_sender, _round, _rounds, _only, _journal) a;'),
         unknown, is_other || $sql$ THEN 'unknown'$sql$);
-    EXECUTE replace(replace(replace(others,
+    EXECUTE replace(replace(replace(replace(others,
+        'append_other_journals_2', 'append_other_journals_3'),
         '_only bigint[], OUT', '_only bigint[], _journal bigint[], OUT'),
         starting, starts || starting),
         no_start, is_other || ' AND (_start_name[s.k] IS NULL');
-    EXECUTE replace(replace(replace(replace(replace(replace(bounces,
+    EXECUTE replace(replace(replace(replace(replace(replace(replace(bounces,
+        'append_journals_2', 'append_journals_3'),
         'message text)', 'message text, journal bigint)'),
         'input, message, n)', 'input, message, journal, n)'),
         'input, message, round', 'input, message, journals, round'),
         'message text[];', 'message text[]; journals bigint[];'),
         'array_agg(b.message ORDER BY b.n),', 'array_agg(b.message ORDER BY b.n), array_agg(b.journal ORDER BY b.n),'),
         '_round => round,', '_journal => journals, _round => round,');
+    EXECUTE replace(pg_get_functiondef('append_input_1'::regproc), 'append_journals_2', 'append_journals_3');
+    -- For the code of version 50.
+    EXECUTE split_part(appends, 'AS $function$', 1) || $sql$AS $function$
+BEGIN
+    SELECT a.places, a.outcomes, a.seqs, a.journal_ids, a.created, a.woken, a.holders
+    INTO places, outcomes, seqs, journal_ids, created, woken, holders
+    FROM append_journals_3(_session, _kind, _entry_kind, _entry, _event, _wake, _input, _message, _unread_limit,
+        _start_name, _start, _start_birth, _start_version, _start_journal, _start_parent, _answer, _answer_kind,
+        _answer_wake, _drops, _closes, _sender, _round, _rounds, _only) a;
+END $function$ $sql$;
 END $do$;
-REVOKE EXECUTE ON FUNCTION append_journals_2 FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION append_journals_3 FROM PUBLIC;
+
+-- append_journals_2 called it, which calls append_journals_3 now.
+DROP FUNCTION append_other_journals_2;
