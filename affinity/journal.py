@@ -95,10 +95,10 @@ class Answer:
 class JournalAppend:
     """An input from outside, or a note on the conversation: an entry, and the message that wakes its instance.
 
-    Checked in this order, in the transaction that appends: whether there is a journal, its kind, the event id, whether
-    it is closed (or its instance has ended), the parent, the answer, whether the instance is one of ``start``, the
-    quota and the unread messages of the instance. A repeated event id changes nothing and wakes nothing. No quota,
-    and no number of unread messages, refuses what a wake sends (``sender``).
+    Checked in this order, in the transaction that appends: whether there is a journal, and of this id, its kind, the
+    event id, whether it is closed (or its instance has ended), the parent, the answer, whether the instance is one of
+    ``start``, the quota and the unread messages of the instance. A repeated event id changes nothing and wakes nothing.
+    No quota, and no number of unread messages, refuses what a wake sends (``sender``).
     """
 
     session_id: str
@@ -108,6 +108,9 @@ class JournalAppend:
     # Not sent by an input (`NewEntry.is_input`) that queues a work item which was asleep. None: wakes nothing.
     message: str | None
     start: JournalStart | None = None
+    # Only to the journal of this id. It is deleted, or another one has been created since under the id of the session:
+    # "unknown", and ``start`` creates nothing.
+    journal_id: int | None = None
     answers: Answer | None = None  # refused unless this request is pending; it is resolved then
     drops: bool = False  # removes all pending requests and revisits
     closes: bool = False  # afterwards inputs are refused
@@ -130,10 +133,10 @@ AppendOutcome: TypeAlias = Literal[
     "full",
     "over_quota",
 ]
-"""``unknown``: there is no journal, and no start or no entry was given; or its instance is gone, no start was given,
-and the message would be lost. ``closed``: or the instance has ended. ``taken``: the id belongs to an instance of
-another orchestration than that of ``start``. ``not_pending``: the request is unknown, resolved, dropped, expired, of
-another kind, or of another wake.
+"""``unknown``: there is no journal, and no start or no entry was given; or there is another one than that of
+``journal_id``, or none; or its instance is gone, no start was given, and the message would be lost. ``closed``: or the
+instance has ended. ``taken``: the id belongs to an instance of another orchestration than that of ``start``.
+``not_pending``: the request is unknown, resolved, dropped, expired, of another kind, or of another wake.
 """
 
 

@@ -127,7 +127,9 @@ class DefineOutcome(JournalEvent):
 
 
 class UserInterrupt(JournalEvent):
-    """Redirects the conversation: pending requests and revisits are dropped before the next wake."""
+    """Redirects the conversation: pending requests and revisits are dropped, and answers that no wake has read are
+    cleared, before the next wake.
+    """
 
     reason: str = ""
     cancel: bool = False  # the wake under way is cancelled; otherwise it ends first
@@ -417,6 +419,7 @@ class EventMeta(BaseModel):
     delegation: str | None = None  # id
     parent: str | None = None  # the conversation that delegates
     parent_kind: str | None = None
+    parent_journal: int | None = None  # journal id: another conversation that has its id by now has not delegated
     max_cycles: int = 0
 
 

@@ -30,6 +30,7 @@ from affinity.conversation.events import (
     ToolConfirmation,
     ToolResult,
     ToolUse,
+    UserInterrupt,
     UserMessage,
     text_of,
 )
@@ -49,6 +50,9 @@ HISTORY: Final = 1_000
 
 CUT_BYTES: Final = 64 * 1024
 """UTF-8 bytes that are kept of the text of an answer that no event has room for."""
+
+_NOT_RUN: Final = "the call was interrupted and has not run: its request was dropped by an interrupt"
+_NOT_READ: Final = "the call was interrupted: no result of the client was read"
 
 FINAL_REASONS: Final = frozenset({None, "stop", "end_turn", "stop_sequence"})
 CALL_REASONS: Final = frozenset({"tool_calls", "tool_use", "function_call"})
@@ -234,8 +238,9 @@ async def run_loop(
     Calls of one round run at the same time, but for those that use the same resource (`Tool.resource`). Their results
     are in the order of the calls. Arguments that do not fit, an unknown tool, and an exception of a tool are results,
     which the model reads: ``{"error": {"kind": "invalid_tool_arguments", …}}``, ``unknown_tool``,
-    ``tool_execution_exception``; ``refused``, when a person did not allow it. So is the error of a call that is larger
-    than an event may be, and of a request beyond `ConversationLimits.requests`. The other calls go on.
+    ``tool_execution_exception``; ``refused``, when a person did not allow it, or an interrupt came before it ran. So is
+    the error of a call that is larger than an event may be, and of a request beyond `ConversationLimits.requests`. The
+    other calls go on.
 
     An answer that is larger than an event may be, or has no JSON form, ends the loop (``invalid_reply``).
 
@@ -398,12 +403,12 @@ class _Loop:
         if answer is None and request_id is not None and request_id in pending:
             return None
         if isinstance(call, CustomToolUse):
-            return _error(call, "refused", "it was not answered")
+            return _error(call, "refused", _NOT_READ if opened.is_interrupted else "it was not answered")
         arguments = checked_arguments(self._tools, call)
         if not isinstance(arguments, BaseModel):
             return ToolResult(call.tool_use_id, arguments, is_error=True)
-        if request_id is not None and (answer is None or not answer.allowed):
-            return _error(call, "refused", _refusal(answer))
+        if opened.is_interrupted or (request_id is not None and (answer is None or not answer.allowed)):
+            return _error(call, "refused", _NOT_RUN if opened.is_interrupted else _refusal(answer))
         return self._prepare(number, call, arguments, is_allowed=answer is not None)
 
     def _prepare(
@@ -492,11 +497,13 @@ class _OpenCall:
     call: ToolUse | CustomToolUse
     request_id: str | None = None
     answer: ConfirmationAnswer | None = None
+    is_interrupted: bool = False
+    """An interrupt followed the call: no answer counts."""
 
 
 def _refusal(answer: ConfirmationAnswer | None) -> str:
     if answer is None:
-        return "the request was dropped by an interrupt"
+        return _NOT_RUN
     return answer.reason or ("it was not answered in time" if answer.expired else "a person has refused it")
 
 
@@ -524,6 +531,9 @@ def _open_calls(events: Iterable[JournalEvent]) -> list[_OpenCall]:
                 done = [each for each in found if call_id(each.call) == event.tool_use_id]
                 done.sort(key=lambda each: each.request_id is not None and each.answer is None)  # these still wait
                 found = [each for each in found if each not in done[:1]]
+            case UserInterrupt():
+                for each in found:
+                    each.is_interrupted = True
             case CustomToolResult() if not event.expired:
                 found = [each for each in found if each.request_id != event.request_id]
             case _:

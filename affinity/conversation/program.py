@@ -54,6 +54,7 @@ class Delegation(TypedDict):
     id: str
     parent: str
     parent_kind: str
+    parent_journal: NotRequired[int | None]  # journal id
     max_cycles: int
     cycles: int  # wakes so far
 
@@ -83,9 +84,11 @@ class WakeTask(TypedDict):
     failures: NotRequired[int]  # those that ended in an error
     elapsed: NotRequired[float]  # seconds that these took, with the pauses behind them
     delegations: NotRequired[list[Delegation]]
-    cancelled: NotRequired[str]  # id of a wake that was cancelled, and whose trace is open
+    delegated: NotRequired[list[str]]  # ids of the delegations to its own children that have not ended
+    # Ids of the wakes that were cancelled since the last result. One of them may have committed: its result is dropped.
+    cancelled_wakes: NotRequired[list[str]]
     failed: NotRequired[Failure]  # close the trace of the wake, which has ended with this error
-    slept: NotRequired[bool]  # the cancelled wake was asleep, unless there are inputs
+    slept: NotRequired[bool]  # the first cancelled wake was asleep, unless there are inputs
     terminated: NotRequired[bool]  # the conversation was; True: its children are to be
     children: NotRequired[ChildrenDone]
 
@@ -98,6 +101,8 @@ class WakeOutcome(TypedDict):
     more: NotRequired[bool]  # inputs are left
     next_due: NotRequired[float]  # seconds until a revisit is due, or a request expires
     delegations: NotRequired[list[Delegation]]
+    delegated: NotRequired[list[str]]
+    cancelled_wakes: NotRequired[list[str]]  # those whose trace is still open
     home: NotRequired[str]  # the wake is to run on this session's lease
     closed: NotRequired[bool]  # the journal is: nothing is processed any more
     attempt: NotRequired[int]  # of the wake; of one that failed
@@ -125,7 +130,8 @@ class Start(TypedDict):
     next_due: NotRequired[float]
     failed: NotRequired[bool]
     delegations: NotRequired[list[Delegation]]
-    cancelled: NotRequired[str]
+    delegated: NotRequired[list[str]]
+    cancelled_wakes: NotRequired[list[str]]
     children: NotRequired[ChildrenDone]
     due: NotRequired[bool]
 
@@ -155,24 +161,23 @@ class Program:
     """The last wake has failed for good."""
     terminated: bool | None = None
     """True: the children are terminated too."""
-    is_retried: bool = False
-    """An attempt of the wake has failed, or the recording of that: no result tells what it was given."""
+    is_unread: bool = True
+    """There may be inputs that no result of a wake accounts for, and delegations among them."""
     is_interrupted: bool = False
     """The wake under way is to be cancelled."""
     is_resumed: bool = False
     """The pause before the next attempt is over."""
-    cancelled: str | None = None
-    """A wake that was cancelled, and whose trace is open, but for that of `closed`."""
-    closed: str | None = None
-    """The trace of this wake was closed by an attempt that has failed. Histories show that the wake still counts."""
+    cancelled: list[str] = field(default_factory=list)
+    """Wakes that were cancelled since the last result."""
     slept: bool = False
-    """That wake was asleep, unless an input has come."""
+    """The first of them was asleep, unless an input has come."""
     is_asleep: bool = False
     """The wake that is scheduled sleeps, unless an input has come."""
     is_closed: bool = False
     """The journal was closed when a wake read it: the message that terminates the instance is on its way."""
     next_due: float | None = None
     delegations: list[Delegation] = field(default_factory=list)
+    delegated: list[str] = field(default_factory=list)
     children: ChildrenDone | None = None
     status: str | None = None
     signal: DurableFuture[Any] = field(init=False)
@@ -181,7 +186,8 @@ class Program:
         start = self.start
         self.processed, self.signalled = start.get("processed", 0), start.get("signalled", 0)
         self.next_due, self.is_failed = start.get("next_due"), start.get("failed", False)
-        self.delegations, self.cancelled = start.get("delegations", []), start.get("cancelled")
+        self.delegations, self.delegated = start.get("delegations", []), start.get("delegated", [])
+        self.cancelled = start.get("cancelled_wakes", [])
         self.children, self.is_due = start.get("children"), start.get("due", False)
         self.status = "failed" if self.is_failed else None
         self.signal = self.ctx.schedule_wait(SIGNAL)
@@ -201,15 +207,14 @@ class Program:
                     await self._wake()
                 else:
                     await self._wait()
+            await self._end()
         except OrchestrationCancelledSignal:
             await self._end()
             raise
-        await self._end()
 
     async def _end(self) -> None:
-        """Notify the parent and the children, and close the trace of a wake that was cancelled."""
-        is_unread = self.is_retried or self.wakes == 0  # inputs may be, and a delegation among them
-        if not (self.terminated or self.delegations or self.cancelled or is_unread):
+        """Notify the parent and the children, and close the traces of wakes that were cancelled."""
+        if not (self.terminated or self.delegations or self.cancelled or self.is_unread):
             return
         while True:
             outcome = await self._attempt({**self._new_task(), "terminated": self.terminated is True})
@@ -249,8 +254,10 @@ class Program:
             rest["failed"] = True
         if self.delegations:
             rest["delegations"] = self.delegations
-        if self.cancelled and self.cancelled != self.closed:
-            rest["cancelled"] = self.cancelled
+        if self.delegated:
+            rest["delegated"] = self.delegated
+        if self.cancelled:
+            rest["cancelled_wakes"] = self.cancelled
         if self.children:
             rest["children"] = self.children
         return rest
@@ -314,8 +321,10 @@ class Program:
         task = WakeTask(wake=wake, processed=self.processed)
         if self.delegations:
             task["delegations"] = self.delegations
-        if self.cancelled and self.cancelled != self.closed:
-            task["cancelled"] = self.cancelled
+        if self.delegated:
+            task["delegated"] = self.delegated
+        if self.cancelled:
+            task["cancelled_wakes"] = self.cancelled
             if self.slept:
                 task["slept"] = True
         if self.children:
@@ -333,14 +342,17 @@ class Program:
                 return self._succeed(outcome)
             if (pause := outcome.get("retry_after")) is None:
                 return self._fail(outcome)
-            self.closed = task.pop("cancelled", self.closed)
-            self.is_retried = True
+            task.pop("cancelled_wakes", None)
+            self.cancelled, self.is_unread = [], True
             task["attempts"] = outcome.get("attempt", 0)
             task["failures"] = task.get("failures", 0) + 1
             task["elapsed"] = outcome.get("elapsed", 0.0)
             task["processed"] = outcome.get("processed", self.processed)
-            if "delegations" in outcome:  # those that a wake has begun which had ended before it was cancelled
+            # Those too that were begun by wakes which had ended before they were cancelled.
+            if "delegations" in outcome:
                 task["delegations"] = self.delegations = outcome["delegations"]
+            if "delegated" in outcome:
+                task["delegated"] = self.delegated = outcome["delegated"]
             self._show("rescheduling")
             if not await self._pause(pause):
                 break
@@ -363,7 +375,7 @@ class Program:
                 await self.ctx.wait_any(activity, *([self.signal] if receives else []))
             except OrchestrationCancelledSignal:
                 activity.cancel()
-                self.cancelled, self.slept, self.is_asleep = task["wake"], was_asleep, False
+                self._note_cancelled(task, was_asleep)
                 raise
             if activity.settled:
                 self.is_asleep = False
@@ -371,14 +383,21 @@ class Program:
             await self._receive()
             if self.is_interrupted or self.terminated is not None:
                 activity.cancel()
-                if self.terminated is None or not self.is_asleep:
-                    self.cancelled, self.slept = task["wake"], was_asleep
-                self.is_asleep = False
+                if self.terminated is not None and self.is_asleep:
+                    self.is_unread = self.is_asleep = False  # nothing has come since the last result
+                else:
+                    self._note_cancelled(task, was_asleep)
                 return None
         try:
             return await activity
         except ActivityError as error:
             return await self._close(task, error)
+
+    def _note_cancelled(self, task: WakeTask, was_asleep: bool) -> None:
+        if "terminated" not in task:
+            self.slept = self.slept if self.cancelled else was_asleep
+            self.cancelled = [*self.cancelled, task["wake"]]
+        self.is_asleep = False
 
     def _has_room(self, before: bool) -> bool:
         """Whether the history has room for another signal during this wake; ``before``: what earlier releases found."""
@@ -390,51 +409,55 @@ class Program:
 
     async def _close(self, task: WakeTask, error: ActivityError) -> WakeOutcome | None:
         """Close the trace of a wake whose activity has failed, which the handler alone cannot make it do. It is tried
-        until it succeeds, since clients wait for it. None: another wake is to run, for what came meanwhile.
+        until it succeeds, since clients and parents wait for it. None: another wake is to run, for what came meanwhile.
         """
+        is_last = "terminated" in task
         failure = Failure(
             type=error.error_type,
             message=truncate(error.message),
             stack=error.stack,
-            final=isinstance(error, ActivityPoisoned) or "terminated" in task,
+            final=isinstance(error, ActivityPoisoned) or is_last,
         )
         for attempt in count(1):
             try:
                 return await self._schedule({**task, "failed": failure})
             except ActivityError:
-                if "terminated" in task or not self.start.get("persists", False):
+                if not self.start.get("persists", False):
                     break
+            if is_last:
+                await self.ctx.schedule_timer(CLOSING.delay(attempt))
+                continue
             self._show("rescheduling")
-            self.is_retried = True
+            self.is_unread = True
             self.wakes += 1  # counts as a wake, of which one execution has so many
             if not await self._pause(CLOSING.delay(attempt), until_due=True) or self.is_due or self._is_long:
                 return None
         return WakeOutcome(outcome="failed")
 
     def _succeed(self, outcome: WakeOutcome) -> None:
-        self.is_retried = False
         self.processed = outcome.get("processed", self.processed)
         self.next_due = outcome.get("next_due")
         self.delegations = outcome.get("delegations", self.delegations)
+        self.delegated = outcome.get("delegated", self.delegated)
+        self.cancelled = outcome.get("cancelled_wakes", [])
         self.is_failed, self.children = False, outcome.get("children")
-        self.is_closed = outcome.get("closed", False)
+        # A wake that finds its journal closed reads nothing: what ends the conversation reads the rest.
+        self.is_closed = self.is_unread = outcome.get("closed", False)
         if "home" in outcome:
             self.start["home"] = outcome["home"]
-        if outcome["outcome"] == "done":
-            self.cancelled = None
         # A signal that came while the wake ran may be of an input that it has processed.
         self.is_due = outcome.get("more", False) or self._has_news(self.processed) or self.is_resumed
         self._show(None)
 
     def _fail(self, outcome: WakeOutcome) -> None:
-        self.is_retried = False
         self.next_due = outcome.get("next_due")
         self.delegations = outcome.get("delegations", self.delegations)
-        self.is_failed = True
+        self.delegated = outcome.get("delegated", self.delegated)
+        self.is_failed = self.is_unread = True
         # What the wake was given is tried again with the next signal, and not for one that came meanwhile.
         self.is_due = self._has_news(outcome.get("read", self.signalled))
         if "attempt" in outcome:
-            self.cancelled = None
+            self.cancelled = []
         self._show("failed")
 
     async def _pause(self, seconds: float, *, until_due: bool = False) -> bool:

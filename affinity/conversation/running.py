@@ -13,15 +13,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import anyio
+from pydantic_core import from_json
 
 from affinity.conversation.events import (
+    NO_META,
+    AnswerEvent,
+    ChildDelegated,
     ChildEnded,
     ChildOutcome,
     EventMeta,
@@ -29,6 +33,7 @@ from affinity.conversation.events import (
     JournalEntry,
     SessionIdle,
     SessionStatusChanged,
+    SpanCompleted,
     SpanError,
     StopReason,
     UserInterrupt,
@@ -45,6 +50,7 @@ from affinity.conversation.wake import Wake, WakeInputs, WakeParts
 from affinity.conversation.writing import WakeWriting, end_of_delegation
 from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict
 from affinity.journal import (
+    Entry,
     HomeLease,
     JournalAccess,
     JournalAppend,
@@ -71,6 +77,10 @@ does not count, and the next one, under another epoch, is greater all the same. 
 """
 
 USER_INTERRUPT: Final = kind_of(UserInterrupt)
+CHILD_DELEGATED: Final = kind_of(ChildDelegated)
+CHILD_ENDED: Final = kind_of(ChildEnded)
+SESSION_IDLE: Final = kind_of(SessionIdle)
+SPAN_COMPLETED: Final = kind_of(SpanCompleted)
 
 TOO_MANY_ENDS: Final = (
     f"the ends of other delegations by the same wake have its result, and as many bytes as they may: "
@@ -149,19 +159,18 @@ class WakeRunner(Generic[S]):
         work = await ctx.journals.get_pending(ctx.instance_id, limit)
         if work is None:
             return WakeOutcome(outcome="nothing", processed=0)
-        had_cancelled, task = "cancelled" in task, await _without_ended(task, work, ctx)
+        had_cancelled, task = "cancelled_wakes" in task, await _without_ended(task, work, ctx)
         if work.closed and not is_last:
-            closed = WakeOutcome(outcome="nothing", processed=work.processed, closed=True)
-            return closed | {"delegations": task["delegations"]} if "delegations" in task else closed
+            return _unchanged(task, work) | {"closed": True}
         is_ordinary = not is_last and "failed" not in task
         if work.home not in {None, ctx.session_id} and is_ordinary:  # its instance was created again
-            return WakeOutcome(outcome="nothing", processed=work.processed, more=True, home=work.home or "")
+            return _unchanged(task, work) | {"more": True, "home": work.home or ""}
         known = task.get("processed", work.processed)
         if not is_last and (known > work.processed or (known < work.processed and not had_cancelled)):
             # The journal was made anew, or the instance was, or it is that of a fork. The orchestration must know the
             # watermark before the wake: an interrupt would pass for one that came too late, and it would be lost what
             # was read by a wake that has ended before it was cancelled.
-            return WakeOutcome(outcome="nothing", processed=work.processed, more=True)
+            return _unchanged(task, work) | {"more": True}
         attempt = _Attempt(self._conversations, ctx, ctx.journals, task, work, read_at, self._streams_of(ctx.journals))
         return await attempt.run()
 
@@ -187,6 +196,8 @@ class _Attempt(Generic[S]):
     number: int = field(init=False)
     writing: WakeWriting = field(init=False)
     delegations: list[Delegation] = field(init=False)
+    delegated: list[str] = field(init=False)
+    """Ids of the delegations to its own children that have not ended. Without a parent they are not counted."""
     children: ChildrenDone | None = None
     elapsed: float = 0.0
     """Seconds of the attempts that have failed, with the pauses."""
@@ -199,6 +210,7 @@ class _Attempt(Generic[S]):
         self.metas = [meta_of(each.payload) for each in self.work.inputs]
         self.delegations = [*self.task.get("delegations", [])]
         self.delegations += [_delegation(each) for each in self.metas if each.delegation and not self._has(each)]
+        self.delegated = self.task.get("delegated", [])
         self.trace = Trace(f"{self.spec.name}.wake", self.number, self.ctx.worker_id)
         due: dict[str, Any] = {"revisits": [each.key for each in self.work.due]} if self.work.due else {}
         self.begun = self.trace.started(**due)
@@ -280,11 +292,27 @@ class _Attempt(Generic[S]):
             with root_span(self.trace.name, about, senders):
                 self.parts.opening = opening = self.conversations.open_state(self.ctx, self.work)
                 async with opening as state:
+                    wake.pending = await self._without_cleared(wake.pending)
                     try:
                         await self.conversations.handler()(wake, state)
                     finally:
                         self.parts.has_ended = True
         return wake
+
+    async def _without_cleared(self, pending: Sequence[JournalEntry]) -> Sequence[JournalEntry]:
+        """The inputs without the answers that an interrupt has cleared, which came before any wake had read them. The
+        interrupt may be behind the inputs of this wake, or have come since these were read.
+        """
+        answers = [each.seq for each in pending if isinstance(each.event, AnswerEvent) and each.seq <= self.read]
+        if not answers:
+            return pending
+        kinds = (USER_INTERRUPT,)
+        query = JournalQuery(
+            session_id=self.writing.session_id, after=answers[0], kinds=kinds, newest_first=True, limit=1
+        )
+        page = await self.journals.read(query)
+        last = page.entries[0].seq if page is not None and page.entries else 0
+        return [each for each in pending if each.seq not in answers or each.seq > last]
 
     def _time_left(self) -> float | None:
         """Seconds that this attempt may take; None: any number."""
@@ -318,7 +346,7 @@ class _Attempt(Generic[S]):
         return self.parts
 
     def _note_begin(self) -> None:
-        if (cancelled := self.task.get("cancelled")) is not None:
+        for cancelled in self.task.get("cancelled_wakes", []):
             closed = {"span": WAKE_SPAN, "name": self.trace.name, "result": "cancelled"}
             entry = replace(self.writing.record("span.completed", closed), wake_id=cancelled)
             self.writing.entries[-1] = entry
@@ -383,6 +411,7 @@ class _Attempt(Generic[S]):
                 kind=each.kind,
                 entry=entry,
                 start=start_of(each.kind, sender),  # for one whose instance an operator has deleted
+                journal_id=each.journal_id,
                 sender=sender,
                 **options,
             )
@@ -408,6 +437,7 @@ class _Attempt(Generic[S]):
 
     async def _succeed(self, wake: Wake) -> WakeOutcome:
         reason = self._stop_reason(wake)
+        self._count_delegated(wake)
         await self._count_cycles(reason)
         reason = self._stop_reason(wake)  # without the revisits that these have ended
         self._close(self.read)
@@ -426,10 +456,16 @@ class _Attempt(Generic[S]):
             return "requires_action"
         return "end_turn" if self.work.next_due is None and not self.writing.revisits else "revisit"
 
+    def _count_delegated(self, wake: Wake) -> None:
+        """Leave out the delegations whose end this wake has read, and add those that it has begun."""
+        if self.work.parent is not None:
+            ended = {each.delegation for each in wake.events if isinstance(each, ChildEnded)}
+            self.delegated = [each for each in (*self.delegated, *self.parts.delegated) if each not in ended]
+
     async def _count_cycles(self, reason: StopReason) -> None:
         """Count this wake for the delegations, and end those that are done or have used up their cycles."""
         finish = self.parts.finish
-        is_done = finish.is_set or reason == "end_turn"
+        is_done = finish.is_set or (reason == "end_turn" and not self.delegated)
         for each in self.delegations:
             each["cycles"] += 1
         ended = [each for each in self.delegations if is_done or each["cycles"] >= each["max_cycles"]]
@@ -453,7 +489,7 @@ class _Attempt(Generic[S]):
             cycles=ended["cycles"],
             error=error,
         )
-        append = end_of_delegation(event, ended["parent"], ended["parent_kind"])
+        append = end_of_delegation(event, ended["parent"], ended["parent_kind"], ended.get("parent_journal"))
         size = self.end_bytes + (len(append.entry.payload) if append.entry else 0)
         if result is not None and size > MAX_BATCH_BYTES // 2:
             error = SpanError(type="PayloadTooLarge", message=TOO_MANY_ENDS)
@@ -526,7 +562,7 @@ class _Attempt(Generic[S]):
         await self._read_delegations()
         for each in self.delegations:
             self._notify_parent(each, "terminated")
-        if not (self.writing.appends or self.task.get("cancelled")):
+        if not (self.writing.appends or self.task.get("cancelled_wakes")):
             return self._outcome("nothing")
         self._close(self.work.processed)
         self.ctx.enlist(self.writing)
@@ -534,16 +570,12 @@ class _Attempt(Generic[S]):
 
     async def _read_delegations(self) -> None:
         """Add those of the inputs that were too many, or too large, to be read with the others."""
-        after, more = self.read, self.work.more
-        while more:
-            page = await self.journals.read(
-                JournalQuery(session_id=self.writing.session_id, after=after, pending=True, limit=MAX_PAGE)
-            )
-            if page is None or not page.entries:
-                return
-            metas = [meta_of(each.payload) for each in page.entries]
-            self.delegations += [_delegation(each) for each in metas if each.delegation and not self._has(each)]
-            after, more = page.entries[-1].seq, page.more
+        if self.work.more:
+            rest = JournalQuery(session_id=self.writing.session_id, after=self.read, pending=True, limit=MAX_PAGE)
+            async for entry in _entries(self.journals, rest):
+                meta = meta_of(entry.payload)
+                if meta.delegation and not self._has(meta):
+                    self.delegations.append(_delegation(meta))
 
     # --
 
@@ -559,6 +591,10 @@ class _Attempt(Generic[S]):
             result["next_due"] = next_due
         if self.task.get("delegations") or self.delegations:
             result["delegations"] = self.delegations
+        if self.task.get("delegated") or self.delegated:
+            result["delegated"] = self.delegated
+        if outcome == "nothing" and (cancelled := self.task.get("cancelled_wakes")):
+            result["cancelled_wakes"] = cancelled
         return result
 
     def _next_due(self) -> float | None:
@@ -580,42 +616,102 @@ def _of_execution(task: WakeTask, execution_id: int) -> WakeTask:
     return {**task, "wake": f"{salt}-{execution_id}-{number}"}
 
 
+def _unchanged(task: WakeTask, work: PendingWork) -> WakeOutcome:
+    """The result of a wake that processes nothing, with what the task has found out about cancelled ones."""
+    outcome = WakeOutcome(outcome="nothing", processed=work.processed)
+    if "delegations" in task:
+        outcome["delegations"] = task["delegations"]
+    if "delegated" in task:
+        outcome["delegated"] = task["delegated"]
+    if "cancelled_wakes" in task:
+        outcome["cancelled_wakes"] = task["cancelled_wakes"]
+    return outcome
+
+
 async def _without_ended(task: WakeTask, work: PendingWork, ctx: ActivityContext) -> WakeTask:
-    """The task without the wake that was cancelled, where that wake has no open trace: no input had woken it, or it had
-    committed its end before the orchestration cancelled it, which dropped its result. Then the delegations are added
-    that it has begun.
+    """The task without the cancelled wakes that have no open trace, and with what those have begun that had ended.
+
+    No trace is open of a wake that no input had woken; of one that had committed its end before the orchestration
+    cancelled it, which dropped its result; and of one whose trace a later one has closed. What a wake has begun are
+    delegations of the parent, and delegations to children.
     """
     assert ctx.journals is not None
-    if (cancelled := task.get("cancelled")) is None:
-        return task
-    ends = JournalQuery(session_id=ctx.instance_id, wake_id=cancelled, kinds=(kind_of(SessionIdle),), limit=1)
-    page = await ctx.journals.read(ends)
-    has_ended = page is not None and bool(page.entries)
-    if not has_ended and (work.inputs or not task.get("slept")):
-        return task
     task = task.copy()
-    del task["cancelled"]
-    if has_ended and (after := task.get("processed")) is not None:
-        known = task.get("delegations", [])
-        begun = await _read_begun(ctx.journals, ctx.instance_id, after, work.processed)
-        task["delegations"] = [*known, *(each for each in begun if each["id"] not in {one["id"] for one in known})]
+    cancelled = task.pop("cancelled_wakes", [])
+    ended, unclosed = await _find_ended(ctx.journals, ctx.instance_id, cancelled)
+    if task.get("slept") and not work.inputs:
+        unclosed = [each for each in unclosed if each != cancelled[0]]
+    if unclosed:
+        task["cancelled_wakes"] = unclosed
+    if not ended:
+        return task
+    delegations, read = await _read_begun(
+        ctx.journals, ctx.instance_id, task.get("processed", work.processed), work.processed
+    )
+    known = task.get("delegations", [])
+    known_ids = {each["id"] for each in known}
+    task["delegations"] = [*known, *(each for each in delegations if each["id"] not in known_ids)]
+    if work.parent is not None:
+        delegated = dict.fromkeys(task.get("delegated", []))
+        for wake in ended:
+            query = JournalQuery(session_id=ctx.instance_id, wake_id=wake, kinds=(CHILD_DELEGATED,), limit=MAX_PAGE)
+            delegated |= {_delegation_id(each): None async for each in _entries(ctx.journals, query)}
+        task["delegated"] = [each for each in delegated if each not in read]
     return task
 
 
-async def _read_begun(journals: JournalAccess, session_id: str, after: int, up_to: int) -> list[Delegation]:
-    """The delegations among the inputs of a wake, with that wake counted. The end of one that it has ended too is left
-    out when it is reported again.
+async def _find_ended(journals: JournalAccess, session_id: str, wakes: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Those of the cancelled wakes that have committed their end, and those whose trace is open."""
+    ended: list[str] = []
+    unclosed: list[str] = []
+    for wake in wakes:
+        ends = (SESSION_IDLE, SPAN_COMPLETED)
+        query = JournalQuery(session_id=session_id, wake_id=wake, kinds=ends, newest_first=True, limit=1)
+        page = await journals.read(query)
+        if page is not None and page.entries:
+            unclosed.clear()  # what it has committed closes the traces of those before
+        if page is not None and page.entries and page.entries[0].kind == SESSION_IDLE:
+            ended.append(wake)
+        else:
+            unclosed.append(wake)
+    return ended, unclosed
+
+
+async def _read_begun(
+    journals: JournalAccess, session_id: str, after: int, up_to: int
+) -> tuple[Sequence[Delegation], Collection[str]]:
+    """The delegations among the inputs of a wake, with that wake counted, and the ids of those to children whose end is
+    among them. The end of a delegation that the wake has ended too is left out when it is reported again.
     """
     found: list[Delegation] = []
-    more = after < up_to
+    ended: set[str] = set()
+    if after < up_to:
+        query = JournalQuery(session_id=session_id, after=after, before=up_to + 1, limit=MAX_PAGE)
+        async for each in _entries(journals, query):
+            meta = meta_of(each.payload) if each.is_input else NO_META
+            if meta.delegation:
+                found.append(_delegation(meta, cycles=1))
+            if each.kind == CHILD_ENDED:
+                ended.add(_delegation_id(each))
+    return found, ended
+
+
+async def _entries(journals: JournalAccess, query: JournalQuery) -> AsyncIterator[Entry]:
+    """All entries that a query asks for, read page by page."""
+    more = True
     while more:
-        page = await journals.read(JournalQuery(session_id=session_id, after=after, before=up_to + 1, limit=MAX_PAGE))
-        if page is None or not page.entries:
-            break
-        metas = [meta_of(each.payload) for each in page.entries if each.is_input]
-        found += [_delegation(each, cycles=1) for each in metas if each.delegation]
-        after, more = page.entries[-1].seq, page.more
-    return found
+        page = await journals.read(query)
+        if page is None:
+            return
+        for each in page.entries:
+            yield each
+            query = replace(query, after=each.seq)
+        more = page.more
+
+
+def _delegation_id(entry: Entry) -> str:
+    """Of a `ChildDelegated` or `ChildEnded`."""
+    return str(from_json(entry.payload)["delegation"])
 
 
 def _delegation(meta: EventMeta, cycles: int = 0) -> Delegation:
@@ -623,6 +719,7 @@ def _delegation(meta: EventMeta, cycles: int = 0) -> Delegation:
         id=meta.delegation or "",
         parent=meta.parent or "",
         parent_kind=meta.parent_kind or "",
+        parent_journal=meta.parent_journal,
         max_cycles=meta.max_cycles,
         cycles=cycles,
     )

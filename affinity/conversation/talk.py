@@ -194,7 +194,8 @@ class Talk(LineageCalls["Talk"]):
     async def interrupt(
         self, *, cancel_running: bool = False, cascade: bool = False, reason: str = "", event_id: str | None = None
     ) -> int:
-        """Redirect the conversation: drop pending requests and revisits, then wake it.
+        """Redirect the conversation: drop pending requests and revisits, and clear the answers that no wake has read,
+        then wake it. A call that waits for one of these does not run.
 
         Args:
             cancel_running: cancel the wake that is under way; otherwise it ends first. One that begins at that moment
@@ -283,7 +284,8 @@ class Talk(LineageCalls["Talk"]):
         """Append; if only the instance is gone, which an operator has deleted, with what creates it again."""
         appended = await self._client.journals.append(append)
         if appended.outcome == "unknown" and append.start is None and appended.journal_id:
-            return await self._client.journals.append(replace(append, start=self._kind.start()))
+            again = replace(append, start=self._kind.start(), journal_id=appended.journal_id)
+            return await self._client.journals.append(again)
         return appended
 
     async def _check(self, append: JournalAppend, appended: Appended) -> Appended:
@@ -299,7 +301,11 @@ class Talk(LineageCalls["Talk"]):
                 raise NotAParent(self.conversation_id, "it is no child of this one")
             case "not_pending":
                 request_id = append.answers.request_id if append.answers else ""
-                raise RequestNotPending(self.conversation_id, f"request {request_id!r} does not wait for this answer")
+                raise RequestNotPending(
+                    self.conversation_id,
+                    f"request {request_id!r} does not wait for this answer: it is answered, has expired, was dropped "
+                    "by an interrupt, or is none of this kind; requests() are the ones that wait",
+                )
             case "full" | "over_quota" as refusal:
                 check_delivery(self.conversation_id, refusal, await self._client.quotas())
         raise ConversationKindMismatch(self.conversation_id, f"it is of another kind than {self._kind.name!r}")
@@ -392,10 +398,15 @@ class Talk(LineageCalls["Talk"]):
         """
         check_timeout(timeout)
         await self._end_delegations(timeout)
-        removed = [self.conversation_id]
-        for one in removed if cascade else []:
-            removed += [each.conversation_id async for each in self._client.list_conversations(parent=one)]
-        return [await self._remove(one) for one in reversed(removed)][-1]
+        # No wake of a conversation commits without its instance: then it has no more children than there are.
+        removed: dict[str, bool] = {}
+        waiting = [self.conversation_id]
+        for one in waiting:
+            if one not in removed:
+                removed[one] = await self._remove_instance(one)
+                if cascade:
+                    waiting += [each.conversation_id async for each in self._client.list_conversations(parent=one)]
+        return [await self._remove_rest(one) or removed[one] for one in reversed(removed)][-1]
 
     async def _end_delegations(self, timeout: float | None) -> None:
         """Terminate a child, and wait for its end, unless its parent has ended."""
@@ -427,14 +438,19 @@ class Talk(LineageCalls["Talk"]):
     async def _find(self, conversation_id: str) -> JournalPage | None:
         return await self._client.journals.read(JournalQuery(session_id=conversation_id, limit=1))
 
-    async def _remove(self, conversation_id: str) -> bool:
-        instance = False
+    async def _remove_instance(self, conversation_id: str) -> bool:
         with suppress(UnknownInstance):
             await self._client.delete(conversation_id, force=True)
-            instance = True
+            return True
+        return False
+
+    async def _remove_rest(self, conversation_id: str) -> bool:
+        """Remove journal and state, and an instance that an event has created again meanwhile."""
         (journal,) = await self._client.journals.delete([conversation_id])
         state = await self._client.session_store.delete([conversation_id])
-        return instance or bool(state) or journal
+        if journal and await self._find(conversation_id) is None:
+            await self._remove_instance(conversation_id)
+        return bool(state) or journal
 
     async def _reply(self, change: Change, seq: int, appended: Appended | None = None) -> Reply:
         is_new = appended is not None and appended.outcome == "appended"

@@ -18,7 +18,9 @@ from affinity.errors import InvalidOptions, NotSerializable, problem_of
 from affinity.limits import check_id
 
 ToolErrorKind: TypeAlias = Literal["invalid_tool_arguments", "unknown_tool", "tool_execution_exception", "refused"]
-"""Why a call of a tool has an error in place of a result. ``refused``: a person did not allow it (in time)."""
+"""Why a call of a tool has an error in place of a result. ``refused``: a person did not allow it (in time), or
+an interrupt came before it ran.
+"""
 
 Confirm: TypeAlias = bool | Callable[[Mapping[str, Any]], bool]
 ResourceKey: TypeAlias = str | Callable[[Mapping[str, Any]], str | None] | None

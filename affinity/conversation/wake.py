@@ -140,6 +140,8 @@ class WakeParts:
     journals: JournalAccess
     lineage: BirthPlanner
     finish: Finish = field(default_factory=Finish)
+    delegated: list[str] = field(default_factory=list)
+    """Ids of the delegations that the wake begins."""
     opening: OpenSession[Any] | None = None
     """Of the state, while the handler runs."""
     has_ended: bool = False
@@ -158,7 +160,8 @@ class Wake(CommonCalls[None]):
         attempt: from 1; attempts that a drain interrupted do not count.
         conversation_id: of the conversation, which is its session id too.
         parent: the conversation whose child this one is; None: it is none.
-        pending: what has arrived since the last wake, oldest first: inputs, and refusals for expired requests.
+        pending: what has arrived since the last wake, oldest first: inputs, and refusals for expired requests. Answers
+            that an interrupt follows are left out: it has cleared them.
         due: the revisits that are due, greatest priority first, then by due time.
         context: of the activity that runs the wake.
     """
@@ -185,7 +188,9 @@ class Wake(CommonCalls[None]):
 
     @property
     def interrupt(self) -> UserInterrupt | None:
-        """The last interrupt among the inputs. It has dropped the requests and revisits that were pending."""
+        """The last interrupt among the inputs. It has dropped the requests and revisits that were pending, and cleared
+        the answers that no wake had read.
+        """
         return next((each for each in reversed(self.events) if isinstance(each, UserInterrupt)), None)
 
     @property
@@ -230,7 +235,8 @@ class Wake(CommonCalls[None]):
 
     def finish(self, result: JsonValue = None) -> None:
         """End the delegations of this conversation with this result, with the wake's commit. Without this call they end
-        when there is nothing left to do, with the text of the wake's last `AgentMessage`.
+        when there is nothing left to do, with the text of the wake's last `AgentMessage`: no input, no request, no
+        revisit, and no delegation to a child of its own that has not ended.
 
         Raises:
             NotSerializable, PayloadTooLarge: the result has no JSON form, or no event has room for it.
@@ -394,8 +400,8 @@ class Wake(CommonCalls[None]):
     ) -> str:
         """Give work to a child, a conversation of its own with its own journal and state, which is created if there is
         none. It takes effect with the wake's commit. The end of the delegation is an input of this conversation,
-        `ChildEnded`; when the child cannot take the work at the commit, its outcome is "failed", and the type of its
-        error ``DelegationRefused``.
+        `ChildEnded`; when the child cannot take the work at the commit, or has been deleted since this call, its
+        outcome is "failed", and the type of its error ``DelegationRefused``.
 
         Args:
             conversations: of the child.
@@ -417,13 +423,14 @@ class Wake(CommonCalls[None]):
         cycles = check_integer(conversations.max_cycles if max_cycles is None else max_cycles, "max_cycles")
         if not 1 <= cycles <= MAX_CYCLES:
             raise InvalidOptions(f"max_cycles must be from 1 to {MAX_CYCLES}, not {cycles}")
-        await self._check_child(check_id(child_id, "conversation id"), spec.name)
+        child = await self._check_child(check_id(child_id, "conversation id"), spec.name)
         delegation = self._new_id()
         meta = EventMeta(
             trace=traceparent(),
             delegation=delegation,
             parent=self.conversation_id,
             parent_kind=self._kind.name,
+            parent_journal=self._writing.work.journal_id,
             max_cycles=cycles,
         )
         entry = NewEntry(
@@ -431,6 +438,7 @@ class Wake(CommonCalls[None]):
         )
         self._writing.measure(entry.payload)
         self._append(ChildDelegated(child_id, delegation, spec.name, cycles))
+        self._parts.delegated.append(delegation)
         self._writing.appends.append(
             JournalAppend(
                 session_id=child_id,
@@ -438,6 +446,7 @@ class Wake(CommonCalls[None]):
                 entry=entry,
                 message=WAKE_MESSAGE,
                 start=spec.start(parent=self.conversation_id),
+                journal_id=child,
                 sender=self.conversation_id,
                 unread_limit=MAX_UNREAD_EVENTS,
                 if_refused=self._refused(child_id, delegation),
@@ -449,7 +458,9 @@ class Wake(CommonCalls[None]):
         """The end of a delegation that the commit refuses, although the child could take it before."""
         error = SpanError(type="DelegationRefused", message=json.loads(REFUSAL_MARK))
         event = ChildEnded(child=child_id, delegation=delegation, outcome="failed", error=error)
-        return end_of_delegation(event, self.conversation_id, self._parts.kind.name)
+        return end_of_delegation(
+            event, self.conversation_id, self._parts.kind.name, self._parts.writing.work.journal_id
+        )
 
     async def children(self, *, terminated: bool | None = None) -> Sequence[str]:
         """Ids of the children of this conversation, newest first, at most `limits.MAX_PAGE`; those of this wake are not
@@ -458,20 +469,22 @@ class Wake(CommonCalls[None]):
         where = JournalFilter(parent=self.conversation_id, closed=terminated)
         return [each.session_id for each in await self._parts.journals.list(where, MAX_PAGE)]
 
-    async def _check_child(self, child_id: str, kind: str) -> None:
+    async def _check_child(self, child_id: str, kind: str) -> int | None:
+        """The journal id of a child; None: there is none yet."""
         if child_id == self.conversation_id:
             raise NotAParent(child_id, "a conversation is not its own child")
         if any(each.session_id == child_id for each in self._writing.births):
             raise NotAParent(child_id, "this wake makes it from another conversation")
         page = await self._parts.journals.read(JournalQuery(session_id=child_id, limit=1))
         if page is None:
-            return
+            return None
         if page.kind != kind:
             raise ConversationKindMismatch(child_id, f"it is of kind {page.kind!r}, not {kind!r}")
         if page.parent != self.conversation_id:
             raise NotAParent(child_id, f"it is no child of {self.conversation_id!r}")
         if page.closed or has_ended(page):
             raise ConversationTerminated(child_id, "it has ended, and takes no more events")
+        return page.journal_id
 
     # -- lineage
 

@@ -25,8 +25,9 @@ from affinity.journal import (
 from affinity.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
 
 
-def end_of_delegation(event: ChildEnded, parent: str, parent_kind: str) -> JournalAppend:
+def end_of_delegation(event: ChildEnded, parent: str, parent_kind: str, journal_id: int | None) -> JournalAppend:
     """The input by which a parent learns of the end of a delegation; it has one end, also when it is reported twice.
+    Another conversation that has the id of the parent by now (``journal_id``) has not delegated.
 
     Without an instance of the parent, which an operator may delete, it wakes nothing, and is read with the next event.
     """
@@ -36,7 +37,7 @@ def end_of_delegation(event: ChildEnded, parent: str, parent_kind: str) -> Journ
         event_id=f"{event.kind}/{event.delegation}",
         is_input=True,
     )
-    unnoticed = JournalAppend(session_id=parent, kind=parent_kind, entry=entry, message=None)
+    unnoticed = JournalAppend(session_id=parent, kind=parent_kind, journal_id=journal_id, entry=entry, message=None)
     return replace(unnoticed, message=WAKE_MESSAGE, if_refused=unnoticed)
 
 

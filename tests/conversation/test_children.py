@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -327,6 +328,123 @@ async def test_a_child_that_waits_for_an_answer_has_not_ended(sqlite_url: str) -
         assert await said(talk) == []
         await below.answer(request.request_id, allowed=True)
         assert await until(lambda: said(talk)) == ["c/tea completed searched 2"]
+
+
+class Leaf:
+    """Conversations whose wakes wait until they are let go, and then finish with their topic."""
+
+    def __init__(self) -> None:
+        self.go: dict[str, anyio.Event] = {}
+        self.conversations = make(self._work, kind="leaf", events=[Brief])
+
+    def event(self, topic: str) -> anyio.Event:
+        """Set: the wake with this topic may end."""
+        return self.go.setdefault(topic, anyio.Event())
+
+    async def _work(self, wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, Brief):
+                await self.event(event.topic).wait()
+                wake.finish(event.topic)
+
+
+def middle_of(leaf: affinity.Conversations[Chat], topics: Sequence[str]) -> affinity.Conversations[Chat]:
+    """Conversations that give their work to one leaf for each topic, and say what these have given."""
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, Brief):
+                for topic in topics:
+                    await wake.delegate(leaf, f"{wake.conversation_id}/{topic}", Brief(topic))
+            elif isinstance(event, ChildEnded):
+                chat.received.append(f"{event.outcome} {event.result}")
+        wake.append(AgentMessage(", ".join(chat.received)))
+
+    return make(handler, kind="middle", events=[Brief])
+
+
+async def waits_for(middle: affinity.Talk, number: int) -> None:
+    """Wait until the conversation has had the ends of so many of its delegations."""
+
+    async def has_ended() -> bool:
+        replies = [each.seq for each in await middle.history(kinds=["session.idle"])]
+        ends = [each.seq for each in await middle.history(kinds=["child.ended"])]
+        return len(ends) == number and replies[-1] > ends[-1]
+
+    await until(has_ended)
+
+
+async def test_a_child_that_has_delegated_has_not_ended(url: str) -> None:
+    """It ends with the last of its own delegations, however these end."""
+    leaf = Leaf()
+    middle = middle_of(leaf.conversations, ["one", "two", "three"])
+    async with stage(url, parent_of(middle), middle, leaf.conversations) as on:
+        talk, below = on.talk(), on.talk("c/tea", middle)
+        await talk.ask(UserMessage("tea"), timeout=30)
+        leaf.event("two").set()
+        await waits_for(below, 1)
+        await until(partial(status, on.talk("c/tea/one", leaf.conversations), "running"))
+        await on.talk("c/tea/one", leaf.conversations).terminate()
+        await waits_for(below, 2)
+        assert await said(talk) == []
+        leaf.event("three").set()
+        assert await until(lambda: said(talk)) == [
+            "c/tea completed completed two, terminated None, completed three 4",
+        ]
+
+
+async def test_the_result_of_a_child_of_a_child_of_a_child_reaches_the_top(url: str) -> None:
+    """Also when one on the way is interrupted meanwhile, which drops no delegation."""
+    leaf = Leaf()
+    inner = middle_of(leaf.conversations, ["leaf"])
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, Brief):
+                await wake.delegate(inner, "c/tea/inner", event)
+            elif isinstance(event, ChildEnded):
+                wake.finish(event.result)
+
+    outer = make(handler, kind="outer", events=[Brief])
+    async with stage(url, parent_of(outer), outer, inner, leaf.conversations) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("tea"), timeout=30)
+        for name, each in (("c/tea/inner", inner), ("c/tea", outer)):
+            below = on.talk(name, each)
+            await until(partial(_has_delegated, below))
+            for _ in range(2):
+                await below.reply(await below.interrupt(cancel_running=True), timeout=30)
+        await talk.ask(UserInterrupt("go on"), timeout=30)
+        assert await said(talk) == []
+        leaf.event("leaf").set()
+        (text,) = await until(lambda: said(talk))
+        assert str(text).startswith("c/tea completed completed leaf")
+
+
+async def _has_delegated(talk: affinity.Talk) -> bool:
+    try:
+        return bool(await talk.history(kinds=["child.delegated"]))
+    except UnknownConversation:
+        return False
+
+
+async def test_a_child_that_finishes_has_ended_though_it_has_delegated(url: str) -> None:
+    leaf = Leaf()
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, Brief):
+                await wake.delegate(leaf.conversations, "c/tea/leaf", Brief("leaf"))
+                wake.finish("enough")
+
+    middle = make(handler, kind="middle", events=[Brief])
+    async with stage(url, parent_of(middle), middle, leaf.conversations) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("tea"), timeout=30)
+        assert await until(lambda: said(talk)) == ["c/tea completed enough 1"]
+        leaf.event("leaf").set()
+        await waits_for(on.talk("c/tea", middle), 1)
+        assert len(await said(talk)) == 1
 
 
 async def _requests(talk: affinity.Talk) -> list[affinity.PendingRequest]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from typing import Any
 
 import anyio
 import pytest
 
 import affinity
 from affinity import AgentMessage, UserMessage
-from affinity.conversation import ChildEnded, SessionStatusChanged
+from affinity.client.journals import Journals
+from affinity.conversation import ChildEnded, DefineOutcome, SessionStatusChanged
+from affinity.conversation.writing import WakeWriting
 from affinity.errors import (
     ConversationTerminated,
     EntriesRemoved,
@@ -18,7 +22,7 @@ from affinity.errors import (
     WaitTimeout,
     WakeFailed,
 )
-from affinity.journal import JournalPruning, JournalRetention
+from affinity.journal import JournalPruning, JournalRetention, JournalWrite
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider import open_provider
 from tests.conversation.application import Chat, echo, make, stage, status, until
@@ -477,3 +481,152 @@ async def test_a_cascade_reaches_a_child_whose_instance_was_deleted(url: str, ho
             await talk.interrupt(cascade=True)
             (interrupt,) = await until(lambda: below.history(kinds=["user.interrupt"]))
             await below.reply(interrupt.seq, timeout=30)
+
+
+async def left(client: affinity.Client) -> list[str]:
+    """Ids of the conversations and instances that are there."""
+    conversations = [each.conversation_id async for each in client.list_conversations(prefix="c")]
+    return [*conversations, *[each.instance_id async for each in client.list_instances(prefix="c")]]
+
+
+class Delegating:
+    """A parent whose wakes give each message to a child, and wait then; and the ends of its delegations."""
+
+    def __init__(self) -> None:
+        self.child = make(echo, kind="child")
+        self.conversations = make(self._delegate)
+        self.ended: list[ChildEnded] = []
+        self.delegated, self.go = anyio.Event(), anyio.Event()
+
+    async def _delegate(self, wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage):
+                await wake.delegate(self.child, f"c/{event.text}", event)
+                if event.text != "first":
+                    self.delegated.set()
+                    await self.go.wait()
+            elif isinstance(event, ChildEnded):
+                self.ended.append(event)
+
+    async def has_ended(self) -> bool:
+        """Whether a delegation has."""
+        return bool(self.ended)
+
+
+async def test_a_cascade_does_not_recreate_a_child_that_is_deleted_meanwhile(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The termination of the parent has found the child, and commits after its deletion."""
+    prepare, parent, deleted = WakeWriting.prepare, Delegating(), anyio.Event()
+
+    async def delete_first(self: WakeWriting) -> JournalWrite:
+        if self.session_id == "c" and any(each.closes for each in self.appends):
+            assert await on.talk("c/first", parent.child).delete()
+            deleted.set()
+        return await prepare(self)
+
+    async with stage(url, parent.conversations, parent.child) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("first"), timeout=30)
+        await until(parent.has_ended)
+        monkeypatch.setattr(WakeWriting, "prepare", delete_first)
+        await talk.terminate(cascade=True)
+        await deleted.wait()
+        await on.client.wait("c", timeout=30)
+        assert await left(on.client) == ["c", "c"]
+        await talk.delete(cascade=True)
+        assert await left(on.client) == []
+
+
+async def test_a_delegation_does_not_recreate_a_child_that_is_deleted_meanwhile(url: str) -> None:
+    """It comes back to the parent, as one that the commit refuses."""
+    parent = Delegating()
+    async with stage(url, parent.conversations, parent.child) as on:
+        talk, below = on.talk(), on.talk("c/again", parent.child)
+        parent.go.set()
+        await talk.ask(UserMessage("again"), timeout=30)
+        await until(parent.has_ended)
+        parent.ended.clear()
+        parent.delegated, parent.go = anyio.Event(), anyio.Event()
+        await talk.send(UserMessage("again"))
+        await parent.delegated.wait()
+        await below.delete()
+        parent.go.set()
+        await until(parent.has_ended)
+        assert await left(on.client) == ["c", "c"]
+        (ended,) = parent.ended
+        assert (ended.outcome, ended.error and ended.error.type) == ("failed", "DelegationRefused")
+        assert ended.error is not None
+        assert ended.error.message == "unknown"
+
+
+async def test_a_deletion_leaves_no_child_of_a_wake_under_way(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wake delegates to a new child, and would commit when the children have been listed."""
+    parent = Delegating()
+    list_conversations = affinity.Client.list_conversations
+
+    async def list_before(self: affinity.Client, **where: Any) -> AsyncIterator[Any]:
+        async for each in list_conversations(self, **where):
+            yield each
+        if where.get("parent") == "c":
+            parent.go.set()
+            with anyio.move_on_after(0.5):
+                await until(lambda: talk.history(kinds=["child.delegated"], after=first.processed))
+
+    async with stage(url, parent.conversations, parent.child) as on:
+        talk = on.talk()
+        first = await talk.ask(UserMessage("first"), timeout=30)
+        await until(parent.has_ended)
+        await talk.send(UserMessage("second"))
+        await parent.delegated.wait()
+        monkeypatch.setattr(affinity.Client, "list_conversations", list_before)
+        assert await talk.delete(cascade=True)
+        monkeypatch.undo()
+        assert await left(on.client) == []
+
+
+async def test_the_end_of_a_delegation_is_for_the_conversation_that_has_delegated(url: str) -> None:
+    """Not for one that has begun under its id since it was deleted, nor does it recreate the deleted one."""
+    entered, go = anyio.Event(), anyio.Event()
+
+    async def work(wake: affinity.Wake, chat: Chat) -> None:
+        entered.set()
+        await go.wait()
+
+    parent = Delegating()
+    parent.child = make(work, kind="child")
+    for begins_again in (False, True):
+        entered, go = anyio.Event(), anyio.Event()
+        async with stage(url, parent.conversations, parent.child) as on:
+            talk, below = on.talk(), on.talk("c/first", parent.child)
+            await talk.ask(UserMessage("first"), timeout=30)
+            await entered.wait()
+            await talk.delete()
+            if begins_again:
+                await talk.ask(DefineOutcome("hello"), timeout=30)
+            go.set()
+            await until(lambda below=below: below.history(kinds=["session.idle"]))  # type: ignore[misc]
+            found = await left(on.client)
+            assert ("c" in found) is begins_again
+            if begins_again:
+                await talk.ask(DefineOutcome("hello"), timeout=30)
+                assert await talk.history(kinds=["child.ended"]) == []
+                await talk.delete()
+            await below.delete()
+    assert parent.ended == []
+
+
+async def test_an_event_during_a_deletion_leaves_no_instance(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It creates the instance again, which has no journal then."""
+    delete = Journals.delete
+
+    async def send_first(self: Journals, session_ids: Sequence[str]) -> Sequence[bool]:
+        monkeypatch.undo()
+        await on.talk().send(UserMessage("late"))
+        return await delete(self, session_ids)
+
+    async with stage(url, echo) as on:
+        await on.talk().ask(UserMessage("one"), timeout=30)
+        monkeypatch.setattr(Journals, "delete", send_first)
+        assert await on.talk().delete()
+        assert await left(on.client) == []

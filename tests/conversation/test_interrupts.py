@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 import anyio
 import pytest
 
 import affinity
 from affinity import AgentMessage, ConfirmationAnswer, ToolConfirmation, UserInterrupt, UserMessage
-from affinity.conversation import ChildEnded, program
+from affinity.conversation import ChildEnded, ModelReply, ModelRequest, ToolCall, ToolUse, program, run_loop, tool
+from affinity.conversation.program import WakeOutcome, WakeTask
+from affinity.conversation.running import WakeRunner
 from affinity.errors import ConversationTerminated, RequestNotPending
+from affinity.worker import journals
 from affinity.worker.fetcher import Fetcher
 from tests.conversation.application import Chat, Stage, echo, kinds, make, stage, status, until
 
@@ -207,6 +213,34 @@ async def test_an_interrupt_cancels_the_first_wake_of_a_journal_that_was_made_an
         assert [each.result for each in spans if isinstance(each, affinity.SpanCompleted)] == ["cancelled", "ok"]
 
 
+class Shell:
+    """Conversations whose model runs a command that a person has to allow, and says what became of it."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.received: list[list[str]] = []
+        self.before: Callable[[affinity.Wake], Awaitable[None]] | None = None
+        """Called before the loop."""
+
+        @tool(confirm=True)
+        async def shell(command: str) -> str:
+            self.ran.append(command)
+            return "done"
+
+        self._tools = [shell]
+
+    async def handler(self, wake: affinity.Wake, chat: Chat) -> None:
+        self.received.append([each.kind for each in wake.events])
+        if self.before is not None:
+            await self.before(wake)
+        await run_loop(wake, model=self._model, tools=self._tools)
+
+    async def _model(self, request: ModelRequest) -> ModelReply:
+        if not any(isinstance(each, ToolUse) for each in request.events):
+            return ModelReply(calls=[ToolCall("c1", "shell", {"command": "rm -rf /"})])
+        return ModelReply(content=str(request.openai_messages()[-1]["content"]))
+
+
 class Late:
     """Whether messages come late."""
 
@@ -268,6 +302,12 @@ async def end_late(on: Stage, parent: Parent, late: Late, below: affinity.Talk, 
 ONE_PLACE = affinity.RuntimeOptions.make(worker_node_id="w", instance_cache_size=1)
 
 
+async def outcomes_of(talk: affinity.Talk) -> list[str]:
+    """Outcomes of the delegations that have ended."""
+    ended = [each.event for each in await talk.history(kinds=["child.ended"])]
+    return [event.outcome for event in ended if isinstance(event, ChildEnded)]
+
+
 @pytest.mark.parametrize("ends", ["interrupt", "terminate"])
 async def test_a_wake_that_has_ended_is_not_cancelled(url: str, late: Late, ends: str) -> None:
     """What it has begun for a parent ends all the same."""
@@ -300,3 +340,204 @@ async def test_a_wake_of_a_fork_that_has_ended_has_begun_nothing_of_its_base(url
         await below.interrupt()
         (said,) = await until(lambda: talk.history(kinds=["agent.message"]))
         assert said.event == AgentMessage("c/child completed")
+
+
+async def test_two_interrupts_in_a_row_lose_no_delegation(url: str, late: Late) -> None:
+    """The first one cancels a wake that has committed, whose result is dropped; the second one the wake behind it."""
+    parent = Parent()
+    interrupted = anyio.Event()
+
+    async def work(wake: affinity.Wake, chat: Chat) -> None:
+        if wake.interrupt is not None and not interrupted.is_set():
+            interrupted.set()
+            await anyio.sleep_forever()
+        await parent._work(wake, chat)
+
+    parent.child = make(work, kind="child")
+    async with stage(url, parent.handler, parent.child, options=ONE_PLACE) as on:
+        talk, below = on.talk(), on.talk("c/child", parent.child)
+        await talk.ask(UserMessage("work"), timeout=30)
+        await end_late(on, parent, late, below, "interrupt")
+        await interrupted.wait()
+        seq = await below.interrupt(cancel_running=True)
+        await below.reply(seq, timeout=30)
+        await until(lambda: outcomes_of(talk))
+        spans = await below.history(kinds=["span.completed"])
+        results = [each.event.result for each in spans if isinstance(each.event, affinity.SpanCompleted)]
+        assert results == ["ok", "cancelled", "ok"]
+        assert len({each.wake_id for each in spans}) == 3
+        await below.ask(UserMessage("more"), timeout=30)
+        assert await outcomes_of(talk) == ["completed"]
+
+
+async def test_a_delegation_of_a_wake_whose_result_is_dropped_is_waited_for(url: str, late: Late) -> None:
+    """An interrupt comes at the end of the wake that has delegated: its own parent waits for the child of the child."""
+    parent, leaf_goes = Parent(), anyio.Event()
+
+    async def of_leaf(wake: affinity.Wake, chat: Chat) -> None:
+        await leaf_goes.wait()
+        wake.finish("42 cm")
+
+    leaf = make(of_leaf, kind="leaf")
+
+    async def work(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage):
+                await wake.delegate(leaf, "c/child/leaf", event)
+                parent.entered.set()
+                await parent.go.wait()
+            elif isinstance(event, ChildEnded):
+                wake.append(AgentMessage(f"the leaf says {event.result}"))
+
+    parent.child = make(work, kind="child")
+    async with stage(url, parent.handler, parent.child, leaf, options=ONE_PLACE) as on:
+        talk, below = on.talk(), on.talk("c/child", parent.child)
+        await talk.ask(UserMessage("work"), timeout=30)
+        await end_late(on, parent, late, below, "interrupt")
+        interrupted = (await below.history(kinds=["user.interrupt"]))[-1]
+        await below.reply(interrupted.seq, timeout=30)
+        assert await outcomes_of(talk) == []
+        leaf_goes.set()
+        (ended,) = await until(lambda: talk.history(kinds=["child.ended"]))
+        assert (ended.event.outcome, ended.event.result) == ("completed", "the leaf says 42 cm")
+
+
+@pytest.mark.parametrize("how", ["terminate", "delete"])
+async def test_a_child_that_ends_as_its_wake_begins_notifies_its_parent(
+    url: str, late: Late, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wake finds the journal closed, and has ended before its orchestration receives the termination."""
+    run = WakeRunner.run
+    begins = anyio.Event()
+
+    async def run_late(self: WakeRunner[Chat], ctx: affinity.ActivityContext, task: WakeTask) -> WakeOutcome:
+        if ctx.instance_id == "c/child" and not begins.is_set():
+            late.is_set = True
+            begins.set()
+            await until(closed)
+        return await run(self, ctx, task)
+
+    async def closed() -> bool:
+        return await below.status() == "terminated"
+
+    async def has_ended() -> bool:
+        return "activity_completed" in [each.type for each in await on.client.history("c/child")]
+
+    monkeypatch.setattr(WakeRunner, "run", run_late)
+    monkeypatch.setattr(journals, "READ_AHEAD_SECONDS", 0.0)
+    parent = Parent()
+    async with stage(url, parent.handler, parent.child) as on, anyio.create_task_group() as group:
+        talk, below = on.talk(), on.talk("c/child", parent.child)
+        await talk.ask(UserMessage("work"), timeout=30)
+        await begins.wait()
+        group.start_soon(below.terminate if how == "terminate" else below.delete)
+        await until(has_ended)
+        late.is_set = False
+        await until(lambda: outcomes_of(talk))
+        await talk.ask(UserMessage("hello"), timeout=30)
+        assert await outcomes_of(talk) == ["terminated"]
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+@pytest.mark.parametrize("inputs", [1, 2])
+async def test_an_interrupt_clears_an_answer_that_no_wake_has_read(url: str, inputs: int, cancel: bool) -> None:
+    """Also where the wake that reads the answer does not read the interrupt yet."""
+    shell = Shell()
+    conversations = make(shell.handler, limits=affinity.ConversationLimits(inputs=inputs))
+    async with stage(url, conversations) as on:
+        (request,) = (await on.talk().ask(UserMessage("clean up"), timeout=30)).requests
+        assert isinstance(request, ToolConfirmation)
+    async with affinity.Client(url) as client:  # no worker runs
+        talk = client.conversation(conversations, "c")
+        answered = await talk.answer(request.request_id, allowed=True)
+        seq = await talk.interrupt(reason="STOP", cancel_running=cancel)
+        with pytest.raises(RequestNotPending, match="dropped by an interrupt"):
+            await talk.answer(request.request_id, allowed=True)
+    shell.received.clear()
+    async with stage(url, conversations) as on:
+        talk = on.talk()
+        assert "the call was interrupted and has not run" in (await talk.reply(answered, timeout=30)).text
+        await talk.reply(seq, timeout=30)
+        assert await until(lambda: status(talk, "idle"))
+    assert shell.ran == []
+    assert "user.tool_confirmation" not in [kind for each in shell.received for kind in each]
+
+
+@pytest.mark.parametrize("final", [False, True])
+async def test_an_interrupt_between_two_attempts_clears_the_answer_that_both_are_given(url: str, final: bool) -> None:
+    """The first attempt has failed before the call ran: for now, or for good."""
+    shell = Shell()
+
+    async def fail(wake: affinity.Wake) -> None:
+        if any(isinstance(each, ConfirmationAnswer) for each in wake.events):
+            raise ValueError("broken")
+
+    shell.before = fail
+    retry = affinity.RetryPolicy(initial_interval=600, max_interval=600, max_attempts=1 if final else 3)
+    async with stage(url, shell.handler, retry=retry) as on:
+        talk = on.talk()
+        (request,) = (await talk.ask(UserMessage("clean up"), timeout=30)).requests
+        assert isinstance(request, ToolConfirmation)
+        await talk.answer(request.request_id, allowed=True)
+        await until(lambda: status(talk, "failed" if final else "rescheduling"))
+        seq = await talk.interrupt(cancel_running=True)
+        assert "the call was interrupted and has not run" in (await talk.reply(seq, timeout=30)).text
+    assert shell.ran == []
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+async def test_an_interrupt_while_the_wake_with_the_answer_begins(url: str, cancel: bool) -> None:
+    """It is committed before the handler runs, although the wake has read its inputs."""
+    shell = Shell()
+    seqs: list[int] = []
+    found = make(shell.handler)
+    opened = found.open_state
+
+    class Opening:
+        """Opens the state when the interrupt is there."""
+
+        def __init__(self, opening: Any) -> None:
+            self._opening = opening
+
+        async def __aenter__(self) -> Chat:
+            if await on.talk().history(kinds=["user.tool_confirmation"]) and not seqs:
+                seqs.append(await on.talk().interrupt(cancel_running=cancel))
+            entered: Chat = await self._opening.__aenter__()
+            return entered
+
+        async def __aexit__(self, *raised: Any) -> None:
+            await self._opening.__aexit__(*raised)
+
+    found.open_state = lambda ctx, work: Opening(opened(ctx, work))  # type: ignore[method-assign,assignment,return-value]
+    async with stage(url, found) as on:
+        talk = on.talk()
+        (request,) = (await talk.ask(UserMessage("clean up"), timeout=30)).requests
+        assert isinstance(request, ToolConfirmation)
+        seq = await talk.answer(request.request_id, allowed=True)
+        assert "the call was interrupted and has not run" in (await talk.reply(seq, timeout=30)).text
+        await talk.reply(seqs[0], timeout=30)
+    assert shell.ran == []
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+async def test_an_interrupt_while_a_wake_has_the_answer_and_its_call_has_not_begun(url: str, cancel: bool) -> None:
+    shell, entered, go = Shell(), anyio.Event(), anyio.Event()
+
+    async def wait(wake: affinity.Wake) -> None:
+        if any(isinstance(each, ConfirmationAnswer) for each in wake.events):
+            entered.set()
+            await go.wait()
+
+    shell.before = wait
+    async with stage(url, shell.handler) as on:
+        talk = on.talk()
+        (request,) = (await talk.ask(UserMessage("clean up"), timeout=30)).requests
+        assert isinstance(request, ToolConfirmation)
+        await talk.answer(request.request_id, allowed=True)
+        await entered.wait()
+        seq = await talk.interrupt(cancel_running=cancel)
+        if not cancel:
+            go.set()
+        assert "the call was interrupted and has not run" in (await talk.reply(seq, timeout=30)).text
+        assert await until(lambda: status(talk, "idle"))
+        assert shell.ran == []

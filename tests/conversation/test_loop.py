@@ -25,6 +25,7 @@ from affinity.conversation import (
     ToolConfirmation,
     ToolResult,
     ToolUse,
+    UserInterrupt,
     UserMessage,
     run_loop,
     tool,
@@ -338,6 +339,28 @@ def test_a_call_that_is_not_allowed_is_refused(answer: ConfirmationAnswer | None
     assert result.is_error
     assert result.result["error"]["kind"] == "refused"  # type: ignore[index,call-overload]
     assert text in result.result["error"]["message"]  # type: ignore[index,call-overload,operator]
+
+
+@pytest.mark.parametrize("answers", [[], [ConfirmationAnswer("r0", allowed=True)]])
+def test_a_call_before_an_interrupt_does_not_run(answers: list[ConfirmationAnswer]) -> None:
+    """Whatever was answered before it, and wherever a transcript of the application has the answer."""
+    for events in ([*answers, UserInterrupt("stop")], [UserInterrupt("stop"), *answers]):
+        wake, model = FakeWake(*OPEN, *events), Script(says("I stop"))
+        assert run(wake, model, refund).stop == "answer"
+        (result,) = wake.results
+        assert "the call was interrupted and has not run" in str(result.result)
+        assert result.is_error
+        assert "interrupted" in model.requests[0].openai_messages()[-1]["content"]
+
+
+def test_a_call_behind_an_interrupt_waits_and_runs() -> None:
+    """Also one of the same id."""
+    before = (*OPEN, UserInterrupt("stop"), ToolResult("1", "interrupted", is_error=True), *OPEN[1:2])
+    asked = OPEN[2].model_copy(update={"request_id": "r1"})
+    assert run(FakeWake(*before, asked, pending_requests=["r1"]), Script(), refund).stop == "requires_action"
+    wake = FakeWake(*before, asked, ConfirmationAnswer("r1", allowed=True))
+    run(wake, Script(says("done")), refund)
+    assert [each.result for each in wake.results] == ["refunded 5"]
 
 
 @pytest.mark.parametrize("first", ["refund", "double"])

@@ -175,7 +175,7 @@ def test_an_interrupt_cancels_a_wake_that_has_slept() -> None:
     assert ev.ActivityCancelled in kinds(step)
     (again,) = [each for each in new_events(step) if isinstance(each, ev.ActivityScheduled)]
     assert not again.asleep
-    assert json.loads(again.input)["cancelled"] == "s-1-2"
+    assert json.loads(again.input)["cancelled_wakes"] == ["s-1-2"]
 
 
 @pytest.mark.parametrize("was_asleep", [True, False])
@@ -184,7 +184,7 @@ def test_a_termination_says_whether_a_wake_was_asleep(was_asleep: bool) -> None:
     live = sleeping()
     step = signal(live, "terminate", cascade=False, asleep=was_asleep)
     last = [json.loads(each.input) for each in new_events(step) if isinstance(each, ev.ActivityScheduled)]
-    assert [task["cancelled"] for task in last] == ([] if was_asleep else ["s-1-2"])
+    assert [task["cancelled_wakes"] for task in last] == ([] if was_asleep else [["s-1-2"]])
     assert (live.outcome is not None) is was_asleep
 
 
@@ -192,7 +192,7 @@ def test_an_operator_who_cancels_does_not_know_it() -> None:
     live = sleeping()
     step = live.feed(ev.CancelRequested("stop"))
     (last,) = [json.loads(each.input) for each in new_events(step) if isinstance(each, ev.ActivityScheduled)]
-    assert (last["cancelled"], last["slept"]) == ("s-1-2", True)
+    assert (last["cancelled_wakes"], last["slept"]) == (["s-1-2"], True)
 
 
 def test_an_execution_that_continues_sleeps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +222,7 @@ def test_a_wake_that_sleeps_makes_room_for_more_signals() -> None:
         signal(live, "resume")
     (outcome,) = [each for each in live.history if isinstance(each, ev.ContinuedAsNew)]
     assert json.loads(outcome.input)["due"]
-    assert "cancelled" not in json.loads(outcome.input)
+    assert "cancelled_wakes" not in json.loads(outcome.input)
 
 
 def test_a_termination_that_meets_the_end_of_a_wake_may_be_of_one_that_sleeps() -> None:
@@ -261,7 +261,7 @@ def test_the_trace_of_a_cancelled_wake_is_closed_once(monkeypatch: pytest.Monkey
     live.complete(wake_of(live), '{"outcome":"failed","attempt":1,"retry_after":60}')
     signal(live, "interrupt", seq=9, cancel=True)
     tasks = [json.loads(each.input) for each in live.history if isinstance(each, ev.ActivityScheduled)]
-    assert [each.get("cancelled") for each in tasks] == [None, "s-1-1", None]
+    assert [each.get("cancelled_wakes") for each in tasks] == [None, ["s-1-1"], None]
 
 
 def test_a_revisit_is_not_delayed_by_the_next_execution() -> None:
@@ -311,7 +311,7 @@ def test_an_end_behind_a_trace_that_an_attempt_has_closed_is_as_in_earlier_histo
     live.complete(wake_of(live), '{"outcome":"failed","attempt":1,"retry_after":60}')
     step = signal(live, "terminate") if end == "terminate" else live.feed(ev.CancelRequested("stop"))
     assert ev.ActivityScheduled in kinds(step)
-    assert "cancelled" not in json.loads(live.execution.pending_activities[wake_of(live)].input)
+    assert "cancelled_wakes" not in json.loads(live.execution.pending_activities[wake_of(live)].input)
 
 
 def closing(**start: Any) -> Live:
@@ -398,3 +398,90 @@ def test_what_a_wake_has_found_out_about_a_cancelled_one_is_kept(outcome: str) -
         signal(live, "resume")
     last = tasks_of(live)[-1]
     assert (last["processed"], last["delegations"]) == (1, json.loads(begun))
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    ['{"outcome":"nothing","processed":1,"closed":true}', '{"outcome":"failed","attempt":1,"read":1,"processed":1}'],
+)
+@pytest.mark.parametrize("is_by_operator", [False, True])
+def test_an_end_behind_a_wake_that_has_not_read_all_reads_the_rest(outcome: str, is_by_operator: bool) -> None:
+    """The wake found the journal closed, or failed for good: a delegation may be among the rest, whose parent waits."""
+    live = begin_asleep()
+    live.complete(wake_of(live), outcome)
+    if is_by_operator:
+        live.feed(ev.CancelRequested("enough"))
+    else:
+        signal(live, "terminate")
+    assert live.outcome is None
+    assert tasks_of(live)[-1]["terminated"] is False
+    live.complete(wake_of(live), '{"outcome":"nothing"}')
+    assert live.outcome is not None
+
+
+def test_nothing_is_read_again_at_the_end_of_what_has_read_all() -> None:
+    live = begin_asleep()
+    live.complete(wake_of(live), '{"outcome":"done","processed":1,"next_due":60}')
+    signal(live, "terminate")
+    assert live.outcome is not None
+    assert len(tasks_of(live)) == 1
+
+
+def test_all_wakes_that_were_cancelled_since_the_last_result_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them may have committed, with a delegation; the result of each is dropped."""
+    monkeypatch.setattr(program, "SIGNALS_PER_EXECUTION", 9)
+    live = begin_asleep()
+    signal(live, "interrupt", seq=2, cancel=True)
+    signal(live, "interrupt", seq=3, cancel=True)
+    assert tasks_of(live)[-1]["cancelled_wakes"] == ["s-1-1", "s-1-2"]
+    live.complete(wake_of(live), '{"outcome":"nothing","processed":1,"more":true,"cancelled_wakes":["s-1-2"]}')
+    assert tasks_of(live)[-1]["cancelled_wakes"] == ["s-1-2"]  # the other one has no open trace
+    live.complete(wake_of(live), '{"outcome":"done","processed":3}')
+    assert "cancelled_wakes" not in tasks_of(live)[-1]
+
+
+def test_the_next_execution_knows_what_was_cancelled_and_delegated() -> None:
+    live = begin_asleep(delegated=["d"])
+    signal(live, "interrupt", seq=2, cancel=True)
+    signal(live, "interrupt", seq=3, cancel=True)
+    assert isinstance(live.outcome, ev.ContinuedAsNew)
+    rest = json.loads(live.outcome.input)
+    assert (rest["cancelled_wakes"], rest["delegated"]) == (["s-1-1", "s-1-2"], ["d"])
+
+
+@pytest.mark.parametrize("outcome", ["done", "nothing", "failed"])
+def test_delegations_to_children_are_those_of_the_last_result(outcome: str) -> None:
+    live = begin_asleep()
+    live.complete(wake_of(live), f'{{"outcome":"{outcome}","processed":1,"attempt":1,"delegated":["d","e"]}}')
+    signal(live, "wake", seq=9)
+    if outcome != "failed":
+        live.complete(wake_of(live), '{"outcome":"done","processed":2,"delegated":["e"],"more":true}')
+        assert tasks_of(live)[-1]["delegated"] == ["e"]
+    else:
+        assert tasks_of(live)[-1]["delegated"] == ["d", "e"]
+
+
+def test_what_ends_a_conversation_is_repeated_until_it_succeeds() -> None:
+    """Its parent waits."""
+    live = begin_asleep(persists=True)
+    signal(live, "terminate")
+    for number in range(3):
+        live.feed(ev.ActivityFailed(wake_of(live), kind="failed", error_type="RuntimeError", message=""))
+        if number:
+            timers = [n for n, each in enumerate(live.history, 1) if isinstance(each, ev.TimerCreated)]
+            live.feed(ev.TimerFired(timers[-1]))
+    assert live.outcome is None
+    assert tasks_of(live)[-1]["terminated"] is False
+    live.complete(wake_of(live), '{"outcome":"done"}')
+    assert live.outcome is not None
+
+
+def test_an_operator_who_cancels_the_end_of_a_conversation_does_not_hide_it_from_its_parent() -> None:
+    live = begin_asleep()
+    signal(live, "terminate", cascade=True)
+    live.feed(ev.CancelRequested("enough"))
+    assert live.outcome is None
+    assert tasks_of(live)[-1]["terminated"] is True
+    assert tasks_of(live)[-1]["cancelled_wakes"] == ["s-1-1"]
+    live.complete(wake_of(live), '{"outcome":"done"}')
+    assert live.outcome is not None

@@ -195,7 +195,7 @@ async def test_a_client_may_write_to_no_table(url: str, admin: psycopg.Connectio
         "send_messages_1",
         "send_keyed_messages_1",
         "append_input_1",
-        "append_journals_2",
+        "append_journals_3",
         "bear_journal_1",
         "learn_timeline",
     }

@@ -77,7 +77,7 @@ def _calls(
         params |= {_BEAR + name: value for name, value in columns.items()}
     if appends := [append for one in writes for append in one.appends]:
         columns = append_params(appends)
-        call = call_of("append_journals_2", tuple(columns), _APPEND, only_appends)
+        call = call_of("append_journals_3", tuple(columns), _APPEND, only_appends)
         params |= {_APPEND + name: value for name, value in columns.items()}
         done: LiteralString = "cardinality(places)"
         if bounces := _bounces(appends):
@@ -104,6 +104,7 @@ def _bounce(place: int, append: JournalAppend, entry: NewEntry) -> Mapping[str, 
         "wake": entry.wake_id,
         "input": entry.is_input,
         "message": append.message,
+        "journal": append.journal_id,
     }
 
 

@@ -143,6 +143,8 @@ def _input_params(append: JournalAppend) -> Params | None:
         return None
     if append.message is None or append.start or append.answers or append.drops or append.closes or append.sender:
         return None
+    if append.journal_id is not None:
+        return None
     return {
         "session": Text(append.session_id),
         "kind": Text(append.kind),
@@ -155,7 +157,7 @@ def _input_params(append: JournalAppend) -> Params | None:
 
 
 def append_params(appends: Sequence[JournalAppend]) -> Params:
-    """The parameters of ``append_journals_2``, without the groups that this batch has no use for."""
+    """The parameters of ``append_journals_3``, without the groups that this batch has no use for."""
     entries = [one.entry for one in appends]
     params: dict[str, Any] = {
         "session": Texts(one.session_id for one in appends),
@@ -172,6 +174,8 @@ def append_params(appends: Sequence[JournalAppend]) -> Params:
         params |= _start_params(appends)
     if any(one.answers or one.drops or one.closes or one.sender is not None for one in appends):
         params |= _rare_params(appends)
+    if any(one.journal_id is not None for one in appends):
+        params["journal"] = Ints(one.journal_id for one in appends)
     rounds = _rounds([one.session_id for one in appends])
     if (last := max(rounds)) > 1:
         params |= {"round": Ints(rounds), "rounds": Int8(last)}
@@ -179,8 +183,8 @@ def append_params(appends: Sequence[JournalAppend]) -> Params:
 
 
 def append_call(names: tuple[LiteralString, ...]) -> LiteralString:
-    """The call of ``append_journals_2`` with these arguments; the others are NULL."""
-    return call_of("append_journals_2", names)
+    """The call of ``append_journals_3`` with these arguments; the others are NULL."""
+    return call_of("append_journals_3", names)
 
 
 @cache

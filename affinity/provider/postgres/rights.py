@@ -24,7 +24,7 @@ from affinity.provider.postgres.driver.wire import Row
 
 _FUNCTIONS: Final[LiteralString] = (
     "GRANT EXECUTE ON FUNCTION {s}.create_instances_1, {s}.restart_instances_1, {s}.send_messages_1,"
-    " {s}.send_keyed_messages_1, {s}.append_input_1, {s}.append_journals_2, {s}.bear_journal_1 TO {r}"
+    " {s}.send_keyed_messages_1, {s}.append_input_1, {s}.append_journals_3, {s}.bear_journal_1 TO {r}"
 )
 _GRANTS: Final[dict[str, Sequence[LiteralString]]] = {
     "client": (

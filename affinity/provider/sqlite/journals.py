@@ -122,6 +122,8 @@ class _AppendBatch:
     def append(self, one: JournalAppend) -> Appended:
         """Check one, and keep what it writes."""
         head = self._heads.get(one.session_id)
+        if one.journal_id not in {None, None if head is None else head.journal_id}:
+            return Appended("unknown", journal_id=head.journal_id if head else 0)
         if head is not None and head.kind != one.kind:
             return Appended("other_kind", journal_id=head.journal_id)
         seq = None if head is None or one.entry is None else self._writer.find(head, one.entry)

@@ -8,6 +8,7 @@ from typing import Any
 
 from affinity.journal import Answer, Appended, NewRequest, NewRevisit
 from affinity.testing.conformance.providers.base import Rules
+from affinity.testing.conformance.providers.builders import new_instance
 from affinity.testing.conformance.providers.cluster import Cluster, concurrently
 from affinity.testing.conformance.providers.journal_driver import Conversation, Waker, new_input, output
 
@@ -60,6 +61,18 @@ class JournalRequestRules(Rules):
         assert await talk.page() == before
         assert (await answer(talk, wake_id="w1")).outcome == "appended"
         assert (await answer(talk)).outcome == "not_pending"
+
+    async def test_a_refused_answer_takes_nothing_of_an_instance_that_was_there(self, cluster: Cluster) -> None:
+        """The journal that it would begin is gone; the instance, of no conversation before, keeps its messages
+        (contract: append_journal).
+        """
+        provider = await cluster.open()
+        assert await provider.create_instance([new_instance("s")]) == [True]
+        before = await provider.count_work()
+        assert before["messages"] == 1
+        assert (await answer(Conversation(provider))).outcome == "not_pending"
+        assert await provider.count_work() == before
+        assert await provider.get_pending(["s"], limit=1) == [None]
 
     async def test_of_concurrent_answers_one_is_taken(self, cluster: Cluster) -> None:
         """One is appended, the others are refused, in one batch too (contract: Answer)."""

@@ -371,6 +371,30 @@ class JournalWriteRules(Rules):
         assert (await waker.commit(write)).committed
         assert await waker.conversation.texts() == ["hello", "bye", "answer"]
 
+    async def test_what_wakes_send_to_a_deleted_journal_creates_nothing(self, cluster: Cluster) -> None:
+        """Nor does it reach the next journal of the same session, or what comes back in its place (contract:
+        JournalAppend.journal_id).
+        """
+        waker = await Waker.begin(cluster)
+        provider = waker.peer.provider
+        child, parent = Conversation(provider, "child"), Conversation(provider, "parent")
+        old_child = (await child.append(start=new_start("child", parent="s"))).journal_id
+        old_parent = (await parent.append()).journal_id
+        for one in (child, parent):
+            await provider.delete_instance([one.session_id], force=True)
+            await one.delete()
+        start = new_start("child", parent="s")
+        to_child = new_input("child", start=start, sender="s", journal_id=old_child, if_refused=_bounce())
+        to_parent = new_input("parent", start=None, journal_id=old_parent)
+        to_parent = replace(to_parent, if_refused=replace(to_parent, message=None))
+        await waker.wake(appends=[to_child, to_parent])
+        assert await waker.conversation.texts() == ["hello", "unknown"]
+        assert await child.journals.get_pending(["child", "parent"], limit=1) == [None, None]
+        assert await provider.get_instance(["child", "parent"]) == [None, None]
+        await parent.append(text="new")
+        await waker.wake(appends=[to_parent], wake_id="w2")
+        assert await parent.texts() == ["new"]
+
     async def test_an_ack_brings_back_what_is_refused(self, cluster: Cluster) -> None:
         """The slow path: for the acks that pass, and for no other (contract: JournalAppend.if_refused)."""
         waker = await Waker.begin(cluster)

@@ -244,6 +244,51 @@ class JournalRules(Rules):
         assert (again.outcome, again.seq, again.created) == ("appended", 3, False)
         assert (await waker.peer.info("s")).birth == "second"
 
+    async def test_an_input_for_a_deleted_journal_creates_nothing(self, cluster: Cluster) -> None:
+        """Neither journal nor instance, though it has a start, nor does it reach the next journal of the same session
+        (contract: JournalAppend.journal_id).
+        """
+        talk = await Conversation.open(cluster)
+        first = (await talk.append()).journal_id
+        assert (await talk.append(journal_id=first)).outcome == "appended"
+        await talk.provider.delete_instance(["s"], force=True)
+        assert (await talk.append(journal_id=first + 1)).outcome == "unknown"
+        assert await talk.provider.get_instance(["s"]) == [None]
+        assert (await talk.append(journal_id=first, start=new_start(birth="second"))).seq == 3
+        await talk.provider.delete_instance(["s"], force=True)
+        await talk.delete()
+        for fields in ({}, {"sender": "p", "start": new_start(parent="p")}, {"closes": True}, {"start": None}):
+            assert (await talk.append(journal_id=first, **fields)).outcome == "unknown"
+        assert await talk.journals.get_pending(["s"], limit=1) == [None]
+        assert await talk.provider.get_instance(["s"]) == [None]
+        assert (await talk.append(text="new")).created
+        for fields in ({}, {"start": None}, {"drops": True, "closes": True}, {"message": None}):
+            assert (await talk.append(journal_id=first, **fields)).outcome == "unknown"
+        assert await talk.texts() == ["new"]
+        assert not (await talk.page()).closed
+
+    async def test_one_of_a_batch_is_for_a_deleted_journal(self, cluster: Cluster) -> None:
+        """It is refused, and others of the same session are not, whatever their order (contract:
+        JournalAppend.journal_id).
+        """
+        talk = await Conversation.open(cluster)
+        gone = (await talk.append()).journal_id
+        await talk.delete()
+        late, new = new_input("s", "late", journal_id=gone), new_input("s", "new")
+        found = await talk.journals.append_journal([late, new, late, new_input("t"), new_input("u", journal_id=gone)])
+        assert [one.outcome for one in found] == ["unknown", "appended", "unknown", "appended", "unknown"]
+        assert await talk.texts() == ["new"]
+        assert await talk.provider.get_instance(["u"]) == [None]
+
+    async def test_inputs_race_with_the_end_of_their_journal(self, cluster: Cluster) -> None:
+        """None of them makes it anew (contract: JournalAppend.journal_id)."""
+        talks = [await Conversation.open(cluster) for _ in range(4)]
+        for _ in range(10):
+            found = (await talks[0].append()).journal_id
+            appends = [partial(talk.append, journal_id=found) for talk in talks[1:]]
+            await concurrently(talks[0].delete, *appends)
+            assert await talks[0].journals.get_pending(["s"], limit=1) == [None]
+
     async def test_an_id_of_another_orchestration_is_taken(self, cluster: Cluster) -> None:
         """The id of an instance of another name is refused, with and without a journal (contract: AppendOutcome)."""
         talk = await Conversation.open(cluster)
