@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 
 from affinity.errors import DatabaseChanged
-from affinity.provider import migrate
+from affinity.provider import change_rights, migrate
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.timeline import Timeline
 from tests.provider.postgres_stage import administrator, registered
@@ -35,15 +35,11 @@ async def following(url: str, timeline: Timeline) -> AsyncIterator[PostgresProvi
         yield provider
 
 
-async def test_a_role_with_the_rights_of_the_documentation_begins_a_timeline(
+async def test_a_role_with_the_rights_of_a_worker_begins_a_timeline(
     postgres_migrated: str, admin: psycopg.Connection[Any]
 ) -> None:
-    grants = (
-        "GRANT USAGE ON SCHEMA affinity TO {}",
-        "GRANT USAGE ON ALL SEQUENCES IN SCHEMA affinity TO {}",
-        "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA affinity TO {}",
-    )
-    with plain_role(admin, *grants) as role:
+    with plain_role(admin) as role:
+        await change_rights(postgres_migrated, workers=[role])
         before = Timeline()
         async with following(as_role(postgres_migrated, role), before) as provider:
             worker = await registered(provider)

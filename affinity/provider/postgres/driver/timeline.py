@@ -14,7 +14,12 @@ from affinity.provider.timeline import Timeline
 LEARN: Final[LiteralString] = (
     "SELECT current_token, reached FROM learn_timeline(%(known_token)s::text, %(known_reached)s::bigint)"
 )
-"""Its one row is for `TimelineCheck.check`; its parameters are `TimelineCheck.known`."""
+"""What a worker asks, whose number may begin a timeline. Its one row is for `TimelineCheck.check`; its parameters are
+`TimelineCheck.known`.
+"""
+
+ESTABLISH: Final[LiteralString] = "SELECT current_token, reached FROM establish_timeline()"
+"""What a client asks."""
 
 
 class TimelineCheck:
@@ -28,8 +33,13 @@ class TimelineCheck:
         self._timeline = timeline
 
     @property
+    def question(self) -> LiteralString:
+        """What a new connection asks."""
+        return ESTABLISH if self._timeline is None else LEARN
+
+    @property
     def known(self) -> Params:
-        """What is known before it is asked."""
+        """What is known before it is asked: the parameters."""
         seen = self._timeline
         return {"known_token": seen.token if seen else None, "known_reached": seen.reached if seen else 0}
 
@@ -53,4 +63,4 @@ class TimelineCheck:
         Raises:
             DatabaseChanged, ReadOnly: as `check`.
         """
-        self.check(await (await connection.execute(LEARN, self.known, prepare=False)).fetchall())
+        self.check(await (await connection.execute(self.question, self.known, prepare=False)).fetchall())
