@@ -94,7 +94,7 @@ class Talk(LineageCalls["Talk"]):
 
     # -- sending
 
-    async def send(self, event: JournalEvent, *, event_id: str | None = None) -> EntryNumber:
+    async def send(self, event: JournalEvent, *, event_id: str | None = None) -> int:
         """Append an event, and wake the conversation, which begins with its first event.
 
         Args:
@@ -173,7 +173,7 @@ class Talk(LineageCalls["Talk"]):
         is_error: bool = False,
         reason: str = "",
         event_id: str | None = None,
-    ) -> EntryNumber:
+    ) -> int:
         """Answer a request: with ``allowed`` whether a tool may be used, or with the ``result`` of a tool that the
         client has run. An answer of a kind of the application is sent by `send`.
 
@@ -203,7 +203,7 @@ class Talk(LineageCalls["Talk"]):
 
     async def interrupt(
         self, *, cancel_running: bool = False, cascade: bool = False, reason: str = "", event_id: str | None = None
-    ) -> EntryNumber:
+    ) -> int:
         """Redirect the conversation: drop pending requests and revisits, then wake it.
 
         Args:

@@ -30,9 +30,9 @@ from affinity.errors import TimelineChanged, UnknownEntry
 from affinity.orchestration.typed import Event
 from affinity.provider import migrate
 from tests.conversation.application import Chat, make
+from tests.servers.lost_tail import Pair, copy
 from tests.servers.programs import LocalServer, programs
 from tests.waiting import run_on_a_thread
-from tests.worker.test_lost_tail import Pair, copy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
