@@ -110,6 +110,7 @@ from affinity.provider.contract import (
 )
 from affinity.records import (
     Participant,
+    RecordTimes,
     SessionFilter,
     SessionMetadata,
     SessionRecord,
@@ -122,6 +123,7 @@ from affinity.records import (
 from affinity.session import (
     CacheStats,
     Imported,
+    ImportTimes,
     MemorySessionStore,
     OnExists,
     OpenSession,
@@ -178,6 +180,7 @@ __all__ = [
     "Handle",
     "HistoryRecord",
     "IfEnded",
+    "ImportTimes",
     "Imported",
     "Instance",
     "InstanceStatus",
@@ -201,6 +204,7 @@ __all__ = [
     "PrunedInstances",
     "Quotas",
     "ReceivedEvent",
+    "RecordTimes",
     "Reply",
     "RequestEvent",
     "RequestExpired",

@@ -43,6 +43,7 @@
     │       ├── NotAParent             only its parent, and clients, may address a child
     │       ├── RequestNotPending      answered, dropped or expired already, unknown, or of another kind
     │       ├── UnknownEntry           an anchor that is not in the journal
+    │       │   ├── TimelineChanged    the database may have lost the entry of a number, or of a position
     │       │   └── EntriesRemoved     retention has removed entries that were to be read
     │       └── WakeFailed             the wake that was to process the event has failed for good
     ├── OrchestrationError             an orchestration has ended, or broke a rule of replay
@@ -424,6 +425,17 @@ class RequestNotPending(ConversationError):
 
 class UnknownEntry(ConversationError):
     """The journal has no entry with this number or event id."""
+
+
+class TimelineChanged(UnknownEntry):
+    """Since the number or the position was given, the database has become another one, or may have lost what it had
+    committed (a failover, a restored backup): the entry of that number may be another one now.
+
+    Attributes:
+        after: from where to read on: 0, the beginning. What was shown of the conversation may not be in it any more.
+    """
+
+    after: int = 0
 
 
 class EntriesRemoved(UnknownEntry):

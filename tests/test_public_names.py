@@ -29,6 +29,7 @@ NOT_PUBLIC: Final = {
     "Hydrate": "what a worker takes from a cache of sessions",
     "JournalAccess": "the journals of a worker's database, for conversations",
     "JournalParticipant": "of a call that only conversations make",
+    "JournalIdentity": "of a constructor that only `Talk` calls",
     "Journals": "the journals of a client's database, for conversations",
     "LineageState": "a protocol that `Conversations` fulfils",
     "OpenOptions": "of a constructor that only `Sessions` calls",

@@ -137,8 +137,8 @@ def migrate(
     After a restore that has copied rows and no sequences it moves these past the rows.
 
     On PostgreSQL, roles that exist are given the rights of a client, of a worker that starts with --no-migrate, or of
-    an autoscaler, which reads the view desired_workers, and no others in the schema. Later migrations give clients and
-    workers their rights to what they add.
+    an autoscaler, which reads the view desired_workers, and no others in the schema. Each migration takes what PUBLIC
+    has by default, and gives these roles their rights again.
 
     Examples:
       affinity migrate --url postgresql://owner@db/app

@@ -269,7 +269,8 @@ class Client(Administration, ConversationCalls):
         start: Start | tuple[Orchestration, Any] | Orchestration | None = None,
         timeout: float | None = None,
     ) -> R:
-        """Send an instance an event, and wait for the reply to it (`ReceivedEvent.reply`).
+        """Send an instance an event, and wait for the reply to it (`ReceivedEvent.reply`). After a failover it is sent
+        again, under its key: the database may have lost it.
 
         ::
 
@@ -304,15 +305,18 @@ class Client(Administration, ConversationCalls):
         name = None if wanted is None else new_instance(wanted).name
         with anyio.move_on_after(timeout):
             async with self.journals.changes(instance_id) as change:
-                if wanted is not None:
-                    state = await self._replies.look_up(asked, name=name)
-                    if state is None or (state.status in FINISHED and not state.is_known):
-                        await self.start_many([wanted])
-                delivery = await self._replies.send(message)
-                await self._check_delivery(instance_id, delivery)
-                if delivery == "delivered":
-                    await change.wait()
-                reply = await self._replies.wait(asked, change, name=name)
+                reply = None
+                while reply is None:
+                    timeline = self._replies.timeline
+                    if wanted is not None:
+                        state = await self._replies.look_up(asked, name=name)
+                        if state is None or (state.status in FINISHED and not state.is_known):
+                            await self.start_many([wanted])
+                    delivery = await self._replies.send(message)
+                    await self._check_delivery(instance_id, delivery)
+                    if delivery == "delivered":
+                        await change.wait()
+                    reply = await self._replies.wait(asked, change, timeline, name=name)
                 return cast(R, event.event.reply_codec.decode(reply))
         raise WaitTimeout(f"instance {instance_id!r} has not replied within {timeout:g} s; it goes on")
 

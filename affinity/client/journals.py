@@ -88,6 +88,11 @@ class Journals:
             for work in (self._appends.run, self._reads.run, self._changes.run, self._send_notices):
                 tasks.start_soon(work)
 
+    @property
+    def timeline(self) -> str:
+        """See `ProviderConnection.timeline`."""
+        return self._provider.timeline
+
     def append(self, append: JournalAppend) -> asyncio.Future[Appended]:
         """Append an input, and wake the worker of its instance. The entry has an event id, so that it may be repeated
         after a lost reply; see `Batcher.submit` for what the future raises.

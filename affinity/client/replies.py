@@ -31,6 +31,11 @@ class Replies:
             tasks.start_soon(self._sends.run)
             tasks.start_soon(self._reads.run)
 
+    @property
+    def timeline(self) -> str:
+        """See `ProviderConnection.timeline`."""
+        return self._provider.timeline
+
     def send(self, message: NewMessage) -> asyncio.Future[Delivery]:
         """Send a message with a key, which may be sent again after a lost reply; see `Batcher.submit` for what the
         future raises.
@@ -53,12 +58,13 @@ class Replies:
             raise InstanceExists(f"the id belongs to another orchestration: {key.instance_id!r} (of {state.name!r})")
         return state
 
-    async def wait(self, key: MessageKey, change: Change, *, name: str | None) -> str:
-        """The reply to a message that was sent, as JSON.
+    async def wait(self, key: MessageKey, change: Change, timeline: str, *, name: str | None) -> str | None:
+        """The reply to a message that was sent, as JSON; None: the message may be lost, and is to be sent again.
 
         Args:
             key: of the message.
             change: of the instance, since before the message was sent.
+            timeline: before the message was sent.
             name: as for `look_up`.
 
         Raises:
@@ -69,6 +75,8 @@ class Replies:
         birth: Birth | None = None
         while True:
             state = await self.look_up(key, name=name)
+            if self.timeline != timeline:
+                return None
             if state is None:
                 raise unknown_instance(key.instance_id)
             # A key may be forgotten while one waits, but not before the first look.

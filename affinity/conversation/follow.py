@@ -21,7 +21,15 @@ from affinity.client.journals import Journals
 from affinity.conversation.events import EventTypes, JournalEntry
 from affinity.conversation.stream import Retracted, Streamed
 from affinity.conversation.trace import WAKE_SPAN
-from affinity.errors import ClientError, EntriesRemoved, InvalidId, InvalidInput, UnknownConversation, UnknownEntry
+from affinity.errors import (
+    ClientError,
+    EntriesRemoved,
+    InvalidId,
+    InvalidInput,
+    TimelineChanged,
+    UnknownConversation,
+    UnknownEntry,
+)
 from affinity.journal import Entry, JournalPage, JournalQuery, StreamCursor
 from affinity.limits import MAX_PAGE, check_id
 from affinity.provider.contract import FINISHED
@@ -35,15 +43,45 @@ NO_STREAM: Final = StreamCursor()
 
 
 @frozen()
+class JournalIdentity:
+    """What numbers of entries are numbers of: as text, ``<journal id>-<timeline>``."""
+
+    journal_id: int
+    timeline: str  # see `ProviderConnection.timeline`
+
+    def __str__(self) -> str:
+        return f"{self.journal_id:x}-{self.timeline}"
+
+
+@frozen()
 class FeedPosition:
-    """Up to where a feed has read: as text, ``17``, or within a stream ``17.<attempt>.<number>.<wake>``."""
+    """Up to where a feed has read: as text, ``17@<journal>``, or within a stream
+    ``17@<journal>.<attempt>.<number>.<wake>``. Without the journal it is a number that somebody gave.
+    """
 
     seq: int = 0
     stream: StreamCursor = NO_STREAM
+    journal: JournalIdentity | None = None
 
     def __str__(self) -> str:
         at = self.stream
-        return f"{self.seq}.{at.attempt}.{at.number}.{at.wake_id}" if at.wake_id else str(self.seq)
+        text = str(self.seq) if self.journal is None else f"{self.seq}@{self.journal}"
+        return f"{text}.{at.attempt}.{at.number}.{at.wake_id}" if at.wake_id else text
+
+
+class EntryNumber(int):
+    """The number of an entry that was sent. It knows its journal, so that `Talk.reply` never gives the reply to the
+    entry that another conversation, or another timeline of the database, has under this number.
+    """
+
+    journal: JournalIdentity | None = None
+
+    @classmethod
+    def of(cls, seq: int, journal: JournalIdentity) -> EntryNumber:
+        """The number of an entry of that journal."""
+        number = cls(seq)
+        number.journal = journal
+        return number
 
 
 def read_position(value: int | str) -> FeedPosition:
@@ -52,13 +90,15 @@ def read_position(value: int | str) -> FeedPosition:
     Raises:
         InvalidInput: it is neither.
     """
-    seq, *rest = str(value).split(".", 3)
+    number, *rest = str(value).split(".", 3)
+    seq, _, identity = number.partition("@")
     try:
+        journal = getattr(value, "journal", None) if not identity else _identity(identity)
         if not rest:
-            return FeedPosition(_natural(seq))
-        attempt, number, wake_id = rest
-        at = StreamCursor(wake_id=check_id(wake_id, "wake"), attempt=_natural(attempt), number=_natural(number))
-        return FeedPosition(_natural(seq), at)
+            return FeedPosition(_natural(seq), journal=journal)
+        attempt, part, wake_id = rest
+        at = StreamCursor(wake_id=check_id(wake_id, "wake"), attempt=_natural(attempt), number=_natural(part))
+        return FeedPosition(_natural(seq), at, journal)
     except (ValueError, InvalidId):
         raise InvalidInput(f"{value!r:.80} is no position of a feed: give a number, or `EventFeed.position`") from None
 
@@ -67,6 +107,13 @@ def _natural(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) < 2**63):
         raise ValueError(text)
     return int(text)
+
+
+def _identity(text: str) -> JournalIdentity:
+    journal_id, _, timeline = text.partition("-")
+    if not timeline:
+        raise ValueError(text)
+    return JournalIdentity(int(journal_id, 16), timeline)
 
 
 def fields_of(entry: Entry) -> dict[str, Any]:
@@ -168,8 +215,10 @@ class EventFeed(AsyncBlock, AsyncIterator[FeedItem]):
         reader: PageReader,
         *,
         follow: bool,
+        journal: JournalIdentity | None = None,
+        timeline: str = "",
     ) -> None:
-        """Called by `Talk.events`."""
+        """Called by `Talk.events`: with what the position of the reader is of, as far as it is known."""
         self._journals = journals
         self._conversation_id = conversation_id
         self._reader = reader
@@ -181,11 +230,13 @@ class EventFeed(AsyncBlock, AsyncIterator[FeedItem]):
         self._changes: ChangeScope | None = None  # None: it does not follow, or does not wait
         self._is_reading = False
         self._has_ended = False
+        self._journal = journal
+        self._timeline = journal.timeline if journal is not None else timeline
 
     @property
     def position(self) -> str:
         """Up to where events were taken: ``after`` of a later feed, and the id of a server-sent event."""
-        return str(self._position)
+        return str(FeedPosition(self._position.seq, self._position.stream, self._journal))
 
     def __aiter__(self) -> Self:
         return self
@@ -196,7 +247,8 @@ class EventFeed(AsyncBlock, AsyncIterator[FeedItem]):
 
         Raises:
             UnknownConversation: there is none, or it was deleted.
-            UnknownEntry: the feed began behind the last entry: the conversation was deleted and begun again.
+            TimelineChanged: the database may have lost what `position` is of: read on from 0.
+            UnknownEntry: the position is of a conversation that was deleted, and begun again.
             EntriesRemoved: retention has removed entries behind `position`. A feed from 0 goes on with the first that
                 is kept; it never raises this before it has given an entry.
             ProviderError: the database has failed for `calls.RETRY_SECONDS`.
@@ -269,12 +321,18 @@ class EventFeed(AsyncBlock, AsyncIterator[FeedItem]):
 
     def _check_first(self, page: JournalPage) -> None:
         """Numbers only grow while a conversation is there."""
-        if page.last_seq < (seq := self._position.seq):
+        seq = self._position.seq
+        if page.last_seq < seq:
             message = f"its journal ends with entry {page.last_seq}, before position {seq}, which is of a deleted one"
             raise UnknownEntry(self._conversation_id, message)
+        if self._journal is not None and self._journal.journal_id != page.journal_id:
+            raise UnknownEntry(self._conversation_id, f"position {seq} is of a deleted one")
+        self._journal = JournalIdentity(page.journal_id, self._timeline)
 
     async def _read_page(self) -> JournalPage:
+        self._timeline = self._timeline or self._journals.timeline
         page = await self._journals.read(self._reader.query(self._conversation_id))
+        check_timeline(self._journals, self._conversation_id, self._timeline)
         if page is None:
             raise unknown_conversation(self._conversation_id)
         after = self._reader.position.seq
@@ -288,6 +346,20 @@ def has_ended(page: JournalPage) -> bool:
     terminated. An instance that was deleted before is created again by the next event.
     """
     return page.closed if page.instance_status is None else page.instance_status in FINISHED
+
+
+def check_timeline(journals: Journals, conversation_id: str, timeline: str) -> None:
+    """Raise unless the last read was of this timeline.
+
+    Raises:
+        TimelineChanged: it was of a later one.
+    """
+    if journals.timeline != timeline:
+        raise TimelineChanged(
+            conversation_id,
+            "the database is another one than before, or may have lost entries (a failover, a restored backup): "
+            "read the conversation from 0, and repeat what was sent under its event id",
+        )
 
 
 def entries_removed(conversation_id: str, after: int, first_seq: int) -> EntriesRemoved:

@@ -141,7 +141,7 @@ class BirthPlanner:
         copies, state = True, None
         if at is not None:
             page = await self.page(JournalQuery(session_id=source, limit=1))
-            if type(at) is not int or not page.first_seq - 1 <= at <= page.last_seq:
+            if isinstance(at, bool) or not isinstance(at, int) or not page.first_seq - 1 <= at <= page.last_seq:
                 raise UnknownEntry(
                     source, f"its journal has entries {page.first_seq} to {page.last_seq}, not {at!r:.80}"
                 )

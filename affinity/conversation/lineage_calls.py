@@ -125,6 +125,7 @@ class LineageCalls(CommonCalls[M], Generic[M]):
         planner = BirthPlanner(kind, client.journals, states, client.session_store)
         super().__init__(client.journals.read, kind, planner, conversation_id)
         self._client, self._states = client, states
+        self._timeline = client.journals.timeline  # of numbers that do not know theirs
 
     async def merge(
         self,

@@ -33,7 +33,7 @@ def check_seq(value: object) -> int:
     Raises:
         InvalidInput: it is anything else.
     """
-    if type(value) is not int or not 0 <= value <= _LAST_SEQ:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LAST_SEQ:
         raise InvalidInput(f"the number of an entry is an integer from 0 to {_LAST_SEQ}, not {value!r:.80}")
     return value
 

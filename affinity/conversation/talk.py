@@ -24,8 +24,11 @@ from affinity.conversation.events import (
     check_input,
 )
 from affinity.conversation.follow import (
+    EntryNumber,
     EventFeed,
+    JournalIdentity,
     PageReader,
+    check_timeline,
     entries_removed,
     has_ended,
     read_position,
@@ -57,6 +60,7 @@ from affinity.errors import (
     InvalidInput,
     NotAParent,
     RequestNotPending,
+    TimelineChanged,
     UnknownConversation,
     UnknownEntry,
     UnknownInstance,
@@ -99,7 +103,7 @@ class Talk(LineageCalls["Talk"]):
             event_id: under which it is one event, however often it is sent.
 
         Returns:
-            The number of its entry.
+            The number of its entry, an integer that knows its journal: for `reply`, and for `events`.
 
         Raises:
             ConversationTerminated: it takes no more events.
@@ -109,11 +113,11 @@ class Talk(LineageCalls["Talk"]):
             TooManyUnreadEvents, QuotaExceeded: it was refused; send it again later.
             InvalidInput: the event or its id is refused; the subclass is the reason.
         """
-        return (await self._send(event, event_id)).seq
+        return (await self._send(event, event_id))[0]
 
     async def ask(self, event: JournalEvent, *, event_id: str | None = None, timeout: float | None = None) -> Reply:
         """Send an event, and wait for the wake that processes it. The same event id again gives the same
-        reply.
+        reply. After a failover the event is sent again, under its id: the database may have lost it.
 
         Args:
             event: as for `send`.
@@ -133,15 +137,20 @@ class Talk(LineageCalls["Talk"]):
         check_timeout(timeout)
         with anyio.move_on_after(timeout):
             async with self._client.journals.changes(self.conversation_id, only_wakes=True) as change:
-                appended = await self._send(event, event_id)
-                return await self._reply(change, appended.seq, appended)
+                event_id = event_id or self._client.journals.new_event_id()
+                while True:
+                    seq, appended = await self._send(event, event_id)
+                    with suppress(TimelineChanged):
+                        return await self._reply(change, seq, appended)
         raise WaitTimeout(f"conversation {self.conversation_id!r} has not replied within {timeout:g} s; it goes on")
 
     async def reply(self, seq: int, *, timeout: float | None = None) -> Reply:
         """Wait for the wake that processes an input: that of `send` or `answer`.
 
         Raises:
-            UnknownConversation: there is none.
+            TimelineChanged: the database may have lost the entry since `send`, or, for a plain number, since this
+                handle was made: repeat the event under its id, with `ask`; for a plain number take a new handle.
+            UnknownConversation: there is none; or it was deleted, and another one has its id.
             UnknownEntry: its journal has no entry of that number, or not the reply to it: the entry is no input, or it
                 is in a conversation that this one was forked or merged from.
             EntriesRemoved: retention has removed the reply.
@@ -151,7 +160,8 @@ class Talk(LineageCalls["Talk"]):
         check_timeout(timeout)
         with anyio.move_on_after(timeout):
             async with self._client.journals.changes(self.conversation_id, only_wakes=True) as change:
-                return await self._reply(change, check_seq(seq))
+                check_seq(seq)
+                return await self._reply(change, seq)
         raise WaitTimeout(f"conversation {self.conversation_id!r} has not replied within {timeout:g} s; it goes on")
 
     async def answer(
@@ -247,7 +257,12 @@ class Talk(LineageCalls["Talk"]):
                 await self._client.delete(self.conversation_id)
         await self._check(append, appended)
 
-    async def _send(self, event: JournalEvent, event_id: str | None) -> Appended:
+    async def _send(self, event: JournalEvent, event_id: str | None) -> tuple[EntryNumber, Appended]:
+        timeline = self._client.journals.timeline
+        appended = await self._send_event(event, event_id)
+        return EntryNumber.of(appended.seq, JournalIdentity(appended.journal_id, timeline)), appended
+
+    async def _send_event(self, event: JournalEvent, event_id: str | None) -> Appended:
         check_input(event, event_id)
         entry = self._entry(event, event_id or self._client.journals.new_event_id())
         if isinstance(event, AnswerEvent):
@@ -329,7 +344,8 @@ class Talk(LineageCalls["Talk"]):
         `EntriesRemoved` then. What it had removed before the reader began (``after=0``) is left out.
 
         Args:
-            after: a number of an entry, or `EventFeed.position` of an earlier feed, which is exact within a stream.
+            after: 0, the beginning; or `EventFeed.position` of an earlier feed, which knows its journal and is exact
+                within a stream; or a number of an entry: that of `send` knows its journal too.
             follow: wait for what comes; the feed ends with the conversation, also when an operator has cancelled its
                 instance. False: it ends with the last entry.
             kinds: only entries of these kinds, or classes; empty: all.
@@ -338,8 +354,16 @@ class Talk(LineageCalls["Talk"]):
         Raises:
             InvalidInput: ``after`` is no position.
         """
-        reader = PageReader(self._kind.types, read_position(after), kinds_of(kinds), stream=stream)
-        return EventFeed(self._client.journals, self.conversation_id, reader, follow=follow)
+        position = read_position(after)
+        reader = PageReader(self._kind.types, position, kinds_of(kinds), stream=stream)
+        return EventFeed(
+            self._client.journals,
+            self.conversation_id,
+            reader,
+            follow=follow,
+            journal=position.journal,
+            timeline=self._timeline if position.seq else "",
+        )
 
     async def trace(self, wake_id: str) -> Sequence[JournalEntry]:
         """All entries of a wake, its attempts that have failed too: spans with their times, and what it appended.
@@ -428,7 +452,7 @@ class Talk(LineageCalls["Talk"]):
 
     async def _wait_end(self, after: int) -> None:
         while True:
-            with suppress(EntriesRemoved):
+            with suppress(EntriesRemoved, TimelineChanged):
                 async with self.events(after=after, follow=True, stream=False) as feed:
                     async for _ in feed:
                         pass
@@ -455,13 +479,20 @@ class Talk(LineageCalls["Talk"]):
     async def _reply(self, change: Change, seq: int, appended: Appended | None = None) -> Reply:
         is_new = appended is not None and appended.outcome == "appended"
         reader = ReplyReader(self.conversation_id, seq, self._kind.types, is_new=is_new)
-        journal_id = 0 if appended is None else appended.journal_id
+        journal = seq.journal if isinstance(seq, EntryNumber) else None
+        journal_id = 0 if journal is None else journal.journal_id
+        timeline = self._timeline if journal is None else journal.timeline
         look = not is_new  # an event that was sent before may be processed already
         while True:
             if not look:
                 await change.wait()
             query = JournalQuery(session_id=self.conversation_id, after=reader.position, limit=REPLY_PAGE)
-            page = await self._page(query)
+            try:
+                page = await self._page(query)
+            except UnknownConversation:
+                check_timeline(self._client.journals, self.conversation_id, timeline)
+                raise
+            check_timeline(self._client.journals, self.conversation_id, timeline)
             journal_id = journal_id or page.journal_id
             if page.journal_id != journal_id:
                 raise UnknownConversation(self.conversation_id, "it was deleted, and another one has its id")

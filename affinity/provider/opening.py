@@ -93,8 +93,8 @@ async def change_rights(
     revoke: Collection[str] = (),
 ) -> None:
     """Give roles of PostgreSQL the rights of a client, of a worker that may not migrate, or of an autoscaler, and no
-    others; or take all rights in the schema away. A later `migrate` gives clients and workers their rights to what it
-    adds. Idempotent.
+    others; or take all rights in the schema away. A later `migrate` gives these roles their rights to what it adds.
+    Idempotent.
 
     Args:
         url: of a migrated database, for the role that migrates.

@@ -10,6 +10,8 @@ new epoch.
 
 from __future__ import annotations
 
+import uuid
+
 from affinity.errors import DatabaseChanged
 
 
@@ -42,3 +44,30 @@ class Timeline:
         else:
             self.token, self.reached = token, reached
         self._is_bound = True
+
+
+class SeenTimeline:
+    """The timeline that the calls of a client find: it changes, where the `Timeline` of a worker refuses.
+
+    Where the database is behind what was seen, only a worker begins the new timeline. Until one has, this client has a
+    name of its own for it.
+    """
+
+    def __init__(self) -> None:
+        self.token: str | None = None
+        self.reached = 0
+        self._given: str | None = None
+
+    def note(self, token: str, reached: int | None, before: int) -> None:
+        """Take the answer of a database.
+
+        Args:
+            token: of the database.
+            reached: as for `Timeline.check`; None: a standby, which does not say it.
+            before: `reached` of this object when the database was asked.
+        """
+        is_behind = reached is not None and reached < before
+        if token != self._given or is_behind:
+            self.token = token if token != self._given else uuid.uuid4().hex
+            self._given, self.reached = token, 0
+        self.reached = max(self.reached, reached or 0)

@@ -26,12 +26,13 @@ from affinity.session.resources import Resource
 from affinity.session.sessions import Sessions
 from affinity.session.state_cache import CacheStats, SessionContext
 from affinity.session.stores import MemorySessionStore
-from affinity.session.transfer import Imported, OnExists, readable
+from affinity.session.transfer import Imported, ImportTimes, OnExists, readable
 from affinity.session.writer import ActivityScope
 
 __all__ = [
     "ActivityScope",
     "CacheStats",
+    "ImportTimes",
     "Imported",
     "JsonCodec",
     "MemorySessionStore",

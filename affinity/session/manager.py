@@ -15,7 +15,16 @@ from affinity.errors import InvalidInput, SessionAmbiguous, SessionNotFound
 from affinity.limits import MAX_PAGE, check_id
 from affinity.paging import PageIterator, uninterrupted
 from affinity.records import SessionFilter, SessionRecord, SessionStore, SessionSummary
-from affinity.session.transfer import Imported, Lines, OnExists, Progress, Times, import_lines, line_of, no_progress
+from affinity.session.transfer import (
+    Imported,
+    ImportTimes,
+    Lines,
+    OnExists,
+    Progress,
+    import_lines,
+    line_of,
+    no_progress,
+)
 
 _EVERYTHING: Final = SessionFilter()
 _CANDIDATES: Final = 10  # ids that `SessionAmbiguous` lists
@@ -331,7 +340,7 @@ class SessionManager:
         lines: Lines,
         *,
         on_exists: OnExists = "refuse",
-        times: Times = "kept",
+        times: ImportTimes = "kept",
         progress: Progress | None = None,
     ) -> Imported:
         """Write the records of an `export`, one by one; blank lines are skipped.

@@ -174,7 +174,7 @@ Lines: TypeAlias = Iterable[str | bytes] | AsyncIterable[str | bytes]
 OnExists: TypeAlias = Literal["refuse", "skip", "replace"]
 """How an import treats a record that the store has already."""
 
-Times: TypeAlias = Literal["kept", "now"]
+ImportTimes: TypeAlias = Literal["kept", "now"]
 """Which times an import writes: the record's own, or the time of the import."""
 
 _LONG_AGO: Final = timedelta(days=365)
@@ -195,11 +195,11 @@ class Imported:
 
 
 async def import_lines(
-    store: SessionStore, lines: Lines, on_exists: OnExists, times: Times, progress: Progress
+    store: SessionStore, lines: Lines, on_exists: OnExists, times: ImportTimes, progress: Progress
 ) -> Imported:
     """Write the records of an export into a store; `SessionManager.import_` describes the arguments."""
     _check_choice("on_exists", on_exists, OnExists)
-    _check_choice("times", times, Times)
+    _check_choice("times", times, ImportTimes)
     done = dict.fromkeys(("added", "replaced", "skipped"), 0)
     long_ago, old = datetime.now(UTC) - _LONG_AGO, 0
     async for number, line in _numbered(lines):

@@ -61,8 +61,8 @@ async def events(request: Request) -> Response:
                     yield f"id: {feed.position}\nevent: {item.kind}\ndata: {item.to_json()}\n\n"
             yield f"id: {feed.position}\nevent: end\ndata: null\n\n"  # it is terminated: the page closes the stream
         except (UnknownConversation, UnknownEntry):
-            # The chat was deleted, or retention has removed what was to follow (`EntriesRemoved`): the browser connects
-            # again, from the beginning.
+            # The chat was deleted, retention has removed what was to follow (`EntriesRemoved`), or the database may
+            # have lost entries (`TimelineChanged`): the browser connects again, from the beginning.
             yield "id: 0\nevent: reset\ndata: null\n\n"
 
     return StreamingResponse(lines(), media_type="text/event-stream", headers={"cache-control": "no-store"})

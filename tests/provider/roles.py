@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, LiteralString, cast
@@ -15,6 +15,7 @@ from affinity.provider.postgres import PostgresProvider
 from tests.provider import warm
 
 if TYPE_CHECKING:
+    from affinity.journal import JournalBirth
     from affinity.provider.contract import Provider
     from affinity.provider.timeline import Timeline
 
@@ -40,7 +41,7 @@ CLIENT_VERBS: Final = frozenset({
     "list_workers", "desired_workers", "count_work", "get_quotas", "read_origins",
     "list_work_items", "list_executions", "list_tree", "measure_queues", "count_instances", "wake",
     "append_journal", "read_journal", "list_journals", "get_journal_requests", "get_journal_revisits",
-    "notify_journals", "create_journals", "get_lineage",
+    "notify_journals", "get_lineage",
 })  # fmt: skip
 """What `affinity.Client` needs to start, raise, cancel and read."""
 
@@ -73,6 +74,11 @@ class RoleProvider:
     async def aclose(self) -> None:
         for provider in self._opened.values():
             await provider.aclose()
+
+    async def create_journals(self, births: Sequence[JournalBirth]) -> Any:
+        """Only workers write states."""
+        role = WORKER if any(birth.state is not None for birth in births) else CLIENT
+        return await self._call(role, "create_journals", births)
 
     def __getattr__(self, name: str) -> Any:
         if name in CLIENT_VERBS:

@@ -52,7 +52,7 @@ def test_no_rule_hides_another() -> None:
 
 def test_every_verb_meets_every_fault() -> None:
     """Those of the contract, and those of the session store."""
-    verbs = {name for name in dir(Provider) if not name.startswith("_")} - {"dialect", "states", "aclose"}
+    verbs = {name for name in dir(Provider) if not name.startswith("_")} - {"dialect", "timeline", "states", "aclose"}
     states = {f"{name}_state" for name in ("load", "save", "delete")} | {
         "list_states",
         "count_states",

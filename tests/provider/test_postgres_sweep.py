@@ -158,13 +158,14 @@ async def test_dead_rows_that_vacuums_did_not_remove_are_left_alone(
 async def test_a_worker_that_does_not_own_the_tables_leaves_them_to_autovacuum(
     postgres_migrated: str, admin: psycopg.Connection[Any]
 ) -> None:
-    """With the rights that the documentation names; PostgreSQL would warn of a vacuum in its log each time."""
+    """With the rights that a worker has on PostgreSQL 16; PostgreSQL would warn of a vacuum in its log each time."""
     role = sql.Identifier(f"plain_{uuid.uuid4().hex}")
     grants = (
         "CREATE ROLE {}",
         "GRANT USAGE ON SCHEMA affinity TO {}",
         "GRANT USAGE ON ALL SEQUENCES IN SCHEMA affinity TO {}",
         "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA affinity TO {}",
+        "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA affinity TO {}",
     )
     for statement in grants:
         admin.execute(sql.SQL(statement).format(role))

@@ -12,9 +12,9 @@ import pytest
 from psycopg import sql
 
 from affinity.errors import DatabaseChanged
-from affinity.provider import migrate
+from affinity.provider import change_rights, migrate
 from affinity.provider.postgres import PostgresProvider
-from affinity.provider.timeline import Timeline
+from affinity.provider.timeline import SeenTimeline, Timeline
 from tests.provider.postgres_stage import administrator, registered
 from tests.provider.roles import as_role, plain_role
 
@@ -35,15 +35,11 @@ async def following(url: str, timeline: Timeline) -> AsyncIterator[PostgresProvi
         yield provider
 
 
-async def test_a_role_with_the_rights_of_the_documentation_begins_a_timeline(
+async def test_a_role_with_the_rights_of_a_worker_begins_a_timeline(
     postgres_migrated: str, admin: psycopg.Connection[Any]
 ) -> None:
-    grants = (
-        "GRANT USAGE ON SCHEMA affinity TO {}",
-        "GRANT USAGE ON ALL SEQUENCES IN SCHEMA affinity TO {}",
-        "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA affinity TO {}",
-    )
-    with plain_role(admin, *grants) as role:
+    with plain_role(admin) as role:
+        await change_rights(postgres_migrated, workers=[role])
         before = Timeline()
         async with following(as_role(postgres_migrated, role), before) as provider:
             worker = await registered(provider)
@@ -109,3 +105,19 @@ async def test_a_database_that_is_set_back_twice_to_one_moment_issues_no_id_agai
             reached += admin.execute(question).fetchall()
     assert len(set(reached[::2])) == len(set(reached[1::2])) == 2
     assert min(reached) > (2**52,)
+
+
+def test_a_client_that_is_ahead_of_the_database_names_the_timeline_itself() -> None:
+    """Until a worker begins one: what it has seen is lost, though the database says the same token."""
+    seen = SeenTimeline()
+    seen.note("a", 10, 0)
+    seen.note("a", None, 10)  # a standby does not say how far it is
+    seen.note("a", 9, 8)  # asked before it was as far as 10
+    assert (seen.token, seen.reached) == ("a", 10)
+    seen.note("a", 5, 10)
+    own = seen.token
+    assert own not in {None, "a"}
+    seen.note("a", 6, 5)
+    assert seen.token == own
+    seen.note("b", 7, 6)
+    assert (seen.token, seen.reached) == ("b", 7)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, LiteralString
 
 import anyio
@@ -32,8 +35,9 @@ from affinity.provider.contract import (
     WorkerIdentity,
     WorkerProfile,
 )
-from affinity.provider.postgres import migration
+from affinity.provider.postgres import migration, rights
 from affinity.provider.postgres.lineage import birth_document
+from affinity.provider.postgres.rights import RIGHTS, Rights
 from affinity.provider.schema import Migration
 from affinity.testing.conformance.providers.builders import fetch_options, new_instance, state
 from affinity.testing.conformance.providers.lineage import birth_of
@@ -42,6 +46,8 @@ from tests.provider.roles import CLIENT, SCALER, WORKER, as_role
 from tests.waiting import started
 
 pytestmark = pytest.mark.anyio
+
+DATABASES: Final = Path(__file__).parents[2] / "docs/run/databases.md"
 
 ME: Final = WorkerIdentity(worker_id="me", incarnation=Incarnation("me-1"))
 
@@ -83,7 +89,7 @@ async def url(postgres_migrated: str, admin: psycopg.Connection[Any]) -> str:
     """A database in which both roles have their rights."""
     assert not admin.closed
     for _ in range(2):  # it may be said again
-        await change_rights(postgres_migrated, clients=[CLIENT], workers=[WORKER])
+        await change_rights(postgres_migrated, clients=[CLIENT], workers=[WORKER], scalers=[SCALER])
     return postgres_migrated
 
 
@@ -171,23 +177,57 @@ async def test_a_worker_does_everything_but_change_the_schema(url: str) -> None:
                 connection.execute(statement)
 
 
-WRITES: Final = """
-SELECT c.relname, p.name FROM pg_class c, unnest(ARRAY['INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) AS p (name)
-WHERE c.relnamespace = 'affinity'::regnamespace AND c.relkind IN ('r', 'v')
-  AND has_table_privilege(%s, c.oid, p.name)"""
+OBJECTS: Final[LiteralString] = """
+SELECT 'SCHEMA', '', NULL::oid FROM pg_namespace WHERE nspname = 'affinity'
+UNION ALL
+SELECT CASE relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, relname, oid
+FROM pg_class WHERE relnamespace = 'affinity'::regnamespace AND relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
+UNION ALL
+SELECT 'FUNCTION', proname, oid FROM pg_proc WHERE pronamespace = 'affinity'::regnamespace"""
+PRIVILEGES: Final[dict[str, tuple[str, ...]]] = {
+    "SCHEMA": ("USAGE", "CREATE"),
+    "TABLE": ("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER", "MAINTAIN"),
+    "SEQUENCE": ("USAGE", "SELECT", "UPDATE"),
+    "FUNCTION": ("EXECUTE",),
+}
+KINDS: Final = {"public": None, CLIENT: "client", WORKER: "worker", SCALER: "scaler"}
+
+
+async def test_the_table_of_rights_is_whole(url: str, admin: psycopg.Connection[Any]) -> None:
+    """Each object of the schema has its row, and each role has, also through PUBLIC, exactly what the row says."""
+    assert url
+    objects = admin.execute(OBJECTS).fetchall()
+    wanted = {(row.kind, name): row for row in RIGHTS for name in row.objects.split(" ")}
+    assert len(wanted) == sum(len(row.objects.split(" ")) for row in RIGHTS), "an object has two rows"
+    assert {(kind, name) for kind, name, _ in objects} == wanted.keys()
+    has_maintain = admin.info.server_version >= 170_000
+    for kind, name, oid in objects:
+        for role, role_kind in KINDS.items():
+            ask = sql.SQL("SELECT {}(%s, {}, %s)").format(
+                sql.Identifier(f"has_{kind.lower()}_privilege"), sql.Literal("affinity" if oid is None else oid)
+            )
+            known = [each for each in PRIVILEGES[kind] if each != "MAINTAIN" or has_maintain]
+            found = {each for each in known if admin.execute(ask, [role, each]).fetchone() == (True,)}
+            expected = set() if role_kind is None else set(wanted[kind, name].of(role_kind))
+            assert found == expected & set(known), (kind, name, role)
+    columns = "SELECT attname FROM pg_attribute JOIN pg_class c ON c.oid = attrelid WHERE attacl IS NOT NULL"
+    assert not admin.execute(f"{columns} AND relnamespace = 'affinity'::regnamespace").fetchall()
+
+
 DEFINERS: Final = """
 SELECT proname FROM pg_proc
-WHERE pronamespace = 'affinity'::regnamespace AND prosecdef AND prorettype <> 'trigger'::regtype
-  AND has_function_privilege(%s, oid, 'EXECUTE')"""
+WHERE pronamespace = 'affinity'::regnamespace AND prosecdef AND has_function_privilege(%s, oid, 'EXECUTE')"""
 UNPINNED: Final = """
 SELECT proname FROM pg_proc
-WHERE pronamespace = 'affinity'::regnamespace AND prosecdef AND NOT 'search_path=affinity, pg_temp' = ANY (proconfig)"""
+WHERE pronamespace = 'affinity'::regnamespace AND (prosecdef OR proconfig::text LIKE '%search_path%')
+  AND NOT 'search_path=affinity, pg_temp' = ANY (coalesce(proconfig, '{}'))"""
 
 
-async def test_a_client_may_write_to_no_table(url: str, admin: psycopg.Connection[Any]) -> None:
-    """It has seven functions, which run with the rights of the role that migrated, and whose search path is pinned."""
+async def test_functions_with_the_rights_of_the_owner(url: str, admin: psycopg.Connection[Any]) -> None:
+    """A client has eight, the documents name them, and no function looks for a name in the caller's temporary tables
+    first: triggers run within those with the owner's rights.
+    """
     assert url
-    assert admin.execute(WRITES, [CLIENT]).fetchall() == []
     allowed = {name for (name,) in admin.execute(DEFINERS, [CLIENT])}
     assert allowed == {
         "create_instances_1",
@@ -197,10 +237,69 @@ async def test_a_client_may_write_to_no_table(url: str, admin: psycopg.Connectio
         "append_input_1",
         "append_journals_3",
         "bear_journal_1",
-        "learn_timeline",
+        "establish_timeline",
     }
-    assert {name for (name,) in admin.execute(DEFINERS, ["public"])} == {"learn_timeline"}
+    (row,) = [line for line in DATABASES.read_text().splitlines() if line.startswith("| client |")]
+    assert allowed <= set(re.findall(r"`(\w+)`", row))
+    assert admin.execute(DEFINERS, [SCALER]).fetchall() == []
     assert admin.execute(UNPINNED).fetchall() == []
+
+
+ADVANCED: Final[LiteralString] = "SELECT current_token FROM learn_timeline(%s, 9223372036854775807)"
+
+
+async def test_only_a_worker_begins_a_timeline_for_a_number(url: str, admin: psycopg.Connection[Any]) -> None:
+    """A client's role begins one where the server itself is another one, and an autoscaler never does."""
+
+    def token() -> Any:
+        return admin.execute("SELECT token FROM timeline").fetchone()
+
+    async with Client(url):  # this database is a copy: another one
+        before = token()
+    for role in (CLIENT, SCALER):
+        with psycopg.connect(as_role(url, role), autocommit=True, options="-c search_path=affinity") as connection:
+            for statement in ("SELECT begin_timeline()", ADVANCED):
+                with pytest.raises(InsufficientPrivilege):
+                    connection.execute(statement, before if statement is ADVANCED else None)
+            if role == SCALER:
+                with pytest.raises(InsufficientPrivilege):
+                    connection.execute("SELECT establish_timeline()")
+    async with Client(as_role(url, CLIENT)):
+        assert token() == before
+        admin.execute("UPDATE timeline SET place = 'elsewhere'")
+    async with Client(as_role(url, CLIENT)):
+        assert (begun := token()) != before
+    with psycopg.connect(as_role(url, WORKER), autocommit=True, options="-c search_path=affinity") as connection:
+        assert connection.execute(ADVANCED, begun).fetchone() != begun
+
+
+async def test_a_client_writes_no_state(url: str, admin: psycopg.Connection[Any]) -> None:
+    """Neither by calling the function itself, nor with a conversation that it makes; a worker does."""
+    birth = replace(birth_of("j", lineage="import"), state=state("j", labels={"resource:box": "of another"}))
+    with psycopg.connect(as_role(url, CLIENT), autocommit=True, options="-c search_path=affinity") as connection:
+        for function in ("bear_journal_1", "bear_journal_2"):
+            with pytest.raises(InsufficientPrivilege):
+                connection.execute(f"SELECT {function}(%s)", [json.dumps(birth_document(birth))])
+    async with aclosing(await open_provider(as_role(url, CLIENT))) as client:
+        with pytest.raises(AccessDenied, match="--grant-worker"):
+            await client.create_journals([birth])
+        assert (await client.create_journals([birth_of("plain", lineage="import")]))[0].outcome == "created"
+    assert admin.execute("SELECT session_id FROM session_states").fetchall() == []
+    async with aclosing(await open_provider(as_role(url, WORKER))) as worker:
+        assert (await worker.create_journals([birth]))[0].outcome == "created"
+    assert admin.execute("SELECT session_id FROM session_states").fetchall() == [("j",)]
+
+
+async def test_a_migration_closes_what_a_restore_has_opened(url: str, admin: psycopg.Connection[Any]) -> None:
+    """A dump that is restored without rights gives PUBLIC every function, and the roles nothing."""
+    for statement in (
+        "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA affinity TO PUBLIC",
+        f"REVOKE ALL ON ALL TABLES IN SCHEMA affinity FROM {CLIENT}, {WORKER}, {SCALER}",
+        f"REVOKE ALL ON SCHEMA affinity FROM {CLIENT}, {WORKER}, {SCALER}",
+    ):
+        admin.execute(statement)
+    await migrate(url)
+    await test_the_table_of_rights_is_whole(url, admin)
 
 
 async def test_a_client_makes_no_journal_beyond_the_quotas(url: str) -> None:
@@ -227,35 +326,52 @@ async def test_what_a_client_makes_for_itself_deceives_no_function(url: str, adm
     assert admin.execute("SELECT instance_id FROM instances").fetchall() == [("i",)]
 
 
-MORE: Final[LiteralString] = "CREATE TABLE more (n int); CREATE SEQUENCE numbers"
+MORE: Final[LiteralString] = """
+CREATE TABLE more (n int);
+CREATE SEQUENCE numbers;
+CREATE FUNCTION count_more() RETURNS int LANGUAGE sql AS 'SELECT 1'"""
+MORE_RIGHTS: Final = (
+    Rights("TABLE", "more", client="SELECT", worker="SELECT, INSERT", scaler="SELECT"),
+    Rights("SEQUENCE", "numbers", worker="USAGE"),
+    Rights("FUNCTION", "count_more", worker="EXECUTE"),
+)
+ASKED: Final[LiteralString] = """
+SELECT has_table_privilege(%(role)s, 'more', 'SELECT'), has_table_privilege(%(role)s, 'more', 'INSERT'),
+    has_sequence_privilege(%(role)s, 'numbers', 'USAGE'), has_function_privilege(%(role)s, 'count_more()', 'EXECUTE')"""
 
 
 async def test_what_a_later_migration_adds_is_theirs_too(
     url: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without being told again; and nothing is left of it when the rights are taken away."""
+    """As the table of rights says; and nothing is left of it when the rights are taken away."""
     now = len(migration.MIGRATIONS)
     later = Migration(now + 1, "later", MORE)
     monkeypatch.setattr(migration, "MIGRATIONS", [*migration.MIGRATIONS, later])
+    monkeypatch.setattr(rights, "RIGHTS", [*RIGHTS, *MORE_RIGHTS])
     await migrate(url)
-    asked = "SELECT has_table_privilege(%s, 'more', 'SELECT'), has_table_privilege(%s, 'more', 'INSERT')"
-    assert admin.execute(asked, [CLIENT, CLIENT]).fetchone() == (True, False)
-    assert admin.execute(asked, [WORKER, WORKER]).fetchone() == (True, True)
-    assert admin.execute("SELECT has_sequence_privilege(%s, 'numbers', 'USAGE')", [WORKER]).fetchone() == (True,)
-    await change_rights(url, clients=[WORKER], revoke=[CLIENT])
-    assert admin.execute(asked, [CLIENT, CLIENT]).fetchone() == (False, False)
-    assert admin.execute(asked, [WORKER, WORKER]).fetchone() == (True, False)
+
+    def asked(role: str) -> Any:
+        return admin.execute(ASKED, {"role": role}).fetchone()
+
+    assert asked(CLIENT) == (True, False, False, False)
+    assert asked(WORKER) == (True, True, True, True)
+    assert asked(SCALER) == (True, False, False, False)
+    assert asked("public") == (False, False, False, False)
+    await change_rights(url, clients=[WORKER], revoke=[CLIENT, SCALER])
+    assert asked(CLIENT) == asked(SCALER) == (False, False, False, False)
+    assert asked(WORKER) == (True, False, False, False)
     assert admin.execute("SELECT role, kind FROM granted_roles").fetchall() == [(WORKER, "client")]
 
 
 async def test_an_autoscaler_reads_one_view(url: str, admin: psycopg.Connection[Any]) -> None:
-    """With the name of the schema, and without a setting of the connection; it reads nothing else."""
-    await change_rights(url, scalers=[SCALER])
+    """With the name of the schema, and without a setting of the connection; and which migrations were applied."""
     async with aclosing(await open_provider(url)) as owner:
         await owner.register_worker(ME, 60.0, {}, profile=WorkerProfile(capacity=7))
     with psycopg.connect(as_role(url, SCALER), autocommit=True) as connection:
         asked = connection.execute("SELECT held, waiting, capacity, desired FROM affinity.desired_workers")
         assert asked.fetchall() == [(0, 0, 7.0, 0)]
+        version = connection.execute("SELECT max(version) FROM affinity.applied_migrations").fetchone()
+        assert version == (len(migration.MIGRATIONS),)
         for table in ("workers", "sessions", "worker_queue", "held_sessions", "granted_roles"):
             with pytest.raises(InsufficientPrivilege):
                 connection.execute(sql.SQL("SELECT FROM affinity.{}").format(sql.Identifier(table)))
@@ -304,7 +420,7 @@ async def test_roles_that_make_no_sense_are_refused(url: str, sqlite_url: str, a
             await change_rights(url, **wanted)
     with pytest.raises(InvalidOptions, match="SQLite has no roles"):
         await change_rights(sqlite_url, clients=["x"])
-    assert admin.execute("SELECT count(*) FROM granted_roles").fetchone() == (2,)
+    assert admin.execute("SELECT count(*) FROM granted_roles").fetchone() == (3,)
 
 
 def test_the_command_gives_rights(postgres_migrated: str, admin: psycopg.Connection[Any]) -> None:

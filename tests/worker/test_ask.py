@@ -195,6 +195,10 @@ class Counting:
         self.calls[name] += 1
         return getattr(self._provider, name)
 
+    @property
+    def timeline(self) -> str:
+        return self._provider.timeline
+
     async def get_replies(self, keys: Sequence[MessageKey]) -> Sequence[KeyState | None]:
         self.calls["get_replies"] += 1
         return await self._provider.get_replies(keys)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -24,7 +23,8 @@ from affinity.provider import migrate, open_provider
 from affinity.provider.timeline import Timeline
 from tests.notes import make_app
 from tests.processes import open_workers
-from tests.servers.programs import LocalServer, Standby, programs
+from tests.servers.lost_tail import Pair, copy
+from tests.servers.programs import LocalServer, programs
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
@@ -46,34 +46,6 @@ LOGGED_AHEAD = 40
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE '%commit'"
 
 MESSAGE = "SELECT id FROM affinity.orchestrator_queue WHERE instance_id = 'i'"
-
-
-class Pair:
-    """A primary and its standby, with a migrated database."""
-
-    def __init__(self, primary: LocalServer, standby: Standby) -> None:
-        self.primary, self.standby = primary, standby
-        self.database = primary.create_database()
-        one, two = (server.url(self.database) for server in (primary, standby))
-        hosts = ",".join(url.partition("@")[2].partition("/")[0] for url in (one, two))
-        self.url = f"postgresql://postgres@{hosts}/{self.database}?target_session_attrs=read-write"
-
-    def fail_over(self) -> None:
-        """The primary dies, and the standby takes its place."""
-        self.primary.stop("immediate")
-        self.standby.promote()
-
-    def draw(self, sequence: str, last: int) -> None:
-        """Have others draw what the new primary's sequence issues up to that value, unless it is past it."""
-        self.run(
-            self.standby,
-            f"SELECT nextval('affinity.{sequence}') FROM affinity.{sequence}, generate_series(last_value + 1, {last})",
-        )
-
-    def run(self, server: LocalServer, statement: str) -> list[tuple[Any, ...]]:
-        with psycopg.connect(server.url(self.database), autocommit=True) as connection:
-            cursor = connection.execute(statement)
-            return cursor.fetchall() if cursor.description else []
 
 
 @pytest.fixture(params=["old", "new"])
@@ -312,11 +284,6 @@ async def test_a_worker_may_leave_while_it_starts_again(sqlite_url: str, monkeyp
             monkeypatch.setattr("affinity.worker.worker.open_provider", refuse)
             copy(backup, path)
             await tried.wait()
-
-
-def copy(source: Path, target: Path) -> None:
-    with closing(sqlite3.connect(source, timeout=30)) as old, closing(sqlite3.connect(target, timeout=30)) as new:
-        old.backup(new)
 
 
 async def timers(client: Client) -> int:

@@ -18,7 +18,7 @@ from affinity.cli.shell import Command, Progress, Shell, command, with_client
 from affinity.client import Client
 from affinity.records import SessionFilter
 from affinity.session import Imported
-from affinity.session.transfer import OnExists, Times, check_lines
+from affinity.session.transfer import ImportTimes, OnExists, check_lines
 
 _IN_MEMORY: Final = 16 * 1024 * 1024  # bytes of stdin before they go to a temporary file
 
@@ -106,13 +106,13 @@ def _read_twice(file: IO[bytes]) -> Iterator[tuple[IO[bytes], int]]:
 )
 @click.option(
     "--times",
-    type=click.Choice(get_args(Times)),
+    type=click.Choice(get_args(ImportTimes)),
     default="kept",
     show_default=True,
     help="The times of the records: their own, of which one in the future becomes now; or the time of the import.",
 )
 @command
-def import_records(shell: Shell, *, file: IO[bytes], on_exists: OnExists, times: Times) -> None:
+def import_records(shell: Shell, *, file: IO[bytes], on_exists: OnExists, times: ImportTimes) -> None:
     """Read the records of an export from FILE, or from stdin when that is -, and write them.
 
     All lines are checked first: when one is wrong nothing is written, and the exit code is 2. Versions begin anew.

@@ -19,6 +19,14 @@ class ProviderConnection(Protocol):
         """Name for logs and metrics: ``sqlite`` or ``postgresql``."""
         ...
 
+    @property
+    def timeline(self) -> str:
+        """Names the timeline of the database (`affinity.provider.timeline`), as the reads so far have found it. It is
+        equal before a call and after a later read: nothing that the call has written or seen was lost meanwhile. Where
+        it is not equal, it may have been.
+        """
+        ...
+
     async def aclose(self) -> None:
         """Close every connection. Idempotent."""
         ...

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from affinity.errors import AccessDenied
 from affinity.journal import BirthResult, JournalBirth, JournalLineage
 from affinity.provider.lineage import to_lineage
 from affinity.provider.postgres.driver.arrays import Texts
@@ -22,7 +23,18 @@ class LineageOperations(Operations):
 
     async def create_journals(self, births: Sequence[JournalBirth]) -> Sequence[BirthResult]:
         documents = [json.dumps(birth_document(birth), ensure_ascii=False) for birth in births]
-        rows = await self._connections.misc.run(_SQL["create"], {"birth": Texts(documents)})
+        gives_state = any(birth.state is not None for birth in births)
+        statement = _SQL["create_with_state" if gives_state else "create"]
+        try:
+            rows = await self._connections.misc.run(statement, {"birth": Texts(documents)})
+        except AccessDenied as error:
+            if not gives_state:
+                raise
+            raise AccessDenied(
+                "PostgreSQL: a client's role may not make a conversation with a state that is not copied: "
+                "use a role with `affinity migrate --grant-worker`",
+                error.code,
+            ) from error
         return [BirthResult(outcome, journal_id or 0, last_seq or 0) for outcome, journal_id, last_seq in rows]
 
     async def get_lineage(self, session_id: str) -> Sequence[JournalLineage]:
@@ -31,7 +43,7 @@ class LineageOperations(Operations):
 
 
 def birth_document(birth: JournalBirth) -> Mapping[str, Any]:
-    """A birth as ``bear_journal_1`` takes it."""
+    """A birth as ``bear_journal_2`` takes it, and, without a state, ``bear_journal_1``."""
     start, base, merged = birth.start, birth.base, birth.merged
     return {
         "session_id": birth.session_id,

@@ -3,6 +3,11 @@ SELECT r.outcome, r.born_id, r.born_seq
 FROM unnest(%(birth)s) WITH ORDINALITY AS b (birth, n) CROSS JOIN LATERAL bear_journal_1(b.birth::jsonb) AS r
 ORDER BY b.n
 
+-- create_with_state: the same, with the right to write states of sessions
+SELECT r.outcome, r.born_id, r.born_seq
+FROM unnest(%(birth)s) WITH ORDINALITY AS b (birth, n) CROSS JOIN LATERAL bear_journal_2(b.birth::jsonb) AS r
+ORDER BY b.n
+
 -- lineage: a journal and its ancestors, each once
 WITH RECURSIVE up (journal_id) AS (
     SELECT j.journal_id FROM journals j WHERE j.session_id = %(session)s

@@ -22,7 +22,7 @@ from affinity.provider.postgres.driver.connections import connect
 from affinity.provider.postgres.driver.errors import WITHOUT_POOLER, translated
 from affinity.provider.postgres.driver.target import MARKER, Target
 from affinity.provider.postgres.driver.wire import Params, Row
-from affinity.provider.postgres.rights import renew_rights
+from affinity.provider.postgres.rights import is_open, renew_rights
 from affinity.provider.schema import (
     Migration,
     Progress,
@@ -86,6 +86,8 @@ async def migrate_target(target: Target, application_name: str, progress: Progre
             version = await _retry(partial(_step, connection, target, progress), progress)
         if await _find_behind(connection, version):
             await _retry(partial(_repair, connection, target, progress), progress)
+        if await is_open(connection):
+            await _retry(partial(_close, connection, target), progress)
         return before.version, version
 
 
@@ -144,8 +146,7 @@ async def _step(connection: AsyncConnection[Row], target: Target, progress: Prog
         migration = MIGRATIONS[found.version]
         await connection.execute(migration.script, prepare=False)  # several statements
         await _record(connection, migration)
-        if migration is MIGRATIONS[-1]:
-            await renew_rights(connection, target)
+        await renew_rights(connection, target)
     report_applied(progress, migration)
     return migration.version
 
@@ -169,6 +170,11 @@ async def _repair(connection: AsyncConnection[Row], target: Target, progress: Pr
             return
         await sequences.repair(connection)
     report_repaired(progress, behind)
+
+
+async def _close(connection: AsyncConnection[Row], target: Target) -> None:
+    async with connection.transaction():
+        await renew_rights(connection, target)
 
 
 async def _create_schema(connection: AsyncConnection[Row], target: Target) -> None:

@@ -168,6 +168,11 @@ class PostgresProvider(
         """``postgresql``."""
         return "postgresql"
 
+    @property
+    def timeline(self) -> str:
+        """Of the last new connection: each asks before its first call."""
+        return self._connections.timeline.token
+
     async def aclose(self) -> None:
         """Close every connection. Idempotent."""
         await self._connections.aclose()

@@ -1,17 +1,19 @@
 """Rights of roles other than the one that migrates: clients, workers without DDL, and autoscalers.
 
-A client reads, and writes through seven functions of the schema, which run with the rights of the role that migrated:
-so it creates instances, restarts ended ones, sends messages, appends to journals and creates journals from others, and
-nothing else. A worker changes rows of all tables but those that describe the schema and the rights. An autoscaler reads
-the view ``desired_workers``.
+`RIGHTS` is the whole table of role, object and right. PUBLIC has none: each migration revokes what PostgreSQL gives it
+by default, which is EXECUTE on every function, and gives each role of the table ``granted_roles`` its rights again.
 
-The table ``granted_roles`` lists clients and workers: a migration grants them their rights to the objects that it adds.
+A client reads, and writes through functions that run with the rights of the role that migrated: it creates instances,
+restarts ended ones, sends messages, appends to journals and creates journals from others. These functions take no state
+of a session. A worker changes rows of all tables but those that describe the schema and the rights. An autoscaler reads
+the view ``desired_workers`` and the numbers of the migrations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Final, LiteralString
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, LiteralString, TypeAlias
 
 from psycopg import AsyncConnection, sql
 
@@ -22,49 +24,133 @@ from affinity.provider.postgres.driver.errors import translated
 from affinity.provider.postgres.driver.target import Target
 from affinity.provider.postgres.driver.wire import Row
 
-_FUNCTIONS: Final[LiteralString] = (
-    "GRANT EXECUTE ON FUNCTION {s}.create_instances_1, {s}.restart_instances_1, {s}.send_messages_1,"
-    " {s}.send_keyed_messages_1, {s}.append_input_1, {s}.append_journals_3, {s}.bear_journal_1 TO {r}"
+ObjectKind: TypeAlias = Literal["SCHEMA", "TABLE", "SEQUENCE", "FUNCTION"]
+
+ROLE_KINDS: Final = ("client", "worker", "scaler")
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What each kind of role may do with some objects.
+
+    Args:
+        kind: as ``GRANT`` calls it: a view is a table.
+        objects: names, separated by spaces; a function's name stands for all functions of that name.
+        client, worker, scaler: privileges, separated by commas.
+    """
+
+    kind: ObjectKind
+    objects: str
+    client: str = ""
+    worker: str = ""
+    scaler: str = ""
+
+    def of(self, role_kind: str) -> list[str]:
+        """The privileges of a kind of role."""
+        return [each.strip() for each in str(getattr(self, role_kind)).split(",") if each]
+
+
+_READ: Final = "SELECT"
+_CHANGE: Final = "SELECT, INSERT, UPDATE, DELETE"
+_RUN: Final = "EXECUTE"
+
+RIGHTS: Final[Sequence[Rights]] = (
+    Rights("SCHEMA", "", client="USAGE", worker="USAGE", scaler="USAGE"),
+    # What says which schema it is, the limits, and who may do what.
+    Rights("TABLE", "schema_versions timeline quotas granted_roles", client=_READ, worker=_READ),
+    Rights("TABLE", "applied_migrations", client=_READ, worker=_READ, scaler=_READ),
+    Rights("TABLE", "worker_queue orchestrator_queue", client=_READ, worker=f"{_CHANGE}, MAINTAIN"),
+    Rights(
+        "TABLE",
+        "asleep_items ended_executions history instance_counts instance_sizes instances instances_by_status"
+        " journal_entries journal_parents journal_requests journal_revisits journal_streams journals message_keys"
+        " resources session_holds session_moves session_states session_watches sessions suspensions sweeps workers",
+        client=_READ,
+        worker=_CHANGE,
+    ),
+    # Views.
+    Rights("TABLE", "desired_workers", client=_READ, worker=_READ, scaler=_READ),
+    Rights(
+        "TABLE",
+        "alive_workers held_sessions message_routes newer_workers planned_moves",
+        client=_READ,
+        worker=_READ,
+    ),
+    Rights("TABLE", "deliverable_items", client=_READ, worker="SELECT, UPDATE"),  # whose rows a fetch locks
+    Rights("SEQUENCE", "epochs orchestrator_queue_id_seq", worker="USAGE, SELECT"),
+    # The view `desired_workers` calls it with the rights of its reader.
+    Rights("FUNCTION", "clock", client=_RUN, worker=_RUN, scaler=_RUN),
+    # What a client writes with. Each runs with the owner's rights, and takes no state of a session.
+    Rights(
+        "FUNCTION",
+        "create_instances_1 restart_instances_1 send_messages_1 send_keyed_messages_1 append_input_1 append_journals_3"
+        " bear_journal_1 establish_timeline",
+        client=_RUN,
+        worker=_RUN,
+    ),
+    # What a client reads with.
+    Rights("FUNCTION", "find_entries_1 journal_segments", client=_RUN, worker=_RUN),
+    # With the owner's rights: a timeline begins for the number that a worker gives.
+    Rights("FUNCTION", "learn_timeline bear_journal_2", worker=_RUN),
+    Rights(
+        "FUNCTION",
+        "append_journals_2 append_other_journals_3 bear_journals_1 birth_parents birth_refusal_1 births_fit_1"
+        " bounce_journals_1"
+        " commit_fused_turn_1 commit_plain_turns_1 commit_turns_3 commit_wake_1 consume_messages_1"
+        " create_missing_journals delete_instances_1 delete_journals_1 end_work_1 find_inherited_event is_outdated"
+        " latest_hold lock_order lower_worker_has_room places_in_order prune_journals_1 prune_journals_2 refuse"
+        " release_busy_1 release_sessions_2 reply_messages_1 reset_instance_1 reset_instance_2 reset_instance_3"
+        " restrict_items_1 sleep_items_1 start_journals version_since wake_items_1 write_journals_1",
+        worker=_RUN,
+    ),
+    # The owner's alone. Triggers run for each role that changes the row.
+    Rights("FUNCTION", "begin_timeline timeline_place timeline_reached set_quotas_1"),
+    Rights(
+        "FUNCTION",
+        "count_instances delete_journal_of_record forget_ended_executions inherit_session keep_draining"
+        " keep_watched_session move_status promote_next record_ended_execution record_session_move tag_route"
+        " tell_watchers",
+    ),
 )
-_GRANTS: Final[dict[str, Sequence[LiteralString]]] = {
-    "client": (
-        "GRANT USAGE ON SCHEMA {s} TO {r}",
-        "GRANT SELECT ON ALL TABLES IN SCHEMA {s} TO {r}",
-        _FUNCTIONS,
-    ),
-    "worker": (
-        "GRANT USAGE ON SCHEMA {s} TO {r}",
-        "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {s} TO {r}",
-        "REVOKE INSERT, UPDATE, DELETE ON {s}.schema_versions, {s}.applied_migrations, {s}.timeline, {s}.quotas,"
-        " {s}.granted_roles FROM {r}",
-        "GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA {s} TO {r}",
-        _FUNCTIONS,
-        "GRANT EXECUTE ON FUNCTION {s}.bear_journal_2 TO {r}",
-    ),
-    "scaler": (
-        "GRANT USAGE ON SCHEMA {s} TO {r}",
-        "GRANT SELECT ON {s}.desired_workers TO {r}",
-    ),
-}
-_VACUUM: Final[LiteralString] = "GRANT MAINTAIN ON {s}.worker_queue, {s}.orchestrator_queue TO {r}"
+"""Each table, view, sequence and function of the schema has a row here: a test compares it with the database."""
+
 _WITH_MAINTAIN: Final = 170_000
 """The first version of PostgreSQL in which vacuuming is a right that can be given."""
 
-_REVOKES: Final[Sequence[LiteralString]] = (
+_CLOSE: Final[Sequence[LiteralString]] = (
     "REVOKE ALL ON ALL TABLES IN SCHEMA {s} FROM {r}",
     "REVOKE ALL ON ALL SEQUENCES IN SCHEMA {s} FROM {r}",
     "REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {s} FROM {r}",
     "REVOKE ALL ON SCHEMA {s} FROM {r}",
 )
+_GRANTS: Final = """
+SELECT format('GRANT %%s ON %%s %%s TO %%I', w.privilege, w.kind, string_agg(o.identity, ', '), %(role)s::text)
+FROM unnest(%(kinds)s::text[], %(names)s::text[], %(privileges)s::text[]) AS w (kind, name, privilege)
+JOIN (
+    SELECT 'SCHEMA', '', quote_ident(current_schema)
+    UNION ALL
+    SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, c.relname, c.oid::regclass::text
+    FROM pg_class c WHERE c.relnamespace = current_schema::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'S')
+    UNION ALL
+    SELECT 'FUNCTION', p.proname, p.oid::regprocedure::text
+    FROM pg_proc p WHERE p.pronamespace = current_schema::regnamespace
+) AS o (kind, name, identity) USING (kind, name)
+GROUP BY w.kind, w.privilege"""
+_IS_OPEN: Final = """
+SELECT EXISTS (
+    SELECT FROM pg_proc p
+    WHERE p.pronamespace = current_schema::regnamespace AND pg_has_role(p.proowner, 'USAGE')
+      AND has_function_privilege('public', p.oid, 'EXECUTE'))"""
 
 _LOCK: Final = "SELECT pg_advisory_xact_lock(hashtextextended('affinity rights ' || %s, 0))"
 _KNOWN: Final = "SELECT to_regclass('granted_roles') IS NOT NULL"
-_TOLD: Final = "SELECT g.role, g.kind FROM granted_roles g JOIN pg_roles r ON r.rolname = g.role ORDER BY g.role"
+_REMEMBERED: Final = "SELECT g.role, g.kind FROM granted_roles g JOIN pg_roles r ON r.rolname = g.role ORDER BY g.role"
 _OWNER: Final = """
 SELECT r.rolname, r.oid = n.nspowner OR r.oid = c.relowner
 FROM pg_roles r, pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE r.rolname = ANY (%s) AND c.oid = 'granted_roles'::regclass"""
-_REMEMBER: Final = "INSERT INTO granted_roles (role, kind) VALUES (%s, %s)"
+_REMEMBER: Final = """
+INSERT INTO granted_roles (role, kind) VALUES (%s, %s) ON CONFLICT (role) DO UPDATE SET kind = excluded.kind"""
 _FORGET: Final = "DELETE FROM granted_roles WHERE role = %s"
 
 
@@ -88,21 +174,30 @@ async def change_rights(
         async with connection, connection.transaction():
             await connection.execute(_LOCK, [target.schema])
             await _check(connection, [*clients, *workers, *scalers, *revoke])
-            for role in [*revoke, *clients, *workers, *scalers]:
-                await _take(connection, target, role)
-            for role, kind in [*((role, "client") for role in clients), *((role, "worker") for role in workers)]:
-                await connection.execute(_REMEMBER, [role, kind])
-                await _give(connection, target, role, kind)
-            for role in scalers:
-                await _give(connection, target, role, "scaler")
+            for role in revoke:
+                await _close(connection, target, sql.Identifier(role))
+                await connection.execute(_FORGET, [role])
+            for kind, roles in zip(ROLE_KINDS, (clients, workers, scalers), strict=True):
+                for role in roles:
+                    await connection.execute(_REMEMBER, [role, kind])
+                    await _grant(connection, target, role, kind)
 
 
 async def renew_rights(connection: AsyncConnection[Row], target: Target) -> None:
-    """Give the roles that are remembered their rights to what the transaction of the connection adds."""
+    """Take from PUBLIC what PostgreSQL gives it, and give each role that is remembered its rights and no others; within
+    a transaction.
+    """
     await connection.execute(_LOCK, [target.schema])
+    await _run(connection, "REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {s} FROM PUBLIC", target)
     ((known,),) = await _rows(connection, _KNOWN)
-    for role, kind in await _rows(connection, _TOLD) if known else ():
-        await _give(connection, target, role, kind)
+    for role, kind in await _rows(connection, _REMEMBERED) if known else ():
+        await _grant(connection, target, role, kind)
+
+
+async def is_open(connection: AsyncConnection[Row]) -> bool:
+    """Whether PUBLIC may execute a function that this role could take from it: as after a restore without rights."""
+    ((found,),) = await _rows(connection, _IS_OPEN)
+    return bool(found)
 
 
 async def _check(connection: AsyncConnection[Row], roles: Sequence[str]) -> None:
@@ -116,22 +211,32 @@ async def _check(connection: AsyncConnection[Row], roles: Sequence[str]) -> None
             raise InvalidOptions(f"role {role!r} owns the schema, and has all rights: name another one")
 
 
-async def _give(connection: AsyncConnection[Row], target: Target, role: str, kind: str) -> None:
-    for statement in _GRANTS[kind]:
-        await _run(connection, statement, target, role)
-    if kind == "worker" and connection.info.server_version >= _WITH_MAINTAIN:
-        await _run(connection, _VACUUM, target, role)
+async def _grant(connection: AsyncConnection[Row], target: Target, role: str, kind: str) -> None:
+    """Give a role the rights of its kind to what is there, and no others."""
+    await _close(connection, target, sql.Identifier(role))
+    kinds, names, privileges = zip(*_privileges(kind, connection.info.server_version), strict=True)
+    params = {"role": role, "kinds": list(kinds), "names": list(names), "privileges": list(privileges)}
+    for (statement,) in await (await connection.execute(_GRANTS, params)).fetchall():
+        await connection.execute(statement.encode(), prepare=False)
 
 
-async def _take(connection: AsyncConnection[Row], target: Target, role: str) -> None:
-    for statement in _REVOKES:
-        await _run(connection, statement, target, role)
-    await connection.execute(_FORGET, [role])
+def _privileges(role_kind: str, server_version: int) -> Iterator[tuple[str, str, str]]:
+    for row in RIGHTS:
+        for privilege in row.of(role_kind):
+            if privilege != "MAINTAIN" or server_version >= _WITH_MAINTAIN:
+                yield from ((row.kind, name, privilege) for name in row.objects.split(" "))
 
 
-async def _run(connection: AsyncConnection[Row], statement: LiteralString, target: Target, role: str) -> None:
-    names = {"s": sql.Identifier(target.schema), "r": sql.Identifier(role)}
-    await connection.execute(sql.SQL(statement).format(**names), prepare=False)
+async def _close(connection: AsyncConnection[Row], target: Target, role: sql.Identifier) -> None:
+    for statement in _CLOSE:
+        await _run(connection, statement, target, r=role)
+
+
+async def _run(
+    connection: AsyncConnection[Row], statement: LiteralString, target: Target, **names: sql.Identifier
+) -> None:
+    composed = sql.SQL(statement).format(s=sql.Identifier(target.schema), **names)
+    await connection.execute(composed, prepare=False)
 
 
 async def _rows(connection: AsyncConnection[Row], statement: LiteralString, *params: object) -> list[Row]:

@@ -124,7 +124,7 @@ from affinity.provider.sqlite.migration import check_schema, inspect, migrate, u
 from affinity.provider.sqlite.session_store import SqliteSessionStore
 from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.sqlite.turns import commit
-from affinity.provider.timeline import Timeline
+from affinity.provider.timeline import SeenTimeline, Timeline
 from affinity.records import ActivityKey, DurableResource, SessionStore
 
 P = ParamSpec("P")
@@ -138,7 +138,8 @@ class SqliteProvider:
     what only reads, which so never waits behind an fsync. Made by `open`.
     """
 
-    def __init__(self, path: Path, writer: Database, reader: Database) -> None:
+    def __init__(self, path: Path, writer: Database, reader: Database, timeline: Timeline | SeenTimeline) -> None:
+        self._timeline = timeline
         self._path = path.resolve()
         self._inode = self._path.stat().st_ino
         self._tokens = Tokens()
@@ -170,14 +171,16 @@ class SqliteProvider:
             ConnectionLost: its directory is missing.
             SchemaMismatch: it was never migrated, is too old or too new for this code, or is no SQLite database.
         """
+        followed = timeline or SeenTimeline()
+        seen = followed if isinstance(followed, SeenTimeline) else None
         opened = partial(_open, path, clock or Clock(), max_wait)
         writer = await anyio.to_thread.run_sync(opened, timeline)
         try:
-            reader = await anyio.to_thread.run_sync(opened)
+            reader = await anyio.to_thread.run_sync(partial(opened, seen=seen))
         except BaseException:
             writer.close()
             raise
-        return cls(path, writer, reader)
+        return cls(path, writer, reader, followed)
 
     @classmethod
     async def migrate(cls, path: Path, progress: Progress = log_progress) -> tuple[int, int]:
@@ -202,6 +205,11 @@ class SqliteProvider:
     def dialect(self) -> str:
         """``sqlite``."""
         return "sqlite"
+
+    @property
+    def timeline(self) -> str:
+        """Of the last call that has only read; of a worker, of the last one that has written."""
+        return self._timeline.token or ""
 
     async def aclose(self) -> None:
         """Finish the calls that were made and close both connections. Idempotent."""
@@ -613,13 +621,17 @@ class SqliteProvider:
             watch.receive({})
 
 
-def _open(path: Path, clock: Clock, max_wait: float, timeline: Timeline | None = None) -> Database:
+def _open(
+    path: Path, clock: Clock, max_wait: float, timeline: Timeline | None = None, seen: SeenTimeline | None = None
+) -> Database:
     if not path.exists() and path.parent.is_dir():
         raise unmigrated(path)
     connection = connect(path)
     try:
         check_schema(connection, path)
-        return Database(connection, clock, max_wait=max_wait, timeline=timeline)
+        database = Database(connection, clock, max_wait=max_wait, timeline=timeline, seen=seen)
+        database.read(lambda _: None)  # notes the timeline
     except BaseException:
         connection.close()
         raise
+    return database

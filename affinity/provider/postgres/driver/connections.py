@@ -51,7 +51,7 @@ from psycopg import AsyncConnection
 from affinity.errors import ConnectionLost, ReadOnly
 from affinity.provider.postgres.driver.errors import is_prepared_anew, translate
 from affinity.provider.postgres.driver.target import COLD, HOT, Target
-from affinity.provider.postgres.driver.timeline import LEARN, TimelineCheck
+from affinity.provider.postgres.driver.timeline import TimelineCheck
 from affinity.provider.postgres.driver.wire import Outcome, Params, Row, Statement, WireProtocol
 from affinity.provider.timeline import Timeline
 
@@ -503,7 +503,7 @@ class Connections:
             DatabaseChanged: the database has another one already.
         """
         self.timeline = TimelineCheck(timeline)
-        self.timeline.check(await self.misc.run(LEARN, self.timeline.known))
+        self.timeline.check(await self.misc.run(self.timeline.question, self.timeline.known))
         self._is_migrated = True
 
     async def _check(self, connection: AsyncConnection[Row]) -> None:

@@ -9,40 +9,62 @@ from psycopg import AsyncConnection
 
 from affinity.errors import ReadOnly
 from affinity.provider.postgres.driver.wire import Params, Row
-from affinity.provider.timeline import Timeline
+from affinity.provider.timeline import SeenTimeline, Timeline
 
 LEARN: Final[LiteralString] = (
     "SELECT current_token, reached FROM learn_timeline(%(known_token)s::text, %(known_reached)s::bigint)"
 )
-"""Its one row is for `TimelineCheck.check`; its parameters are `TimelineCheck.known`."""
+"""What a worker asks, whose number may begin a timeline. Its one row is for `TimelineCheck.check`; its parameters are
+`TimelineCheck.known`.
+"""
+
+ESTABLISH: Final[LiteralString] = "SELECT current_token, reached FROM establish_timeline()"
+"""What a client asks."""
 
 
 class TimelineCheck:
     """Asks a database, and compares its answer with the timeline that is followed, if any.
 
-    A client follows none: it remembers nothing. It asks all the same, so that the first connection after a failover, be
-    it whose it may, begins the new timeline.
+    A client follows none, and keeps the one that it has seen. The first connection after a failover, of a worker or of
+    a client, begins the new timeline.
     """
 
     def __init__(self, timeline: Timeline | None) -> None:
         self._timeline = timeline
+        self._seen = SeenTimeline()
+
+    @property
+    def token(self) -> str:
+        """Of the last new connection."""
+        return (self._timeline or self._seen).token or ""
+
+    @property
+    def question(self) -> LiteralString:
+        """What a new connection asks."""
+        return ESTABLISH if self._timeline is None else LEARN
 
     @property
     def known(self) -> Params:
-        """What is known before it is asked."""
+        """What is known before it is asked: the parameters."""
         seen = self._timeline
         return {"known_token": seen.token if seen else None, "known_reached": seen.reached if seen else 0}
 
-    def check(self, rows: Sequence[Row]) -> None:
-        """Take the answer.
+    @property
+    def reached(self) -> int:
+        """How far the database is known to be."""
+        return self._seen.reached
+
+    def check(self, rows: Sequence[Row], before: int = 0) -> None:
+        """Take the answer; ``before``: `reached` when it was asked.
 
         Raises:
             DatabaseChanged: it is not of the timeline that is followed.
             ReadOnly: it is of a standby, which may be promoted while the connection lasts.
         """
-        if self._timeline is None:
-            return
         ((token, reached),) = rows
+        if self._timeline is None:
+            self._seen.note(token, reached, before)
+            return
         if reached is None:
             raise ReadOnly("the server is a standby: target_session_attrs=read-write finds the primary")
         self._timeline.check(token, reached)
@@ -53,4 +75,5 @@ class TimelineCheck:
         Raises:
             DatabaseChanged, ReadOnly: as `check`.
         """
-        self.check(await (await connection.execute(LEARN, self.known, prepare=False)).fetchall())
+        before = self.reached
+        self.check(await (await connection.execute(self.question, self.known, prepare=False)).fetchall(), before)

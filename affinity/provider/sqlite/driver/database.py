@@ -15,9 +15,9 @@ from typing import Concatenate, Final, LiteralString, ParamSpec, TypeVar
 from affinity.errors import DatabaseChanged, SchemaMismatch
 from affinity.provider.sqlite.driver.clock import Clock
 from affinity.provider.sqlite.driver.errors import FAILURES, is_busy, translate
-from affinity.provider.sqlite.driver.timeline import learn
+from affinity.provider.sqlite.driver.timeline import learn, read
 from affinity.provider.sqlite.driver.transaction import Tx
-from affinity.provider.timeline import Timeline
+from affinity.provider.timeline import SeenTimeline, Timeline
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -104,10 +104,12 @@ class Database:
         *,
         max_wait: float = MAX_WAIT,
         timeline: Timeline | None = None,
+        seen: SeenTimeline | None = None,
     ) -> None:
         self._connection = connection
         self._clock = clock
         self._timeline = timeline
+        self._seen = seen  # by what only reads
         self._max_wait = max_wait
         self._waits: bool | None = True  # whether commits wait for the disk; None: not known
         self._waits_wanted = True
@@ -167,7 +169,10 @@ class Database:
         self._undo()
         self._connection.execute("BEGIN")
         try:
-            return operation(Tx(self._connection, self._clock.now()), *args, **kwargs)
+            tx = Tx(self._connection, self._clock.now())
+            if self._seen is not None:
+                self._seen.note(*read(tx), self._seen.reached)
+            return operation(tx, *args, **kwargs)
         finally:
             with suppress(*FAILURES):
                 self._undo()

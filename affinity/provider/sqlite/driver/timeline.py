@@ -13,10 +13,10 @@ SQL: Final = load_statements(__package__, "timeline.sql")
 
 def learn(tx: Tx, known: Timeline) -> tuple[str, int]:
     """The token and how far the file is; the token is a new one if the file is behind ``known``."""
-    token, reached = _read(tx)
+    token, reached = read(tx)
     if token == known.token and reached < known.reached:
         begin(tx)
-        return _read(tx)
+        return read(tx)
     return token, reached
 
 
@@ -25,7 +25,8 @@ def advance(tx: Tx) -> None:
     tx.run(SQL["advance"])
 
 
-def _read(tx: Tx) -> tuple[str, int]:
+def read(tx: Tx) -> tuple[str, int]:
+    """The token and how far the file is."""
     row = tx.row(SQL["learn"])
     assert row is not None
     return row[0], row[1]

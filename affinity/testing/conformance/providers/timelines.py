@@ -122,6 +122,19 @@ class TimelineRules(Rules):
         await cluster.harness.migrate()
         assert await a.renew_lease() is not None
 
+    async def test_a_timeline_has_a_name(self, cluster: Cluster) -> None:
+        """``timeline`` is equal for all providers, and another one after a loss (contract: ProviderConnection)."""
+        followed = Timeline()
+        a = await cluster.follower("a", followed)
+        assert await a.renew_lease() is not None
+        before = (await cluster.open()).timeline
+        assert before == a.provider.timeline == (await cluster.open()).timeline
+        await cluster.harness.lose_tail()
+        with pytest.raises(DatabaseChanged):
+            await a.renew_lease()
+        again = await cluster.follower("a", Timeline(followed))
+        assert (await cluster.open()).timeline == again.provider.timeline != before
+
     async def test_who_follows_nothing_goes_on(self, cluster: Cluster) -> None:
         """A provider without a timeline continues to work (contract: Provider)."""
         a = await cluster.follower("a", Timeline())
