@@ -9,7 +9,8 @@
     │   ├── NotSerializable            a value that JSON, as its declared type, cannot represent
     │   ├── InvalidOptions             options that contradict each other, with both values
     │   ├── InvalidUrl                 a database URL that names no provider, or is malformed
-    │   └── InvalidApp                 MODULE:APP that does not import, or a wrong registration
+    │   ├── InvalidApp                 MODULE:APP that does not import, or a wrong registration
+    │   └── WakeMisuse                 a handler of a conversation makes a call that can never work
     ├── ProviderError                  the database refused or failed; ``retryable`` says whether to retry
     │   ├── Contention                 lost to a concurrent transaction: retry immediately
     │   ├── StatementTimeout           the statement took too long: retry less of it, with backoff
@@ -189,6 +190,13 @@ class InvalidUrl(InvalidInput):
 
 class InvalidApp(InvalidInput):
     """``MODULE:APP`` cannot be imported, or a registration cannot be used."""
+
+
+class WakeMisuse(InvalidInput):
+    """The handler of a conversation makes a call that can never work: it appends a value that is no event, or one that
+    only clients or the runtime write, waits for a reply of its own conversation, or gives `run_loop` a model that
+    returns no `ModelReply`. The message names what to use. The wake is not retried.
+    """
 
 
 # --- the database ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -41,9 +41,9 @@ from affinity.conversation.program import ChildrenDone, Delegation, Failure, Wak
 from affinity.conversation.stream import Streams, StreamWriter
 from affinity.conversation.trace import WAKE_SPAN, Trace, error_of, root_span
 from affinity.conversation.views import request_of, revisit_of
-from affinity.conversation.wake import Wake, WakeInputs, WakeParts
+from affinity.conversation.wake import Wake, WakeInputs, WakeParts, handling
 from affinity.conversation.writing import WakeWriting, end_of_delegation
-from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict
+from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict, WakeMisuse
 from affinity.journal import (
     HomeLease,
     JournalAccess,
@@ -117,8 +117,8 @@ class Runnable(Protocol[S]):
         """See `LineageState`."""
         ...
 
-    def handler(self) -> Callable[[Wake, S], Awaitable[None]]:
-        """What runs."""
+    async def handle(self, wake: Wake, state: S) -> None:
+        """Run the handler."""
         ...
 
     def open_state(self, ctx: ActivityContext, work: PendingWork) -> OpenSession[S]:
@@ -280,10 +280,8 @@ class _Attempt(Generic[S]):
             with root_span(self.trace.name, about, senders):
                 self.parts.opening = opening = self.conversations.open_state(self.ctx, self.work)
                 async with opening as state:
-                    try:
-                        await self.conversations.handler()(wake, state)
-                    finally:
-                        self.parts.has_ended = True
+                    with handling(self.parts):
+                        await self.conversations.handle(wake, state)
         return wake
 
     def _time_left(self) -> float | None:
@@ -474,7 +472,7 @@ class _Attempt(Generic[S]):
             exc_info=error,
             extra={"session_id": self.writing.session_id, "wake_id": self.task["wake"], "attempt": self.number},
         )
-        pause = None if isinstance(error, NON_RETRYABLE) else self._pause(type(error).__name__, error)
+        pause = None if isinstance(error, (*NON_RETRYABLE, WakeMisuse)) else self._pause(type(error).__name__, error)
         # The state may be staged: what has failed may have come behind the handler.
         withdraw(self.ctx, error, retried=pause is not None)
         self.writing.discard(self.trace.entries)

@@ -49,6 +49,7 @@ from affinity.conversation.views import (
     revisit_of,
     status_of,
 )
+from affinity.conversation.wake import handled_journal
 from affinity.errors import (
     ConversationKindMismatch,
     ConversationTerminated,
@@ -61,6 +62,7 @@ from affinity.errors import (
     UnknownEntry,
     UnknownInstance,
     WaitTimeout,
+    WakeMisuse,
 )
 from affinity.journal import Answer, Appended, JournalAppend, JournalPage, JournalQuery, NewEntry
 from affinity.limits import MAX_PAGE, MAX_UNREAD_EVENTS, check_id
@@ -128,10 +130,13 @@ class Talk(LineageCalls["Talk"]):
             ConversationTerminated: before the event was processed; or an operator has ended the instance.
             UnknownConversation: it was deleted before the event was processed.
             UnknownEntry: the event was sent before, and its reply is not there; see `reply`.
+            WakeMisuse: the handler of a wake of this very conversation asks, or a task that it has started. Nothing is
+                sent. A wait by way of another process, or of the handler of another conversation, is not found out.
             ClientError, InvalidInput: as for `send`; or the timeout is negative, or not a number.
         """
         check_timeout(timeout)
         with anyio.move_on_after(timeout):
+            await self._check_not_own()
             async with self._client.journals.changes(self.conversation_id, only_wakes=True) as change:
                 appended = await self._send(event, event_id)
                 return await self._reply(change, appended.seq, appended)
@@ -146,6 +151,7 @@ class Talk(LineageCalls["Talk"]):
                 is in a conversation that this one was forked or merged from.
             EntriesRemoved: retention has removed the reply.
             InvalidInput: ``seq`` is no number of an entry, or the timeout as for `ask`.
+            WakeMisuse: as for `ask`, unless the reply is there.
             WakeFailed, WaitTimeout, ConversationTerminated: as for `ask`.
         """
         check_timeout(timeout)
@@ -302,7 +308,16 @@ class Talk(LineageCalls["Talk"]):
                 raise RequestNotPending(self.conversation_id, f"request {request_id!r} does not wait for this answer")
             case "full" | "over_quota" as refusal:
                 check_delivery(self.conversation_id, refusal, await self._client.quotas())
-        raise ConversationKindMismatch(self.conversation_id, f"it is of another kind than {self._kind.name!r}")
+        page = await self._find(self.conversation_id)
+        if page is None or page.kind == self._kind.name:
+            raise ConversationKindMismatch(
+                self.conversation_id, "its id is that of an instance of another orchestration: use another id"
+            )
+        raise ConversationKindMismatch(
+            self.conversation_id,
+            f"it is of kind {page.kind!r}, not {self._kind.name!r}: connect with the Conversations of its kind, or use "
+            "another id",
+        )
 
     # -- reading
 
@@ -424,6 +439,19 @@ class Talk(LineageCalls["Talk"]):
                 return
             after = 0
 
+    async def _check_not_own(self) -> None:
+        """Refuse to wait for a wake of this conversation in the handler of one."""
+        own = handled_journal(self.conversation_id)
+        if own is None:
+            return
+        page = await self._find(self.conversation_id)
+        if page is not None and page.journal_id == own:  # not one of the same id in another database
+            raise WakeMisuse(
+                f"the handler of conversation {self.conversation_id!r} waits for a reply of its own conversation, "
+                "whose next wake begins when this handler has ended: use wake.revisit() to run again, send() without "
+                "waiting, or wake.delegate() to give the work to another conversation"
+            )
+
     async def _find(self, conversation_id: str) -> JournalPage | None:
         return await self._client.journals.read(JournalQuery(session_id=conversation_id, limit=1))
 
@@ -443,6 +471,7 @@ class Talk(LineageCalls["Talk"]):
         look = not is_new  # an event that was sent before may be processed already
         while True:
             if not look:
+                await self._check_not_own()
                 await change.wait()
             query = JournalQuery(session_id=self.conversation_id, after=reader.position, limit=REPLY_PAGE)
             page = await self._page(query)
