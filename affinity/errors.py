@@ -41,6 +41,7 @@
     │       ├── ConversationKindMismatch it is of another kind
     │       ├── ConversationExists       the id of a new one is in use
     │       ├── NotAParent             only its parent, and clients, may address a child
+    │       ├── EventIdConflict        another event of the conversation has the event id
     │       ├── RequestNotPending      answered, dropped or expired already, unknown, or of another kind
     │       ├── UnknownEntry           an anchor that is not in the journal
     │       │   └── EntriesRemoved     retention has removed entries that were to be read
@@ -415,6 +416,10 @@ class ConversationExists(ConversationError):
 
 class NotAParent(ConversationError):
     """The conversation is no child of the one whose wake addresses it."""
+
+
+class EventIdConflict(ConversationError):
+    """Another event of the conversation has this event id; nothing was sent."""
 
 
 class RequestNotPending(ConversationError):

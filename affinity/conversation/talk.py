@@ -54,6 +54,7 @@ from affinity.errors import (
     ConversationKindMismatch,
     ConversationTerminated,
     EntriesRemoved,
+    EventIdConflict,
     InstanceNotFinished,
     InvalidInput,
     NotAParent,
@@ -104,6 +105,7 @@ class Talk(LineageCalls["Talk"]):
             The number of its entry.
 
         Raises:
+            EventIdConflict: another event of the conversation has this event id: other content, or another kind.
             ConversationTerminated: it takes no more events.
             ConversationKindMismatch: it is of another kind, or its id belongs to an instance of something else.
             RequestNotPending: an answer, to a request that does not wait for it.
@@ -185,6 +187,7 @@ class Talk(LineageCalls["Talk"]):
             The number of its entry, for `reply`.
 
         Raises:
+            EventIdConflict: another event of the conversation has this event id, such as another answer.
             RequestNotPending: it is answered, dropped or expired already, unknown, or of the other kind.
             UnknownConversation, ConversationTerminated, InvalidInput: as for `send`.
         """
@@ -297,6 +300,12 @@ class Talk(LineageCalls["Talk"]):
         match appended.outcome:
             case "appended" | "repeated":
                 return appended
+            case "other_event":
+                event_id = None if append.entry is None else append.entry.event_id
+                raise EventIdConflict(
+                    self.conversation_id,
+                    f"entry {appended.seq} is another event with the event id {event_id!r}: give each event its own id",
+                )
             case "unknown":
                 raise unknown_conversation(self.conversation_id)
             case "closed":

@@ -15,7 +15,7 @@ import pytest
 import affinity
 from affinity import AgentMessage, UserMessage, Wake
 from affinity.conversation import ModelReply, ModelRequest, ToolConfirmation, run_loop
-from affinity.errors import ConversationKindMismatch, InvalidOptions, WakeFailed, WakeMisuse
+from affinity.errors import ConversationKindMismatch, EventIdConflict, InvalidOptions, WakeFailed, WakeMisuse
 from tests.conversation.application import Chat, echo, make, stage, until
 
 pytestmark = pytest.mark.anyio
@@ -156,6 +156,41 @@ async def test_a_handler_may_read_its_own_replies_and_ask_other_conversations(sq
         clients.append(on.client)
         await on.talk().ask(UserMessage("a"), timeout=30)
         assert (await on.talk().ask(UserMessage("x"), timeout=30)).text == "re: a, re: b"
+
+
+# -- event ids
+
+
+async def test_another_event_under_a_used_event_id_is_refused(url: str) -> None:
+    async def handler(wake: Wake, chat: Chat) -> None:
+        if wake.events == [UserMessage("ask me")]:
+            wake.require(ToolConfirmation("refund"))
+            wake.require(ToolConfirmation("refund"))
+        await echo(wake, chat)
+
+    async with stage(url, handler) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("pay 5"), event_id="e1", timeout=30)
+        await talk.ask(UserMessage("ask me"), event_id="e2", timeout=30)
+        before = len(await talk.history())
+        first, second = [each.request_id for each in await talk.requests()]
+        for again in (talk.ask, talk.send):
+            with pytest.raises(
+                EventIdConflict, match="entry 1 is another event with the event id 'e1': give each event"
+            ):
+                await again(UserMessage("pay 500"), event_id="e1")
+        with pytest.raises(EventIdConflict):
+            await talk.answer(first, allowed=True, event_id="e2")
+        with pytest.raises(EventIdConflict):
+            await talk.interrupt(event_id="e2")
+        assert len(await talk.history()) == before
+        assert len(await talk.requests()) == 2
+        seq = await talk.answer(first, allowed=True, event_id="e3")
+        with pytest.raises(EventIdConflict):
+            await talk.answer(first, allowed=False, event_id="e3")
+        with pytest.raises(EventIdConflict):
+            await talk.answer(second, allowed=True, event_id="e3")
+        assert await talk.answer(first, allowed=True, event_id="e3") == seq
 
 
 # -- returned values, models

@@ -136,7 +136,7 @@ async def test_a_merge_gives_no_reply_to_what_the_right_side_has_processed(url: 
         assert (await merged.ask(UserMessage("one"), event_id="m-1", timeout=60)).text == "re: one"
         for number in range(3):
             with pytest.raises(UnknownEntry):
-                await merged.ask(UserMessage("again"), event_id=f"r-{number}", timeout=60)
+                await merged.ask(UserMessage(f"{number}"), event_id=f"r-{number}", timeout=60)
         assert (await merged.ask(UserMessage("new"), event_id="m-2", timeout=60)).text == "re: new"
         assert (await merged.ask(UserMessage("new"), event_id="m-2", timeout=60)).text == "re: new"
 
@@ -179,12 +179,12 @@ async def test_a_copy_of_a_merge_gives_the_replies_that_the_merge_gives(url: str
             assert (await made.ask(UserMessage("slow"), event_id="m-2", timeout=60)).text == "re: slow"
             for number in range(5):
                 with pytest.raises(UnknownEntry):
-                    await made.ask(UserMessage("again"), event_id=f"r-{number}", timeout=60)
+                    await made.ask(UserMessage(f"{number}"), event_id=f"r-{number}", timeout=60)
             assert (await made.ask(UserMessage("new"), event_id="m-3", timeout=60)).text == "re: new"
             assert (await made.ask(UserMessage("new"), event_id="m-3", timeout=60)).text == "re: new"
             for number in range(5):
                 with pytest.raises(UnknownEntry):
-                    await made.ask(UserMessage("again"), event_id=f"r-{number}", timeout=60)
+                    await made.ask(UserMessage(f"{number}"), event_id=f"r-{number}", timeout=60)
 
 
 async def test_the_reply_to_an_entry_that_is_no_input_is_not_waited_for(url: str) -> None:

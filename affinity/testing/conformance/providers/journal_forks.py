@@ -50,7 +50,7 @@ class JournalForkRules(Rules):
         assert [await fork.texts() for fork in forks] == [["1", "2", "3", "own"], ["1", "2", "3", "4", "5", "own"]]
         assert await forks[0].texts(newest_first=True, limit=2) == ["own", "3"]
         assert await forks[0].texts(kinds=["agent.message"], wake_id="w1") == ["2", "3"]
-        assert (await forks[0].append(event_id="e")).outcome == "repeated"
+        assert (await forks[0].append(text="1", event_id="e")).outcome == "repeated"
         again = await talk.append(event_id="e", start=new_start(birth="again"))
         assert (again.outcome, again.seq, again.created) == ("appended", 1, True)
         assert await forks[0].texts(limit=1) == ["1"]
