@@ -28,12 +28,13 @@ async def refuse_other_events(
             if one.entry is not None
         ]
         for n, page in zip(asked, await read(queries), strict=True):
-            new = appends[n].entry
             if page is not None and not page.entries and page.more:
                 continue  # the pages before it have taken all the bytes of the call
             left.remove(n)
-            is_there = page is not None and page.journal_id == found[n].journal_id and page.entries
-            if is_there and new is not None and not _is_same(page.entries[0], new):
+            if page is None or page.journal_id != found[n].journal_id:
+                continue  # it was deleted meanwhile
+            new = appends[n].entry
+            if any(new is not None and not _is_same(entry, new) for entry in page.entries):
                 found[n] = found[n]._replace(outcome="other_event")
     return found
 
