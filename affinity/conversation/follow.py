@@ -176,7 +176,8 @@ class EventFeed(AsyncIterator[FeedItem]):
         """The next one; waits for it if the feed follows.
 
         Raises:
-            UnknownConversation: there is none, or it was deleted.
+            UnknownConversation: there is none, or it was deleted. A feed from 0 that follows waits for the first event
+                of a conversation instead.
             UnknownEntry: the feed began behind the last entry: the conversation was deleted and begun again.
             EntriesRemoved: retention has removed entries behind `position`. A feed from 0 goes on with the first that
                 is kept; it never raises this before it has given an entry.
@@ -215,7 +216,13 @@ class EventFeed(AsyncIterator[FeedItem]):
         async with self._journals.changes(self._conversation_id) as change:
             first: JournalPage | None = None
             while True:
-                page = await self._page()
+                try:
+                    page = await self._page()
+                except UnknownConversation:
+                    if first is not None or self._position.seq:
+                        raise
+                    await change.wait()  # for its first event
+                    continue
                 first = first or self._check_first(page)
                 if page.journal_id != first.journal_id:
                     raise unknown_conversation(self._conversation_id)

@@ -17,7 +17,6 @@ from affinity.conversation.events import (
     ConfirmationAnswer,
     CustomToolResult,
     EventMeta,
-    JournalEntry,
     JournalEvent,
     SessionStatusChanged,
     UserInterrupt,
@@ -66,7 +65,7 @@ from affinity.errors import (
     WakeMisuse,
 )
 from affinity.journal import Answer, Appended, JournalAppend, JournalPage, JournalQuery, NewEntry
-from affinity.limits import MAX_PAGE, MAX_UNREAD_EVENTS, check_id
+from affinity.limits import MAX_UNREAD_EVENTS, check_id
 from affinity.orchestration.app import MISSING
 from affinity.provider.contract import FINISHED, InstanceInfo
 
@@ -348,8 +347,9 @@ class Talk(LineageCalls["Talk"]):
 
         Args:
             after: a number of an entry, or `EventFeed.position` of an earlier feed, which is exact within a stream.
-            follow: wait for what comes; the feed ends with the conversation, also when an operator has cancelled its
-                instance. False: it ends with the last entry.
+            follow: wait for what comes, also for the first event of a conversation that is not there yet; the feed ends
+                with the conversation, also when an operator has cancelled its instance. False: it ends with the last
+                entry.
             kinds: only entries of these kinds, or classes; empty: all.
             stream: with provisional output.
 
@@ -358,22 +358,6 @@ class Talk(LineageCalls["Talk"]):
         """
         reader = PageReader(self._kind.types, read_position(after), kinds_of(kinds), stream=stream)
         return EventFeed(self._client.journals, self.conversation_id, reader, follow=follow)
-
-    async def trace(self, wake_id: str) -> Sequence[JournalEntry]:
-        """All entries of a wake, its attempts that have failed too: spans with their times, and what it appended.
-
-        Raises:
-            UnknownConversation: there is none.
-            UnknownEntry: it has no such wake.
-        """
-        entries: list[JournalEntry] = []
-        more = True
-        while more:
-            page = await self.history(wake=wake_id, after=entries[-1].seq if entries else 0, limit=MAX_PAGE)
-            entries, more = [*entries, *page], bool(page)
-        if not entries:
-            raise UnknownEntry(self.conversation_id, f"it has no wake {wake_id!r}")
-        return entries
 
     async def requests(self) -> Sequence[PendingRequest]:
         """The requests that wait for an answer, oldest first; none if there is no such conversation."""
@@ -441,12 +425,14 @@ class Talk(LineageCalls["Talk"]):
 
     async def _wait_end(self, after: int) -> None:
         while True:
-            with suppress(EntriesRemoved):
+            try:
                 async with self.events(after=after, follow=True, stream=False) as feed:
                     async for _ in feed:
                         pass
+            except EntriesRemoved as removed:
+                after = removed.first_seq - 1
+            else:
                 return
-            after = 0
 
     async def _check_not_own(self) -> None:
         """Refuse to wait for a wake of this conversation in the handler of one."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final, Literal
 
 import pytest
 
@@ -28,6 +28,8 @@ from tests.conversation.application import Chat, Stage, make, stage
 from tests.conversation.openrath import LONG, rebuild, say, texts, words
 
 pytestmark = pytest.mark.anyio
+
+SIDES: Final[tuple[Literal["left", "right"], ...]] = ("left", "right")
 
 
 @pytest.fixture
@@ -212,7 +214,19 @@ async def test_merge_of_sides_with_one_sandbox_keeps_it(idle: Stage) -> None:
     await talk.fork("r", beside=True)
     await idle.talk("x").send(UserMessage("x"))
     assert (await (await left.merge("r", into="m")).ancestors())[0].home == "a"
-    assert (await (await idle.talk("x").merge("r", into="n")).ancestors())[0].home == "a"
+    assert (await (await talk.merge("r", into="n")).ancestors())[0].home == "a"
+    assert (await (await idle.talk("x").merge("a", into="o")).ancestors())[0].home is None
+
+
+async def test_a_side_that_runs_elsewhere_than_the_other_side_s_sandbox_is_a_difference(idle: Stage) -> None:
+    for name in ("a", "x"):
+        await idle.talk(name).send(UserMessage(name))
+    await idle.talk("a").fork("r", beside=True)
+    for left, right in (("x", "r"), ("r", "x")):
+        with pytest.raises(InvalidOptions, match=r"of '.', '.' those of '.': name the side to keep, keep='left'"):
+            await idle.talk(left).merge(right, into="m")
+    kept = [await idle.talk("x").merge("r", into=f"m-{side}", keep=side) for side in SIDES]
+    assert [(await each.ancestors())[0].home for each in kept] == ["x", "a"]
 
 
 # --- usage ------------------------------------------------------------------------------------------------------------
@@ -293,12 +307,21 @@ async def test_compress_leaves_the_summary_as_the_only_row(url: str) -> None:
         assert await say(short, "two") == "re: two"
 
 
-async def test_compress_takes_no_calls_of_tools(idle: Stage) -> None:
+@pytest.mark.parametrize(
+    ("summary", "problem"),
+    [
+        (affinity.ToolUse("search"), "not ToolUse"),
+        (" \n", "an empty summary"),
+        (UserMessage([]), "an empty summary"),
+        (affinity.AgentMessage([{"type": "text", "text": " "}]), "an empty summary"),
+    ],
+)
+async def test_compress_takes_no_calls_of_tools_and_no_empty_summary(idle: Stage, summary: Any, problem: str) -> None:
     async def summarise(_: Sequence[JournalEntry]) -> Any:
-        return affinity.ToolUse("search")
+        return summary
 
     await idle.talk("a").send(UserMessage("one"))
-    with pytest.raises(InvalidInput, match="not ToolUse"):
+    with pytest.raises(InvalidInput, match=problem):
         await idle.talk("a").compress(into="s", summarise=summarise)
     with pytest.raises(UnknownConversation):
         await idle.talk("s").ancestors()

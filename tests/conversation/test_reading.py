@@ -262,3 +262,38 @@ async def test_state_and_entries_of_an_export_fit_each_other(url: str, monkeypat
         await copy.import_(lines)
         assert (await on.state("copy")).received == ["one", "two"]
         assert len(await copy.history(kinds=["user.message"])) == 2
+
+
+async def test_a_feed_that_follows_waits_for_the_first_event(url: str) -> None:
+    async with stage(url) as on, anyio.create_task_group() as group:
+        found: list[str] = []
+        begun = anyio.Event()
+
+        async def follow() -> None:
+            async with on.talk().events(follow=True, stream=False) as feed:
+                begun.set()
+                async for item in feed:
+                    found.append(item.kind)
+
+        group.start_soon(follow)
+        await begun.wait()
+        await anyio.sleep(0.2)
+        await on.talk().ask(UserMessage("one"), timeout=30)
+        await on.talk().terminate()
+        with anyio.fail_after(30):
+            while "session.status_changed" not in found:
+                await anyio.sleep(0.02)
+        assert found[:3] == ["user.message", "span.started", "agent.message"]
+
+
+async def test_a_feed_of_no_conversation_that_does_not_follow_or_goes_on_from_a_position_raises(url: str) -> None:
+    async with stage(url, workers=0) as on:
+        for feed in (on.talk().events(), on.talk().events(after=3, follow=True)):
+            with pytest.raises(UnknownConversation):
+                await anext(feed)
+        await on.talk().send(UserMessage("one"))
+        feed = on.talk().events(follow=True)
+        assert (await anext(feed)).kind == "user.message"
+        await on.talk().delete()
+        with pytest.raises(UnknownConversation):
+            await anext(feed)
