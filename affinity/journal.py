@@ -271,6 +271,10 @@ class JournalLineage:
     home: str | None
     distance: int  # generations; 0: the journal itself
     created_at: datetime
+    # What removed entries have used, by writer, as JSON: {"WRITER": [ENTRIES, {"NAME": SUM}]}. A usage is the field
+    # "usage" of a payload, an object of numbers. A writer is the beginning of a wake's id, without its last two words,
+    # which hyphens separate; an input counts for the wake behind it. Of a journal that continues others: their sum.
+    used: str = "{}"
 
 
 class HomeLease(NamedTuple):

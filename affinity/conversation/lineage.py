@@ -255,7 +255,9 @@ class BirthPlanner:
         """See `LineageCalls.export`."""
         lineage = await self._lineage(source)
         record, page = await self._snapshot(source)
-        for line in lineage_lines(lineage, page, extras_of(spent_before(lineage))):
+        # Retention has removed entries: an import counts what all of a writer have used.
+        spent = spent_before(lineage) if lineage[0].used == "{}" else await self._spent(source)
+        for line in lineage_lines(lineage, page, extras_of(spent)):
             yield line
         if record is not None:
             yield record_line(record)
@@ -302,10 +304,14 @@ class BirthPlanner:
         return total_of(await self._spent(source))
 
     async def _spent(self, source: str) -> Spent:
-        tally = Tally()
-        async for entry in self.entries(source, self._kind.types.kinds_with_usage):
-            tally.add(entry)
-        return united(spent_before(await self._lineage(source)), tally.spent())
+        for _ in range(SNAPSHOTS):
+            lineage = await self._lineage(source)
+            tally = Tally(lineage[0])
+            async for entry in self.entries(source, self._kind.types.kinds_with_usage):
+                tally.add(entry)
+            if (await self._own(source)).used == lineage[0].used:  # else retention has removed some meanwhile
+                break
+        return united(spent_before(lineage), tally.spent())
 
     async def entries(
         self, source: str, kinds: Sequence[str] = (), *, before: int | None = None

@@ -157,8 +157,8 @@ class LineageCalls(CommonCalls[M], Generic[M]):
         return await self._derive(into, self._planner.merge, other, into, state=state, **made_by)
 
     async def usage(self) -> dict[str, int]:
-        """The sum of ``usage`` of all entries, each counted once, and of what compressions have left out. Reads all
-        entries that have one.
+        """The sum of ``usage`` of all entries, each counted once, also of those that retention has removed, and of what
+        compressions have left out. Reads all entries that have one.
 
         Raises:
             UnknownConversation, ConversationKindMismatch: as for `fork`.

@@ -252,6 +252,45 @@ async def test_usage_is_cumulative_across_loops(url: str) -> None:
         assert await fork.usage() == {"tokens": 40}
 
 
+@pytest.mark.parametrize("keep", [0, 5])
+async def test_usage_does_not_shrink_when_retention_removes_entries(url: str, keep: int) -> None:
+    async def summarise(entries: Sequence[JournalEntry]) -> AgentMessage:
+        return AgentMessage("short", {"tokens": 3})
+
+    totals: list[dict[str, int]] = []
+
+    async def count(wake: affinity.Wake, chat: Chat) -> None:
+        await spend(wake, chat)
+        totals.append(await wake.total_usage())
+
+    async with stage(url, count) as found:
+        talk, other = found.talk("a"), found.talk("b")
+        for number in range(3):
+            await say(talk, f"{number}")
+        await say(other, "other")
+        early = await talk.compress(into="early", summarise=summarise)
+        fork = await talk.fork("early-fork")
+        await found.client.prune_conversations(max_entries=keep)
+        assert await talk.usage() == await fork.usage() == {"tokens": 30}
+        await say(talk, "on")
+        assert totals[-1] == {"tokens": 40}
+        late = await talk.compress(into="late", summarise=summarise)
+        made = [
+            await talk.fork("fork"),
+            await talk.detach("detached"),
+            await (await talk.fork("left")).merge("fork", into="both"),
+            found.talk("copy"),
+        ]
+        await made[-1].import_([line async for line in talk.export()])
+        assert [await each.usage() for each in made] == [{"tokens": 40}] * 4
+        assert await late.usage() == {"tokens": 43}
+        assert await (await early.merge("late", into="compressed")).usage() == {"tokens": 46}
+        assert await (await talk.merge("b", into="m")).usage() == {"tokens": 50}
+        await found.client.prune_conversations(max_entries=keep)
+        assert [await each.usage() for each in made] == [{"tokens": 40}] * 4
+        assert await found.talk("m").usage() == {"tokens": 50}
+
+
 async def test_usage_of_a_merge_counts_each_entry_once(url: str) -> None:
     async with stage(url, spend) as found:
         talk = found.talk("a")
