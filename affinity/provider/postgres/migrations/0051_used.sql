@@ -29,7 +29,9 @@ BEGIN
                         WHERE w.journal_id = e.journal_id AND w.seq > e.seq AND w.wake_id IS NOT NULL
                         ORDER BY w.seq LIMIT 1), ''), '-[^-]*-[^-]*$', '') AS writer, e.payload
                 FROM find_entries_1(one, low, upto + 1, '{}', NULL, NULL, false, false, upto - low) o
-                JOIN journal_entries e ON e.journal_id = o.owner AND e.seq = o.seq
+                -- OFFSET 0: by the key, whatever statistics say of the number of entries.
+                CROSS JOIN LATERAL (
+                    SELECT n.* FROM journal_entries n WHERE n.journal_id = o.owner AND n.seq = o.seq OFFSET 0) e
                 WHERE e.payload LIKE '%"usage"%'
                 ORDER BY e.seq
             LOOP
