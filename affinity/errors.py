@@ -9,7 +9,8 @@
     │   ├── NotSerializable            a value that JSON, as its declared type, cannot represent
     │   ├── InvalidOptions             options that contradict each other, with both values
     │   ├── InvalidUrl                 a database URL that names no provider, or is malformed
-    │   └── InvalidApp                 MODULE:APP that does not import, or a wrong registration
+    │   ├── InvalidApp                 MODULE:APP that does not import, or a wrong registration
+    │   └── WakeMisuse                 a handler of a conversation makes a call that can never work
     ├── ProviderError                  the database refused or failed; ``retryable`` says whether to retry
     │   ├── Contention                 lost to a concurrent transaction: retry immediately
     │   ├── StatementTimeout           the statement took too long: retry less of it, with backoff
@@ -41,6 +42,7 @@
     │       ├── ConversationKindMismatch it is of another kind
     │       ├── ConversationExists       the id of a new one is in use
     │       ├── NotAParent             only its parent, and clients, may address a child
+    │       ├── EventIdConflict        another event of the conversation has the event id
     │       ├── RequestNotPending      answered, dropped or expired already, unknown, or of another kind
     │       ├── UnknownEntry           an anchor that is not in the journal
     │       │   ├── TimelineChanged    the database may have lost the entry of a number, or of a position
@@ -193,6 +195,13 @@ class InvalidUrl(InvalidInput):
 
 class InvalidApp(InvalidInput):
     """``MODULE:APP`` cannot be imported, or a registration cannot be used."""
+
+
+class WakeMisuse(InvalidInput):
+    """The handler of a conversation makes a call that can never work: it appends a value that is no event, or one that
+    only clients or the runtime write, waits for a reply of its own conversation, or gives `run_loop` a model that
+    returns no `ModelReply`. The message names what to use. The wake is not retried.
+    """
 
 
 # --- the database ---------------------------------------------------------------------------------------------------
@@ -417,6 +426,10 @@ class ConversationExists(ConversationError):
 
 class NotAParent(ConversationError):
     """The conversation is no child of the one whose wake addresses it."""
+
+
+class EventIdConflict(ConversationError):
+    """Another event of the conversation has this event id; nothing was sent."""
 
 
 class RequestNotPending(ConversationError):

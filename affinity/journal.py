@@ -38,6 +38,10 @@ text, which is a control character.
 """
 
 
+META_FIELD: Final = "_"
+"""Field of a payload with what is known of the sending, such as the sender's trace: it is no part of the event."""
+
+
 def new_journal_id() -> int:
     """A random journal id: a positive integer of 63 bits."""
     return secrets.randbits(63) or 1
@@ -63,7 +67,7 @@ class NewEntry:
     kind: str
     payload: str  # JSON object
     # Unique in its journal: an entry with the id of one that is kept, by this journal or by those that it continues, is
-    # not appended again.
+    # not appended again. It is the same event if kind and payload are the same, without `META_FIELD`.
     event_id: str | None = None
     wake_id: str | None = None
     is_input: bool = False
@@ -124,6 +128,7 @@ class JournalAppend:
 AppendOutcome: TypeAlias = Literal[
     "appended",
     "repeated",
+    "other_event",
     "unknown",
     "other_kind",
     "closed",
@@ -133,10 +138,12 @@ AppendOutcome: TypeAlias = Literal[
     "full",
     "over_quota",
 ]
-"""``unknown``: there is no journal, and no start or no entry was given; or there is another one than that of
-``journal_id``, or none; or its instance is gone, no start was given, and the message would be lost. ``closed``: or the
-instance has ended. ``taken``: the id belongs to an instance of another orchestration than that of ``start``.
-``not_pending``: the request is unknown, resolved, dropped, expired, of another kind, or of another wake.
+"""``repeated``: the same event was appended before under this event id. ``other_event``: another event was; nothing is
+changed. What wakes send (`JournalWrite.appends`) is not compared, and counts as ``repeated``. ``unknown``: there is no
+journal, and no start or no entry was given; or there is another one than that of ``journal_id``, or none; or its
+instance is gone, no start was given, and the message would be lost. ``closed``: or the instance has ended. ``taken``:
+the id belongs to an instance of another orchestration than that of ``start``. ``not_pending``: the request is unknown,
+resolved, dropped, expired, of another kind, or of another wake.
 """
 
 
@@ -268,6 +275,10 @@ class JournalLineage:
     home: str | None
     distance: int  # generations; 0: the journal itself
     created_at: datetime
+    # What removed entries have used, by writer, as JSON: {"WRITER": [ENTRIES, {"NAME": SUM}]}. A usage is the field
+    # "usage" of a payload, an object of numbers. A writer is the beginning of a wake's id, without its last two words,
+    # which hyphens separate; an input counts for the wake behind it. Of a journal that continues others: their sum.
+    used: str = "{}"
 
 
 class HomeLease(NamedTuple):

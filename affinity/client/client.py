@@ -442,7 +442,12 @@ class Client(Administration, ConversationCalls):
 
         Raises:
             InvalidId: the id is refused.
+            InvalidOptions: ``conversations`` defines none, such as the name of a kind.
         """
+        if not hasattr(conversations, "connect"):
+            raise InvalidOptions(
+                f"{conversations!r:.80} defines no conversations: give the affinity.Conversations object of the kind"
+            )
         return conversations.connect(self, check_id(conversation_id, "conversation id"))
 
     # -- session state

@@ -45,10 +45,15 @@ def builtin_tools(wake: Wake, *, children: Mapping[str, Delegate] = NO_CHILDREN)
 
     @tool
     async def session_get_trace(
-        wake_id: Annotated[str, Field(description="id of an earlier wake")], number: _Number = 100
+        wake_id: Annotated[str, Field(description="id of an earlier wake")],
+        number: Annotated[int | None, Field(ge=1, description="at most so many entries; null: all")] = None,
+        after: Annotated[int, Field(ge=0, description="only entries behind this number")] = 0,
     ) -> list[JsonValue]:
-        """Read what one earlier wake of this conversation did."""
-        return [_document(entry) for entry in await wake.history(wake=wake_id, limit=number)]
+        """Read what one earlier wake of this conversation did. Where the last element has "more", entries are left."""
+        entries = [entry for entry in await wake.trace(wake_id) if entry.seq > after]
+        shown = [_document(entry) for entry in entries[:number]]
+        left = len(entries) - len(shown)
+        return [*shown, {"more": left, "after": entries[len(shown) - 1].seq}] if left else shown
 
     @tool
     async def session_list_children() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
@@ -23,6 +24,9 @@ from affinity.records import SessionMetadata, SessionState
 from affinity.session import OpenSession, Sessions, StateCodec
 
 S = TypeVar("S")
+
+logger = logging.getLogger("affinity.conversation")
+
 Rebuild: TypeAlias = Callable[[Sequence[JournalEntry]], S | Awaitable[S]]
 Handler: TypeAlias = Callable[[Wake, S], Awaitable[None]]
 
@@ -106,6 +110,7 @@ class Conversations(Sessions[S]):
             raise InvalidOptions(f"{sorted(refused)[0]}: the state of a conversation commits with its journal")
         super().__init__(state, kind=kind, **options)
         self._handler: Handler[S] | None = None
+        self._has_warned = False
         self.retry = RetryPolicy()
         self.max_cycles = DEFAULT_CYCLES
         self.wake_timeout: float | None = None
@@ -138,14 +143,14 @@ class Conversations(Sessions[S]):
         timeout: float | timedelta | None = None,
     ) -> Any:
         """Register the handler: ``async def handler(wake, state)``. It runs on the holder of the session, for one wake
-        at a time, with the state as `Sessions.open` gives it.
+        at a time, with the state as `Sessions.open` gives it. It returns nothing: see `Wake.append`.
 
         Args:
             handler: the function, if the decorator is used without arguments.
             retry: when it raises. By default `RetryPolicy`: three attempts. Then the conversation has the status
                 "failed": its inputs stay pending, and the next one, or a resume, tries again. As of an activity, what
-                cannot be stored (`PayloadTooLarge`, `NotSerializable`) is not retried. Of a ``total_timeout`` the time
-                in the queue is no part.
+                cannot be stored (`PayloadTooLarge`, `NotSerializable`) is not retried, nor is a `WakeMisuse`. Of a
+                ``total_timeout`` the time in the queue is no part.
             max_cycles: wakes of one delegation, by default: see `Wake.delegate`.
             timeout: seconds, or a timedelta, that one attempt may take.
 
@@ -178,6 +183,20 @@ class Conversations(Sessions[S]):
         if self._handler is None:
             raise InvalidApp(f"the conversations of kind {self.kind!r} have no handler: decorate one with on_wake")
         return self._handler
+
+    async def handle(self, wake: Wake, state: S) -> None:
+        """Run the handler for a wake. A value that it returns is dropped, with one warning."""
+        handler: Callable[[Wake, S], Awaitable[object]] = self.handler()
+        returned = await handler(wake, state)
+        if returned is not None and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the handler %s of the conversations of kind %r returned %s, which is dropped: "
+                "use wake.append(AgentMessage(…)) for an answer, or wake.finish(…) for the result of a child",
+                getattr(handler, "__qualname__", handler),
+                self.kind,
+                type(returned).__name__,
+            )
 
     def connect(self, client: Client, conversation_id: str) -> Talk:
         """The handle of a conversation; see `Client.conversation`."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, data
 from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, ValidationError
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from affinity.errors import InvalidId, InvalidInput, InvalidOptions, NotSerializable, problem_of
+from affinity.errors import InvalidId, InvalidInput, InvalidOptions, NotSerializable, WakeMisuse, problem_of
 from affinity.journal import Entry
 from affinity.limits import MAX_EVENT_BYTES, MAX_KIND_BYTES, check_depth, check_id, check_payload
 from affinity.records import frozen
@@ -407,8 +407,16 @@ class JournalEntry:
 # -- reading and writing
 
 _KIND: Final = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)+")
-_INTERNAL: Final = ("session.", "span.", "child.")
-_NO_INPUT: Final = (*_INTERNAL, "agent.")
+_NO_OUTPUT: Final = {
+    "user.": "clients send it. Use wake.revisit() to run again later, wake.delegate() to give work to a child, or "
+    "client.conversation(…).send() for another conversation",
+    "session.": "the conversation writes it by itself. Return from the handler to end the wake, or raise to fail it",
+    "span.": "the conversation writes it by itself. Use wake.span()",
+    "child.": "the conversation writes it by itself. Use wake.delegate(), and wake.finish() for the result of a child",
+}
+"""Beginnings of the kinds that no handler appends: who writes them, and what to use."""
+
+_NO_INPUT: Final = ("session.", "span.", "child.", "agent.")
 _META: Final = ',"_":{'
 
 
@@ -444,6 +452,11 @@ class EventTypes:
         """The classes, by kind."""
         return self._types
 
+    def has(self, event: JournalEvent) -> bool:
+        """Whether an event is of these kinds; an `UnknownEvent` is, unless its kind has a class."""
+        known = self._types.get(getattr(event, "kind", ""))
+        return known is type(event) or (known is None and type(event) is UnknownEvent)
+
     def expired_answer(self, request_kind: str, request_id: str) -> JournalEvent:
         """The input of a wake when no answer to a request of this kind came in time."""
         for each in self._types.values():
@@ -467,10 +480,9 @@ class EventTypes:
             NotSerializable: a value in it has no JSON form.
             PayloadTooLarge: it has more bytes than ``limit``, or is nested too deep.
         """
-        known = self._types.get(getattr(event, "kind", ""))
-        if known is not type(event) and not (known is None and type(event) is UnknownEvent):
-            name = type(event).__name__
-            raise InvalidInput(f"{name} is no event of these conversations: name its class in events=[...]")
+        if not self.has(event):
+            raise InvalidInput(_foreign(event))
+        known = self._types.get(event.kind)
         if isinstance(event, UnknownEvent):
             _check_unknown(event)
         what = f"event {event.kind!r}"
@@ -541,31 +553,38 @@ def check_kind(kind: object) -> str:
     return kind
 
 
-def check_input(event: JournalEvent, event_id: str | None) -> None:
-    """Refuse what no client may send.
+def check_input(event: JournalEvent, event_id: str | None = None, refusal: type[InvalidInput] = InvalidInput) -> None:
+    """Refuse what no client, and no parent, may send.
 
     Raises:
-        InvalidInput: an event that only a wake writes.
+        InvalidInput: ``refusal``: no event, or one that only a wake writes.
         InvalidId: the event id is out of bounds.
     """
     if not isinstance(event, JournalEvent):
-        raise InvalidInput(f"only events can be sent, not {type(event).__name__}")
+        raise refusal(f"{event!r:.80} is no event: send one, such as UserMessage(text)")
     if event.kind.startswith(_NO_INPUT):
-        raise InvalidInput(f"an event of kind {event.kind!r} is written by wakes only")
+        raise refusal(f"an event of kind {event.kind!r} is written by wakes only")
     if event_id is not None:
         check_id(event_id, "event id")
 
 
-def check_output(event: JournalEvent) -> None:
-    """Refuse what the handler of a wake may not append itself.
+def check_output(event: JournalEvent, types: EventTypes) -> None:
+    """Refuse what the handler of a wake may not append.
 
     Raises:
-        InvalidInput: an event that the conversation writes by itself.
+        WakeMisuse: no event of these conversations, or one that only clients or the conversation write.
     """
     if not isinstance(event, JournalEvent):
-        raise InvalidInput(f"only events can be appended, not {type(event).__name__}")
-    if event.kind.startswith(_INTERNAL):
-        raise InvalidInput(f"an event of kind {event.kind!r} is written by the conversation itself")
+        raise WakeMisuse(f"{event!r:.80} is no event: append one, such as wake.append(AgentMessage(text))")
+    for prefix, why in _NO_OUTPUT.items():
+        if event.kind.startswith(prefix):
+            raise WakeMisuse(f"a handler cannot append an event of kind {event.kind!r}: {why}")
+    if not types.has(event):
+        raise WakeMisuse(_foreign(event))
+
+
+def _foreign(event: object) -> str:
+    return f"{type(event).__name__} is no event of these conversations: name its class in events=[...]"
 
 
 def meta_of(payload: str) -> EventMeta:

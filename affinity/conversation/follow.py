@@ -246,7 +246,8 @@ class EventFeed(AsyncBlock, AsyncIterator[FeedItem]):
         `position`.
 
         Raises:
-            UnknownConversation: there is none, or it was deleted.
+            UnknownConversation: there is none, or it was deleted. A feed from 0 that follows waits for the first event
+                of a conversation instead.
             TimelineChanged: the database may have lost what `position` is of: read on from 0.
             UnknownEntry: the position is of a conversation that was deleted, and begun again.
             EntriesRemoved: retention has removed entries behind `position`. A feed from 0 goes on with the first that
@@ -310,7 +311,13 @@ class EventFeed(AsyncBlock, AsyncIterator[FeedItem]):
                 return False
             await self._changes.change.wait()
         self._page = None
-        page = await self._read_page()
+        try:
+            page = await self._read_page()
+        except UnknownConversation:
+            if self._changes is None or self._journal_id is not None or self._position.seq:
+                raise
+            await self._changes.change.wait()  # for its first event
+            return True
         if self._journal_id is None:
             self._check_first(page)
         elif page.journal_id != self._journal_id:

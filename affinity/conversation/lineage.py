@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
-from affinity.conversation.events import AgentMessage, JournalEntry, UserMessage
+from affinity.conversation.events import AgentMessage, Content, JournalEntry, UserMessage, text_of
 from affinity.conversation.follow import SPAN_COMPLETED
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind
 from affinity.conversation.transfer import Imported, entry_line, lineage_lines, record_line
@@ -57,6 +57,8 @@ MAX_EXTRAS: Final = 16 * 1024
 
 MAX_IMPORTED_EXTRAS: Final = 4 * MAX_EXTRAS
 """Those of an import have the lineage of what was exported, too."""
+
+_KEEP: Final = "name the side to keep, keep='left' or keep='right'"
 
 SNAPSHOTS: Final = 10
 """Attempts to read a state with the entries that it was made from: each fails when a wake commits meanwhile."""
@@ -177,17 +179,13 @@ class BirthPlanner:
         if left == right:
             raise InvalidInput(f"conversation {left!r} cannot be merged with itself")
         one, other = await self._own(left), await self._own(right)
-        if keep is None and one.home is not None and other.home is not None and one.home != other.home:
-            raise InvalidOptions(
-                f"{left!r} uses the resources of {one.home!r}, {right!r} those of {other.home!r}: name the side to keep"
-            )
-        home = {"left": one.home, "right": other.home, None: one.home or other.home}[keep]
+        home = _home_of_merge({"left": (left, one.home), "right": (right, other.home)}, keep)
         given = None if state is None else await self._encoded(new_id, state)
         copied, page = await self._snapshot(left)
         base = JournalRange(one.journal_id, page.last_seq)
         used, of_right = _resources_of(copied), _resources_of(await self._records.load(right))
         if keep is None and any(used.get(name, other_id) != other_id for name, other_id in of_right.items()):
-            raise InvalidOptions(f"{left!r} and {right!r} use different resources: name the side to keep")
+            raise InvalidOptions(f"{left!r} and {right!r} use different resources: {_KEEP}")
         kept = {**used, **of_right} if keep == "right" else {**of_right, **used}
         if given is not None:
             given = _labelled(given, kept)
@@ -231,10 +229,12 @@ class BirthPlanner:
             raise InvalidInput(
                 f"summarise returns a text, a UserMessage or an AgentMessage, not {type(event).__name__}"
             )
+        message = UserMessage(event) if isinstance(event, str) else UserMessage(event.content)
+        if _is_empty(message.content):
+            raise InvalidInput("summarise returned an empty summary, in place of all entries: return its text")
         spent = await self._spent(source)
         if isinstance(event, AgentMessage):
             spent[f"summary {token_hex(6)}"] = Share(1, event.usage)
-        message = UserMessage(event) if isinstance(event, str) else UserMessage(event.content)
         compression: JsonValue = {"lossy": True, "entries_in": len(entries), "entries_out": 1}
         entry = NewEntry(kind=message.kind, payload=self._kind.types.encode(message))
         if state is None:
@@ -255,7 +255,9 @@ class BirthPlanner:
         """See `LineageCalls.export`."""
         lineage = await self._lineage(source)
         record, page = await self._snapshot(source)
-        for line in lineage_lines(lineage, page, extras_of(spent_before(lineage))):
+        # Retention has removed entries: an import counts what all of a writer have used.
+        spent = spent_before(lineage) if lineage[0].used == "{}" else await self._spent(source)
+        for line in lineage_lines(lineage, page, extras_of(spent)):
             yield line
         if record is not None:
             yield record_line(record)
@@ -302,10 +304,14 @@ class BirthPlanner:
         return total_of(await self._spent(source))
 
     async def _spent(self, source: str) -> Spent:
-        tally = Tally()
-        async for entry in self.entries(source, self._kind.types.kinds_with_usage):
-            tally.add(entry)
-        return united(spent_before(await self._lineage(source)), tally.spent())
+        for _ in range(SNAPSHOTS):
+            lineage = await self._lineage(source)
+            tally = Tally(lineage[0])
+            async for entry in self.entries(source, self._kind.types.kinds_with_usage):
+                tally.add(entry)
+            if (await self._own(source)).used == lineage[0].used:  # else retention has removed some meanwhile
+                break
+        return united(spent_before(lineage), tally.spent())
 
     async def entries(
         self, source: str, kinds: Sequence[str] = (), *, before: int | None = None
@@ -409,6 +415,12 @@ class BirthPlanner:
         )
 
 
+def _is_empty(content: Content) -> bool:
+    if isinstance(content, str):
+        return not content.strip()
+    return all(block.get("type") == "text" and not text_of([block]).strip() for block in content)
+
+
 def check_birth(birth: JournalBirth, result: BirthResult) -> None:
     """Raise the error for a birth that was refused.
 
@@ -434,6 +446,28 @@ def _home_beside(own: JournalLineage, source: str, beside: bool | None) -> str |
     if beside is None:
         return own.home
     return (own.home or source) if beside else None
+
+
+def _home_of_merge(sides: Mapping[str, tuple[str, str | None]], keep: str | None) -> str | None:
+    """The session whose resources a merge shares; None: those of its own.
+
+    Args:
+        sides: the id of each side, and its home.
+        keep: the side to keep.
+
+    Raises:
+        InvalidOptions: they share the resources of different sessions, and no side is named.
+    """
+    (left, left_home), (right, right_home) = sides.values()
+    if keep is not None:
+        conversation_id, home = sides[keep]
+        return home or conversation_id
+    if left_home is None and right_home is None:
+        return None
+    used = left_home or left, right_home or right
+    if used[0] != used[1]:
+        raise InvalidOptions(f"{left!r} uses the resources of {used[0]!r}, {right!r} those of {used[1]!r}: {_KEEP}")
+    return used[0]
 
 
 def _resources_of(record: SessionRecord | None) -> dict[str, str]:

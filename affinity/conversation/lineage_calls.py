@@ -96,7 +96,7 @@ class CommonCalls(EntryReader, Generic[M]):
             beside: as for `fork`.
 
         Raises:
-            InvalidInput: ``summarise`` returned anything else, such as a call of a tool.
+            InvalidInput: ``summarise`` returned anything else, such as a call of a tool, or an empty summary.
             ClientError: as for `fork`.
         """
         made_by = {"operator": operator, "extras": extras, "beside": beside}
@@ -144,12 +144,14 @@ class LineageCalls(CommonCalls[M], Generic[M]):
             other: the right side.
             into: id of the new conversation.
             state: of the new conversation; None: a copy of that of the left side.
-            keep: the side whose resources it uses, when they use different ones.
+            keep: the side whose resources it shares, and beside which it runs: on the lease of that side, or of its
+                home. None: those that both sides share; if neither has a home, its own.
             operator: as for `fork`.
             extras: as for `fork`.
 
         Raises:
-            InvalidOptions: the sides use different resources, and ``keep`` is not given; or the left one has no state
+            InvalidOptions: the sides use different resources, and ``keep`` is not given: one has a home, and the other
+                has not the same, or runs elsewhere; or the left one has no state
                 yet, and the right one uses resources.
             ClientError, InvalidInput: as for `fork`.
         """
@@ -157,8 +159,8 @@ class LineageCalls(CommonCalls[M], Generic[M]):
         return await self._derive(into, self._planner.merge, other, into, state=state, **made_by)
 
     async def usage(self) -> dict[str, int]:
-        """The sum of ``usage`` of all entries, each counted once, and of what compressions have left out. Reads all
-        entries that have one.
+        """The sum of ``usage`` of all entries, each counted once, also of those that retention has removed, and of what
+        compressions have left out. Reads all entries that have one.
 
         Raises:
             UnknownConversation, ConversationKindMismatch: as for `fork`.

@@ -9,6 +9,7 @@ A call that a person has to allow, and one that the client runs, is a request (`
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -35,8 +36,16 @@ from affinity.conversation.events import (
     text_of,
 )
 from affinity.conversation.formats import Message, call_id, call_of, to_anthropic, to_openai
-from affinity.conversation.tools import Tool, ToolErrorKind, checked_arguments, error_value, in_chains, tools_by_name
-from affinity.errors import InvalidInput, InvalidOptions, NotSerializable, PayloadTooLarge, problem_of
+from affinity.conversation.tools import (
+    Tool,
+    ToolErrorKind,
+    call_any,
+    checked_arguments,
+    error_value,
+    in_chains,
+    tools_by_name,
+)
+from affinity.errors import InvalidInput, InvalidOptions, NotSerializable, PayloadTooLarge, WakeMisuse, problem_of
 from affinity.limits import MAX_ID_BYTES, truncate
 from affinity.orchestration.failures import describe_error
 
@@ -208,8 +217,10 @@ class ModelRequest:
         return [each.to_anthropic() for each in self.tools]
 
 
-Model: TypeAlias = Callable[[ModelRequest], Awaitable[ModelReply]]
-"""Asks a model; what it raises ends the loop, and the wake fails."""
+Model: TypeAlias = Callable[[ModelRequest], Awaitable[ModelReply] | ModelReply]
+"""Asks a model; what it raises ends the loop, and the wake fails. A function that is not async runs in a thread, which
+an interrupt does not end.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +257,7 @@ async def run_loop(
 
     Args:
         wake: appends, requires and streams.
-        model: asks a model.
+        model: asks a model; an async function, or a function, which runs in a thread.
         tools: functions, or what `tool` made of them.
         system: prompts that come first in each request, and are not appended to the journal.
         transcript: the events before this loop. None: the last `HISTORY` entries of the journal, which costs a read;
@@ -256,6 +267,7 @@ async def run_loop(
 
     Raises:
         InvalidOptions: ``max_rounds`` is below 1, or two tools have one name, or one that of a built-in tool.
+        WakeMisuse: the model returned no `ModelReply`.
         Exception: what the model raised.
     """
     if type(max_rounds) is not int or max_rounds < 1:
@@ -299,7 +311,14 @@ class _Loop:
             stream=self._wake.stream,
         )
         with self._wake.span("model"):
-            reply = await self._model(request)
+            reply = await call_any(self._model, request)
+            if inspect.isawaitable(reply):  # of a function that returns the call of an async one
+                reply = await reply
+        if not isinstance(reply, ModelReply):
+            raise WakeMisuse(
+                f"the model returned {type(reply).__name__}, not ModelReply: return ModelReply(content=text), or what "
+                "ModelReply.from_openai or ModelReply.from_anthropic makes of a response"
+            )
         self._usage.update(reply.usage)
         self._finish_reason = reply.finish_reason
         return reply

@@ -96,6 +96,23 @@ class EntryReader:
         newest = last is not None or (before is not None and after is None)
         return await self._entries(replace(query, after=low, before=high, newest_first=newest))
 
+    async def trace(self, wake_id: str) -> Sequence[JournalEntry]:
+        """All entries of a wake, its attempts that have failed too: spans with their times, and what it appended.
+
+        Raises:
+            UnknownConversation: there is none.
+            UnknownEntry: it has no such wake.
+        """
+        entries: list[JournalEntry] = []
+        more = True
+        while more:
+            page = await self.history(wake=wake_id, after=entries[-1].seq if entries else 0, limit=MAX_PAGE)
+            entries += page
+            more = bool(page)
+        if not entries:
+            raise UnknownEntry(self.conversation_id, f"it has no wake {wake_id!r}")
+        return entries
+
     async def _around(self, query: JournalQuery, anchor: int) -> list[JournalEntry]:
         half = (query.limit + 1) // 2
         upto = await self._entries(replace(query, before=anchor + 1, newest_first=True, limit=half))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -46,9 +46,9 @@ from affinity.conversation.program import ChildrenDone, Delegation, Failure, Wak
 from affinity.conversation.stream import Streams, StreamWriter
 from affinity.conversation.trace import WAKE_SPAN, Trace, error_of, root_span
 from affinity.conversation.views import request_of, revisit_of
-from affinity.conversation.wake import Wake, WakeInputs, WakeParts
+from affinity.conversation.wake import Wake, WakeInputs, WakeParts, handling
 from affinity.conversation.writing import WakeWriting, end_of_delegation
-from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict
+from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict, WakeMisuse
 from affinity.journal import (
     Entry,
     HomeLease,
@@ -127,8 +127,8 @@ class Runnable(Protocol[S]):
         """See `LineageState`."""
         ...
 
-    def handler(self) -> Callable[[Wake, S], Awaitable[None]]:
-        """What runs."""
+    async def handle(self, wake: Wake, state: S) -> None:
+        """Run the handler."""
         ...
 
     def open_state(self, ctx: ActivityContext, work: PendingWork) -> OpenSession[S]:
@@ -293,10 +293,8 @@ class _Attempt(Generic[S]):
                 self.parts.opening = opening = self.conversations.open_state(self.ctx, self.work)
                 async with opening as state:
                     wake.pending = await self._without_cleared(wake.pending)
-                    try:
-                        await self.conversations.handler()(wake, state)
-                    finally:
-                        self.parts.has_ended = True
+                    with handling(self.parts):
+                        await self.conversations.handle(wake, state)
         return wake
 
     async def _without_cleared(self, pending: Sequence[JournalEntry]) -> Sequence[JournalEntry]:
@@ -510,7 +508,7 @@ class _Attempt(Generic[S]):
             exc_info=error,
             extra={"session_id": self.writing.session_id, "wake_id": self.task["wake"], "attempt": self.number},
         )
-        pause = None if isinstance(error, NON_RETRYABLE) else self._pause(type(error).__name__, error)
+        pause = None if isinstance(error, (*NON_RETRYABLE, WakeMisuse)) else self._pause(type(error).__name__, error)
         # The state may be staged: what has failed may have come behind the handler.
         withdraw(self.ctx, error, retried=pause is not None)
         self.writing.discard(self.trace.entries)

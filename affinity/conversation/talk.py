@@ -17,7 +17,6 @@ from affinity.conversation.events import (
     ConfirmationAnswer,
     CustomToolResult,
     EventMeta,
-    JournalEntry,
     JournalEvent,
     SessionStatusChanged,
     UserInterrupt,
@@ -52,10 +51,12 @@ from affinity.conversation.views import (
     revisit_of,
     status_of,
 )
+from affinity.conversation.wake import handled_journal
 from affinity.errors import (
     ConversationKindMismatch,
     ConversationTerminated,
     EntriesRemoved,
+    EventIdConflict,
     InstanceNotFinished,
     InvalidInput,
     NotAParent,
@@ -65,9 +66,10 @@ from affinity.errors import (
     UnknownEntry,
     UnknownInstance,
     WaitTimeout,
+    WakeMisuse,
 )
 from affinity.journal import Answer, Appended, JournalAppend, JournalPage, JournalQuery, NewEntry
-from affinity.limits import MAX_PAGE, MAX_UNREAD_EVENTS, check_id
+from affinity.limits import MAX_UNREAD_EVENTS, check_id
 from affinity.orchestration.app import MISSING
 from affinity.provider.contract import FINISHED, InstanceInfo
 
@@ -106,6 +108,7 @@ class Talk(LineageCalls["Talk"]):
             The number of its entry, an integer that knows its journal: for `reply`, and for `events`.
 
         Raises:
+            EventIdConflict: another event of the conversation has this event id: other content, or another kind.
             ConversationTerminated: it takes no more events.
             ConversationKindMismatch: it is of another kind, or its id belongs to an instance of something else.
             RequestNotPending: an answer, to a request that does not wait for it.
@@ -132,10 +135,13 @@ class Talk(LineageCalls["Talk"]):
             ConversationTerminated: before the event was processed; or an operator has ended the instance.
             UnknownConversation: it was deleted before the event was processed.
             UnknownEntry: the event was sent before, and its reply is not there; see `reply`.
+            WakeMisuse: the handler of a wake of this very conversation asks, or a task that it has started. Nothing is
+                sent. A wait by way of another process, or of the handler of another conversation, is not found out.
             ClientError, InvalidInput: as for `send`; or the timeout is negative, or not a number.
         """
         check_timeout(timeout)
         with anyio.move_on_after(timeout):
+            await self._check_not_own()
             async with self._client.journals.changes(self.conversation_id, only_wakes=True) as change:
                 event_id = event_id or self._client.journals.new_event_id()
                 while True:
@@ -155,6 +161,7 @@ class Talk(LineageCalls["Talk"]):
                 is in a conversation that this one was forked or merged from.
             EntriesRemoved: retention has removed the reply.
             InvalidInput: ``seq`` is no number of an entry, or the timeout as for `ask`.
+            WakeMisuse: as for `ask`, unless the reply is there.
             WakeFailed, WaitTimeout, ConversationTerminated: as for `ask`.
         """
         check_timeout(timeout)
@@ -189,6 +196,7 @@ class Talk(LineageCalls["Talk"]):
             The number of its entry, for `reply`.
 
         Raises:
+            EventIdConflict: another event of the conversation has this event id, such as another answer.
             RequestNotPending: it is answered, dropped or expired already, unknown, or of the other kind.
             UnknownConversation, ConversationTerminated, InvalidInput: as for `send`.
         """
@@ -308,6 +316,12 @@ class Talk(LineageCalls["Talk"]):
         match appended.outcome:
             case "appended" | "repeated":
                 return appended
+            case "other_event":
+                event_id = None if append.entry is None else append.entry.event_id
+                raise EventIdConflict(
+                    self.conversation_id,
+                    f"entry {appended.seq} is another event with the event id {event_id!r}: give each event its own id",
+                )
             case "unknown":
                 raise unknown_conversation(self.conversation_id)
             case "closed":
@@ -323,7 +337,16 @@ class Talk(LineageCalls["Talk"]):
                 )
             case "full" | "over_quota" as refusal:
                 check_delivery(self.conversation_id, refusal, await self._client.quotas())
-        raise ConversationKindMismatch(self.conversation_id, f"it is of another kind than {self._kind.name!r}")
+        page = await self._find(self.conversation_id)
+        if page is None or page.kind == self._kind.name:
+            raise ConversationKindMismatch(
+                self.conversation_id, "its id is that of an instance of another orchestration: use another id"
+            )
+        raise ConversationKindMismatch(
+            self.conversation_id,
+            f"it is of kind {page.kind!r}, not {self._kind.name!r}: connect with the Conversations of its kind, or use "
+            "another id",
+        )
 
     # -- reading
 
@@ -346,8 +369,9 @@ class Talk(LineageCalls["Talk"]):
         Args:
             after: 0, the beginning; or `EventFeed.position` of an earlier feed, which knows its journal and is exact
                 within a stream; or a number of an entry: that of `send` knows its journal too.
-            follow: wait for what comes; the feed ends with the conversation, also when an operator has cancelled its
-                instance. False: it ends with the last entry.
+            follow: wait for what comes, also for the first event of a conversation that is not there yet; the feed ends
+                with the conversation, also when an operator has cancelled its instance. False: it ends with the last
+                entry.
             kinds: only entries of these kinds, or classes; empty: all.
             stream: with provisional output.
 
@@ -364,22 +388,6 @@ class Talk(LineageCalls["Talk"]):
             journal=position.journal,
             timeline=self._timeline if position.seq else "",
         )
-
-    async def trace(self, wake_id: str) -> Sequence[JournalEntry]:
-        """All entries of a wake, its attempts that have failed too: spans with their times, and what it appended.
-
-        Raises:
-            UnknownConversation: there is none.
-            UnknownEntry: it has no such wake.
-        """
-        entries: list[JournalEntry] = []
-        more = True
-        while more:
-            page = await self.history(wake=wake_id, after=entries[-1].seq if entries else 0, limit=MAX_PAGE)
-            entries, more = [*entries, *page], bool(page)
-        if not entries:
-            raise UnknownEntry(self.conversation_id, f"it has no wake {wake_id!r}")
-        return entries
 
     async def requests(self) -> Sequence[PendingRequest]:
         """The requests that wait for an answer, oldest first; none if there is no such conversation."""
@@ -452,12 +460,29 @@ class Talk(LineageCalls["Talk"]):
 
     async def _wait_end(self, after: int) -> None:
         while True:
-            with suppress(EntriesRemoved, TimelineChanged):
+            try:
                 async with self.events(after=after, follow=True, stream=False) as feed:
                     async for _ in feed:
                         pass
+            except EntriesRemoved as removed:
+                after = removed.first_seq - 1
+            except TimelineChanged:
+                after = 0
+            else:
                 return
-            after = 0
+
+    async def _check_not_own(self) -> None:
+        """Refuse to wait for a wake of this conversation in the handler of one."""
+        own = handled_journal(self.conversation_id)
+        if own is None:
+            return
+        page = await self._find(self.conversation_id)
+        if page is not None and page.journal_id == own:  # not one of the same id in another database
+            raise WakeMisuse(
+                f"the handler of conversation {self.conversation_id!r} waits for a reply of its own conversation, "
+                "whose next wake begins when this handler has ended: use wake.revisit() to run again, send() without "
+                "waiting, or wake.delegate() to give the work to another conversation"
+            )
 
     async def _find(self, conversation_id: str) -> JournalPage | None:
         return await self._client.journals.read(JournalQuery(session_id=conversation_id, limit=1))
@@ -485,6 +510,7 @@ class Talk(LineageCalls["Talk"]):
         look = not is_new  # an event that was sent before may be processed already
         while True:
             if not look:
+                await self._check_not_own()
                 await change.wait()
             query = JournalQuery(session_id=self.conversation_id, after=reader.position, limit=REPLY_PAGE)
             try:

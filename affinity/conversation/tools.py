@@ -121,8 +121,7 @@ class Tool:
         """
         assert self.function is not None
         given = {name: getattr(arguments, name) for name in type(arguments).model_fields}
-        call = partial(self.function, **given)
-        result = await call() if _is_async(self.function) else await anyio.to_thread.run_sync(call)
+        result = await call_any(self.function, **given)
         try:
             value: JsonValue = to_jsonable_python(result)
         except ValueError as error:
@@ -238,10 +237,14 @@ def _field_of(parameter: inspect.Parameter) -> Any:
     return default if isinstance(default, FieldInfo) else Field(default=default)
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+async def call_any(function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
+    """The result of a function of the application: an async one runs here, and any other one in a thread."""
+    call = partial(function, *args, **named)
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 -- of an object whose call is a coroutine function
-    )
+    ):
+        return await call()
+    return await anyio.to_thread.run_sync(call)
 
 
 def _first_paragraph(function: Callable[..., Any]) -> str:

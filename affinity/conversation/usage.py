@@ -4,7 +4,8 @@ A *writer* is one instance of a conversation: the ids of its wakes begin with th
 from others have the first entries of a writer, up to some number. So of two sums of one writer, that of more entries
 includes the other one.
 
-What compressions have left out is in the extras of a lineage: "usage", the sum for people, and "usage_by_writer".
+What compressions have left out is in the extras of a lineage: "usage", the sum for people, and "usage_by_writer". What
+retention has removed is in `JournalLineage.used`.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ Spent: TypeAlias = dict[str, Share]
 
 
 class Tally:
-    """Counts the entries of a journal, in order."""
+    """Counts the entries of a journal, in order, behind those that retention has removed."""
 
-    def __init__(self) -> None:
-        self._spent: Spent = {}
+    def __init__(self, own: JournalLineage) -> None:
+        self._spent: Spent = {writer: Share(*share) for writer, share in from_json(own.used).items()}
         self._waiting: list[JournalEntry] = []  # inputs: each is counted with the wakes behind it
         self._writer = ""
 
@@ -57,8 +58,8 @@ class Tally:
     def _count(self) -> None:
         for entry in self._waiting:
             share = self._spent.get(self._writer, Share(0, {}))
-            usage = _added(share.usage, getattr(entry.event, "usage", {}))
-            self._spent[self._writer] = Share(share.entries + 1, usage)
+            if usage := getattr(entry.event, "usage", {}):
+                self._spent[self._writer] = Share(share.entries + 1, _added(share.usage, usage))
         self._waiting.clear()
 
     def spent(self) -> Spent:

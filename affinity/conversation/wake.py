@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, Protocol, TypeVar
@@ -47,6 +48,7 @@ from affinity.errors import (
     PayloadTooLarge,
     SessionError,
     UnknownConversation,
+    WakeMisuse,
 )
 from affinity.journal import (
     REFUSAL_MARK,
@@ -148,6 +150,28 @@ class WakeParts:
     """The handler has."""
 
 
+_handling: ContextVar[WakeParts | None] = ContextVar("affinity.conversation.wake", default=None)
+
+
+@contextmanager
+def handling(parts: WakeParts) -> Iterator[None]:
+    """The handler of this wake runs in the block, and in the tasks that it starts there."""
+    token = _handling.set(parts)
+    try:
+        yield
+    finally:
+        parts.has_ended = True
+        _handling.reset(token)
+
+
+def handled_journal(conversation_id: str) -> int | None:
+    """The journal id of the wake whose handler calls this, if its conversation has this id; None in other code."""
+    parts = _handling.get()
+    if parts is None or parts.has_ended or parts.writing.session_id != conversation_id:
+        return None
+    return parts.writing.work.journal_id
+
+
 class Wake(CommonCalls[None]):
     """One bounded run of a conversation's handler.
 
@@ -215,13 +239,14 @@ class Wake(CommonCalls[None]):
         """Append an event to the journal.
 
         Raises:
-            InvalidInput: it is none of this kind of conversations, one that the conversation writes by itself, a
-                request (see `require`), or one more than `ConversationLimits.entries`.
+            WakeMisuse: it is no event of these conversations, one that only clients or the conversation write, or a
+                request (see `require`).
+            InvalidInput: one more than `ConversationLimits.entries`.
             NotSerializable, PayloadTooLarge: a value in it has no JSON form, or it is too large.
         """
-        check_output(event)
+        check_output(event, self._types)
         if isinstance(event, RequestEvent):
-            raise InvalidInput(f"{type(event).__name__} is a request: use require(), which waits for its answer")
+            raise WakeMisuse(f"{type(event).__name__} is a request: use wake.require(), which waits for its answer")
         self._append(event)
 
     def stream(self, value: Any, /) -> None:
@@ -325,12 +350,13 @@ class Wake(CommonCalls[None]):
             The request with its id, which is a new one: no late answer reaches another request.
 
         Raises:
-            InvalidInput: it is no request, or there are as many pending ones as there may be.
+            WakeMisuse: it is no request.
+            InvalidInput: there are as many pending ones as there may be.
             InvalidOptions: the time is out of bounds.
             NotSerializable, PayloadTooLarge: as `append`.
         """
         if not isinstance(request, RequestEvent) or "request_id" not in type(request).model_fields:
-            raise InvalidInput("require takes a RequestEvent with a field request_id")
+            raise WakeMisuse(f"require takes a RequestEvent with a field request_id, not {request!r:.80}")
         seconds = None if expires_in is None else seconds_of("expires_in", expires_in)
         if len(self._requests) >= (most := self._kind.limits.requests):
             raise InvalidInput(f"{len(self._requests)} requests are pending, the limit of {most} (ConversationLimits)")
@@ -415,10 +441,11 @@ class Wake(CommonCalls[None]):
         Raises:
             NotAParent: the conversation is there, and this one is not its parent.
             ConversationKindMismatch, ConversationTerminated: it is of another kind, or takes no more events.
+            WakeMisuse: it is no event, or one that only a wake writes.
             InvalidInput: an argument is out of bounds.
             NotSerializable, PayloadTooLarge: as `append`.
         """
-        check_input(event, None)
+        check_input(event, refusal=WakeMisuse)
         spec = conversations.spec
         cycles = check_integer(conversations.max_cycles if max_cycles is None else max_cycles, "max_cycles")
         if not 1 <= cycles <= MAX_CYCLES:

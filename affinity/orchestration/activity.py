@@ -6,13 +6,14 @@ import logging
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from affinity.journal import JournalAccess, JournalParticipant
 from affinity.orchestration.signals import ActivityCancelledSignal
 from affinity.records import Participant, SessionStore
 
 _LOGGER = logging.getLogger("affinity.activity")
+_OF_ORCHESTRATIONS: Final = frozenset({"start_detached", "continue_as_new", "new_guid", "gather", "select"})
 _LOCK = threading.Lock()  # for the creation of an event, which is rare: one lock serves all contexts
 
 
@@ -99,6 +100,17 @@ class ActivityContext:
     """Journals of the worker's database; None in a context that a test makes."""
 
     _run: _RunState = field(default_factory=_RunState, init=False, repr=False, compare=False)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            remedy = ""
+            if name.startswith("schedule_") or name in _OF_ORCHESTRATIONS:
+                remedy = (
+                    ": only orchestrations schedule work. In an activity, or in the handler of a conversation, call a "
+                    "plain function, or start an orchestration with `affinity.Client`"
+                )
+            raise AttributeError(f"an ActivityContext has no {name!r}{remedy}", name=name, obj=self)
 
     @staticmethod
     def _of(

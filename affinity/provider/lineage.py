@@ -18,7 +18,7 @@ def to_lineage(
 
     Args:
         rows: session id, journal id, kind, lineage, operator, parents, extras, id and number of the base, home, time of
-            creation; in any order.
+            creation, what removed entries have used; in any order.
         session_id: of the journal.
         instant: converts a time.
     """
@@ -35,7 +35,7 @@ def to_lineage(
 
 
 def _to_lineage(row: Sequence[Any], instant: Callable[[Any], datetime]) -> JournalLineage:
-    session_id, journal_id, kind, lineage, operator, parents, extras, base_id, base_seq, home, created_at = row
+    session_id, journal_id, kind, lineage, operator, parents, extras, base_id, base_seq, home, created_at, used = row
     return JournalLineage(
         session_id=session_id,
         journal_id=journal_id,
@@ -48,4 +48,5 @@ def _to_lineage(row: Sequence[Any], instant: Callable[[Any], datetime]) -> Journ
         home=home,
         distance=0,
         created_at=instant(created_at),
+        used=used,
     )

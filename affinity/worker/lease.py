@@ -519,11 +519,10 @@ class LeaseRenewer:
     async def _give_up(self, provider: Provider) -> None:
         """Release the lease since the main loop hangs, and log the stack of the main thread."""
         logger.error(
-            "worker %s: the event loop has made no progress for %.0f s (stall_timeout); giving up the lease. "
-            "An async activity or an orchestration blocks it; move blocking code into a sync activity. It is at:\n%s",
+            "worker %s: the event loop has made no progress for %.0f s (stall_timeout); giving up the lease. %s",
             self._identity.worker_id,
             self._stalled_for(),
-            self._where(),
+            self._blame(),
         )
         await self._in_time(partial(provider.release_worker, self._identity))
         raise WorkerStalled(f"the event loop stood still for more than {self._options.stall_timeout:g} s")
@@ -539,16 +538,20 @@ class LeaseRenewer:
             seen, missing = self._beat, missing + 1 if self._beat == seen else 0
             if missing == BLOCKED_BEATS:
                 logger.warning(
-                    "worker %s: the event loop has been blocked for more than a second. An async activity or an "
-                    "orchestration blocks it; move blocking code into a sync activity. It is at:\n%s",
+                    "worker %s: the event loop has been blocked for more than a second. %s",
                     self._identity.worker_id,
-                    self._where(),
+                    self._blame(),
                 )
 
-    def _where(self) -> str:
-        """The stack of the thread of the worker's loop."""
+    def _blame(self) -> str:
+        """Who may block the loop, the remedy, and the stack of the loop's thread."""
         frame = sys._current_frames().get(self._main_thread)
-        return "".join(traceback.format_stack(frame)[-STACK_FRAMES:]) if frame else "unknown"
+        stack = "".join(traceback.format_stack(frame)[-STACK_FRAMES:]) if frame else "unknown"
+        return (
+            "An async activity, an orchestration, or the handler of a conversation blocks it. Move blocking code into "
+            "a sync activity; in a handler, call it with `await anyio.to_thread.run_sync(function)`, or make it a tool "
+            f"that is a plain def. It is at:\n{stack}"
+        )
 
     def _tell(self, event: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the main loop has closed

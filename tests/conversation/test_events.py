@@ -181,10 +181,10 @@ def test_clients_send_inputs_only() -> None:
 
 
 def test_handlers_do_not_write_the_conversation_s_own_events() -> None:
-    check_output(affinity.AgentMessage("x"))
+    check_output(affinity.AgentMessage("x"), EventTypes())
     for event in (affinity.SpanStarted(span="s", name="n"), affinity.SessionIdle("end_turn")):
-        with pytest.raises(InvalidInput, match="by the conversation itself"):
-            check_output(event)
+        with pytest.raises(InvalidInput, match="the conversation writes it by itself"):
+            check_output(event, EventTypes())
 
 
 def test_a_misspelt_field_is_refused_where_an_event_is_made_and_ignored_where_it_is_read() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final, Literal
 
 import pytest
 
@@ -28,6 +28,8 @@ from tests.conversation.application import Chat, Stage, make, stage
 from tests.conversation.openrath import LONG, rebuild, say, texts, words
 
 pytestmark = pytest.mark.anyio
+
+SIDES: Final[tuple[Literal["left", "right"], ...]] = ("left", "right")
 
 
 @pytest.fixture
@@ -212,7 +214,19 @@ async def test_merge_of_sides_with_one_sandbox_keeps_it(idle: Stage) -> None:
     await talk.fork("r", beside=True)
     await idle.talk("x").send(UserMessage("x"))
     assert (await (await left.merge("r", into="m")).ancestors())[0].home == "a"
-    assert (await (await idle.talk("x").merge("r", into="n")).ancestors())[0].home == "a"
+    assert (await (await talk.merge("r", into="n")).ancestors())[0].home == "a"
+    assert (await (await idle.talk("x").merge("a", into="o")).ancestors())[0].home is None
+
+
+async def test_a_side_that_runs_elsewhere_than_the_other_side_s_sandbox_is_a_difference(idle: Stage) -> None:
+    for name in ("a", "x"):
+        await idle.talk(name).send(UserMessage(name))
+    await idle.talk("a").fork("r", beside=True)
+    for left, right in (("x", "r"), ("r", "x")):
+        with pytest.raises(InvalidOptions, match=r"of '.', '.' those of '.': name the side to keep, keep='left'"):
+            await idle.talk(left).merge(right, into="m")
+    kept = [await idle.talk("x").merge("r", into=f"m-{side}", keep=side) for side in SIDES]
+    assert [(await each.ancestors())[0].home for each in kept] == ["x", "a"]
 
 
 # --- usage ------------------------------------------------------------------------------------------------------------
@@ -236,6 +250,45 @@ async def test_usage_is_cumulative_across_loops(url: str) -> None:
         fork = await talk.fork("b")
         await say(fork, "4")
         assert await fork.usage() == {"tokens": 40}
+
+
+@pytest.mark.parametrize("keep", [0, 5])
+async def test_usage_does_not_shrink_when_retention_removes_entries(url: str, keep: int) -> None:
+    async def summarise(entries: Sequence[JournalEntry]) -> AgentMessage:
+        return AgentMessage("short", {"tokens": 3})
+
+    totals: list[dict[str, int]] = []
+
+    async def count(wake: affinity.Wake, chat: Chat) -> None:
+        await spend(wake, chat)
+        totals.append(await wake.total_usage())
+
+    async with stage(url, count) as found:
+        talk, other = found.talk("a"), found.talk("b")
+        for number in range(3):
+            await say(talk, f"{number}")
+        await say(other, "other")
+        early = await talk.compress(into="early", summarise=summarise)
+        fork = await talk.fork("early-fork")
+        await found.client.prune_conversations(max_entries=keep)
+        assert await talk.usage() == await fork.usage() == {"tokens": 30}
+        await say(talk, "on")
+        assert totals[-1] == {"tokens": 40}
+        late = await talk.compress(into="late", summarise=summarise)
+        made = [
+            await talk.fork("fork"),
+            await talk.detach("detached"),
+            await (await talk.fork("left")).merge("fork", into="both"),
+            found.talk("copy"),
+        ]
+        await made[-1].import_([line async for line in talk.export()])
+        assert [await each.usage() for each in made] == [{"tokens": 40}] * 4
+        assert await late.usage() == {"tokens": 43}
+        assert await (await early.merge("late", into="compressed")).usage() == {"tokens": 46}
+        assert await (await talk.merge("b", into="m")).usage() == {"tokens": 50}
+        await found.client.prune_conversations(max_entries=keep)
+        assert [await each.usage() for each in made] == [{"tokens": 40}] * 4
+        assert await found.talk("m").usage() == {"tokens": 50}
 
 
 async def test_usage_of_a_merge_counts_each_entry_once(url: str) -> None:
@@ -293,12 +346,21 @@ async def test_compress_leaves_the_summary_as_the_only_row(url: str) -> None:
         assert await say(short, "two") == "re: two"
 
 
-async def test_compress_takes_no_calls_of_tools(idle: Stage) -> None:
+@pytest.mark.parametrize(
+    ("summary", "problem"),
+    [
+        (affinity.ToolUse("search"), "not ToolUse"),
+        (" \n", "an empty summary"),
+        (UserMessage([]), "an empty summary"),
+        (affinity.AgentMessage([{"type": "text", "text": " "}]), "an empty summary"),
+    ],
+)
+async def test_compress_takes_no_calls_of_tools_and_no_empty_summary(idle: Stage, summary: Any, problem: str) -> None:
     async def summarise(_: Sequence[JournalEntry]) -> Any:
-        return affinity.ToolUse("search")
+        return summary
 
     await idle.talk("a").send(UserMessage("one"))
-    with pytest.raises(InvalidInput, match="not ToolUse"):
+    with pytest.raises(InvalidInput, match=problem):
         await idle.talk("a").compress(into="s", summarise=summarise)
     with pytest.raises(UnknownConversation):
         await idle.talk("s").ancestors()

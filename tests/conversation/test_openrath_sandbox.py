@@ -129,6 +129,18 @@ async def test_a_closed_sandbox_is_an_error_and_never_an_empty_one(url: str) -> 
         assert sandboxes.log == ["open a", "close a"]
 
 
+async def test_a_merge_that_keeps_a_side_has_the_open_sandbox_of_that_side(url: str) -> None:
+    sandboxes = Sandboxes()
+    async with with_sandboxes(url, sandboxes) as found:
+        await say(found.talk("l"), "write one")
+        await say(found.talk("r"), "write two")
+        await found.talk("l").merge("r", into="kept-l", keep="left")
+        await found.talk("l").merge("r", into="kept-r", keep="right")
+        await found.talk("l").merge("r", into="own")
+        shown = [await say(found.talk(name), "list") for name in ("kept-l", "kept-r", "own")]
+    assert shown == ["one:l", "two:r", "empty"]
+
+
 async def test_an_error_drops_the_state_and_keeps_the_sandbox(url: str) -> None:
     """The same defect: the files of a sandbox were gone after any error."""
     sandboxes = Sandboxes()

@@ -136,7 +136,7 @@ async def test_a_merge_gives_no_reply_to_what_the_right_side_has_processed(url: 
         assert (await merged.ask(UserMessage("one"), event_id="m-1", timeout=60)).text == "re: one"
         for number in range(3):
             with pytest.raises(UnknownEntry):
-                await merged.ask(UserMessage("again"), event_id=f"r-{number}", timeout=60)
+                await merged.ask(UserMessage(f"{number}"), event_id=f"r-{number}", timeout=60)
         assert (await merged.ask(UserMessage("new"), event_id="m-2", timeout=60)).text == "re: new"
         assert (await merged.ask(UserMessage("new"), event_id="m-2", timeout=60)).text == "re: new"
 
@@ -179,12 +179,12 @@ async def test_a_copy_of_a_merge_gives_the_replies_that_the_merge_gives(url: str
             assert (await made.ask(UserMessage("slow"), event_id="m-2", timeout=60)).text == "re: slow"
             for number in range(5):
                 with pytest.raises(UnknownEntry):
-                    await made.ask(UserMessage("again"), event_id=f"r-{number}", timeout=60)
+                    await made.ask(UserMessage(f"{number}"), event_id=f"r-{number}", timeout=60)
             assert (await made.ask(UserMessage("new"), event_id="m-3", timeout=60)).text == "re: new"
             assert (await made.ask(UserMessage("new"), event_id="m-3", timeout=60)).text == "re: new"
             for number in range(5):
                 with pytest.raises(UnknownEntry):
-                    await made.ask(UserMessage("again"), event_id=f"r-{number}", timeout=60)
+                    await made.ask(UserMessage(f"{number}"), event_id=f"r-{number}", timeout=60)
 
 
 async def test_the_reply_to_an_entry_that_is_no_input_is_not_waited_for(url: str) -> None:
@@ -262,3 +262,38 @@ async def test_state_and_entries_of_an_export_fit_each_other(url: str, monkeypat
         await copy.import_(lines)
         assert (await on.state("copy")).received == ["one", "two"]
         assert len(await copy.history(kinds=["user.message"])) == 2
+
+
+async def test_a_feed_that_follows_waits_for_the_first_event(url: str) -> None:
+    async with stage(url) as on, anyio.create_task_group() as group:
+        found: list[str] = []
+        begun = anyio.Event()
+
+        async def follow() -> None:
+            async with on.talk().events(follow=True, stream=False) as feed:
+                begun.set()
+                async for item in feed:
+                    found.append(item.kind)
+
+        group.start_soon(follow)
+        await begun.wait()
+        await anyio.sleep(0.2)
+        await on.talk().ask(UserMessage("one"), timeout=30)
+        await on.talk().terminate()
+        with anyio.fail_after(30):
+            while "session.status_changed" not in found:
+                await anyio.sleep(0.02)
+        assert found[:3] == ["user.message", "span.started", "agent.message"]
+
+
+async def test_a_feed_of_no_conversation_that_does_not_follow_or_goes_on_from_a_position_raises(url: str) -> None:
+    async with stage(url, workers=0) as on:
+        for feed in (on.talk().events(), on.talk().events(after=3, follow=True)):
+            with pytest.raises(UnknownConversation):
+                await anext(feed)
+        await on.talk().send(UserMessage("one"))
+        feed = on.talk().events(follow=True)
+        assert (await anext(feed)).kind == "user.message"
+        await on.talk().delete()
+        with pytest.raises(UnknownConversation):
+            await anext(feed)

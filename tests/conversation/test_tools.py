@@ -12,6 +12,7 @@ import affinity
 from affinity.conversation import (
     AgentMessage,
     ChildEnded,
+    ConversationLimits,
     ModelReply,
     ModelRequest,
     Tool,
@@ -24,7 +25,8 @@ from affinity.conversation import (
     tool,
 )
 from affinity.conversation.tools import BUILT_IN_NAMES, checked_arguments, in_chains, tools_by_name
-from affinity.errors import InvalidOptions, NotSerializable
+from affinity.errors import InvalidOptions, NotSerializable, UnknownEntry
+from affinity.limits import MAX_PAGE
 from tests.conversation.application import Chat, make, stage, until
 
 
@@ -154,3 +156,30 @@ async def test_built_in_tools_read_the_journal_come_back_later_and_give_work(url
             return [getattr(each.event, "text", "") for each in messages] == ["begun", "re: the price of tea"]
 
         await until(said)
+
+
+async def test_the_trace_tool_gives_the_whole_trace_or_says_what_is_left(sqlite_url: str) -> None:
+    given: list[Any] = []
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        if wake.events == [UserMessage("many")]:
+            for number in range(MAX_PAGE):
+                wake.append(AgentMessage(str(number)))
+            return
+        (trace,) = [each for each in builtin_tools(wake) if each.name == "session_get_trace"]
+        for arguments in ({}, {"number": 10}, {"number": 10, "after": 11}, {"after": MAX_PAGE}):
+            given.append(await trace.run(trace.validate({"wake_id": wake.events[0].text, **arguments})))  # type: ignore[attr-defined]
+        with pytest.raises(UnknownEntry):
+            await trace.run(trace.validate({"wake_id": "none"}))
+
+    many = ConversationLimits(entries=2 * MAX_PAGE)
+    async with stage(sqlite_url, handler, limits=many, retry=affinity.RetryPolicy(max_attempts=1)) as on:
+        reply = await on.talk().ask(UserMessage("many"), timeout=30)
+        await on.talk().ask(UserMessage(reply.wake_id), timeout=30)
+        seqs = [each.seq for each in await on.talk().trace(reply.wake_id)]
+    whole, first, second, rest = given
+    assert [each["seq"] for each in whole] == seqs == list(range(2, MAX_PAGE + 5))
+    assert [each.get("seq") for each in first] == [*range(2, 12), None]
+    assert first[-1] == {"more": len(seqs) - 10, "after": 11}
+    assert second[:10] == whole[10:20]
+    assert rest == whole[-4:]

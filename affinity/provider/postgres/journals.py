@@ -33,6 +33,7 @@ from affinity.provider.postgres.driver.errors import BATCH_REFUSED
 from affinity.provider.postgres.driver.wire import Params, Row, Statement
 from affinity.provider.postgres.hints import notify_workers
 from affinity.provider.postgres.operations import Operations
+from affinity.provider.repeats import refuse_other_events
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "journals.sql")
@@ -54,13 +55,14 @@ class JournalOperations(Operations):
         behind = notify_workers(self._connections.target, wake or {})
         if len(appends) == 1 and (params := _input_params(appends[0])):
             (row,) = await self._run_append(_SQL["append_input"], params, behind)
-            return [_appended(appends[0], row)]
+            return await refuse_other_events(self.read_journal, appends, [_appended(appends[0], row)])
         params = append_params(appends)
         statement = f"{_SQL['append']} FROM {append_call(tuple(params))}"
         ((*columns,),) = await self._run_append(statement, params, behind)
         holders = columns.pop() or [None] * len(appends)
         outcomes = {place: _appended(appends[place - 1], row) for place, *row in zip(*columns, holders, strict=True)}
-        return [outcomes[place] for place in range(1, len(appends) + 1)]
+        done = [outcomes[place] for place in range(1, len(appends) + 1)]
+        return await refuse_other_events(self.read_journal, appends, done)
 
     async def _run_append(self, statement: LiteralString, params: Params, behind: Statement | None) -> list[Row]:
         for _ in range(1, _MAX_ROUNDS):

@@ -183,10 +183,26 @@ class _Bounds(NamedTuple):
 def _cut(tx: Tx, at: _Bounds, retention: JournalRetention, room: int) -> int:
     """Remove the first entries of a journal, up to ``room``; their number."""
     first_seq, size = _find_end(tx, at, retention, room)
+    _keep_usage(tx, at, first_seq)
     tx.run(SQL["cut"], {"journal_id": at.journal_id, "first_seq": first_seq})
     moved = {"journal_id": at.journal_id, "first_seq": first_seq, "size": at.size - size}
     tx.run(SQL["set_first"], moved)
     return first_seq - at.first_seq
+
+
+def _keep_usage(tx: Tx, at: _Bounds, first_seq: int) -> None:
+    """Add what the entries before ``first_seq`` have used to what the journal keeps of those that are gone."""
+    values = {"journal_id": at.journal_id, "after": at.first_seq - 1, "before": first_seq}
+    spent = tx.gather(SQL["spent"], values)
+    if not spent:
+        return
+    used: dict[str, tuple[int, dict[str, int]]] = json.loads(tx.value(SQL["used"], values))
+    for wake_id, usage in spent:
+        writer = "" if wake_id is None else wake_id.rsplit("-", 2)[0]
+        entries, total = used.get(writer, (0, {}))
+        numbers = {name: value for name, value in usage.items() if type(value) in {int, float}}
+        used[writer] = entries + 1, {**total, **{name: total.get(name, 0) + value for name, value in numbers.items()}}
+    tx.run(SQL["set_used"], {**values, "used": to_json(used)})
 
 
 def _find_end(tx: Tx, at: _Bounds, retention: JournalRetention, room: int) -> tuple[int, int]:

@@ -121,6 +121,30 @@ SELECT json_group_array(json_array(seq, recorded_at < :cutoff, length(CAST(paylo
     WHERE journal_id = :journal_id AND seq < :before ORDER BY seq LIMIT :limit
 );
 
+-- spent: usages of entries of a journal, also of those that it continues, with the wake that has written each, or that has
+-- read it
+WITH RECURSIVE place (journal_id, base_id, low, upto) AS (
+    SELECT journal_id, base_id, coalesce(base_seq, 0), last_seq FROM journals WHERE journal_id = :journal_id
+    UNION ALL
+    SELECT b.journal_id, b.base_id, coalesce(b.base_seq, 0), min(p.upto, p.low)
+    FROM place AS p CROSS JOIN journals AS b ON b.journal_id = p.base_id
+    WHERE p.low > :after
+)
+SELECT json_group_array(json_array(
+    coalesce(e.wake_id, (
+        SELECT w.wake_id FROM journal_entries AS w
+        WHERE w.journal_id = e.journal_id AND w.seq > e.seq AND w.wake_id IS NOT NULL ORDER BY w.seq LIMIT 1)),
+    json_extract(e.payload, '$.usage')))
+FROM place AS p CROSS JOIN journal_entries AS e
+    ON e.journal_id = p.journal_id AND e.seq > max(p.low, :after) AND e.seq <= min(p.upto, :before - 1)
+WHERE e.payload LIKE '%"usage"%' AND json_valid(e.payload) AND json_type(e.payload, '$.usage') = 'object';
+
+-- used: what entries of a journal have used that are gone
+SELECT used FROM journals WHERE journal_id = :journal_id;
+
+-- set_used: the same
+UPDATE journals SET used = :used WHERE journal_id = :journal_id;
+
 -- cut: remove the first entries of a journal
 DELETE FROM journal_entries WHERE journal_id = :journal_id AND seq < :first_seq;
 

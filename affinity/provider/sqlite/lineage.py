@@ -136,6 +136,7 @@ def _add_journal(tx: Tx, birth: JournalBirth, sources: dict[int, _Source]) -> in
         "lineage": birth.lineage,
         "operator": birth.operator,
         "extras": birth.extras,
+        "merged_id": None if birth.merged is None else birth.merged.journal_id,
         "now": tx.now,
     }
     tx.run(SQL["create"], new)

@@ -88,6 +88,7 @@ from affinity.provider.contract import (
     WorkLock,
 )
 from affinity.provider.contract.journal_side import JournalWatch
+from affinity.provider.repeats import refuse_other_events
 from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.sqlite import (
     fetching,
@@ -513,7 +514,7 @@ class SqliteProvider:
     ) -> Sequence[Appended]:
         appended = await self._write(journals.append, appends)
         await self.wake(wake or {})
-        return appended
+        return await refuse_other_events(self.read_journal, appends, appended)
 
     async def get_pending(
         self, session_ids: Sequence[str], *, limit: int, max_bytes: int = MAX_BATCH_BYTES

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
+from typing import Any
 
-from affinity.journal import JournalBirth, JournalFilter, JournalRange, NewEntry
+from affinity.journal import JournalBirth, JournalFilter, JournalRange, JournalRetention, NewEntry
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import state
 from affinity.testing.conformance.providers.cluster import Cluster
@@ -50,7 +52,7 @@ class JournalForkRules(Rules):
         assert [await fork.texts() for fork in forks] == [["1", "2", "3", "own"], ["1", "2", "3", "4", "5", "own"]]
         assert await forks[0].texts(newest_first=True, limit=2) == ["own", "3"]
         assert await forks[0].texts(kinds=["agent.message"], wake_id="w1") == ["2", "3"]
-        assert (await forks[0].append(event_id="e")).outcome == "repeated"
+        assert (await forks[0].append(text="1", event_id="e")).outcome == "repeated"
         again = await talk.append(event_id="e", start=new_start(birth="again"))
         assert (again.outcome, again.seq, again.created) == ("appended", 1, True)
         assert await forks[0].texts(limit=1) == ["1"]
@@ -58,6 +60,47 @@ class JournalForkRules(Rules):
         assert await forks[1].texts(after=3) == ["4", "5", "own"]
         rows = await talk.journals.list_journals(JournalFilter(), 10)
         assert {row.session_id for row in rows} == {"five", "s"}
+
+    async def test_pruning_keeps_what_removed_entries_have_used(self, cluster: Cluster) -> None:
+        """By writer; of a fork with what it had from its base when it gave that up, and of one that is made later
+        (contract: JournalLineage.used).
+        """
+        waker = await Waker.begin(cluster)
+        talk = waker.conversation
+
+        async def used(of: Conversation) -> Any:
+            return json.loads((await of.journals.get_lineage(of.session_id))[0].used)
+
+        payloads = [
+            '{"content":"\\u0000 \\"usage\\":{\\"n\\":7}","usage":{"n":1,"m":2}}',
+            '{"usage": {"n": 10, "text": "x"}}',
+            '{"content":{"usage":{"n":7}}}',
+            '{"usage":7}',
+            '{"usage":null}',
+            '["usage"]',
+            '"usage"',
+            "no JSON with usage",
+        ]
+        await waker.wake(wake_id="w-1-1", entries=[output(wake_id="w-1-1", payload=each) for each in payloads])
+        own = NewEntry(kind="user.message", payload='{"usage":{"n":100}}', is_input=True)
+        await talk.append(entry=own)
+        await waker.wake(wake_id="v-1-1", entries=[output(wake_id="v-1-1", payload='{"usage":{"n":1000}}')])
+        before, whole = await _fork(talk, "before", 3), await _fork(talk, "whole", 11)
+        assert await used(talk) == {}
+        await prune(talk, entries=0, age=0.0)
+        spent = {"w": [2, {"n": 11, "m": 2}], "v": [2, {"n": 1100}]}
+        assert await used(talk) == spent
+        assert await used(whole) == spent
+        assert await used(before) == {"w": [2, {"n": 11, "m": 2}]}
+        after = await _fork(talk, "after", 11)
+        assert await used(after) == spent
+        await talk.append(entry=own)
+        await waker.wake(wake_id="v-1-2", entries=[output(wake_id="v-1-2", payload='{"usage":{"n":0.5}}')])
+        assert (await talk.journals.prune_journals(JournalRetention(entries=0), limit=10, dry_run=True)).entries == 2
+        assert await used(talk) == spent
+        await prune(talk, entries=0)
+        assert await used(talk) == {**spent, "v": [4, {"n": 1200.5}]}
+        assert await used(after) == spent
 
     async def test_the_record_of_a_base_is_deleted_alone(self, cluster: Cluster) -> None:
         """What forks have stays when the record takes the journal with it (contract: delete_journal)."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
-from affinity.journal import JournalAppend, NewEntry
+from affinity.journal import Answer, JournalAppend, NewEntry
+from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract import InstanceUpdate, NewMessage, Quotas
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import ORCHESTRATION, message_ids, new_instance, payloads
@@ -120,7 +122,8 @@ class JournalRules(Rules):
             new_input("t", "1", event_id="e"),
             new_input("u", start=None),
             new_input("s", "2"),
-            new_input("t", "again", event_id="e"),
+            new_input("t", "1", event_id="e"),
+            new_input("t", "another", event_id="e"),
             new_input("s", "3", kind="other"),
             new_input("t", "2", closes=True),
             new_input("t", "3"),
@@ -132,6 +135,7 @@ class JournalRules(Rules):
             ("unknown", 0),
             ("appended", 2),
             ("repeated", 1),
+            ("other_event", 1),
             ("other_kind", 0),
             ("appended", 2),
             ("closed", 0),
@@ -164,7 +168,7 @@ class JournalRules(Rules):
         assert sorted(one.outcome for one in found) == ["appended", "repeated", "repeated", "repeated"]
         assert {(one.seq, one.journal_id) for one in found} == {(1, found[0].journal_id)}
         assert (await talks[0].append(event_id="f")).seq == 2
-        assert (await talks[0].append(event_id="e", text="other", entry_kind="other")).seq == 1
+        assert (await talks[0].append(event_id="e")).seq == 1
         assert await talks[0].texts() == ["hello", "hello"]
         (item,) = await (await cluster.worker("a")).take_instances()
         assert payloads(item) == ["start", "[1]", "[2]"]
@@ -189,6 +193,42 @@ class JournalRules(Rules):
         await talk.append(event_id="x")
         assert (await other.append(event_id="e")).outcome == "appended"
         assert (await talk.append(event_id="e")).seq == 2
+
+    async def test_another_event_under_an_event_id_is_refused(self, cluster: Cluster) -> None:
+        """Of another kind or payload, but for what is known of the sending. It changes nothing, whatever else it
+        would do, and gives the number of the event that is there (contract: AppendOutcome).
+        """
+        talk = await Conversation.open(cluster)
+
+        async def send(payload: str, kind: str = "user.message", **fields: Any) -> tuple[str, int]:
+            entry = NewEntry(kind=kind, payload=payload, event_id="e", is_input=True)
+            done = await talk.append(**{"entry": entry, **fields})
+            return done.outcome, done.seq
+
+        await talk.append()
+        assert await send('{"a": [1, {"_": 2}], "_": {"trace": "x"}}') == ("appended", 2)
+        for same in ('{"a": [1, {"_": 2}], "_": {"trace": "y"}}', '{"a":[1,{"_":2}]}', '{"_":{},"a":[1,{"_":2}]}'):
+            assert await send(same) == ("repeated", 2)
+            assert await send(same, start=None) == ("repeated", 2)
+        for other in ('{"a": [1, {"_": 3}], "_": {"trace": "x"}}', '{"a": [1, {}]}', "{}", '"text"'):
+            assert await send(other) == ("other_event", 2)
+            assert await send(other, start=None, drops=True, closes=True) == ("other_event", 2)
+        assert await send('{"a": [1, {"_": 2}]}', kind="user.other", answers=Answer(request_id="q", kind="k")) == (
+            "other_event",
+            2,
+        )
+        assert await talk.numbers() == [1, 2]
+        assert not (await talk.page()).closed
+
+    async def test_large_events_are_compared_too(self, cluster: Cluster) -> None:
+        """All that one batch repeats, although one page has no room for it (contract: AppendOutcome)."""
+        talk = await Conversation.open(cluster)
+        large = "x" * (MAX_BATCH_BYTES // 8)
+        for number in range(10):
+            await talk.append(text=f"{number}{large}", event_id=f"e{number}")
+        batch = [new_input("s", f"{number % 9}{large}", event_id=f"e{number}") for number in range(10)]
+        found = await talk.journals.append_journal(batch)
+        assert [one.outcome for one in found] == ["repeated"] * 9 + ["other_event"]
 
     async def test_a_repeated_event_id_passes_before_other_checks(self, cluster: Cluster) -> None:
         """Behind the watermark, after closing, and where it would be refused otherwise, the id gives its number

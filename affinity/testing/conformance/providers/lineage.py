@@ -153,11 +153,11 @@ class LineageRules(Rules):
         """A repeated event id is one event in the fork too."""
         base = await journals.say("a", "1", "2")
         await journals.create(birth_of("b", base, base=JournalRange(base, 1)))
-        append = JournalAppend(
-            session_id="b", kind=KIND, entry=NewEntry(kind="k", payload="1", event_id="e-1"), message=None
-        )
-        (done,) = await journals.provider.append_journal([append])
-        assert (done.outcome, done.seq) == ("repeated", 1)
+        for payload, outcome in (('"1"', "repeated"), ('"2"', "other_event")):
+            entry = NewEntry(kind="user.message", payload=payload, event_id="e-1", is_input=True)
+            append = JournalAppend(session_id="b", kind=KIND, entry=entry, message=None)
+            (done,) = await journals.provider.append_journal([append])
+            assert (done.outcome, done.seq) == (outcome, 1)
         assert await journals.say("b", "2")
 
     async def test_a_birth_is_done_once(self, journals: Journals) -> None:

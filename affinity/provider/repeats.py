@@ -1,0 +1,50 @@
+"""Appends whose event id is in the journal: the same event sent again, or another one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
+
+from pydantic_core import from_json
+
+from affinity.journal import META_FIELD, Appended, Entry, JournalAppend, JournalPage, JournalQuery, NewEntry
+
+ReadJournal: TypeAlias = Callable[[Sequence[JournalQuery]], Awaitable[Sequence[JournalPage | None]]]
+
+
+async def refuse_other_events(
+    read: ReadJournal, appends: Sequence[JournalAppend], done: Sequence[Appended]
+) -> list[Appended]:
+    """The outcomes of appends, where ``repeated`` becomes ``other_event`` if the entry is another event. Reads these
+    entries, and nothing where none is repeated.
+    """
+    found = [*done]
+    left = {n for n, one in enumerate(done) if one.outcome == "repeated"}
+    while left:
+        asked = sorted(left)
+        queries = [
+            JournalQuery(session_id=one.session_id, event_id=one.entry.event_id, limit=1)
+            for one in (appends[n] for n in asked)
+            if one.entry is not None
+        ]
+        for n, page in zip(asked, await read(queries), strict=True):
+            if page is not None and not page.entries and page.more:
+                continue  # the pages before it have taken all the bytes of the call
+            left.remove(n)
+            if page is None or page.journal_id != found[n].journal_id:
+                continue  # it was deleted meanwhile
+            new = appends[n].entry
+            if any(new is not None and not _is_same(entry, new) for entry in page.entries):
+                found[n] = found[n]._replace(outcome="other_event")
+    return found
+
+
+def _is_same(entry: Entry, new: NewEntry) -> bool:
+    if entry.kind != new.kind:
+        return False
+    return entry.payload == new.payload or _content(entry.payload) == _content(new.payload)
+
+
+def _content(payload: str) -> Any:
+    found = from_json(payload)
+    return {name: value for name, value in found.items() if name != META_FIELD} if isinstance(found, dict) else found
