@@ -1,4 +1,4 @@
--- Flags of elements that lack what is asked for are false, not NULL.
+-- Flags of elements that lack what is asked for are false, not NULL; and the children of a record are read in steps.
 
 -- Where new items stand in the orders of their sessions, which are locked: by element, the number, and whether another item
 -- is before it. An element that is NULL has no number, and none is before it.
@@ -73,3 +73,7 @@ END $$;
 DO $do$ BEGIN
     EXECUTE format('ALTER FUNCTION send_messages_1 SET search_path = %I, pg_temp', current_schema);
 END $do$;
+
+-- The children of a record in steps: a page ends at a place of this index.
+CREATE INDEX session_states_children ON session_states (parent, updated_second, session_id) WHERE parent IS NOT NULL;
+DROP INDEX session_states_parent;
