@@ -221,7 +221,7 @@ class Pruner:
     async def _remove_records(self, where: SessionFilter) -> None:
         async for rows in read_pages(self._store, where):
             seen = {row.session_id: (row.version, row.birth) for row in rows}
-            for step in _steps(list(seen)):
+            for step in _steps(list(seen), DELETE_STEP):
                 await self._remove({session_id: seen[session_id] for session_id in step})
 
     async def _remove_families(self, families: Sequence[_Family]) -> None:
@@ -231,7 +231,7 @@ class Pruner:
             await self._remove(seen, {name: family.head for family in families for name in family.members})
             return
         (head,) = [family.head for family in families]
-        steps = [{name: seen[name] for name in step} for step in _steps(list(seen))]
+        steps = [{name: seen[name] for name in step} for step in _steps(list(seen), DELETE_STEP)]
         for step in steps:  # nothing goes if one of them has to stay already
             if len(await self._delete(step, dry_run=True)) < len(step):
                 self._left.update(dict.fromkeys(seen))
@@ -277,5 +277,5 @@ def _batches(families: Sequence[_Family]) -> Iterator[Sequence[_Family]]:
         yield few
 
 
-def _steps(session_ids: Sequence[str], size: int = DELETE_STEP) -> Iterator[Sequence[str]]:
+def _steps(session_ids: Sequence[str], size: int) -> Iterator[Sequence[str]]:
     return (session_ids[start : start + size] for start in range(0, len(session_ids), size))

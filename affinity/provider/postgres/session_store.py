@@ -80,17 +80,22 @@ class PostgresSessionStore:
         if not named:
             return []
         versions, births = versions or {}, births or {}
-        params = {
-            "session": Texts(named),
-            "family": Texts(named if families is None else (families[session_id] for session_id in named)),
-            "version": Ints(versions.get(session_id) for session_id in named),
-            "birth": Texts(births.get(session_id) for session_id in named),
-        }
+        rows = [
+            {
+                "session_id": name,
+                "family": name if families is None else families[name],
+                "version": versions.get(name),
+                "birth": births.get(name),
+            }
+            for name in named
+        ]
         unused = ["forced" if idle_only else "idle", "real" if dry_run else "dry"]
         statement = without(_SQL["delete"], *unused, *(["whole"] if families is None else []))
         removed: set[str | None] = {None}
         while None in removed:  # a session was overtaken
-            removed = {session_id for (session_id,) in await self._connections.states.run(statement, params)}
+            # Planned each time: a long deletion makes tables grow for which an older plan would read all rows.
+            found = await self._connections.states.run_once(statement, {"named": json.dumps(rows)})
+            removed = {session_id for (session_id,) in found}
         return [session_id for session_id in named if session_id in removed]
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:

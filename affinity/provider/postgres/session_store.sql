@@ -63,22 +63,26 @@ SELECT overtaken, version, repeated, same, known, fits FROM verdict
 -- use stay: what another transaction has locked is in use, and is not waited for; else `forced`. `whole` for families. `real`,
 -- or `dry` for a judgement alone. A `forced` one changes nothing when a session is overtaken, as in save: then one row without
 -- an id is all that it gives.
-WITH named AS MATERIALIZED (
+WITH asked AS MATERIALIZED (
+    SELECT * FROM json_to_recordset(%(named)s) AS a (session_id text, family text, version bigint, birth text)
+), named AS MATERIALIZED (
     SELECT n.*, (r.version = n.version) IS NOT FALSE AND (r.birth = n.birth) IS NOT FALSE
 -- [idle
-        AND (SELECT true FROM held_sessions h WHERE h.session_id = n.session_id) IS NULL
+        AND NOT EXISTS (
+            -- By its id, and never by a worker, to which the planner may ascribe few sessions.
+            SELECT FROM (SELECT * FROM sessions WHERE session_id = n.session_id OFFSET 0) s
+            JOIN alive_workers USING (worker_id, incarnation) WHERE s.locked_until > clock())
         AND (SELECT true FROM worker_queue q WHERE q.session_id = n.session_id LIMIT 1) IS NULL
 -- idle]
 -- [whole
         -- Parents by a range, in the order of the index: statistics may say that any record has most of them as children.
         AND (SELECT true FROM session_states c
              WHERE (c.parent, c.updated_second, c.session_id) > (n.session_id, '-infinity'::timestamp, '')
-               AND c.parent <= n.session_id AND c.session_id <> ALL (%(session)s)
+               AND c.parent <= n.session_id AND c.session_id NOT IN (SELECT session_id FROM asked)
              ORDER BY c.parent, c.updated_second, c.session_id LIMIT 1) IS NULL
 -- whole]
         AS goes
-    FROM unnest(%(session)s, %(family)s, %(version)s, %(birth)s) AS n (session_id, family, version, birth)
-    CROSS JOIN LATERAL (SELECT version, birth FROM session_states WHERE session_id = n.session_id OFFSET 0) r
+    FROM asked n CROSS JOIN LATERAL (SELECT version, birth FROM session_states WHERE session_id = n.session_id OFFSET 0) r
 ), candidate AS MATERIALIZED (
     SELECT * FROM named WHERE family NOT IN (SELECT family FROM named WHERE NOT goes)
 -- [dry
