@@ -91,7 +91,8 @@ def prune(
 
     A session that a worker holds, that has work in the queue, or that is written meanwhile, is left alone. Each record
     is judged by itself: children go when their own time has come. With --family a record goes or stays together with
-    all its descendants, and the newest of them decides how old they are; --keep then counts families.
+    all its descendants, and the newest of them decides how old they are; --keep then counts families. Many records go
+    in steps: when it was interrupted, repeat the command, and it goes on.
 
     The ids of what was removed go to stdout, one a line. Nothing is ever pruned unless this command, or
     `SessionManager.prune`, is called.
