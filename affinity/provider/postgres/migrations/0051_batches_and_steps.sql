@@ -1,4 +1,5 @@
 -- Flags of elements that lack what is asked for are false, not NULL; and the children of a record are read in steps.
+-- oldest code: 49
 
 -- Where new items stand in the orders of their sessions, which are locked: by element, the number, and whether another item
 -- is before it. An element that is NULL has no number, and none is before it.
