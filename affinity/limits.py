@@ -138,6 +138,11 @@ left for `affinity prune`, with a longer ``statement_timeout``.
 MAX_RETENTION_SECONDS: Final = 100 * 366 * 86_400.0
 """A hundred years: a longer retention is a mistake of unit (milliseconds for seconds)."""
 
+DELETE_STEP: Final = 500
+"""Session records that one transaction of a deletion or of pruning removes: tens of milliseconds, for which a claim of
+one of these sessions waits. A family of at most so many records is pruned as a whole or not at all.
+"""
+
 SHARE_DIVISOR: Final = 2
 """The approximate number of rounds in which workers fetch a burst: see `fair_share`."""
 

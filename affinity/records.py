@@ -243,6 +243,15 @@ class SessionSummary:
     idle: float  # seconds since the last write, by the store's clock
 
 
+ChildCursor: TypeAlias = tuple[str, datetime, str]
+"""Where a page of `SessionStore.children` ends: (parent, updated_at, session_id) of its last row."""
+
+
+def child_cursor(row: SessionSummary | SessionRecord) -> ChildCursor:
+    """The place of a record that has a parent among the children of all."""
+    return row.metadata.parent or "", row.updated_at, row.session_id
+
+
 def in_family_order(members: Iterable[SessionSummary]) -> list[SessionSummary]:
     """Sort the records of one family: the head, which has no parent among them, and then by creation."""
     found = list(members)
@@ -337,27 +346,26 @@ class SessionStore(Protocol):
         self,
         session_ids: Collection[str],
         *,
-        cascade: bool = False,
         idle_only: bool = False,
         versions: Mapping[str, int] | None = None,
         births: Mapping[str, str] | None = None,
-        whole: bool = False,
+        families: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> Sequence[str]:
-        """Remove records; unknown ids are ignored.
+        """Remove records; unknown ids are ignored, and children stay.
 
         Args:
-            session_ids: of the records.
-            cascade: remove their descendants too.
-            whole: with ``cascade``, keep a named record that has a descendant which is kept, or, with ``versions``, one
-                that is not in it: it was added since.
-            idle_only: keep those that a live worker holds, or that have work in the queue.
+            session_ids: of the records; `limits.DELETE_STEP` at a time are a good number.
+            idle_only: keep those that a live worker holds, or that have work in the queue. What another transaction
+                uses in this moment is kept, too: it is not waited for.
             versions: keep those of these sessions whose record has another version: it was written since.
             births: keep those of these sessions whose record has another birth: it was created since.
-            dry_run: change nothing.
+            families: for each id, a name that the ids of one family share. Keep a family as a whole if one of its
+                records is kept, or has a child that is not named: it was added since.
+            dry_run: change nothing, and lock nothing.
 
         Returns:
-            The ids of the records that were (or would be) removed: the named ones first, in their order.
+            The ids of the records that were (or would be) removed, in the order in which they were named.
         """
         ...
 
@@ -369,9 +377,22 @@ class SessionStore(Protocol):
         """The number of matching records."""
         ...
 
-    async def families(self, session_ids: Collection[str]) -> Sequence[Sequence[SessionSummary]]:
-        """The family of each session, in the order of `in_family_order`: its record, those of all its ancestors, and
-        those of all their descendants. Empty for a session without a record.
+    async def children(
+        self, session_ids: Collection[str], limit: int, *, after: ChildCursor | None = None
+    ) -> Sequence[SessionSummary]:
+        """One page of the records whose parents are among these sessions: by parent, then oldest first. A record that
+        is written meanwhile may be on two pages.
+
+        Args:
+            session_ids: of the parents, with a record or without; up to `limits.MAX_PAGE`.
+            limit: records on the page.
+            after: (parent, updated_at, session_id) of the last row seen.
+        """
+        ...
+
+    async def ancestors(self, session_id: str, limit: int) -> Sequence[SessionSummary]:
+        """The record of a session, that of its parent, and so on, up to ``limit``, in any order; each once. Empty for a
+        session without a record.
         """
         ...
 

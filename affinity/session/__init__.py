@@ -11,6 +11,7 @@ codec           state to bytes and back; compression; overrides of fields; the m
 migrations      from one schema version to another
 resources       `Resource`: process-local values beside the states; calls of the application's callbacks
 manager         `SessionManager`: lists, shows, deletes, prunes, exports and imports records
+removal         deletion with descendants, and pruning, in steps
 transfer        the lines of an export, and their import
 stores          `MemorySessionStore`, and `RetryingStore`, which repeats calls that the database has failed
 ==============  ========================================================================================
@@ -20,8 +21,9 @@ stores          `MemorySessionStore`, and `RetryingStore`, which repeats calls t
 
 from affinity.session.cache import SessionCache
 from affinity.session.codec import JsonCodec, StateCodec, scratch
-from affinity.session.manager import Pruned, SessionFamily, SessionManager, SessionPage
+from affinity.session.manager import SessionFamily, SessionManager, SessionPage
 from affinity.session.opening import OpenSession, SyncOpenSession
+from affinity.session.removal import Pruned
 from affinity.session.resources import Resource
 from affinity.session.sessions import Sessions
 from affinity.session.state_cache import CacheStats, SessionContext

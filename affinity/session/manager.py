@@ -5,7 +5,6 @@ Only `SessionManager.delete` and `SessionManager.prune` remove records.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -14,7 +13,17 @@ from typing import Final
 from affinity.errors import InvalidInput, SessionAmbiguous, SessionNotFound
 from affinity.limits import MAX_PAGE, check_id
 from affinity.paging import PageIterator, uninterrupted
-from affinity.records import SessionFilter, SessionRecord, SessionStore, SessionSummary
+from affinity.records import SessionFilter, SessionRecord, SessionStore, SessionSummary, in_family_order
+from affinity.session.removal import (
+    Pruned,
+    Pruner,
+    PruneRule,
+    check_seconds,
+    delete_tree,
+    descendants,
+    page_cursor,
+    read_pages,
+)
 from affinity.session.transfer import (
     Imported,
     ImportTimes,
@@ -28,7 +37,6 @@ from affinity.session.transfer import (
 
 _EVERYTHING: Final = SessionFilter()
 _CANDIDATES: Final = 10  # ids that `SessionAmbiguous` lists
-_LONGEST: Final = 100 * 366 * 86_400.0  # seconds; databases cannot subtract much more
 _INSTANT: Final = timedelta(microseconds=1)
 
 
@@ -78,46 +86,6 @@ class SessionFamily:
         return sum(member.size for member in self.members)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pruned:
-    """What `SessionManager.prune` removed, or would remove."""
-
-    removed: Sequence[str]  # session ids
-    left: Sequence[str]  # old enough, but held, with queued work, or written since they were listed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PruneRule:
-    """Which records to remove: those that are old, or not among the newest."""
-
-    older_than: float | None  # seconds
-    keep: int | None  # so many of the newest stay
-    either: bool  # with both: a record that is old or beyond ``keep``, rather than only what is both
-
-    def __post_init__(self) -> None:
-        """Refuse a rule that would remove everything, or has a negative number.
-
-        Raises:
-            InvalidInput: neither is set, or the number is negative.
-        """
-        if self.older_than is None and self.keep is None:
-            raise InvalidInput("prune needs older_than, keep, or both: it does not remove everything by itself")
-        if self.keep is not None and self.keep < 0:
-            raise InvalidInput(f"keep = {self.keep!r}: must be 0 or more")
-
-    @property
-    def needs_age(self) -> bool:
-        """Whether only old records are removed."""
-        return self.older_than is not None and (self.keep is None or not self.either)
-
-    def removes(self, family: SessionFamily, kept: frozenset[str]) -> bool:
-        """Whether a family is removed; ``kept`` are the heads of the newest families."""
-        is_old = self.older_than is not None and family.idle >= self.older_than
-        is_behind = self.keep is not None and family.head.session_id not in kept
-        both_asked = self.older_than is not None and self.keep is not None
-        return (is_old and is_behind) if both_asked and not self.either else (is_old or is_behind)
-
-
 class SessionManager:
     """Lists, shows, deletes, prunes, exports and imports the records of a store.
 
@@ -151,9 +119,9 @@ class SessionManager:
         """
         if not 1 <= limit <= MAX_PAGE:
             raise InvalidInput(f"limit = {limit!r}: must be from 1 to {MAX_PAGE}")
-        _check_seconds("idle_for", where.idle_for)
+        check_seconds("idle_for", where.idle_for)
         rows = await self._store.list(where, limit)
-        return SessionPage(items=rows, next=_cursor(rows[-1]) if len(rows) == limit else None)
+        return SessionPage(items=rows, next=page_cursor(rows[-1]) if len(rows) == limit else None)
 
     def list(self, where: SessionFilter = _EVERYTHING) -> AsyncIterator[SessionSummary]:
         """All records that match, newest first, read page by page. A record that is written meanwhile may be missed.
@@ -174,22 +142,38 @@ class SessionManager:
         Raises:
             InvalidInput: a number of seconds out of range.
         """
-        _check_seconds("idle_for", where.idle_for)
+        check_seconds("idle_for", where.idle_for)
         return await self._store.count(where)
 
     async def family(self, text: str) -> SessionFamily:
         """The family of the session that ``text`` names: the ancestor whose parent has no record, with all its
-        descendants; their messages and participants together.
+        descendants; their messages and participants together. It is read page by page, so that a record that is written
+        meanwhile may be missed.
 
         Raises:
             SessionNotFound, SessionAmbiguous, InvalidId: as for `resolve`.
         """
-        (members,) = await self._store.families([check_id(text, "session id")])
-        if not members and (alone := await self._only(text)) is not None:
-            (members,) = await self._store.families([alone])
-        if not members:
+        line = await self._line(check_id(text, "session id"))
+        if not line and (alone := await self._only(text)) is not None:
+            line = await self._line(alone)
+        if not line:
             raise _not_found(text)
-        return SessionFamily(members=members)
+        head = line[-1]
+        below = [row async for rows in descendants(self._store, [head.session_id]) for row in rows]
+        return SessionFamily(members=in_family_order([head, *below]))
+
+    async def _line(self, session_id: str) -> Sequence[SessionSummary]:
+        """The record of a session, that of its parent, and so on; each once."""
+        found: dict[str, SessionSummary] = {}
+        at: str | None = session_id
+        while at is not None and at not in found:
+            rows = {row.session_id: row for row in await self._store.ancestors(at, MAX_PAGE)}
+            while at in rows and at not in found:
+                found[at] = rows[at]
+                at = rows[at].metadata.parent
+            if at not in found and len(rows) < MAX_PAGE:
+                break
+        return list(found.values())
 
     async def resolve(self, text: str) -> str:
         """The session id that equals ``text``, or the only one that begins with it.
@@ -224,9 +208,18 @@ class SessionManager:
     # -- removing
 
     async def delete(
-        self, session_id: str, *, allow_prefix: bool = False, cascade: bool = True, dry_run: bool = False
+        self,
+        session_id: str,
+        *,
+        allow_prefix: bool = False,
+        cascade: bool = True,
+        dry_run: bool = False,
+        progress: Progress | None = None,
     ) -> Sequence[str]:
         """Remove the record of a session, also while the session is held.
+
+        With ``cascade`` it is removed in steps of at most `limits.DELETE_STEP` records, each a transaction: descendants
+        first, its own last. A deletion that was interrupted goes on when it is repeated.
 
         Args:
             session_id: the whole id.
@@ -234,6 +227,7 @@ class SessionManager:
                 session is deleted, the same prefix can name another one.
             cascade: the records of its children too, and of theirs.
             dry_run: change nothing.
+            progress: called after each step with the number of records removed.
 
         Returns:
             The ids of the records that were (or would be) removed: that of the session itself first.
@@ -244,7 +238,10 @@ class SessionManager:
             InvalidId: as for `resolve`.
         """
         named = await self.resolve(session_id) if allow_prefix else check_id(session_id, "session id")
-        removed = await self._store.delete([named], cascade=cascade, dry_run=dry_run)
+        if cascade:
+            removed = await delete_tree(self._store, named, dry_run=dry_run, progress=progress or no_progress)
+        else:
+            removed = await self._store.delete([named], dry_run=dry_run)
         if not removed:
             raise SessionNotFound(f"no session has the id {named!r}, and a deletion takes whole ids")
         return removed
@@ -269,6 +266,10 @@ class SessionManager:
         with all its descendants, by the newest of them: all are removed or none, and none if one of them has to stay.
         (Records that are each other's parents belong to no family, and stay.)
 
+        It reads page by page, and removes in steps of at most `limits.DELETE_STEP` records, each a transaction. A
+        family of more records goes in several steps, descendants first. If one of them is used meanwhile, that step and
+        those behind it are left. What was interrupted goes on when it is repeated.
+
         Args:
             older_than: seconds since the last write, by the store's clock.
             keep: leave this many of the newest records, or families, that match.
@@ -278,13 +279,13 @@ class SessionManager:
             kind: only records of this kind.
             labels: only records that have all of these.
             dry_run: change nothing.
-            progress: called after each page with the number of records removed.
+            progress: called after each step with the number of records removed.
 
         Raises:
             InvalidInput: neither ``older_than`` nor ``keep`` is set, or one is out of range.
         """
         rule = PruneRule(older_than=older_than, keep=keep, either=either)
-        _check_seconds("older_than", older_than)
+        check_seconds("older_than", older_than)
         pruner = Pruner(self._store, rule, dry_run=dry_run, progress=progress or no_progress)
         where = SessionFilter(kind=kind, labels=labels or {})
         return await (pruner.families(where) if family else pruner.records(where))
@@ -324,7 +325,7 @@ class SessionManager:
         while pages > 1 and new:
             pages = new = 0
             since = where
-            async for rows in _pages(self._store, where):
+            async for rows in read_pages(self._store, where):
                 if rows and not pages:
                     since = replace(where, updated_after=rows[0].updated_at - _INSTANT)
                 pages += 1
@@ -362,109 +363,5 @@ class SessionManager:
         return await import_lines(self._store, lines, on_exists, times, progress or no_progress)
 
 
-class Pruner:
-    """Removes the records of a store that a rule selects."""
-
-    def __init__(self, store: SessionStore, rule: PruneRule, *, dry_run: bool, progress: Progress) -> None:
-        self._store, self._rule = store, rule
-        self._dry_run, self._progress = dry_run, progress
-        self._removed: dict[str, None] = {}
-        self._left: dict[str, None] = {}
-
-    async def records(self, where: SessionFilter) -> Pruned:
-        """Judge and remove each record by itself."""
-        keep, older_than = self._rule.keep, self._rule.older_than
-        if not self._rule.needs_age and older_than is not None:
-            await self._remove_records(replace(where, idle_for=older_than))
-            older_than = None
-        behind = where if keep is None else await self._past_newest(where, keep)
-        if behind is not None:
-            await self._remove_records(replace(behind, idle_for=older_than))
-        return self._result()
-
-    async def families(self, where: SessionFilter) -> Pruned:
-        """Judge and remove each family as a whole, by its newest member; ``where`` applies to its head."""
-        heads = replace(where, heads=True)
-        kept = await self._newest_heads(heads, self._rule.keep or 0)
-        if self._rule.needs_age:
-            heads = replace(heads, idle_for=self._rule.older_than)  # a family is at least as new as its head
-        async for families in self._families(heads):
-            await self._remove_families([each for each in families if self._rule.removes(each, kept)])
-        return self._result()
-
-    def _result(self) -> Pruned:
-        return Pruned(removed=list(self._removed), left=sorted(self._left.keys() - self._removed.keys()))
-
-    async def _past_newest(self, where: SessionFilter, keep: int) -> SessionFilter | None:
-        """The filter with a cursor after the newest ``keep`` records; None when there are no more."""
-        while keep > 0:
-            rows = await self._store.list(where, size := min(keep, MAX_PAGE))
-            if len(rows) < size:
-                return None
-            where = replace(where, after=_cursor(rows[-1]))
-            keep -= size
-        return where
-
-    async def _newest_heads(self, heads: SessionFilter, keep: int) -> frozenset[str]:
-        if not keep:
-            return frozenset()
-        newest: list[tuple[datetime, str]] = []
-        async for families in self._families(heads):
-            for family in families:
-                place = family.updated_at, family.head.session_id
-                (heapq.heappush if len(newest) < keep else heapq.heappushpop)(newest, place)
-        return frozenset(session_id for _, session_id in newest)
-
-    async def _families(self, heads: SessionFilter) -> AsyncIterator[list[SessionFamily]]:
-        async for rows in _pages(self._store, heads):
-            found = await self._store.families([row.session_id for row in rows])
-            yield [SessionFamily(members=members) for members in found if members]
-
-    async def _remove_records(self, where: SessionFilter) -> None:
-        async for rows in _pages(self._store, where):
-            await self._remove([row.session_id for row in rows], rows)
-
-    async def _remove_families(self, families: Sequence[SessionFamily]) -> None:
-        members = [member for family in families for member in family.members]
-        await self._remove([family.head.session_id for family in families], members, whole=True)
-
-    async def _remove(self, names: Sequence[str], seen: Sequence[SessionSummary], *, whole: bool = False) -> None:
-        """Remove these records, or families, unless they have changed since they were seen."""
-        versions = {row.session_id: row.version for row in seen}
-        births = {row.session_id: row.birth for row in seen}
-        gone = await self._store.delete(
-            names,
-            cascade=whole,
-            idle_only=True,
-            versions=versions,
-            births=births,
-            whole=whole,
-            dry_run=self._dry_run,
-        )
-        self._removed.update(dict.fromkeys(gone))
-        self._left.update(dict.fromkeys(versions.keys() - set(gone)))
-        self._progress(len(self._removed))
-
-
-async def _pages(store: SessionStore, where: SessionFilter) -> AsyncIterator[Sequence[SessionSummary]]:
-    """All records that match, newest first, page by page."""
-    _check_seconds("idle_for", where.idle_for)
-    while True:
-        rows = await store.list(where, MAX_PAGE)
-        yield rows
-        if len(rows) < MAX_PAGE:
-            return
-        where = replace(where, after=_cursor(rows[-1]))
-
-
-def _cursor(last: SessionSummary) -> tuple[datetime, str]:
-    return last.updated_at, last.session_id
-
-
 def _not_found(text: str) -> SessionNotFound:
     return SessionNotFound(f"no session has the id {text!r}, or one that begins with it")
-
-
-def _check_seconds(what: str, value: float | None) -> None:
-    if value is not None and not 0 <= value <= _LONGEST:
-        raise InvalidInput(f"{what} = {value!r}: must be a number of seconds from 0 to {_LONGEST:.0f} (100 years)")

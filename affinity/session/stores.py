@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -13,6 +13,7 @@ from uuid import uuid4
 from affinity.errors import SessionWriteConflict
 from affinity.records import (
     ActivityKey,
+    ChildCursor,
     DurableResource,
     RecordTimes,
     ResourceStore,
@@ -22,7 +23,7 @@ from affinity.records import (
     SessionState,
     SessionStore,
     SessionSummary,
-    in_family_order,
+    child_cursor,
 )
 
 T = TypeVar("T")
@@ -115,23 +116,22 @@ class MemorySessionStore:
         self,
         session_ids: Collection[str],
         *,
-        cascade: bool = False,
         idle_only: bool = False,
         versions: Mapping[str, int] | None = None,
         births: Mapping[str, str] | None = None,
-        whole: bool = False,
+        families: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> Sequence[str]:
-        """A record that is left keeps its children."""
         seen = _SeenRecords(versions or {}, births or {})
-        removed = [session_id for session_id in dict.fromkeys(session_ids) if self._may_remove(session_id, seen)]
-        if whole and cascade:
-            removed = [session_id for session_id in removed if self._may_remove_family(session_id, seen)]
-        if cascade:
-            removed = list(self._with_children(removed, seen))
-        if not dry_run:
-            for session_id in removed:
-                del self._records[session_id]
+        named = [session_id for session_id in dict.fromkeys(session_ids) if session_id in self._records]
+        kept = {session_id for session_id in named if not seen.is_still(self._records[session_id])}
+        if families is not None:
+            with_others = {record.metadata.parent for name, record in self._records.items() if name not in named}
+            stay = {families[session_id] for session_id in named if session_id in kept | with_others}
+            kept = {session_id for session_id in named if families[session_id] in stay}
+        removed = [session_id for session_id in named if session_id not in kept]
+        for session_id in [] if dry_run else removed:
+            del self._records[session_id]
         return removed
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
@@ -143,10 +143,26 @@ class MemorySessionStore:
     async def count(self, where: SessionFilter) -> int:
         return len(self._matching(where, self._clock()))
 
-    async def families(self, session_ids: Collection[str]) -> Sequence[Sequence[SessionSummary]]:
+    async def children(
+        self, session_ids: Collection[str], limit: int, *, after: ChildCursor | None = None
+    ) -> Sequence[SessionSummary]:
+        now, parents = self._clock(), {*session_ids}
+        found = [
+            record
+            for record in self._records.values()
+            if record.metadata.parent in parents and (after is None or child_cursor(record) > after)
+        ]
+        found.sort(key=child_cursor)
+        return [_summary(record, now) for record in found[:limit]]
+
+    async def ancestors(self, session_id: str, limit: int) -> Sequence[SessionSummary]:
         now = self._clock()
-        families = [self._with_children(self._upwards(session_id), _SeenRecords({}, {})) for session_id in session_ids]
-        return [in_family_order(_summary(self._records[name], now) for name in names) for names in families]
+        found: dict[str, SessionSummary] = {}
+        at: str | None = session_id
+        while at in self._records and at not in found and len(found) < limit:
+            found[at] = _summary(self._records[at], now)
+            at = found[at].metadata.parent
+        return list(found.values())
 
     def _matching(self, where: SessionFilter, now: datetime) -> builtins.list[SessionRecord]:
         return [
@@ -158,19 +174,6 @@ class MemorySessionStore:
     def _has_place(self, parent: str | None, where: SessionFilter) -> bool:
         is_orphaned = parent is not None and parent not in self._records
         return (is_orphaned or not where.orphaned) and (is_orphaned or parent is None or not where.heads)
-
-    def _upwards(self, session_id: str) -> builtins.list[str]:
-        """The session, if it has a record, its parent, and their ancestors."""
-        found: dict[str, None] = {}
-        at: str | None = session_id
-        while at in self._records and at not in found:
-            found[at] = None
-            at = self._records[at].metadata.parent
-        return list(found)
-
-    def _may_remove_family(self, session_id: str, seen: _SeenRecords) -> bool:
-        tree = self._with_children([session_id], _SeenRecords({}, {}))
-        return all(self._may_remove(name, seen) and (not seen.versions or name in seen.versions) for name in tree)
 
     def _written(
         self,
@@ -195,25 +198,6 @@ class MemorySessionStore:
             created_at=found.created_at if found else now,
             updated_at=now,
         )
-
-    def _may_remove(self, session_id: str, seen: _SeenRecords) -> bool:
-        found = self._records.get(session_id)
-        return found is not None and seen.is_still(found)
-
-    def _with_children(self, session_ids: Sequence[str], seen: _SeenRecords) -> Iterator[str]:
-        """The ids and their descendants, generation by generation; each once, so that a circle of parents ends."""
-        found, generation = set(session_ids), list(session_ids)
-        while generation:
-            yield from generation
-            parents = set(generation)
-            generation = [
-                record.session_id
-                for record in self._records.values()
-                if record.metadata.parent in parents
-                and record.session_id not in found
-                and self._may_remove(record.session_id, seen)
-            ]
-            found.update(generation)
 
 
 def _copied(metadata: SessionMetadata) -> SessionMetadata:
@@ -320,15 +304,14 @@ class RetryingStore:
         self,
         session_ids: Collection[str],
         *,
-        cascade: bool = False,
         idle_only: bool = False,
         versions: Mapping[str, int] | None = None,
         births: Mapping[str, str] | None = None,
-        whole: bool = False,
+        families: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> Sequence[str]:
-        which = {"cascade": cascade, "idle_only": idle_only, "whole": whole, "dry_run": dry_run}
-        delete = partial(self._store.delete, session_ids, versions=versions, births=births, **which)
+        delete = partial(self._store.delete, session_ids, idle_only=idle_only, versions=versions, births=births)
+        delete = partial(delete, families=families, dry_run=dry_run)
         return await self._writing(delete)  # repeated after a lost reply, it would not return what it has removed
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
@@ -337,8 +320,13 @@ class RetryingStore:
     async def count(self, where: SessionFilter) -> int:
         return await self._reading(partial(self._store.count, where))
 
-    async def families(self, session_ids: Collection[str]) -> Sequence[Sequence[SessionSummary]]:
-        return await self._reading(partial(self._store.families, session_ids))
+    async def children(
+        self, session_ids: Collection[str], limit: int, *, after: ChildCursor | None = None
+    ) -> Sequence[SessionSummary]:
+        return await self._reading(partial(self._store.children, session_ids, limit, after=after))
+
+    async def ancestors(self, session_id: str, limit: int) -> Sequence[SessionSummary]:
+        return await self._reading(partial(self._store.ancestors, session_id, limit))
 
 
 class RetryingResources:

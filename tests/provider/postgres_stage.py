@@ -217,7 +217,7 @@ def session_verbs(peer: Peer, at: OrchestrationItem) -> list[Callable[[], Awaita
         lambda: peer.give_back(hand["u"], release_session=True),
         move,
         told,
-        lambda: states.delete(["u"], cascade=True),
+        lambda: states.delete(["u"], families={"u": "u"}),
         lambda: peer.provider.delete_instance(["m"], force=True),
     ]
 

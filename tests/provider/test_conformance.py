@@ -56,7 +56,7 @@ def test_every_verb_meets_every_fault() -> None:
     states = {f"{name}_state" for name in ("load", "save", "delete")} | {
         "list_states",
         "count_states",
-        "find_families_of_states",
+        "list_relatives_of_states",
     }
     assert set(VERBS) == verbs | states | {"send_keyed_message"}
 

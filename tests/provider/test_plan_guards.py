@@ -106,7 +106,8 @@ def rarer_verbs(peer: Peer, first: OrchestrationItem, second: OrchestrationItem)
         assert await states.save(state("w", parent="u"), idempotency_key="once") == 1
 
     async def prune() -> None:
-        assert await states.delete(["u", "w"], idle_only=True, cascade=True, versions={"w": 1}) == ["w"]
+        alone = {"u": "u", "w": "w"}
+        assert await states.delete(["u", "w"], idle_only=True, families=alone, versions={"w": 1}) == ["w"]
 
     async def hand_over() -> None:
         await peer.provider.release_instance(peer.identity, [Release(instance_id="n", to="other")])

@@ -170,13 +170,14 @@ async def test_a_batch_writes_a_session_once(stage: Stage) -> None:
 
 
 async def test_a_record_is_deleted_only_as_it_is_when_it_is_locked(stage: Stage) -> None:
-    """It was written while the deletion waited: it stays, with its children."""
+    """It was written while the deletion waited: it stays, with its family."""
     states = stage.peer.provider.states
     await states.save(SessionState(session_id="s", state=b"1"))
     await states.save(SessionState(session_id="child", state=b"", metadata=SessionMetadata(parent="s")))
     written = "UPDATE session_states SET version = 2 WHERE session_id = 's'"
-    assert await stage.overtaken(written, states.delete(["s"], versions={"s": 1}, cascade=True)) == []
-    assert await states.delete(["s"], versions={"s": 2}, cascade=True) == ["s", "child"]
+    family = {"s": "s", "child": "s"}
+    assert await stage.overtaken(written, states.delete(family, versions={"s": 1}, families=family)) == []
+    assert await states.delete(family, versions={"s": 2}, families=family) == ["s", "child"]
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
@@ -231,17 +232,6 @@ async def test_records_from_before_births_are_distinct_from_those_made_anew(
     await PostgresProvider.migrate(postgres_database)
     async with opened(postgres_database) as provider:
         await check_record_before_births(provider.states)
-
-
-async def test_parents_in_a_circle_are_deleted_once(stage: Stage) -> None:
-    """Nothing keeps an application from making one."""
-    states = stage.peer.provider.states
-    for name, parent in (("a", "c"), ("b", "a"), ("c", "b"), ("d", None)):
-        await states.save(SessionState(session_id=name, state=b"", metadata=SessionMetadata(parent=parent)))
-    assert await states.delete(["c", "c", "unknown"], cascade=True, dry_run=True) == ["c", "a", "b"]
-    assert await states.delete(["c", "b"], cascade=True) == ["c", "b", "a"]
-    assert await states.delete(["c"], cascade=True) == []
-    assert await states.load("d") is not None
 
 
 async def test_writes_in_one_second_change_no_index(

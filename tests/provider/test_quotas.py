@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from pathlib import Path
 from typing import Any, Final, LiteralString
 
+import anyio
 import psycopg
 import pytest
 
@@ -15,7 +16,7 @@ from affinity.limits import MAX_UNREAD_EVENTS
 from affinity.provider.contract import NewMessage, Provider, Quotas
 from affinity.testing.conformance.providers.builders import new_instance
 from tests.provider.postgres_plans import MANY, check_plans
-from tests.provider.postgres_stage import administrator, opened
+from tests.provider.postgres_stage import SOMEBODY_WAITS, administrator, opened, until
 from tests.provider.sqlite_steps import FEW, MUCH, cost_in_steps, fill_tables, opened_file, steps
 
 pytestmark = pytest.mark.anyio
@@ -78,6 +79,28 @@ async def _measured(provider: Provider, admin: psycopg.Connection[Any], events: 
     admin.execute("UPDATE instances SET event_count = event_count + %s", [events])
     message = NewMessage(instance_id="x1", payload="", unread_limit=1_000)
     assert list(await provider.send_message([message])) == ["delivered"]
+
+
+async def test_a_message_is_not_lost_while_a_limit_is_lifted(postgres_migrated: str) -> None:
+    """A sender has read the limit, and then does not find the size of the instance: it sends the message, and does not
+    drop it while it reports it as delivered.
+    """
+    async with opened(postgres_migrated) as provider:
+        await provider.set_quotas(Quotas(instance_bytes=1_000_000))
+        await provider.create_instance([new_instance("x1"), new_instance("x2")])
+        both = [NewMessage(instance_id=name, payload="", unread_limit=1_000) for name in ("x1", "x2")]
+        assert list(await provider.send_message(both)) == ["delivered"] * 2
+        with administrator(postgres_migrated) as admin, administrator(postgres_migrated) as watcher:
+            admin.execute("UPDATE instances SET event_count = 1 WHERE instance_id = 'x2'")  # it is measured again
+            async with anyio.create_task_group() as tasks:
+                with admin.transaction():
+                    admin.execute("SELECT set_quotas_1(NULL, NULL, NULL)")
+                    tasks.start_soon(provider.send_message, both)
+                    await until(watcher, SOMEBODY_WAITS)
+            queued = admin.execute(
+                "SELECT instance_id, count(*) FROM orchestrator_queue GROUP BY 1 ORDER BY 1"
+            ).fetchall()
+    assert queued == [("x1", 3), ("x2", 3)]  # with the start messages
 
 
 async def test_on_sqlite_limits_cost_the_same_among_many(tmp_path: Path, steps: Iterator[int]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ ODD_IDS = (
 
 
 async def test_list_gives_all_pages_newest_first(stage: ClockedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("affinity.session.manager.MAX_PAGE", 2)
+    monkeypatch.setattr("affinity.session.removal.MAX_PAGE", 2)
     for number in range(5):
         await stage.put(f"s{number}", kind="chat" if number % 2 else "plan")
     assert await stage.ids() == ["s4", "s3", "s2", "s1", "s0"]
@@ -204,7 +205,7 @@ async def test_prune_by_age(stage: ClockedStore) -> None:
 
 
 async def test_prune_by_count_over_pages(stage: ClockedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("affinity.session.manager.MAX_PAGE", 2)
+    monkeypatch.setattr("affinity.session.removal.MAX_PAGE", 2)
     await six_over_six_days(stage)
     assert (await stage.manager.prune(keep=6)).removed == []
     assert (await stage.manager.prune(keep=7)).removed == []
@@ -262,7 +263,7 @@ async def test_prune_of_families_selects_them_by_their_newest_member(stage: Cloc
 
 async def test_prune_of_families_by_number(stage: ClockedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over pages; by both, and by either."""
-    monkeypatch.setattr("affinity.session.manager.MAX_PAGE", 2)
+    monkeypatch.setattr("affinity.session.removal.MAX_PAGE", 2)
     await three_families(stage)
     assert (await stage.manager.prune(keep=3, family=True)).removed == []
     assert (await stage.manager.prune(older_than=2.5 * DAY, keep=1, family=True, dry_run=True)).removed == [
@@ -340,6 +341,10 @@ async def test_prune_needs_a_rule(stage: ClockedStore) -> None:
             await stage.manager.prune(older_than=seconds)
     with pytest.raises(InvalidInput, match="keep"):
         await stage.manager.prune(keep=-1)
+    for keep in (1.5, "1", True):
+        wrong: Any = keep
+        with pytest.raises(InvalidInput, match="must be a whole number of records"):
+            await stage.manager.prune(keep=wrong)
     assert await stage.ids() == ["s"]
 
 
@@ -358,18 +363,17 @@ async def test_prune_leaves_what_was_written_since_it_was_listed(stage: ClockedS
             self,
             session_ids: Collection[str],
             *,
-            cascade: bool = False,
             idle_only: bool = False,
             versions: Mapping[str, int] | None = None,
             births: Mapping[str, str] | None = None,
-            whole: bool = False,
+            families: Mapping[str, str] | None = None,
             dry_run: bool = False,
         ) -> Sequence[str]:
             await stage.put("s1")
             await stage.store.delete(["s3"])
             await stage.put("s3")
             return await stage.store.delete(
-                session_ids, cascade=cascade, idle_only=idle_only, versions=versions, births=births, dry_run=dry_run
+                session_ids, idle_only=idle_only, versions=versions, births=births, families=families, dry_run=dry_run
             )
 
         list = stage.store.list

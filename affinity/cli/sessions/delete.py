@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from typing import cast
 
 import click
@@ -12,6 +13,7 @@ from affinity.cli.output import counted, printable
 from affinity.cli.sessions.filters import labels_of
 from affinity.cli.shell import Command, Progress, Shell, command, confirm, with_client
 from affinity.client import Client
+from affinity.errors import SessionNotFound
 from affinity.session import Pruned
 
 
@@ -28,6 +30,8 @@ def delete(shell: Shell, *, session_id: str, allow_prefix: bool, cascade: bool, 
     ID is the whole id, unless --allow-prefix is given. A worker that holds the session evicts its state from memory,
     and begins anew. The ids of what was removed go to stdout, one a line.
 
+    Many records go in steps, descendants first: when it was interrupted, repeat the command, and it goes on.
+
     Examples:
       affinity sessions delete chat-17 --dry-run
       affinity sessions delete chat-17 --yes
@@ -38,12 +42,17 @@ def delete(shell: Shell, *, session_id: str, allow_prefix: bool, cascade: bool, 
         manager = client.session_manager
         return manager.delete(session_id, allow_prefix=allow_prefix, cascade=cascade, dry_run=True)
 
+    async def remove(client: Client) -> Sequence[str]:
+        # By the whole id: what was agreed to is removed, and nothing else that begins so.
+        with Progress("removed", hint="; repeat the command, and it goes on") as progress, suppress(SessionNotFound):
+            return await client.session_manager.delete(doomed[0], cascade=cascade, progress=progress)
+        return []
+
     doomed = with_client(shell, would_remove)
     if not dry_run:
         if not yes:
             confirm(f"Remove {_family(doomed)}?")
-        # By the whole id: what was agreed to is removed, and nothing else that begins so.
-        doomed = with_client(shell, lambda client: client.session_store.delete(doomed[:1], cascade=cascade))
+        doomed = with_client(shell, remove)
     _report(shell, {"removed": doomed, "dry_run": dry_run}, _family(doomed))
 
 
@@ -82,7 +91,8 @@ def prune(
 
     A session that a worker holds, that has work in the queue, or that is written meanwhile, is left alone. Each record
     is judged by itself: children go when their own time has come. With --family a record goes or stays together with
-    all its descendants, and the newest of them decides how old they are; --keep then counts families.
+    all its descendants, and the newest of them decides how old they are; --keep then counts families. Many records go
+    in steps: when it was interrupted, repeat the command, and it goes on.
 
     The ids of what was removed go to stdout, one a line. Nothing is ever pruned unless this command, or
     `SessionManager.prune`, is called.

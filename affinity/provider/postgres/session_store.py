@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import json
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final, LiteralString
 
 from psycopg.errors import UniqueViolation
@@ -17,15 +16,15 @@ from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.driver.wire import Params
 from affinity.provider.postgres.operations import same_time
 from affinity.provider.rows import to_session_record, to_session_summary, write_conflict
-from affinity.provider.statements import load_statements
+from affinity.provider.statements import load_statements, without
 from affinity.records import (
+    ChildCursor,
     RecordTimes,
     SessionFilter,
     SessionRecord,
     SessionState,
     SessionSummary,
     StateWrite,
-    in_family_order,
 )
 
 _SQL: Final = load_statements(__package__, "session_store.sql")
@@ -82,32 +81,33 @@ class PostgresSessionStore:
         self,
         session_ids: Collection[str],
         *,
-        cascade: bool = False,
         idle_only: bool = False,
         versions: Mapping[str, int] | None = None,
         births: Mapping[str, str] | None = None,
-        whole: bool = False,
+        families: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> Sequence[str]:
-        """A record that is left keeps its children."""
-        if not session_ids:
+        named = list(dict.fromkeys(session_ids))
+        if not named:
             return []
         versions, births = versions or {}, births or {}
-        params = {
-            "session": Texts(session_ids),
-            "cascade": cascade,
-            "idle_only": idle_only,
-            "whole": whole and cascade,
-            "version_session": Texts(versions),
-            "version": Ints(versions.values()),
-            "birth_session": Texts(births),
-            "birth": Texts(births.values()),
-            "dry_run": dry_run,
-        }
-        removed: list[str | None] = [None]
+        rows = [
+            {
+                "session_id": name,
+                "family": name if families is None else families[name],
+                "version": versions.get(name),
+                "birth": births.get(name),
+            }
+            for name in named
+        ]
+        unused = ["forced" if idle_only else "idle", "real" if dry_run else "dry"]
+        statement = without(_SQL["delete"], *unused, *(["whole"] if families is None else []))
+        removed: set[str | None] = {None}
         while None in removed:  # a session was overtaken
-            removed = [session_id for (session_id,) in await self._connections.states.run(_SQL["delete"], params)]
-        return [session_id for session_id in removed if session_id is not None]
+            # Planned each time: a long deletion makes tables grow for which an older plan would read all rows.
+            found = await self._connections.states.run_once(statement, {"named": json.dumps(rows)})
+            removed = {session_id for (session_id,) in found}
+        return [session_id for session_id in named if session_id in removed]
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
         rows = await self._connections.misc.run(_SQL["list"], {**_conditions(where), "limit": Int8(limit)})
@@ -117,11 +117,24 @@ class PostgresSessionStore:
         ((number,),) = await self._connections.misc.run(_SQL["count"], _conditions(where))
         return int(number)
 
-    async def families(self, session_ids: Collection[str]) -> Sequence[Sequence[SessionSummary]]:
-        families: defaultdict[str, builtins.list[SessionSummary]] = defaultdict(builtins.list)
-        for start, *row in await self._connections.misc.run(_SQL["families"], {"session": Texts(session_ids)}):
-            families[start].append(to_session_summary(row, same_time))
-        return [in_family_order(families[session_id]) for session_id in session_ids]
+    async def children(
+        self, session_ids: Collection[str], limit: int, *, after: ChildCursor | None = None
+    ) -> Sequence[SessionSummary]:
+        after_parent, after_time, after_id = after or ("", datetime.min.replace(tzinfo=UTC), "")
+        params = {
+            "parent": Texts(sorted(name for name in set(session_ids) if name >= after_parent)),
+            "after_parent": after_parent,
+            "after_time": after_time,
+            "after_id": after_id,
+            "limit": Int8(limit),
+        }
+        rows = await self._connections.misc.run(_SQL["children"], params)
+        return [to_session_summary(row, same_time) for row in rows]
+
+    async def ancestors(self, session_id: str, limit: int) -> Sequence[SessionSummary]:
+        params = {"session": session_id, "limit": Int8(limit)}
+        rows = await self._connections.misc.run(_SQL["ancestors"], params)
+        return [to_session_summary(row, same_time) for row in rows]
 
 
 def _conditions(where: SessionFilter) -> Params:

@@ -60,77 +60,99 @@ WITH begun AS (
 )
 SELECT overtaken, version, repeated, same, known, fits FROM verdict
 
--- delete: records, and those of their children, as far as they may go
--- Records are found, then locked, then checked as they are once they are locked. Children of a record that stays, stay.
--- Changes nothing when a session is overtaken, as in save: then one row without an id is all that it gives.
-WITH RECURSIVE found (session_id) AS (
-    SELECT r.session_id FROM session_states r WHERE r.session_id = ANY (%(session)s)
-    UNION
-    SELECT r.session_id FROM found f JOIN session_states r ON r.parent = f.session_id WHERE %(cascade)s
+-- delete: some records, as far as they may go
+-- They are judged without locks; those that may go are locked, and judged again as they are then. Parts: `idle` when those in
+-- use stay: what another transaction has locked is in use, and is not waited for; else `forced`. `whole` for families. `real`,
+-- or `dry` for a judgement alone. A `forced` one changes nothing when a session is overtaken, as in save: then one row without
+-- an id is all that it gives.
+WITH asked AS MATERIALIZED (
+    SELECT * FROM json_to_recordset(%(named)s) AS a (session_id text, family text, version bigint, birth text)
+), named AS MATERIALIZED (
+    SELECT n.*, (r.version = n.version) IS NOT FALSE AND (r.birth = n.birth) IS NOT FALSE
+-- [idle
+        AND NOT EXISTS (
+            -- By its id, and never by a worker, to which the planner may ascribe few sessions.
+            SELECT FROM (SELECT * FROM sessions WHERE session_id = n.session_id OFFSET 0) s
+            JOIN alive_workers USING (worker_id, incarnation) WHERE s.locked_until > clock())
+        AND (SELECT true FROM worker_queue q WHERE q.session_id = n.session_id LIMIT 1) IS NULL
+-- idle]
+-- [whole
+        -- Parents by a range, in the order of the index: statistics may say that any record has most of them as children.
+        AND (SELECT true FROM session_states c
+             WHERE (c.parent, c.updated_second, c.session_id) > (n.session_id, '-infinity'::timestamp, '')
+               AND c.parent <= n.session_id AND c.session_id NOT IN (SELECT session_id FROM asked)
+             ORDER BY c.parent, c.updated_second, c.session_id LIMIT 1) IS NULL
+-- whole]
+        AS goes
+    FROM asked n CROSS JOIN LATERAL (SELECT version, birth FROM session_states WHERE session_id = n.session_id OFFSET 0) r
+), candidate AS MATERIALIZED (
+    SELECT * FROM named WHERE family NOT IN (SELECT family FROM named WHERE NOT goes)
+-- [dry
+)
+SELECT session_id FROM candidate
+-- dry]
+-- [real
 ), begun AS (
-    -- As in save. The condition that no row meets: those that are there are locked, in one order with the new ones.
+    -- As in save.
     INSERT INTO sessions AS s (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
-    SELECT f.session_id, '', '', nextval('epochs'), c.now, c.now, c.now
-    FROM found f CROSS JOIN (SELECT clock() AS now) c
-    WHERE NOT %(dry_run)s ORDER BY f.session_id
+    SELECT c.session_id, '', '', nextval('epochs'), t.now, t.now, t.now
+    FROM candidate c CROSS JOIN (SELECT clock() AS now) t
+-- [idle
+    WHERE (SELECT true FROM sessions o WHERE o.session_id = c.session_id) IS NULL
+    ORDER BY c.session_id
+    ON CONFLICT (session_id) DO NOTHING
+-- idle]
+-- [forced
+    ORDER BY c.session_id
+    -- The condition that no row meets: those that are there are locked, in one order with the new ones.
     ON CONFLICT (session_id) DO UPDATE SET epoch = s.epoch WHERE false
+-- forced]
     RETURNING s.session_id
 ), session AS MATERIALIZED (
     SELECT s.session_id, s.worker_id, s.incarnation, s.locked_until FROM sessions s
-    WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM found)) AND (SELECT count(*) FROM begun) >= 0
+    WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM candidate)) AND (SELECT count(*) FROM begun) >= 0
     ORDER BY s.session_id FOR NO KEY UPDATE
-), overtaken AS MATERIALIZED (
-    SELECT FROM found WHERE NOT %(dry_run)s
-        AND session_id NOT IN (SELECT session_id FROM begun) AND session_id NOT IN (SELECT session_id FROM session)
-), record AS MATERIALIZED (
-    SELECT r.session_id, r.parent, r.version, r.birth FROM session_states r
-    WHERE r.session_id = ANY (ARRAY (SELECT session_id FROM found)) AND (SELECT count(*) FROM session) >= 0
-    ORDER BY r.session_id FOR UPDATE
-), busy AS MATERIALIZED (
-    SELECT s.session_id FROM session s JOIN alive_workers w USING (worker_id, incarnation)
-    WHERE %(idle_only)s AND s.locked_until > clock()
-    UNION
-    SELECT r.session_id FROM record r
-    WHERE %(idle_only)s AND EXISTS (SELECT FROM worker_queue q WHERE q.session_id = r.session_id)
-), free AS MATERIALIZED (
-    SELECT r.session_id, r.parent FROM record r
-    WHERE NOT EXISTS (SELECT FROM overtaken) AND r.session_id NOT IN (SELECT session_id FROM busy)
-      AND (r.session_id, r.version) NOT IN (
-          -- Those with another version than the given one.
-          SELECT x.session_id, x.version FROM record x
-          JOIN unnest(%(version_session)s, %(version)s) AS v (session_id, version) USING (session_id)
-          WHERE x.version <> v.version)
-      AND (r.session_id, r.birth) NOT IN (
-          -- Those with another birth token than the given one.
-          SELECT x.session_id, x.birth FROM record x
-          JOIN unnest(%(birth_session)s, %(birth)s) AS b (session_id, birth) USING (session_id)
-          WHERE x.birth <> b.birth)
-), tree (root, session_id) AS (
-    SELECT session_id, session_id FROM record WHERE session_id = ANY (%(session)s) AND %(whole)s
-    UNION
-    SELECT t.root, r.session_id FROM tree t JOIN record r ON r.parent = t.session_id
-), partly AS MATERIALIZED (
-    -- Those that have a descendant which stays.
-    SELECT root FROM tree
-    WHERE session_id NOT IN (SELECT session_id FROM free)
-       OR cardinality(%(version_session)s) > 0 AND NOT session_id = ANY (%(version_session)s)
-), doomed (session_id) AS (
-    SELECT session_id FROM free WHERE session_id = ANY (%(session)s) AND session_id NOT IN (SELECT root FROM partly)
-    UNION
-    SELECT f.session_id FROM doomed d JOIN free f ON f.parent = d.session_id WHERE %(cascade)s
-), bumped AS (
-    UPDATE sessions SET epoch = nextval('epochs')
-    WHERE session_id = ANY (ARRAY (SELECT session_id FROM doomed)) AND NOT %(dry_run)s
-), removed AS (
-    DELETE FROM session_states
-    WHERE session_id = ANY (ARRAY (SELECT session_id FROM doomed)) AND NOT %(dry_run)s
-)
-SELECT session_id FROM (
-    SELECT session_id FROM doomed
+-- [idle
+    SKIP LOCKED
+-- idle]
+), locked AS MATERIALIZED (
+    SELECT session_id FROM begun
     UNION ALL
-    SELECT NULL WHERE EXISTS (SELECT FROM overtaken)
-) gone
-ORDER BY array_position(%(session)s, session_id), session_id
+    SELECT s.session_id FROM session s
+-- [idle
+    WHERE (SELECT true FROM alive_workers w
+           WHERE w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND s.locked_until > clock()) IS NULL
+-- idle]
+), record AS MATERIALIZED (
+    SELECT r.session_id, r.version, r.birth FROM session_states r
+    WHERE r.session_id = ANY (ARRAY (SELECT session_id FROM locked))
+    ORDER BY r.session_id FOR UPDATE
+-- [idle
+    SKIP LOCKED
+-- idle]
+), kept AS MATERIALIZED (
+    SELECT c.session_id, c.family FROM candidate c
+    WHERE c.session_id NOT IN (
+        SELECT r.session_id FROM record r JOIN named n USING (session_id)
+        WHERE (r.version = n.version) IS NOT FALSE AND (r.birth = n.birth) IS NOT FALSE)
+), overtaken AS MATERIALIZED (
+    SELECT NULL::text AS session_id
+-- [idle
+    WHERE false
+-- idle]
+-- [forced
+    WHERE EXISTS (SELECT FROM candidate WHERE session_id NOT IN (SELECT session_id FROM locked))
+-- forced]
+), doomed AS MATERIALIZED (
+    SELECT session_id FROM candidate
+    WHERE family NOT IN (SELECT family FROM kept) AND NOT EXISTS (SELECT FROM overtaken)
+), bumped AS (
+    UPDATE sessions SET epoch = nextval('epochs') WHERE session_id = ANY (ARRAY (SELECT session_id FROM doomed))
+), removed AS (
+    DELETE FROM session_states WHERE session_id = ANY (ARRAY (SELECT session_id FROM doomed))
+)
+SELECT session_id FROM doomed UNION ALL SELECT session_id FROM overtaken
+-- real]
 
 -- list: one page of records, newest first; conditions on updated_second repeat others, for the index
 SELECT p.*, (SELECT h.worker_id FROM held_sessions h WHERE h.session_id = p.session_id)
@@ -208,21 +230,39 @@ WHERE (%(kind)s::text IS NULL OR r.kind = %(kind)s)
        OR (r.updated_second, r.updated_at, r.session_id)
           < (date_trunc('second', %(after_time)s::timestamptz AT TIME ZONE 'UTC'), %(after_time)s, %(after_id)s))
 
--- families: the records of some sessions' families, each with the session whose family it is
-WITH RECURSIVE up (start, session_id, parent) AS (
-    SELECT r.session_id, r.session_id, r.parent FROM session_states r WHERE r.session_id = ANY (%(session)s)
-    UNION
-    -- OFFSET 0: by the index, however many the planner takes them for.
-    SELECT u.start, p.session_id, p.parent
-    FROM up u CROSS JOIN LATERAL (SELECT session_id, parent FROM session_states WHERE session_id = u.parent OFFSET 0) p
-), member (start, session_id) AS (
-    SELECT start, session_id FROM up
-    UNION
-    SELECT m.start, c.session_id
-    FROM member m CROSS JOIN LATERAL (SELECT session_id FROM session_states WHERE parent = m.session_id OFFSET 0) c
-)
-SELECT m.start, r.session_id, r.schema_version, r.kind, r.name, r.parent, r.labels::text, r.message_count,
-    r.participants::text, r.version, r.birth, r.epoch, octet_length(r.state), r.created_at, r.updated_at,
+-- children: one page of the records of some parents, which come in order, as the records do
+-- By a range, in the order of the index: statistics may say that any record has most of them as children.
+SELECT r.session_id, r.schema_version, r.kind, r.name, r.parent, r.labels::text, r.message_count, r.participants::text,
+    r.version, r.birth, r.epoch, octet_length(r.state), r.created_at, r.updated_at,
     extract(epoch FROM clock() - r.updated_at)::float8,
     (SELECT h.worker_id FROM held_sessions h WHERE h.session_id = r.session_id)
-FROM member m JOIN session_states r USING (session_id)
+FROM (
+    SELECT c.*
+    FROM unnest(%(parent)s) AS p (session_id)
+    CROSS JOIN LATERAL (
+        SELECT * FROM session_states
+        WHERE (parent, updated_second, session_id) > (
+                p.session_id,
+                CASE WHEN p.session_id = %(after_parent)s
+                     THEN date_trunc('second', %(after_time)s::timestamptz AT TIME ZONE 'UTC') ELSE '-infinity' END,
+                CASE WHEN p.session_id = %(after_parent)s THEN %(after_id)s ELSE '' END)
+          AND parent <= p.session_id
+        ORDER BY parent, updated_second, session_id LIMIT %(limit)s
+    ) c
+    LIMIT %(limit)s
+) r
+
+-- ancestors: a record, that of its parent, and so on
+WITH RECURSIVE up (session_id, parent) AS (
+    SELECT session_id, parent FROM session_states WHERE session_id = %(session)s
+    UNION
+    -- OFFSET 0: by the index, however many the planner takes them for.
+    SELECT p.session_id, p.parent
+    FROM up u CROSS JOIN LATERAL (SELECT session_id, parent FROM session_states WHERE session_id = u.parent OFFSET 0) p
+)
+SELECT r.session_id, r.schema_version, r.kind, r.name, r.parent, r.labels::text, r.message_count, r.participants::text,
+    r.version, r.birth, r.epoch, octet_length(r.state), r.created_at, r.updated_at,
+    extract(epoch FROM clock() - r.updated_at)::float8,
+    (SELECT h.worker_id FROM held_sessions h WHERE h.session_id = r.session_id)
+FROM (SELECT session_id FROM up LIMIT %(limit)s) u
+CROSS JOIN LATERAL (SELECT * FROM session_states WHERE session_id = u.session_id OFFSET 0) r

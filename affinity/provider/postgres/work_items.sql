@@ -174,6 +174,7 @@ WITH ours AS MATERIALIZED (
         attend_at = CASE WHEN q.attend_at IS NOT NULL
                          THEN clock() + (greatest(o.delay, 0) + least(q.takeover_after, q.fail_after)) * interval '1 s' END,
         route = CASE
+            WHEN q.route = 'blocked' THEN 'blocked' -- it was to be failed, and waits behind others again
             WHEN q.session_id IS NULL THEN 'free'
             WHEN q.session_id IN (SELECT session_id FROM held) THEN 'new'
             ELSE coalesce((

@@ -9,7 +9,6 @@ that a page fills soon along one of the first kind.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, LiteralString
 
@@ -19,7 +18,7 @@ from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Row, Tx, to_json
 from affinity.provider.sqlite.session_states import SQL
 from affinity.provider.statements import load_statements
-from affinity.records import SessionFilter, SessionSummary, in_family_order
+from affinity.records import ChildCursor, SessionFilter, SessionSummary
 
 LIST: Final = load_statements(__package__, "session_state_list.sql")["list_states"]
 
@@ -44,15 +43,28 @@ def count_states(tx: Tx, where: SessionFilter) -> int:
     return int(number)
 
 
-def find_families(tx: Tx, session_ids: Sequence[str]) -> list[list[SessionSummary]]:
-    relatives: list[tuple[str, str]] = tx.gather(SQL["relatives"], {"session_ids": to_json(list(session_ids))})
-    names = to_json(list({name for _, name in relatives}))
-    rows = tx.rows(with_parts({"rows", "by_id"}), {"now": tx.now, "session_ids": names})
-    summaries = {row[0]: to_session_summary(row, instant) for row in rows}
-    families: defaultdict[str, list[SessionSummary]] = defaultdict(list)
-    for start, name in relatives:
-        families[start].append(summaries[name])
-    return [in_family_order(families[session_id]) for session_id in session_ids]
+def list_children(tx: Tx, parents: Sequence[str], limit: int, after: ChildCursor | None) -> list[SessionSummary]:
+    """See `SessionStore.children`; ``parents`` in order."""
+    after_parent, after_time, after_id = after or ("", None, "")
+    cursor = {
+        "after_parent": after_parent,
+        "after_time": after_time and after_time.timestamp(),
+        "after_id": after_id,
+        "limit": limit,
+    }
+    left = [parent for parent in parents if parent >= after_parent]
+    return _by_id(tx, tx.gather(SQL["children"], {"parents": to_json(left), **cursor}))
+
+
+def list_ancestors(tx: Tx, session_id: str, limit: int) -> list[SessionSummary]:
+    """See `SessionStore.ancestors`."""
+    return _by_id(tx, tx.gather(SQL["ancestors"], {"session_id": session_id, "limit": limit}))
+
+
+def _by_id(tx: Tx, session_ids: Sequence[str]) -> list[SessionSummary]:
+    """The records of some sessions, in that order."""
+    rows = tx.rows(with_parts({"rows", "by_id"}), {"now": tx.now, "session_ids": to_json(session_ids)})
+    return [to_session_summary(row, instant) for row in rows]
 
 
 def _find(tx: Tx, where: SessionFilter, parts: set[str], limit: int = 0) -> list[Row]:

@@ -24,12 +24,11 @@ SQL: Final = load_statements(__package__, "session_states.sql")
 class RecordDeletion:
     """Which records to remove; see `SessionStore.delete`."""
 
-    session_ids: Sequence[str]
-    cascade: bool
+    session_ids: Sequence[str]  # each once
     idle_only: bool
-    whole: bool
     versions: Mapping[str, int]
     births: Mapping[str, str]
+    families: Mapping[str, str] | None
 
 
 class _FenceRow(NamedTuple):
@@ -140,20 +139,14 @@ def load(tx: Tx, session_id: str) -> SessionRecord | None:
 
 
 def find_doomed(tx: Tx, asked: RecordDeletion) -> list[str]:
-    """The records that a deletion removes: the named ones first, in order."""
-    arguments = {
-        "session_ids": to_json(asked.session_ids),
-        "versions": to_json(list(asked.versions.items())),
-        "births": to_json(list(asked.births.items())),
-        "cascade": asked.cascade,
-        "idle_only": asked.idle_only,
-        "whole": asked.whole and asked.cascade,
-        "told": bool(asked.versions),
-        "now": tx.now,
-    }
-    doomed: list[str] = tx.gather(SQL["doomed"], arguments)
-    among = set(doomed)
-    return list(dict.fromkeys([name for name in asked.session_ids if name in among] + doomed))
+    """The records that a deletion removes, in order."""
+    families = asked.families or {}
+    rows = [
+        (name, families.get(name, name), asked.versions.get(name), asked.births.get(name)) for name in asked.session_ids
+    ]
+    which = {"rows": to_json(rows), "idle_only": asked.idle_only, "whole": asked.families is not None, "now": tx.now}
+    doomed: list[str] = tx.gather(SQL["doomed"], which)
+    return doomed
 
 
 def delete(tx: Tx, asked: RecordDeletion) -> list[str]:

@@ -45,46 +45,24 @@ SELECT session_id, state, encoding, schema_version, kind, name, parent, labels, 
        version, birth, epoch, turn, created_at, updated_at
 FROM session_states WHERE session_id = :session_id;
 
--- doomed: the records that a deletion removes; children of a record that stays, stay
-WITH RECURSIVE rewritten (session_id) AS MATERIALIZED (
-    SELECT r.session_id FROM json_each(:versions) AS j
-    CROSS JOIN session_states AS r ON r.session_id = j.value ->> 0
-    WHERE r.version <> j.value ->> 1
-    UNION ALL
-    SELECT r.session_id FROM json_each(:births) AS j
-    CROSS JOIN session_states AS r INDEXED BY session_states_by_birth ON r.session_id = j.value ->> 0
-    WHERE r.birth <> j.value ->> 1
-),
-idle (session_id, parent) AS NOT MATERIALIZED (
-    SELECT r.session_id, r.parent FROM session_states AS r
-    WHERE NOT :idle_only OR NOT EXISTS (SELECT 1 FROM worker_queue AS q WHERE q.session_id = r.session_id)
-                            AND NOT EXISTS (
-                                SELECT 1 FROM sessions AS s
-                                CROSS JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation
-                                WHERE s.session_id = r.session_id AND s.locked_until > :now AND w.locked_until > :now
-                            )
-),
-tree (root, session_id) AS (
-    SELECT j.value, j.value FROM json_each(:session_ids) AS j WHERE :whole
-    UNION
-    SELECT t.root, r.session_id FROM tree AS t CROSS JOIN session_states AS r ON r.parent = t.session_id
-),
-partly (root) AS MATERIALIZED (
-    SELECT t.root FROM tree AS t
-    WHERE t.session_id IN (SELECT session_id FROM rewritten)
-       OR NOT EXISTS (SELECT 1 FROM idle AS r WHERE r.session_id = t.session_id)
-       OR :told AND t.session_id NOT IN (SELECT value ->> 0 FROM json_each(:versions))
-),
-doomed (session_id) AS (
-    SELECT r.session_id FROM json_each(:session_ids) AS j
-    CROSS JOIN idle AS r ON r.session_id = j.value
-    WHERE r.session_id NOT IN (SELECT session_id FROM rewritten) AND r.session_id NOT IN (SELECT root FROM partly)
-    UNION
-    SELECT r.session_id FROM doomed
-    CROSS JOIN idle AS r ON r.parent = doomed.session_id
-    WHERE :cascade AND r.session_id NOT IN (SELECT session_id FROM rewritten)
+-- doomed: those of some records that may go, and with `whole` only if all of their family may; none has a child then that is
+-- not named
+WITH named (session_id, family, goes) AS MATERIALIZED (
+    SELECT r.session_id, j.value ->> 1,
+           (r.version = j.value ->> 2) IS NOT FALSE
+           AND (j.value ->> 3 IS NULL OR j.value ->> 3 = (
+               SELECT b.birth FROM session_states AS b INDEXED BY session_states_by_birth WHERE b.session_id = r.session_id))
+           AND (NOT :idle_only OR NOT EXISTS (SELECT 1 FROM worker_queue AS q WHERE q.session_id = r.session_id)
+                                  AND NOT EXISTS (
+                                      SELECT 1 FROM sessions AS s CROSS JOIN workers AS w
+                                          ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation
+                                      WHERE s.session_id = r.session_id AND s.locked_until > :now AND w.locked_until > :now))
+           AND (NOT :whole OR NOT EXISTS (
+               SELECT 1 FROM session_states AS c INDEXED BY session_states_by_parent
+               WHERE c.parent = r.session_id AND c.session_id NOT IN (SELECT value ->> 0 FROM json_each(:rows))))
+    FROM json_each(:rows) AS j CROSS JOIN session_states AS r ON r.session_id = j.value ->> 0
 )
-SELECT json_group_array(session_id) FROM doomed;
+SELECT json_group_array(session_id) FROM named WHERE family NOT IN (SELECT family FROM named WHERE NOT goes);
 
 -- delete: records
 DELETE FROM session_states WHERE session_id IN (SELECT value FROM json_each(:rows));
@@ -131,17 +109,21 @@ SELECT json_group_array(session_id) FROM (
     LIMIT :few + 1
 );
 
--- relatives: the sessions of some sessions' families, each with the session whose it is
-WITH RECURSIVE up (start, session_id, parent) AS (
-    SELECT r.session_id, r.session_id, r.parent
-    FROM json_each(:session_ids) AS j CROSS JOIN session_states AS r ON r.session_id = j.value
+-- children: one page of the records of some parents, which come in order, as the records do
+SELECT json_group_array(session_id) FROM (
+    SELECT c.session_id
+    FROM json_each(:parents) AS j
+    CROSS JOIN session_states AS c INDEXED BY session_states_by_parent
+        ON c.parent = j.value AND (c.updated_at, c.session_id) > (
+            iif(j.value = :after_parent, :after_time, -9e999), iif(j.value = :after_parent, :after_id, ''))
+    LIMIT :limit
+);
+
+-- ancestors: a record, that of its parent, and so on
+WITH RECURSIVE up (session_id, parent) AS (
+    SELECT session_id, parent FROM session_states WHERE session_id = :session_id
     UNION
-    SELECT u.start, p.session_id, p.parent FROM up AS u CROSS JOIN session_states AS p ON p.session_id = u.parent
-),
-member (start, session_id) AS (
-    SELECT start, session_id FROM up
-    UNION
-    SELECT m.start, c.session_id FROM member AS m
-    CROSS JOIN session_states AS c INDEXED BY session_states_by_parent ON c.parent = m.session_id
+    SELECT p.session_id, p.parent FROM up CROSS JOIN session_states AS p ON p.session_id = up.parent
+    LIMIT :limit
 )
-SELECT json_group_array(json_array(start, session_id)) FROM member;
+SELECT json_group_array(session_id) FROM up;

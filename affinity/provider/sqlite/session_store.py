@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from affinity.provider.sqlite import session_state_list, session_states
 from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.driver.thread import DatabaseThread
-from affinity.records import RecordTimes, SessionFilter, SessionRecord, SessionState, SessionSummary
+from affinity.records import ChildCursor, RecordTimes, SessionFilter, SessionRecord, SessionState, SessionSummary
 
 
 class SqliteSessionStore:
@@ -43,21 +43,18 @@ class SqliteSessionStore:
         self,
         session_ids: Collection[str],
         *,
-        cascade: bool = False,
         idle_only: bool = False,
         versions: Mapping[str, int] | None = None,
         births: Mapping[str, str] | None = None,
-        whole: bool = False,
+        families: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> Sequence[str]:
-        """A record that is left keeps its children."""
         asked = session_states.RecordDeletion(
-            session_ids=list(session_ids),
-            cascade=cascade,
+            session_ids=list(dict.fromkeys(session_ids)),
             idle_only=idle_only,
-            whole=whole,
             versions=dict(versions or {}),
             births=dict(births or {}),
+            families=None if families is None else dict(families),
         )
         if dry_run:
             return await self._reader.call(Database.read, session_states.find_doomed, asked)
@@ -69,5 +66,11 @@ class SqliteSessionStore:
     async def count(self, where: SessionFilter) -> int:
         return await self._reader.call(Database.read, session_state_list.count_states, where)
 
-    async def families(self, session_ids: Collection[str]) -> Sequence[Sequence[SessionSummary]]:
-        return await self._reader.call(Database.read, session_state_list.find_families, list(session_ids))
+    async def children(
+        self, session_ids: Collection[str], limit: int, *, after: ChildCursor | None = None
+    ) -> Sequence[SessionSummary]:
+        parents = sorted(set(session_ids))
+        return await self._reader.call(Database.read, session_state_list.list_children, parents, limit, after)
+
+    async def ancestors(self, session_id: str, limit: int) -> Sequence[SessionSummary]:
+        return await self._reader.call(Database.read, session_state_list.list_ancestors, session_id, limit)

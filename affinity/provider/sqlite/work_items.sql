@@ -20,10 +20,10 @@ UPDATE worker_queue SET locked_until = :locked_until WHERE id IN (SELECT value F
 -- remove: items that are finished
 DELETE FROM worker_queue WHERE id IN (SELECT value FROM json_each(:rows));
 
--- give_back: unlock an item and count what came of it
+-- give_back: unlock an item and count what came of it; one that was to be failed waits behind others again
 UPDATE worker_queue SET
     lock_worker = NULL, lock_incarnation = NULL, lock_token = NULL, locked_until = NULL,
-    route = :route,
+    route = iif(route = 'blocked', route, :route),
     visible_at = CASE WHEN :delay > 0 THEN :now + :delay ELSE visible_at END,
     attempts = attempts - :uncounted,
     failures = failures + :failed,

@@ -33,11 +33,11 @@ async def _delete(states: SessionStore) -> object:
     return await states.delete(["s"])
 
 
-async def _cascade(states: SessionStore) -> object:
-    return await states.delete(["parent"], cascade=True)
+async def _delete_family(states: SessionStore) -> object:
+    return await states.delete(["s"], families={"s": "s"})
 
 
-CHANGES: Final[dict[str, Change]] = {"save": _save, "delete": _delete, "cascade": _cascade}
+CHANGES: Final[dict[str, Change]] = {"save": _save, "delete": _delete, "delete a family": _delete_family}
 
 
 async def _wrong_version(states: SessionStore) -> object:
@@ -88,8 +88,7 @@ class EpochRules(Rules):
         one.
         """
         a, states = await cluster.worker("a"), await cluster.states()
-        await states.save(state("s", parent="parent"))
-        await states.save(state("parent"))
+        await states.save(state("s"))
         await cluster.enqueue("s", "s")
         item = await a.take_one()
         before = await cluster.session("s")
@@ -112,8 +111,7 @@ class EpochRules(Rules):
     async def test_a_fused_item_carries_the_new_epoch(self, cluster: Cluster, change: Change) -> None:
         """An item that a turn locks here has the session's current epoch (contract: commit_turn)."""
         a, states = await cluster.worker("a"), await cluster.states()
-        await states.save(state("s", parent="parent"))
-        await states.save(state("parent"))
+        await states.save(state("s"))
         await cluster.enqueue("s")
         item = await a.take_one()
         at = await a.own("i")
@@ -152,8 +150,7 @@ class EpochRules(Rules):
         (records: Fences).
         """
         a, states = await cluster.worker("a"), await cluster.states()
-        await states.save(state("s", parent="parent"))
-        await states.save(state("parent"))
+        await states.save(state("s"))
         old = await cluster.use(a, "s")
         await cluster.advance(SESSION_LOCK + 100)
         await cluster.sweep(session_retention=10)
@@ -276,32 +273,20 @@ class EpochRules(Rules):
         assert list(await states.delete(names, idle_only=True)) == idle
         assert list(await states.delete(names)) == ["held", "running", "queued", "later"]
 
-    async def test_a_child_in_use_is_spared_too(self, cluster: Cluster) -> None:
-        """``idle_only`` keeps a child in use with its own children, while a named record is removed
-        (SessionStore.delete).
-        """
-        a, states = await cluster.worker("a"), await cluster.states()
-        for name, parent in (("a", None), ("b", "a"), ("c", "b"), ("d", "b"), ("e", "a")):
-            await states.save(state(name, parent=parent))
-        await cluster.use(a, "b")
-        removed = await states.delete(["a", "d"], cascade=True, idle_only=True)
-        assert (list(removed)[:2], sorted(removed)) == (["a", "d"], ["a", "d", "e"])
-
     async def test_a_family_in_use_is_spared_as_a_whole(self, cluster: Cluster) -> None:
-        """``whole`` keeps a family if any member is held or has queued work, and removes other families entirely
+        """``families`` keeps a family if any member is held or has queued work, and removes other families entirely
         (SessionStore.delete).
         """
         a, states = await cluster.worker("a"), await cluster.states()
+        families: dict[str, str] = {}
         for head in ("held", "queued", "idle"):
             await states.save(state(head))
             await states.save(state(f"{head} child", parent=head))
+            families |= {head: head, f"{head} child": head}
         await cluster.use(a, "held child")
         await cluster.enqueue("queued child")
-        heads = ["held", "queued", "idle"]
-        told = list(await states.delete(heads, cascade=True, idle_only=True, whole=True, dry_run=True))
-        assert (
-            list(await states.delete(heads, cascade=True, idle_only=True, whole=True)) == told == ["idle", "idle child"]
-        )
+        would = list(await states.delete(families, idle_only=True, families=families, dry_run=True))
+        assert list(await states.delete(families, idle_only=True, families=families)) == would == ["idle", "idle child"]
 
     async def test_records_are_found_by_their_holder(self, cluster: Cluster) -> None:
         """The filter finds records of sessions that an alive worker holds now (SessionFilter.holder)."""

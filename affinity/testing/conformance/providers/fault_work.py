@@ -286,12 +286,13 @@ async def save_state(fixtures: FaultFixtures) -> Attempt:
     return returns(1, lambda: fixtures.provider.states.save(session, expected_version=0, idempotency_key="once"))
 
 
-async def find_families_of_states(fixtures: FaultFixtures) -> Attempt:
+async def list_relatives_of_states(fixtures: FaultFixtures) -> Attempt:
     session = await fixtures.saved()
 
     async def found(provider: Provider) -> list[list[str]]:
-        families = await provider.states.families([session, "missing"])
-        return [[row.session_id for row in rows] for rows in families]
+        states = provider.states
+        both = await states.children([session, "missing"], 10), await states.ancestors(session, 10)
+        return [[row.session_id for row in rows] for rows in both]
 
     return same(fixtures, found)
 
@@ -328,7 +329,7 @@ WORK_VERBS: Final = {
         release_idle_session,
         load_state,
         save_state,
-        find_families_of_states,
+        list_relatives_of_states,
         delete_state,
     )
 }

@@ -28,6 +28,7 @@ from affinity.testing.conformance.providers.listing import ListingRules
 from affinity.testing.conformance.providers.load import LoadRules
 from affinity.testing.conformance.providers.locks import LockRules
 from affinity.testing.conformance.providers.management import ManagementRules
+from affinity.testing.conformance.providers.mixed_batches import MixedBatchRules
 from affinity.testing.conformance.providers.moves import MoveRules
 from affinity.testing.conformance.providers.ordering import OrderRules
 from affinity.testing.conformance.providers.origins import OriginRules
@@ -86,6 +87,7 @@ class ProviderConformance(
     BirthRules,
     PlacingRules,
     OrderRules,
+    MixedBatchRules,
     OwnershipRules,
     SuspensionRules,
     TreeRules,

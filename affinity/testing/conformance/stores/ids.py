@@ -61,7 +61,7 @@ class StoreIdRules(StoreRules):
         assert (record.session_id, record.state, record.version) == (name, b"2", 2)
         assert (record.metadata.parent, record.metadata.kind, record.metadata.name) == (name, name, name)
         assert await ids(store, SessionFilter(parent=name, kind=name, name=name, prefix=name)) == [name]
-        assert list(await store.delete([name], cascade=True, versions={name: 2})) == [name]
+        assert list(await store.delete([name], families={name: name}, versions={name: 2})) == [name]
         assert await store.load(name) is None
 
     async def test_different_ids_name_different_records(self, store: SessionStore) -> None:

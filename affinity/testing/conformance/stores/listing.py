@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import timedelta, timezone
 from itertools import product
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from affinity.records import SessionFilter, SessionMetadata, SessionState, SessionStore, SessionSummary
+from affinity.records import SessionFilter, SessionMetadata, SessionState, SessionStore, SessionSummary, child_cursor
 from affinity.testing.conformance.stores.base import EVERYTHING, PAGE, StoreHarness, StoreRules, ids, loaded, state
 
 KINDS: Final = ["", "chat"]
@@ -25,7 +25,7 @@ HARD_LABELS: Final = ["a.b", "a b", 'a"b', "a'b", "$", "$.a", "[0]", "a/b", "%",
 
 
 class ListRules(StoreRules):
-    """`list` and its conditions, `count` and `families`."""
+    """`list` and its conditions, `count`, `children` and `ancestors`."""
 
     async def test_an_empty_store_lists_nothing(self, store: SessionStore) -> None:
         assert list(await store.list(EVERYTHING, PAGE)) == []
@@ -192,33 +192,69 @@ class ListRules(StoreRules):
         await harness.advance(10)
         idle = {row.session_id: row.idle for row in await store.list(EVERYTHING, PAGE)}
         assert idle == {"a": pytest.approx(110, abs=9), "b": pytest.approx(10, abs=9)}
-        (family,) = await store.families(["a"])
-        assert family[0].idle == pytest.approx(110, abs=9)
+        (alone,) = await store.ancestors("a", PAGE)
+        assert alone.idle == pytest.approx(110, abs=9)
 
-    async def test_a_family_is_found_from_each_of_its_members(self, harness: StoreHarness, store: SessionStore) -> None:
-        """The head comes first, then the others by creation; summaries equal those of a listing."""
-        family = {"head": None, "z": "head", "a": "z", "m": "head"}
-        for name, parent in {**family, "alone": None, "lost": "gone"}.items():
+    async def test_children_are_read_in_pages(self, harness: StoreHarness, store: SessionStore) -> None:
+        """Of several parents, with records or without: parent by parent, each once, whatever the size of a page."""
+        parents = {"z": None, "a": "z", "m": "z", "b": "a", "lost": "gone", "alone": None, "self": "self"}
+        for number, (name, parent) in enumerate(parents.items()):
             await store.save(state(name, parent=parent, message_count=3, participants=["ada"]))
-            await harness.advance(1)
-        wanted = [*family, "alone", "missing", "lost", "head"]
-        found = [[row.session_id for row in rows] for rows in await store.families(wanted)]
-        assert found == [[*family]] * 4 + [["alone"], [], ["lost"], [*family]]
-        (rows,) = await store.families(["a"])
+            await harness.advance(number % 2)
+        wanted = ["z", "gone", "a", "self", "b", "missing"]
+        for limit in (1, 2, 3, PAGE):
+            rows = await _all_children(store, wanted, limit)
+            assert [(row.metadata.parent, row.session_id) for row in rows] == [
+                ("a", "b"),
+                ("gone", "lost"),
+                ("self", "self"),
+                ("z", "a"),
+                ("z", "m"),
+            ]
         listed = {row.session_id: row for row in await store.list(EVERYTHING, PAGE)}
         for row in rows:
             assert replace(row, idle=0.0) == replace(listed[row.session_id], idle=0.0)
-        assert list(await store.families([])) == []
+        assert list(await store.children([], PAGE)) == list(await store.children(["b", "missing"], PAGE)) == []
 
-    async def test_a_circle_of_parents_is_a_family(self, store: SessionStore) -> None:
-        """It is found from its members and from their descendants."""
-        for name, parent in {"a": "c", "b": "a", "c": "b", "below": "c", "self": "self"}.items():
+    async def test_many_children_of_one_second_are_read_in_pages(self, store: SessionStore) -> None:
+        """None is missing, and none comes twice, where the page ends among records of the same time."""
+        names = [f"c{number:02}" for number in range(30)]
+        for name in reversed(names):
+            await store.save(state(name, parent="p"))
+        found = [row.session_id for row in await _all_children(store, ["p"], 7)]
+        assert (sorted(found), len(found)) == (names, 30)
+
+    async def test_a_child_that_is_written_meanwhile_is_not_missed(
+        self, harness: StoreHarness, store: SessionStore
+    ) -> None:
+        """It moves behind the page that was read, and may come again."""
+        for name in ("c1", "c2", "c3"):
+            await store.save(state(name, parent="p"))
+            await harness.advance(2)
+        (first,) = await store.children(["p"], 1)
+        await store.save(state("c2", parent="p"))
+        rows = await store.children(["p"], PAGE, after=child_cursor(first))
+        assert [first.session_id, *(row.session_id for row in rows)] == ["c1", "c3", "c2"]
+
+    async def test_ancestors(self, store: SessionStore) -> None:
+        """The record and those above it, each once, up to a number; a circle of parents ends."""
+        parents = {"head": None, "z": "head", "a": "z", "m": "head", "lost": "gone", "c": "d", "d": "e", "e": "c"}
+        for name, parent in parents.items():
             await store.save(state(name, parent=parent))
-        for name in ("a", "b", "c", "below"):
-            (family,) = await store.families([name])
-            assert {row.session_id for row in family} == {"a", "b", "c", "below"}
-        (alone,) = await store.families(["self"])
-        assert [row.session_id for row in alone] == ["self"]
+        found = [sorted(row.session_id for row in await store.ancestors(name, PAGE)) for name in (*parents, "missing")]
+        assert found == [
+            ["head"],
+            ["head", "z"],
+            ["a", "head", "z"],
+            ["head", "m"],
+            ["lost"],
+            *[["c", "d", "e"]] * 3,
+            [],
+        ]
+        assert sorted(row.session_id for row in await store.ancestors("a", 2)) == ["a", "z"]
+        listed = {row.session_id: row for row in await store.list(EVERYTHING, PAGE)}
+        for row in await store.ancestors("a", PAGE):
+            assert replace(row, idle=0.0) == replace(listed[row.session_id], idle=0.0)
 
     async def test_no_record_has_a_holder_without_a_lease(self, store: SessionStore) -> None:
         """Neither a worker id nor an empty text finds one, whichever epoch wrote it."""
@@ -257,3 +293,13 @@ def _meets(new: SessionState, where: SessionFilter) -> bool:
         and where.schema_version in {None, new.schema_version}
         and all(about.labels.get(key) == value for key, value in where.labels.items())
     )
+
+
+async def _all_children(store: SessionStore, parents: Sequence[str], limit: int) -> list[SessionSummary]:
+    """Page by page."""
+    found = list(await store.children(parents, limit))
+    rows: Sequence[SessionSummary] = found
+    while len(rows) == limit:
+        rows = await store.children(parents, limit, after=child_cursor(found[-1]))
+        found += rows
+    return found
