@@ -403,6 +403,17 @@ class JournalPage:
     streaming: StreamCursor | None = None
 
 
+ConversationStatus: TypeAlias = Literal["idle", "running", "rescheduling", "requires_action", "failed", "terminated"]
+"""``running``: a wake runs, or inputs wait for one. ``rescheduling``: a wake has failed, and runs again later.
+``requires_action``: it waits for an answer. ``failed``: a wake has failed for good; the next input tries again.
+
+It is not stored. It is the first of these that holds. ``terminated``: the journal is closed, or its instance has ended.
+``idle``: there is no instance. ``failed``: the instance is suspended. ``running``: it has a work item. ``failed`` or
+``rescheduling``: that is its custom status. ``running``: an input waits. ``requires_action``: a request is pending.
+``idle``.
+"""
+
+
 @frozen(kw_only=True)
 class JournalInfo:
     """A journal, for listings."""
@@ -416,6 +427,8 @@ class JournalInfo:
     last_seq: int
     size: int  # bytes of the payloads of its own entries
     closed: bool
+    status: ConversationStatus
+    pending_from: int | None  # number of the first input that no wake has processed
     pending_requests: int
     pending_revisits: int
     created_at: datetime
@@ -426,6 +439,8 @@ class JournalInfo:
 class JournalFilter:
     """Which journals to list, newest first by (created_at, session_id)."""
 
+    session_id: str | None = None  # this one alone
+    status: ConversationStatus | None = None  # no index has it: the journals that fit otherwise are looked at, in steps
     kind: str | None = None
     prefix: str | None = None  # of the session id
     parent: str | None = None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, get_args
 
 from affinity.client.background import ClientBase
 from affinity.client.calls import PruneProgress, check_age, no_progress
 from affinity.client.views import read_cursor
-from affinity.errors import InvalidInput
-from affinity.journal import JournalFilter, JournalInfo, JournalRetention
-from affinity.limits import MAX_PAGE, MAX_QUOTA
+from affinity.errors import InvalidInput, UnknownConversation
+from affinity.journal import ConversationStatus, JournalFilter, JournalInfo, JournalRetention
+from affinity.limits import MAX_PAGE, MAX_QUOTA, check_id
 from affinity.paging import PageIterator
 from affinity.records import frozen
 
@@ -34,10 +34,12 @@ class ConversationInfo:
     conversation_id: str
     kind: str
     parent: str | None  # the conversation whose child it is
-    terminated: bool
+    status: ConversationStatus
+    terminated: bool  # it takes no more events
     first_seq: int  # the oldest entry that is kept
     last_seq: int
     processed: int  # the watermark: up to it all inputs are processed
+    pending_from: int | None  # number of the first input that no wake has processed
     size: int  # bytes of its own entries
     pending_requests: int
     pending_revisits: int
@@ -56,10 +58,22 @@ class ConversationPage:
 class ConversationCalls(ClientBase):
     """Listings of conversations, and their retention."""
 
+    async def get_conversation(self, conversation_id: str) -> ConversationInfo:
+        """One conversation.
+
+        Raises:
+            UnknownConversation: there is none.
+        """
+        rows = await self.journals.list(JournalFilter(session_id=check_id(conversation_id, "conversation id")), 1)
+        if not rows:
+            raise UnknownConversation(conversation_id, "there is none")
+        return _info_of(rows[0])
+
     async def list_conversations_page(
         self,
         *,
         kind: str | None = None,
+        status: ConversationStatus | None = None,
         prefix: str | None = None,
         parent: str | None = None,
         terminated: bool | None = None,
@@ -71,6 +85,7 @@ class ConversationCalls(ClientBase):
 
         Args:
             kind: of the conversations.
+            status: that they have now. No index has it: the others that fit are looked at in steps, newest first.
             prefix: of their ids.
             parent: the conversation whose children they are.
             terminated: only those that are, or are not.
@@ -79,12 +94,15 @@ class ConversationCalls(ClientBase):
             limit: conversations on the page, from 1 to `limits.MAX_PAGE`.
 
         Raises:
-            InvalidInput: a limit out of range, a cursor that is none, or a text that no store can keep.
+            InvalidInput: a limit out of range, a status or cursor that is none, or a text that no store can keep.
         """
+        if status is not None and status not in get_args(ConversationStatus):
+            raise InvalidInput(f"status = {status!r:.80}: must be one of {', '.join(get_args(ConversationStatus))}")
         if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
             raise InvalidInput(f"limit must be from 1 to {MAX_PAGE}, not {limit!r}")
         where = JournalFilter(
             kind=kind,
+            status=status,
             prefix=prefix,
             parent=parent,
             closed=terminated,
@@ -100,6 +118,7 @@ class ConversationCalls(ClientBase):
         self,
         *,
         kind: str | None = None,
+        status: ConversationStatus | None = None,
         prefix: str | None = None,
         parent: str | None = None,
         terminated: bool | None = None,
@@ -110,6 +129,7 @@ class ConversationCalls(ClientBase):
         async def read(after: str) -> tuple[Sequence[ConversationInfo], str | None]:
             page = await self.list_conversations_page(
                 kind=kind,
+                status=status,
                 prefix=prefix,
                 parent=parent,
                 terminated=terminated,
@@ -173,10 +193,12 @@ def _info_of(row: JournalInfo) -> ConversationInfo:
         conversation_id=row.session_id,
         kind=row.kind,
         parent=row.parent,
+        status=row.status,
         terminated=row.closed,
         first_seq=row.first_seq,
         last_seq=row.last_seq,
         processed=row.processed,
+        pending_from=row.pending_from,
         size=row.size,
         pending_requests=row.pending_requests,
         pending_revisits=row.pending_revisits,

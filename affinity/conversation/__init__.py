@@ -54,8 +54,9 @@ from affinity.conversation.reply import Reply
 from affinity.conversation.stream import Retracted, Streamed, Streams, StreamWriter
 from affinity.conversation.talk import Talk
 from affinity.conversation.tools import Tool, ToolErrorKind, tool
-from affinity.conversation.views import ConversationStatus, PendingRequest, PendingRevisit
+from affinity.conversation.views import PendingRequest, PendingRevisit
 from affinity.conversation.wake import Delegate, Wake
+from affinity.journal import ConversationStatus
 
 __all__ = [
     "AgentMessage",

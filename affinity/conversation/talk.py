@@ -44,12 +44,10 @@ from affinity.conversation.reading import check_seq, kinds_of
 from affinity.conversation.reply import Reply, ReplyReader
 from affinity.conversation.trace import traceparent
 from affinity.conversation.views import (
-    ConversationStatus,
     PendingRequest,
     PendingRevisit,
     request_of,
     revisit_of,
-    status_of,
 )
 from affinity.conversation.wake import handled_journal
 from affinity.errors import (
@@ -68,10 +66,10 @@ from affinity.errors import (
     WaitTimeout,
     WakeMisuse,
 )
-from affinity.journal import Answer, Appended, JournalAppend, JournalPage, JournalQuery, NewEntry
+from affinity.journal import Answer, Appended, ConversationStatus, JournalAppend, JournalPage, JournalQuery, NewEntry
 from affinity.limits import MAX_UNREAD_EVENTS, check_id
 from affinity.orchestration.app import MISSING
-from affinity.provider.contract import FINISHED, InstanceInfo
+from affinity.provider.contract import FINISHED
 
 REPLY_PAGE: Final = 100
 """Entries in one page that is read for a reply."""
@@ -405,13 +403,7 @@ class Talk(LineageCalls["Talk"]):
         Raises:
             UnknownConversation: there is none.
         """
-        page = await self._page(JournalQuery(session_id=self.conversation_id, pending=True, limit=1))
-        instance = await self._instance()
-        waits = runs = False
-        if not page.closed and instance is not None:
-            waits = bool(await self.requests())
-            runs = bool(await self._client.activities(self.conversation_id, limit=1))
-        return status_of(page, instance, runs=runs, waits=waits)
+        return (await self._client.get_conversation(self.conversation_id)).status
 
     async def delete(self, *, cascade: bool = False, timeout: float | None = DELETE_SECONDS) -> bool:
         """Remove the conversation: its instance, also while it runs, its state and its journal. Entries that a fork
@@ -541,8 +533,3 @@ class Talk(LineageCalls["Talk"]):
                 raise UnknownEntry(self.conversation_id, f"it was forked before the reply to entry {seq}")
             if not look and (page.closed or page.instance_status in {None, *FINISHED}):
                 raise ConversationTerminated(self.conversation_id, f"entry {seq} was not processed before its end")
-
-    async def _instance(self) -> InstanceInfo | None:
-        with suppress(UnknownInstance):
-            return await self._client._present(self.conversation_id)
-        return None

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from affinity.conversation.events import EventTypes, JournalEvent
-from affinity.journal import JournalPage, Request, Revisit
-from affinity.provider.contract import FINISHED, InstanceInfo
+from affinity.journal import Request, Revisit
 from affinity.records import frozen
-
-ConversationStatus: TypeAlias = Literal["idle", "running", "rescheduling", "requires_action", "failed", "terminated"]
-"""``running``: a wake runs, or inputs wait for one. ``rescheduling``: a wake has failed, and runs again later.
-``requires_action``: it waits for an answer. ``failed``: a wake has failed for good; the next input tries again.
-"""
 
 
 @frozen(kw_only=True)
@@ -61,26 +55,3 @@ def revisit_of(revisit: Revisit) -> PendingRevisit:
         note=json.loads(revisit.note),
         wake_id=revisit.wake_id,
     )
-
-
-def status_of(page: JournalPage, instance: InstanceInfo | None, *, runs: bool, waits: bool) -> ConversationStatus:
-    """The status, from what is stored; it is not stored itself.
-
-    Args:
-        page: of the journal: of its inputs that wait for a wake.
-        instance: of the conversation; None: an operator has deleted it, and the next event creates it again.
-        runs: a wake does; it is not between two attempts.
-        waits: a request is pending.
-    """
-    if page.closed or (instance is not None and instance.status in FINISHED):
-        return "terminated"
-    if instance is None:
-        return "idle"
-    if instance.status == "suspended":
-        return "failed"
-    if runs:
-        return "running"
-    for custom in ("failed", "rescheduling"):
-        if instance.custom_status == f'"{custom}"':
-            return custom
-    return "running" if page.entries else "requires_action" if waits else "idle"

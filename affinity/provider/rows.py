@@ -325,8 +325,8 @@ def _to_metadata(row: Columns) -> SessionMetadata:
 
 def to_journal_info(row: Columns, time: Time) -> JournalInfo:
     """A journal of a listing."""
-    session_id, journal_id, kind, parent, processed, first_seq, last_seq, size, closed, *rest = row
-    pending_requests, pending_revisits, created_at, updated_at = rest
+    session_id, journal_id, kind, parent, processed, first_seq, last_seq, size, closed, status, *rest = row
+    pending_from, pending_requests, pending_revisits, created_at, updated_at = rest
     return JournalInfo(
         session_id=session_id,
         journal_id=journal_id,
@@ -337,6 +337,8 @@ def to_journal_info(row: Columns, time: Time) -> JournalInfo:
         last_seq=last_seq,
         size=size,
         closed=bool(closed),
+        status=status,
+        pending_from=pending_from,
         pending_requests=pending_requests,
         pending_revisits=pending_revisits,
         created_at=time(created_at),

@@ -69,6 +69,24 @@ def test_a_request_is_shown_and_answered_once(url: str) -> None:
     refused(FAILED, "conversation", "answer", "c3", request["request_id"], "--refuse", "--url", url)
 
 
+def test_a_list_shows_the_status_and_what_waits(url: str) -> None:
+    ask(url, "c20", "hello")
+    ask(url, "c21", "refund 300")
+    items = output(url, "list", "--prefix", "c2")["items"]
+    shown = {each["conversation_id"]: (each["status"], each["pending_from"]) for each in items}
+    assert shown["c20"] == ("idle", None)
+    assert shown["c21"] == ("requires_action", None)
+    for status, name in (("idle", "c20"), ("requires_action", "c21")):
+        (item,) = output(url, "list", "--status", status, "--prefix", name)["items"]
+        assert item["conversation_id"] == name
+        assert output(url, "list", "--status", "failed", "--prefix", name)["items"] == []
+    head, row = succeed("conversation", "list", "--prefix", "c20", "--url", url).splitlines()
+    assert head.split()[:6] == ["CONVERSATION", "KIND", "STATUS", "ENTRIES", "PENDING", "FROM"]
+    assert row[head.index("STATUS") : head.index("ENTRIES")].strip() == "idle"
+    assert row[head.index("PENDING") : head.index("REQUESTS")].strip() == ""
+    assert "'failed'" in refused(MISUSED, "conversation", "list", "--status", "ended", "--url", url)
+
+
 def test_the_trace_of_the_last_wake(url: str) -> None:
     reply = ask(url, "c4", "hello")
     text = succeed("conversation", "trace", "c4", "--url", url)

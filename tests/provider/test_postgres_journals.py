@@ -29,6 +29,7 @@ from affinity.journal import (
     StreamCursor,
     StreamPart,
 )
+from affinity.provider import listing
 from affinity.provider.contract import InstanceUpdate, OrchestrationItem, WorkAck, WorkItem
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.streams import _JournalListener, _notices
@@ -327,6 +328,10 @@ RARE: Final[tuple[dict[str, Any], ...]] = (
     {"prefix": "rare"},
     {"parent": "rare"},
     {"closed": True, "kind": "chat"},
+    {"session_id": "s"},
+    {"status": "running"},
+    {"status": "running", "kind": "chat"},
+    {"status": "terminated", "kind": "chat"},
 )
 
 
@@ -335,6 +340,7 @@ async def test_a_page_of_journals_costs_the_same_among_many(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With each filter; and so does a step of their retention: of the others none is read."""
+    monkeypatch.setattr(listing, "MAX_PAGE", 100)
     async with opened(postgres_migrated) as provider:
         children = [said(f"rare{n}", start=replace(start(f"rare{n}"), parent="rare")) for n in range(5)]
         await provider.append_journal([said("s", closes=True), *children])
@@ -344,6 +350,12 @@ async def test_a_page_of_journals_costs_the_same_among_many(
             "UPDATE journals SET processed = last_seq, oldest_at = '2001-01-01' WHERE session_id = 's'",
             "UPDATE journal_entries SET recorded_at = '2001-01-01' WHERE journal_id ="
             " (SELECT journal_id FROM journals WHERE session_id = 's')",
+            "INSERT INTO instances (instance_id, name, created_at, updated_at)"
+            " SELECT session_id, 'flow', clock(), clock() FROM journals WHERE session_id IS NOT NULL"
+            " ON CONFLICT DO NOTHING",
+            "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at,"
+            " payload, enqueued_at) SELECT 'x' || i, 1, 1, 'work', NULL, 'free', clock(), '', clock()"
+            " FROM generate_series(1, 5000) i",
             "VACUUM ANALYZE",
         ):
             admin.execute(statement)

@@ -155,16 +155,35 @@ async def test_a_commit_behind_a_stream_waits_for_the_disk(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("statement", "index"),
-    [(journal_admin.BY_KIND, "journals_by_kind"), (journal_admin.BY_PARENT, "journals_by_parent")],
+    [
+        (journal_admin.SQL["list"], "journals_by_age"),
+        (journal_admin.BY_ID, "sqlite_autoindex_journals_1"),
+        (journal_admin.BY_KIND, "journals_by_kind"),
+        (journal_admin.BY_PARENT, "journals_by_parent"),
+    ],
 )
 async def test_a_listing_reads_the_index_of_its_condition(tmp_path: Path, statement: str, index: str) -> None:
     path = tmp_path / "affinity.db"
     create_file(path)
-    arguments = dict.fromkeys(("before", "before_id", "kind", "prefix", "parent", "closed", "now", "limit"))
+    names = (
+        "before",
+        "before_id",
+        "session_id",
+        "kind",
+        "status",
+        "prefix",
+        "parent",
+        "closed",
+        "now",
+        "window",
+        "limit",
+    )
+    arguments = dict.fromkeys(names)
     with closing(sqlite3.connect(path)) as connection:
         plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", arguments)]
-    assert plan[0].startswith(f"SEARCH j USING INDEX {index} ("), plan
-    assert not any("TEMP B-TREE" in step for step in plan)
+    read, behind = plan[plan.index("MATERIALIZE page") + 1 :][:2]
+    assert read.startswith(f"SEARCH j USING INDEX {index} ("), plan
+    assert "TEMP B-TREE" not in behind, plan
 
 
 async def test_a_deletion_by_the_release_before_is_cleaned_up(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import click
 from pydantic_core import to_jsonable_python
@@ -12,17 +12,25 @@ from affinity.cli.conversation.opening import open_talk
 from affinity.cli.output import compact, counted, pairs, printable, table
 from affinity.cli.shell import Command, PageOptions, Shell, command, paged, with_client
 from affinity.client import Client, ConversationInfo, ConversationPage
-from affinity.conversation import JournalEntry, PendingRequest, PendingRevisit, Retracted, Streamed
-from affinity.conversation.follow import FeedItem, unknown_conversation
+from affinity.conversation import (
+    ConversationStatus,
+    JournalEntry,
+    PendingRequest,
+    PendingRevisit,
+    Retracted,
+    Streamed,
+)
+from affinity.conversation.follow import FeedItem
 from affinity.errors import UnknownEntry
 
-_COLUMNS = ("CONVERSATION", "KIND", "ENTRIES", "PENDING FROM", "REQUESTS", "REVISITS", "PARENT", "ENDED", "UPDATED")
+_COLUMNS = ("CONVERSATION", "KIND", "STATUS", "ENTRIES", "PENDING FROM", "REQUESTS", "REVISITS", "PARENT", "UPDATED")
 _REQUESTS = ("REQUEST", "KIND", "WHAT", "SINCE", "UNTIL")
 _META = frozenset({"kind", "usage", "message_id", "span", "started_at", "worker", "attempt"})
 
 
 @click.command("list", cls=Command, short_help="List conversations.")
 @click.option("--kind", help="Of this kind.")
+@click.option("--status", type=click.Choice(get_args(ConversationStatus)), help="That have this status now.")
 @click.option("--prefix", help="Whose id begins so.")
 @click.option("--parent", help="Children of this conversation.")
 @click.option("--terminated/--open", default=None, help="Only those that are, or are not, terminated.")
@@ -34,6 +42,7 @@ def list_conversations(shell: Shell, *, page: PageOptions, **where: Any) -> None
 
     Examples:
       affinity conversation list --kind support --requests
+      affinity conversation list --status failed
       affinity conversation list --prefix chat- --open --json
     """
 
@@ -48,10 +57,9 @@ def list_conversations(shell: Shell, *, page: PageOptions, **where: Any) -> None
 
 
 def _row(found: ConversationInfo) -> tuple[object, ...]:
-    pending = found.processed + 1 if found.processed < found.last_seq else None
-    waits = (found.pending_requests or None, found.pending_revisits or None)
-    ended = "yes" if found.terminated else None
-    return found.conversation_id, found.kind, found.last_seq, pending, *waits, found.parent, ended, found.updated_at
+    waits = (found.pending_from, found.pending_requests or None, found.pending_revisits or None)
+    about = (found.conversation_id, found.kind, found.status, found.last_seq)
+    return *about, *waits, found.parent, found.updated_at
 
 
 @click.command(cls=Command, short_help="Show how a conversation is.")
@@ -66,7 +74,7 @@ def show(shell: Shell, *, conversation_id: str) -> None:
 
     async def read(client: Client) -> dict[str, Any]:
         talk = await open_talk(client, conversation_id)
-        about = {"status": await talk.status(), **_plain(await _info(client, conversation_id))}
+        about = _plain(await client.get_conversation(conversation_id))
         return {**about, "requests": await talk.requests(), "revisits": await talk.revisits()}
 
     found = with_client(shell, read)
@@ -77,14 +85,6 @@ def show(shell: Shell, *, conversation_id: str) -> None:
         _print_revisits(found["revisits"])
 
     shell.show(found, text)
-
-
-async def _info(client: Client, conversation_id: str) -> ConversationInfo:
-    """Of all whose ids begin so, which are listed newest first."""
-    async for each in client.list_conversations(prefix=conversation_id):
-        if each.conversation_id == conversation_id:
-            return each
-    raise unknown_conversation(conversation_id)
 
 
 @click.command(cls=Command, short_help="Show what waits for an answer.")

@@ -10,10 +10,11 @@ from psycopg.types.numeric import Int8
 
 from affinity.journal import JournalFilter, JournalInfo, JournalPruning, JournalRetention, Request, Revisit
 from affinity.limits import PRUNE_WINDOW
+from affinity.provider.listing import list_portions
 from affinity.provider.postgres.driver.arrays import Texts
+from affinity.provider.postgres.driver.wire import Row
 from affinity.provider.postgres.journals import to_request, to_revisit
 from affinity.provider.postgres.operations import Operations, same_time
-from affinity.provider.rows import to_journal_info
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "journal_admin.sql")
@@ -23,18 +24,24 @@ class JournalAdministration(Operations):
     """`list_journals` to `prune_journals`."""
 
     async def list_journals(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
+        return await list_portions(self._read_portion, where, limit, same_time)
+
+    async def _read_portion(self, where: JournalFilter, window: int, limit: int) -> Sequence[Row]:
         after_time, after_id = where.after or (None, None)
         params = {
+            "session_id": where.session_id,
+            "status": where.status,
+            "window": Int8(window),
             "kind": where.kind,
             "prefix": where.prefix,
             "parent": where.parent,
             "closed": where.closed,
-            "with_requests": where.with_requests,
+            "with_requests": where.with_requests or where.status == "requires_action",
             "after_time": after_time,
             "after_id": after_id,
             "limit": Int8(limit),
         }
-        return [to_journal_info(row, same_time) for row in await self._connections.misc.run(_SQL["list"], params)]
+        return await self._connections.misc.run(_SQL["list"], params)
 
     async def get_journal_requests(self, session_ids: Sequence[str]) -> Sequence[Sequence[Request]]:
         rows = await self._connections.quick.run(_SQL["requests"], {"session": Texts(session_ids)})

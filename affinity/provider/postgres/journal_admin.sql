@@ -1,11 +1,8 @@
--- list: one page of journals, newest first
-SELECT p.session_id, p.journal_id, p.kind, p.parent, p.processed, p.first_seq, p.last_seq, p.size, p.closed,
-    (SELECT count(*) FROM journal_requests r
-     WHERE r.journal_id = p.journal_id AND (r.expires_at > p.now) IS NOT FALSE),
-    (SELECT count(*) FROM journal_revisits r WHERE r.journal_id = p.journal_id), p.created_at, p.updated_at
-FROM (
+-- list: journals with a status, newest first, and the last one that was looked at
+WITH page AS MATERIALIZED (
     SELECT j.*, (SELECT clock()) AS now FROM journals j
     WHERE j.session_id IS NOT NULL
+      AND (%(session_id)s::text IS NULL OR j.session_id = %(session_id)s)
       AND (%(kind)s::text IS NULL OR j.kind = %(kind)s)
       AND (%(prefix)s::text IS NULL OR starts_with(j.session_id, %(prefix)s))
       AND (%(parent)s::text IS NULL OR j.parent = %(parent)s)
@@ -13,9 +10,41 @@ FROM (
       AND (NOT %(with_requests)s OR j.journal_id = ANY (ARRAY (
           SELECT r.journal_id FROM journal_requests r WHERE (r.expires_at > (SELECT clock())) IS NOT FALSE)))
       AND (%(after_time)s::timestamptz IS NULL OR (j.created_at, j.session_id) < (%(after_time)s, %(after_id)s))
-    ORDER BY j.created_at DESC, j.session_id DESC LIMIT %(limit)s
-) p
-ORDER BY p.created_at DESC, p.session_id DESC
+    ORDER BY j.created_at DESC, j.session_id DESC LIMIT %(window)s
+), counted AS MATERIALIZED (
+    SELECT p.*, i.status AS instance, i.custom_status,
+        row_number() OVER (ORDER BY p.created_at DESC, p.session_id DESC) AS place,
+        CASE WHEN p.processed < p.base_seq
+             THEN (SELECT f.seq FROM find_entries_1(
+                 p.journal_id, p.processed, p.last_seq + 1, '{}', NULL, NULL, true, false, 1) f)
+             ELSE (SELECT e.seq FROM journal_entries e
+                   WHERE e.journal_id = p.journal_id AND e.is_input AND e.seq > p.processed ORDER BY e.seq LIMIT 1)
+        END AS pending_from,
+        (SELECT count(*) FROM journal_requests r
+         WHERE r.journal_id = p.journal_id AND (r.expires_at > p.now) IS NOT FALSE) AS requests
+    FROM page p
+    -- OFFSET 0: by the key, whatever statistics say of the number of instances.
+    LEFT JOIN LATERAL (
+        SELECT n.status, n.custom_status FROM instances n WHERE n.instance_id = p.session_id OFFSET 0) i ON true
+), judged AS MATERIALIZED (
+    SELECT p.*, CASE
+        WHEN p.closed OR p.instance IN ('completed', 'failed', 'cancelled') THEN 'terminated'
+        WHEN p.instance IS NULL THEN 'idle'
+        WHEN p.instance = 'suspended' THEN 'failed'
+        -- No EXISTS, for which all of the queue may be read.
+        WHEN (SELECT true FROM worker_queue q WHERE q.instance_id = p.session_id LIMIT 1) THEN 'running'
+        WHEN p.custom_status IN ('"failed"', '"rescheduling"') THEN trim('"' FROM p.custom_status)
+        WHEN p.pending_from IS NOT NULL THEN 'running'
+        WHEN p.requests > 0 THEN 'requires_action'
+        ELSE 'idle' END AS status
+    FROM counted p
+)
+SELECT p.place, p.session_id, p.journal_id, p.kind, p.parent, p.processed, p.first_seq, p.last_seq, p.size, p.closed,
+    p.status, p.pending_from, p.requests,
+    (SELECT count(*) FROM journal_revisits r WHERE r.journal_id = p.journal_id), p.created_at, p.updated_at
+FROM judged p
+WHERE %(status)s::text IS NULL OR p.status = %(status)s OR p.place = %(window)s
+ORDER BY p.place LIMIT %(limit)s
 
 -- requests: the pending requests of sessions
 SELECT q.n, json_agg(json_build_array(r.request_id, r.kind, r.payload, r.wake_id, r.created_at, r.expires_at, false)

@@ -7,11 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from affinity.journal import JournalFilter, JournalInfo, JournalPruning, JournalRetention, Request, Revisit
-from affinity.limits import MAX_PAGE, PRUNE_WINDOW
-from affinity.provider.rows import to_journal_info
-from affinity.provider.sqlite.driver.clock import instant
-from affinity.provider.sqlite.driver.transaction import Tx, to_json
+from affinity.journal import JournalFilter, JournalPruning, JournalRetention, Request, Revisit
+from affinity.limits import PRUNE_WINDOW
+from affinity.provider.sqlite.driver.transaction import Row, Tx, to_json
 from affinity.provider.sqlite.journal_rows import read_heads
 from affinity.provider.sqlite.journals import read_requests, read_revisits
 from affinity.provider.statements import load_statements
@@ -22,29 +20,41 @@ INDEXED_ENTRIES: Final = 64
 INDEXED_BYTES: Final = 65536
 """Journals with more are in the indexes by size: see migration 27."""
 
+BY_ID: Final = SQL["list"].replace("(:session_id IS NULL OR j.session_id = :session_id)", "j.session_id = :session_id")
 BY_KIND: Final = SQL["list"].replace("(:kind IS NULL OR j.kind = :kind)", "j.kind = :kind")
 BY_PARENT: Final = SQL["list"].replace("(:parent IS NULL OR j.parent = :parent)", "j.parent = :parent")
+WITH_REQUESTS: Final = SQL["list"].replace(
+    "FROM journals AS j\n",
+    "FROM (SELECT DISTINCT journal_id FROM journal_requests WHERE expires_at IS NULL OR expires_at > :now) AS r"
+    " CROSS JOIN journals AS j ON j.journal_id = r.journal_id\n",
+)
 
 
-def list_journals(tx: Tx, where: JournalFilter, limit: int) -> list[JournalInfo]:
+def list_journals(tx: Tx, where: JournalFilter, window: int, limit: int) -> list[Row]:
+    """See `affinity.provider.listing.ReadPortion`."""
     before, before_id = (math.inf, "") if where.after is None else (where.after[0].timestamp(), where.after[1])
     arguments = {
         "before": before,
         "before_id": before_id,
+        "session_id": where.session_id,
+        "status": where.status,
         "kind": where.kind,
         "prefix": where.prefix,
         "parent": where.parent,
         "closed": where.closed,
         "now": tx.now,
-        "limit": min(limit, MAX_PAGE),
+        "window": window,
+        "limit": limit,
     }
-    if where.with_requests:
-        statement = SQL["with_requests"]
+    if where.session_id is not None:
+        statement = BY_ID
+    elif where.with_requests or where.status == "requires_action":
+        statement = WITH_REQUESTS
     elif where.parent is not None:
         statement = BY_PARENT
     else:
         statement = SQL["list"] if where.kind is None else BY_KIND
-    return [to_journal_info(row, instant) for row in tx.rows(statement, arguments)]
+    return tx.rows(statement, arguments)
 
 
 def get_requests(tx: Tx, session_ids: Sequence[str]) -> list[list[Request]]:

@@ -1,30 +1,53 @@
--- list: one page of journals, newest first; for those of a kind, or of a parent, its condition becomes that of an index
-SELECT j.session_id, j.journal_id, j.kind, j.parent, j.processed, j.first_seq, j.last_seq, j.size, j.closed,
-       (SELECT count(*) FROM journal_requests AS q
-        WHERE q.journal_id = j.journal_id AND (q.expires_at IS NULL OR q.expires_at > :now)),
-       (SELECT count(*) FROM journal_revisits AS v WHERE v.journal_id = j.journal_id),
-       j.created_at, j.updated_at
-FROM journals AS j
-WHERE j.session_id IS NOT NULL AND (j.created_at, j.session_id) < (:before, :before_id)
-  AND (:kind IS NULL OR j.kind = :kind) AND (:parent IS NULL OR j.parent = :parent)
-  AND (:prefix IS NULL OR substr(j.session_id, 1, length(:prefix)) = :prefix)
-  AND (:closed IS NULL OR j.closed = :closed)
-ORDER BY j.created_at DESC, j.session_id DESC
-LIMIT :limit;
-
--- with_requests: the same of journals with pending requests
-SELECT j.session_id, j.journal_id, j.kind, j.parent, j.processed, j.first_seq, j.last_seq, j.size, j.closed,
-       (SELECT count(*) FROM journal_requests AS q
-        WHERE q.journal_id = j.journal_id AND (q.expires_at IS NULL OR q.expires_at > :now)),
-       (SELECT count(*) FROM journal_revisits AS v WHERE v.journal_id = j.journal_id),
-       j.created_at, j.updated_at
-FROM (SELECT DISTINCT journal_id FROM journal_requests WHERE expires_at IS NULL OR expires_at > :now) AS r
-CROSS JOIN journals AS j ON j.journal_id = r.journal_id
-WHERE (j.created_at, j.session_id) < (:before, :before_id)
-  AND (:kind IS NULL OR j.kind = :kind) AND (:parent IS NULL OR j.parent = :parent)
-  AND (:prefix IS NULL OR substr(j.session_id, 1, length(:prefix)) = :prefix)
-  AND (:closed IS NULL OR j.closed = :closed)
-ORDER BY j.created_at DESC, j.session_id DESC
+-- list: journals with a status, newest first, and the last one that was looked at; for those of one condition, it becomes
+-- that of an index
+WITH page AS MATERIALIZED (
+    SELECT j.* FROM journals AS j
+    WHERE j.session_id IS NOT NULL AND (j.created_at, j.session_id) < (:before, :before_id)
+      AND (:session_id IS NULL OR j.session_id = :session_id)
+      AND (:kind IS NULL OR j.kind = :kind) AND (:parent IS NULL OR j.parent = :parent)
+      AND (:prefix IS NULL OR substr(j.session_id, 1, length(:prefix)) = :prefix)
+      AND (:closed IS NULL OR j.closed = :closed)
+    ORDER BY j.created_at DESC, j.session_id DESC
+    LIMIT :window
+),
+counted AS MATERIALIZED (
+    SELECT p.*, i.status AS instance, i.custom_status,
+           row_number() OVER (ORDER BY p.created_at DESC, p.session_id DESC) AS place,
+           (SELECT count(*) FROM journal_requests AS q
+            WHERE q.journal_id = p.journal_id AND (q.expires_at IS NULL OR q.expires_at > :now)) AS requests,
+           (WITH RECURSIVE part (journal_id, base_id, base_seq, upto) AS (
+                SELECT p.journal_id, p.base_id, p.base_seq, p.last_seq
+                UNION ALL
+                SELECT b.journal_id, b.base_id, b.base_seq, min(s.upto, s.base_seq)
+                FROM part AS s CROSS JOIN journals AS b ON b.journal_id = s.base_id
+                WHERE s.base_seq > p.processed
+            )
+            SELECT min((
+                SELECT e.seq FROM journal_entries AS e INDEXED BY journal_entries_inputs
+                WHERE e.journal_id = s.journal_id AND e.is_input AND e.seq > p.processed AND e.seq <= s.upto
+                ORDER BY e.seq LIMIT 1
+            )) FROM part AS s) AS pending_from
+    FROM page AS p LEFT JOIN instances AS i ON i.instance_id = p.session_id
+),
+judged AS MATERIALIZED (
+    SELECT p.*, CASE
+        WHEN p.closed OR p.instance IN ('completed', 'failed', 'cancelled') THEN 'terminated'
+        WHEN p.instance IS NULL THEN 'idle'
+        WHEN p.instance = 'suspended' THEN 'failed'
+        WHEN EXISTS (SELECT 1 FROM worker_queue AS q WHERE q.instance_id = p.session_id) THEN 'running'
+        WHEN p.custom_status IN ('"failed"', '"rescheduling"') THEN trim(p.custom_status, '"')
+        WHEN p.pending_from IS NOT NULL THEN 'running'
+        WHEN p.requests > 0 THEN 'requires_action'
+        ELSE 'idle' END AS status
+    FROM counted AS p
+)
+SELECT p.place, p.session_id, p.journal_id, p.kind, p.parent, p.processed, p.first_seq, p.last_seq, p.size, p.closed,
+       p.status, p.pending_from, p.requests,
+       (SELECT count(*) FROM journal_revisits AS v WHERE v.journal_id = p.journal_id),
+       p.created_at, p.updated_at
+FROM judged AS p
+WHERE :status IS NULL OR p.status = :status OR p.place = :window
+ORDER BY p.place
 LIMIT :limit;
 
 -- ids: the journals of some sessions

@@ -88,6 +88,7 @@ from affinity.provider.contract import (
     WorkLock,
 )
 from affinity.provider.contract.journal_side import JournalWatch
+from affinity.provider.listing import list_portions
 from affinity.provider.repeats import refuse_other_events
 from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.sqlite import (
@@ -116,10 +117,10 @@ from affinity.provider.sqlite import instances as stored
 from affinity.provider.sqlite import reset as resetting
 from affinity.provider.sqlite import retention as pruning
 from affinity.provider.sqlite import sweep as sweeping
-from affinity.provider.sqlite.driver.clock import Clock
+from affinity.provider.sqlite.driver.clock import Clock, instant
 from affinity.provider.sqlite.driver.database import MAX_WAIT, Database, connect
 from affinity.provider.sqlite.driver.thread import DatabaseThread
-from affinity.provider.sqlite.driver.transaction import Tx
+from affinity.provider.sqlite.driver.transaction import Row, Tx
 from affinity.provider.sqlite.messages import create_all, send_all
 from affinity.provider.sqlite.migration import check_schema, inspect, migrate, unmigrated
 from affinity.provider.sqlite.session_store import SqliteSessionStore
@@ -541,7 +542,10 @@ class SqliteProvider:
         await self.notify_journals([session_id])
 
     async def list_journals(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
-        return await self._read(journal_admin.list_journals, where, limit)
+        async def read(where: JournalFilter, window: int, limit: int) -> Sequence[Row]:
+            return await self._read(journal_admin.list_journals, where, window, limit)
+
+        return await list_portions(read, where, limit, instant)
 
     async def get_journal_requests(self, session_ids: Sequence[str]) -> Sequence[Sequence[Request]]:
         return await self._read(journal_admin.get_requests, session_ids)

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from affinity.journal import JournalFilter, JournalPruning, JournalRetention, NewRequest, NewRevisit
+import pytest
+
+from affinity.journal import (
+    JournalBirth,
+    JournalFilter,
+    JournalPruning,
+    JournalRange,
+    JournalRetention,
+    NewRequest,
+    NewRevisit,
+)
+from affinity.provider import listing
+from affinity.provider.contract import InstanceUpdate
 from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import state
+from affinity.testing.conformance.providers.builders import state, work_item
 from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.journal_driver import (
+    KIND,
     MANY,
     Conversation,
     Waker,
@@ -89,6 +102,108 @@ class JournalAdministrationRules(Rules):
         await cluster.advance(11)
         (row,) = await waker.conversation.journals.list_journals(JournalFilter(), 10)
         assert row.pending_requests == 1
+
+    async def test_a_row_has_the_first_input_that_waits(self, cluster: Cluster) -> None:
+        """Also one that a fork has from its base; output behind the watermark is none (contract: JournalInfo)."""
+        waker = await Waker.begin(cluster)
+        talk = waker.conversation
+        base = (await talk.page()).journal_id
+
+        async def pending_from() -> dict[str, int | None]:
+            rows = await talk.journals.list_journals(JournalFilter(), 10)
+            return {row.session_id: row.pending_from for row in rows}
+
+        assert await pending_from() == {"s": 1}
+        await waker.wake(entries=[output(), output()])
+        assert await pending_from() == {"s": None}
+        await talk.append()
+        await waker.wake(processed=1, wake_id="w2", entries=[output()])
+        birth = JournalBirth(
+            session_id="f",
+            kind=KIND,
+            start=new_start("f"),
+            lineage="fork",
+            operator="fork",
+            parents=[base],
+            base=JournalRange(base),
+        )
+        await talk.journals.create_journals([birth])
+        await Conversation(talk.provider, "f").append()
+        assert await pending_from() == {"s": 4, "f": 4}
+        await waker.wake(wake_id="w3")
+        assert await pending_from() == {"s": None, "f": 4}
+
+    async def test_a_row_has_the_status_of_the_conversation(self, cluster: Cluster) -> None:
+        """By what is true first; journals are found by it (contract: ConversationStatus, JournalFilter.status)."""
+
+        async def done(name: str, **write: Any) -> Waker:
+            waker = await Waker.begin(cluster, name)
+            await waker.wake(**write)
+            return waker
+
+        request = NewRequest(request_id="r", kind="confirm", payload="1")
+        expired = NewRequest(request_id="r", kind="confirm", payload="1", expires_in=10.0)
+        idle = await done("idle")
+        asks = await done("asks", requests=[request])
+        await done("expired", requests=[expired])
+        await asks.conversation.journals.append_journal([new_input("waits")])
+        works = await done("works")
+        await works.commit(
+            await works.new_write(wake_id="w2"),
+            work_items=[work_item(works.at, 1)],
+            update=InstanceUpdate(status="running"),
+        )
+        for name in ("failed", "rescheduling"):
+            paused = await done(name, requests=[request])
+            await paused.conversation.append()
+            await paused.commit(
+                await paused.new_write(wake_id="w2", processed=1), custom_status=f'"{name}"', consumed=()
+            )
+        other = await done("other")
+        await other.commit(await other.new_write(wake_id="w2"), custom_status='"of the application"')
+        suspended = await done("suspended", requests=[request])
+        assert await suspended.peer.suspend(suspended.at)
+        closed = await done("closed", requests=[request])
+        await closed.conversation.append(closes=True)
+        ended = await done("ended", requests=[request])
+        await ended.commit(await ended.new_write(wake_id="w2"), update=InstanceUpdate(status="cancelled"))
+        gone = await done("gone", requests=[request])
+        await gone.conversation.provider.delete_instance(["gone"], force=True)
+        await cluster.advance(11)
+        expected = {
+            "idle": {"idle", "expired", "other", "gone"},
+            "requires_action": {"asks"},
+            "running": {"waits", "works"},
+            "failed": {"failed", "suspended"},
+            "rescheduling": {"rescheduling"},
+            "terminated": {"closed", "ended"},
+        }
+        talk = idle.conversation
+        for status, names in expected.items():
+            assert set(await self._listed(talk, status=status)) == names, status
+            for name in names:
+                (row,) = await talk.journals.list_journals(JournalFilter(session_id=name), 10)
+                assert (row.session_id, row.status) == (name, status)
+        assert await talk.journals.list_journals(JournalFilter(session_id="none"), 10) == []
+        assert set(await self._listed(talk, status="running", kind=KIND, prefix="wa")) == {"waits"}
+        assert await self._listed(talk, status="running", closed=True) == []
+
+    async def test_a_status_is_found_among_many_others(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whatever number of journals is between, each once and in order, by pages too (contract: list_journals)."""
+        monkeypatch.setattr(listing, "MAX_PAGE", 3)
+        talk = await Conversation.open(cluster)
+        rare = {0, 1, 7, 15, 19}
+        for number in range(20):
+            await talk.journals.append_journal([new_input(f"{number:02}", closes=number in rare)])
+        wanted = [f"{number:02}" for number in sorted(rare, reverse=True)]
+        for limit in (1, 2, 3):
+            found: list[str] = []
+            after = None
+            while page := await talk.journals.list_journals(JournalFilter(status="terminated", after=after), limit):
+                assert len(page) == min(limit, len(wanted) - len(found))
+                found += [row.session_id for row in page]
+                after = (page[-1].created_at, page[-1].session_id)
+            assert found == wanted
 
     async def _listed(self, talk: Conversation, **where: Any) -> list[str]:
         return [row.session_id for row in await talk.journals.list_journals(JournalFilter(**where), MANY)]
