@@ -45,7 +45,7 @@ from affinity.provider import migrate, open_provider, redact
 from affinity.provider.contract import Hint, Incarnation, Provider, WorkerIdentity
 from affinity.provider.timeline import Timeline
 from affinity.telemetry import instrumented
-from affinity.worker.lease import LeaseRenewer, LoopProgress
+from affinity.worker.lease import LeaseRenewer, LoopProgress, probe_after
 from affinity.worker.metrics import Measured, Metrics
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.retry import DatabaseHealth
@@ -306,7 +306,9 @@ class Worker:
         if self._migrate:
             await self._retry(partial(migrate, self._url), timeout)
         name = f"affinity {self.identity.worker_id}"
-        connect = partial(open_provider, self._url, application_name=name, timeline=timeline)
+        connect = partial(
+            open_provider, self._url, application_name=name, timeline=timeline, probe_after=probe_after(self.options)
+        )
         provider = await self._retry(connect, timeout)
         stack.push_async_callback(_close, provider)
         return provider
@@ -320,7 +322,13 @@ class Worker:
     async def _connect(self, timeline: Timeline) -> Provider:
         name = f"affinity lease {self.identity.worker_id}"
         return self.metrics.observed(
-            await open_provider(self._url, application_name=name, timeline=timeline, one_connection=True)
+            await open_provider(
+                self._url,
+                application_name=name,
+                timeline=timeline,
+                one_connection=True,
+                probe_after=probe_after(self.options),
+            )
         )
 
     @asynccontextmanager

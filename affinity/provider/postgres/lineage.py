@@ -22,11 +22,11 @@ class LineageOperations(Operations):
 
     async def create_journals(self, births: Sequence[JournalBirth]) -> Sequence[BirthResult]:
         documents = [json.dumps(birth_document(birth), ensure_ascii=False) for birth in births]
-        rows = await self._connections.misc.run(_SQL["create"], {"birth": Texts(documents)})
+        rows = await self._connections.rows.run(_SQL["create"], {"birth": Texts(documents)})
         return [BirthResult(outcome, journal_id or 0, last_seq or 0) for outcome, journal_id, last_seq in rows]
 
     async def get_lineage(self, session_id: str) -> Sequence[JournalLineage]:
-        rows = await self._connections.misc.run(_SQL["lineage"], {"session": session_id})
+        rows = await self._connections.rows.run(_SQL["lineage"], {"session": session_id})
         return to_lineage(rows, session_id, lambda at: at)
 
 

@@ -102,7 +102,7 @@ class PostgresSessionStore:
         }
         removed: list[str | None] = [None]
         while None in removed:  # a session was overtaken
-            removed = [session_id for (session_id,) in await self._connections.states.run(_SQL["delete"], params)]
+            removed = [session_id for (session_id,) in await self._connections.deletions.run(_SQL["delete"], params)]
         return [session_id for session_id in removed if session_id is not None]
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
