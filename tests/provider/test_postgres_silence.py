@@ -162,12 +162,12 @@ async def test_silence_counts_from_the_last_byte(
     connection: Connection, network: Proxy, admin: psycopg.Connection[Any]
 ) -> None:
     """Not from the call: the first row is larger than what the server gathers before it sends."""
-    admin.execute("SELECT pg_advisory_lock(2)")
     statement = "SELECT repeat('x', 100000), pg_advisory_lock(n) FROM generate_series(1, 2) n"
+    await connection.run(statement)  # prepared
+    await connection.run("SELECT pg_advisory_unlock_all()")
+    admin.execute("SELECT pg_advisory_lock(2)")
     call = asyncio.create_task(connection.run(statement))
     with anyio.fail_after(PATIENCE):
-        while connection._protocol is None or not connection._protocol.asking:
-            await anyio.sleep(0.001)
         await until(admin, "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = 'advisory'")
         while connection._silent_from() <= connection._began:
             await anyio.sleep(0.001)
