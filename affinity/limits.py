@@ -143,6 +143,14 @@ DELETE_STEP: Final = 500
 one of these sessions waits. A family of at most so many records is pruned as a whole or not at all.
 """
 
+PROBE_AFTER: Final = 5.0
+"""Seconds without a byte from PostgreSQL after which a client asks on a new connection whether the old one is dead: a
+third of a default lease, as for a worker, and longer than a call of a client usually takes.
+"""
+
+MIN_PROBE_AFTER: Final = 1.0
+"""The same for a worker with a lease of less than three seconds: a busy machine is silent for shorter than that."""
+
 SHARE_DIVISOR: Final = 2
 """The approximate number of rounds in which workers fetch a burst: see `fair_share`."""
 

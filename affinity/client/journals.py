@@ -146,7 +146,7 @@ class Journals:
 
     async def delete(self, session_ids: Sequence[str]) -> Sequence[bool]:
         """See `JournalProvider.delete_journal`."""
-        deleted = await self._retry(partial(self._provider.delete_journal, session_ids))
+        deleted = await self._retry(partial(self._provider.delete_journal, session_ids), idempotent=False)
         self._notify(dict.fromkeys(session_ids, True))
         return deleted
 

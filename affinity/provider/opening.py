@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from affinity.errors import InvalidOptions
+from affinity.limits import PROBE_AFTER
 from affinity.provider.contract import Provider
 from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.timeline import Timeline
@@ -12,7 +13,12 @@ from affinity.provider.urls import sqlite_path
 
 
 async def open_provider(
-    url: str, *, application_name: str = "affinity", timeline: Timeline | None = None, one_connection: bool = False
+    url: str,
+    *,
+    application_name: str = "affinity",
+    timeline: Timeline | None = None,
+    one_connection: bool = False,
+    probe_after: float = PROBE_AFTER,
 ) -> Provider:
     """Connect to the database of ``url``; its schema must be up to date (`migrate`).
 
@@ -23,6 +29,8 @@ async def open_provider(
             that this names, or that it finds first.
         one_connection: all calls share one connection to PostgreSQL, and wait for each other there. By default there
             are up to three, for the loop of a worker.
+        probe_after: seconds without a byte from PostgreSQL after which a short call is asked about on a new connection.
+            If that one is answered and the server does not work on the call, the call raises `ConnectionLost`.
 
     Raises:
         DatabaseChanged: the database is another one than that of ``timeline``.
@@ -39,7 +47,11 @@ async def open_provider(
     from affinity.provider.postgres import PostgresProvider  # imported late: an embedded user needs no libpq
 
     return await PostgresProvider.open(
-        url, application_name=application_name, timeline=timeline, one_connection=one_connection
+        url,
+        application_name=application_name,
+        timeline=timeline,
+        one_connection=one_connection,
+        probe_after=probe_after,
     )
 
 

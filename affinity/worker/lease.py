@@ -44,7 +44,7 @@ import anyio
 from cachetools import LRUCache
 
 from affinity.errors import ConnectionLost, DatabaseChanged, DatabaseFailure, ProviderError, WorkerFenced, WorkerStalled
-from affinity.limits import MAX_BATCH
+from affinity.limits import MAX_BATCH, MIN_PROBE_AFTER
 from affinity.provider.contract import (
     NO_TAGS,
     Hint,
@@ -82,6 +82,11 @@ STOP_SECONDS = 5.0
 def lock_timeouts(options: RuntimeOptions) -> Timeouts:
     """How long the locks of work last."""
     return Timeouts(work_item_lock=options.work_item_lock_timeout, session_lock=options.session_lock_timeout)
+
+
+def probe_after(options: RuntimeOptions) -> float:
+    """Seconds of silence of PostgreSQL after which a worker looks whether its connection is dead."""
+    return max(MIN_PROBE_AFTER, options.worker_lease_timeout / 3)
 
 
 class HeldLocks:

@@ -46,7 +46,7 @@ from affinity.provider.contract import Hint, Incarnation, Provider, WorkerIdenti
 from affinity.provider.timeline import Timeline
 from affinity.tasks import BackgroundTask
 from affinity.telemetry import instrumented
-from affinity.worker.lease import LeaseRenewer, LoopProgress
+from affinity.worker.lease import LeaseRenewer, LoopProgress, probe_after
 from affinity.worker.metrics import Measured, Metrics
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.retry import DatabaseHealth
@@ -314,7 +314,9 @@ class Worker(AsyncBlock):
         if self._migrate:
             await self._retry(partial(migrate, self._url), timeout)
         name = f"affinity {self.identity.worker_id}"
-        connect = partial(open_provider, self._url, application_name=name, timeline=timeline)
+        connect = partial(
+            open_provider, self._url, application_name=name, timeline=timeline, probe_after=probe_after(self.options)
+        )
         provider = await self._retry(connect, timeout)
         stack.push_async_callback(_close, provider)
         return provider
@@ -328,7 +330,13 @@ class Worker(AsyncBlock):
     async def _connect(self, timeline: Timeline) -> Provider:
         name = f"affinity lease {self.identity.worker_id}"
         return self.metrics.observed(
-            await open_provider(self._url, application_name=name, timeline=timeline, one_connection=True)
+            await open_provider(
+                self._url,
+                application_name=name,
+                timeline=timeline,
+                one_connection=True,
+                probe_after=probe_after(self.options),
+            )
         )
 
     @asynccontextmanager

@@ -31,6 +31,8 @@ class ProxiedConnection:
         self.startup = b""  # the first that the client sent; it has its application_name
         self.resets = False  # the next reply comes with a reset
         self.was_reset = threading.Event()
+        self.loses_requests = False  # without a word; the server hears of no end either
+        self.loses_replies = False
 
     def close(self) -> None:
         for one in (self.client, self.server):
@@ -72,7 +74,9 @@ class Proxy:
     # -- what a test says
 
     def hold(self, name: str) -> None:
-        """Nothing comes back on these connections, of now and of later, until `let_go`; nothing is lost."""
+        """Nothing comes back on these connections and on their probes, of now and of later, until `let_go`; nothing is
+        lost.
+        """
         with self._changed:
             self._held.add(name)
 
@@ -81,6 +85,14 @@ class Proxy:
         with self._changed:
             self._held.discard(name)
             self._changed.notify_all()
+
+    def lose(self, *, only_replies: bool = False) -> None:
+        """The connections of now pass nothing on any more and stay open, as behind a firewall that lost its table.
+        Later ones work.
+        """
+        for line in self.lines:
+            line.loses_requests |= not only_replies
+            line.loses_replies = True
 
     # -- the threads
 
@@ -107,7 +119,10 @@ class Proxy:
                     line.startup = data if b"application_name" in data else b""  # before: whether to encrypt
                 elif self.inspect is not None:
                     data = self.inspect(line, data)
-                line.server.sendall(data)
+                if not line.loses_requests:
+                    line.server.sendall(data)
+            if line.loses_requests or line.loses_replies:
+                return
             line.server.shutdown(socket.SHUT_WR)
 
     def _answer(self, line: ProxiedConnection) -> None:
@@ -115,6 +130,8 @@ class Proxy:
             while data := line.server.recv(_CHUNK):
                 with self._changed:
                     self._changed.wait_for(lambda: not any(_is(line, name) for name in self._held))
+                if line.loses_replies:
+                    continue
                 last = line.resets  # asked before it is sent: then the test may go on
                 line.client.sendall(data)
                 if last:
@@ -124,7 +141,8 @@ class Proxy:
                     line.client.close()
                     line.was_reset.set()
                     return
-            line.client.shutdown(socket.SHUT_WR)
+            if not line.loses_replies:
+                line.client.shutdown(socket.SHUT_WR)
 
 
 def _until_received(sender: socket.socket) -> None:
@@ -134,7 +152,7 @@ def _until_received(sender: socket.socket) -> None:
 
 
 def _is(line: ProxiedConnection, name: str) -> bool:
-    return f"\0{name}\0".encode() in line.startup
+    return any(f"\0{each}\0".encode() in line.startup for each in (name, f"{name} probe"))
 
 
 def _start(work: object, *arguments: object) -> None:

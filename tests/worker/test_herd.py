@@ -103,9 +103,9 @@ async def test_a_sweep_that_is_due_is_one_workers(postgres_migrated: str, monkey
     calls = Counter[int]()
     call = Connection._call
 
-    def count(self: Connection, *args: Any) -> Any:
+    def count(self: Connection, *args: Any, **options: Any) -> Any:
         calls[id(self)] += 1
-        return call(self, *args)
+        return call(self, *args, **options)
 
     async with AsyncExitStack() as stack:
         providers = [await stack.enter_async_context(opened(postgres_migrated)) for _ in range(WORKERS)]

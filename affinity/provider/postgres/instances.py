@@ -45,7 +45,7 @@ class InstanceOperations(Operations):
         self, instance_ids: Sequence[str], *, force: bool = False, tree: bool = True
     ) -> Sequence[Deletion]:
         params = {"instance": Texts(instance_ids), "force": force, "tree": tree}
-        doomed: dict[str, bool] = dict(await self._connections.quick.run(_SQL["delete"], params))
+        doomed: dict[str, bool] = dict(await self._connections.deletions.run(_SQL["delete"], params))
         deletions: list[Deletion] = []
         for instance_id in instance_ids:
             found = doomed.get(instance_id)

@@ -26,7 +26,7 @@ class LineageOperations(Operations):
         gives_state = any(birth.state is not None for birth in births)
         statement = _SQL["create_with_state" if gives_state else "create"]
         try:
-            rows = await self._connections.misc.run(statement, {"birth": Texts(documents)})
+            rows = await self._connections.rows.run(statement, {"birth": Texts(documents)})
         except AccessDenied as error:
             if not gives_state:
                 raise
@@ -38,7 +38,7 @@ class LineageOperations(Operations):
         return [BirthResult(outcome, journal_id or 0, last_seq or 0) for outcome, journal_id, last_seq in rows]
 
     async def get_lineage(self, session_id: str) -> Sequence[JournalLineage]:
-        rows = await self._connections.misc.run(_SQL["lineage"], {"session": session_id})
+        rows = await self._connections.rows.run(_SQL["lineage"], {"session": session_id})
         return to_lineage(rows, session_id, lambda at: at)
 
 

@@ -26,7 +26,7 @@ class MoveOperations(Operations):
             "seconds": Floats(report.hydrate_seconds for report in reports),
             "bytes": Ints(report.hydrate_bytes for report in reports),
         }
-        reasons: dict[int, MoveReason] = dict(await self._connections.misc.run(_SQL["report"], params))
+        reasons: dict[int, MoveReason] = dict(await self._connections.rows.run(_SQL["report"], params))
         return [reasons.get(n) for n in range(1, len(reports) + 1)]
 
     async def list_session_moves(

@@ -31,7 +31,7 @@ class PlannedMoveOperations(Operations):
             "reason": [move.reason for move in moves],
             "reroute": Int8(MAX_REROUTE),
         }
-        *_, rows = await self._connections.misc.pipeline(_PLAN, params)
+        *_, rows = await self._connections.rows.pipeline(_PLAN, params)
         return [outcome for (outcome,) in rows]
 
     async def take_session(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final, LiteralString
 
+from affinity.limits import PROBE_AFTER
 from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.driver.target import Target
 from affinity.provider.postgres.fetching import FetchOperations
@@ -100,6 +101,7 @@ class PostgresProvider(
         application_name: str = "affinity",
         timeline: Timeline | None = None,
         one_connection: bool = False,
+        probe_after: float = PROBE_AFTER,
     ) -> PostgresProvider:
         """Connect to a migrated database.
 
@@ -108,6 +110,7 @@ class PostgresProvider(
             application_name: shown in ``pg_stat_activity``; of several connections with the role of each.
             timeline: see `affinity.provider.open_provider`; each connection compares it, and each renewal.
             one_connection: see `affinity.provider.open_provider`.
+            probe_after: see `affinity.provider.open_provider`.
 
         Raises:
             DatabaseChanged: the database is another one than that of ``timeline``.
@@ -117,7 +120,8 @@ class PostgresProvider(
             PoolerRefused: it is reached through a pooler that does not pass on the settings of a connection.
             SchemaMismatch: never migrated, or too old or too new for this code.
         """
-        connections = Connections(Target.parse(url), application_name, one_connection=one_connection)
+        target = Target.parse(url)
+        connections = Connections(target, application_name, one_connection=one_connection, probe_after=probe_after)
         try:
             await check_version(connections.misc.run_once, connections.target)
             await connections.follow(timeline)

@@ -18,10 +18,10 @@ class QuotaOperations(Operations):
     """`get_quotas` and `set_quotas`."""
 
     async def get_quotas(self) -> Quotas:
-        rows = await self._connections.misc.run(_SQL["get_quotas"])
+        rows = await self._connections.rows.run(_SQL["get_quotas"])
         return Quotas(**dict(zip(_QUOTAS, rows[0], strict=True))) if rows else Quotas()
 
     async def set_quotas(self, limits: Quotas) -> None:
         """Needs the rights of the role that migrated."""
         params = {name: None if (most := getattr(limits, name)) is None else Int8(most) for name in _QUOTAS}
-        await self._connections.misc.run(_SQL["set_quotas"], params)
+        await self._connections.rows.run(_SQL["set_quotas"], params)

@@ -19,14 +19,14 @@ class RebalancingOperations(Operations):
     """`exchange_load`, `get_load` and `suspend_rebalancing`."""
 
     async def exchange_load(self, identity: WorkerIdentity, held: int) -> FleetLoad:
-        _, rows = await self._connections.misc.pipeline(_EXCHANGE, {**caller_params(identity), "sessions": held})
+        _, rows = await self._connections.rows.pipeline(_EXCHANGE, {**caller_params(identity), "sessions": held})
         return _fleet(rows)
 
     async def get_load(self) -> FleetLoad:
-        return _fleet(await self._connections.misc.run(_SQL["load"]))
+        return _fleet(await self._connections.rows.run(_SQL["load"]))
 
     async def suspend_rebalancing(self, *, suspended: bool) -> None:
-        await self._connections.misc.run(_SQL["suspend"], {"suspended": suspended})
+        await self._connections.rows.run(_SQL["suspend"], {"suspended": suspended})
 
 
 def _fleet(rows: Sequence[Row]) -> FleetLoad:

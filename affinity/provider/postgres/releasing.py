@@ -28,7 +28,7 @@ class ReleaseOperations(Operations):
     """`release_session` and `release_idle_session`."""
 
     async def release_session(self, session_ids: Sequence[str]) -> Sequence[SessionRelease]:
-        ((outcomes,),) = await self._connections.misc.run(_SQL["release"], release_params(session_ids))
+        ((outcomes,),) = await self._connections.rows.run(_SQL["release"], release_params(session_ids))
         return list(outcomes)
 
     async def release_idle_session(
@@ -48,9 +48,9 @@ class ReleaseOperations(Operations):
             "used": list(only_users),
             "user": list(only_users.values()),
         }
-        found = await self._connections.misc.run(_FIND_IDLE, params)
+        found = await self._connections.rows.run(_FIND_IDLE, params)
         if not found:
             return []
         named = {**params, "release": [name for (name,) in found]}
-        *_, freed = await self._connections.misc.pipeline(_FREE_IDLE, named)
+        *_, freed = await self._connections.rows.pipeline(_FREE_IDLE, named)
         return [name for (name,) in freed]

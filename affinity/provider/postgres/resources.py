@@ -29,26 +29,26 @@ class ResourceOperations(Operations):
             "activity": Int8(activity[2]),
             "held": held,
         }
-        rows = await self._connections.misc.run(_SQL["begin"], params)
+        rows = await self._connections.rows.run(_SQL["begin"], params)
         return DurableResource(*rows[0]) if rows else DurableResource(resource_id, name, None)
 
     async def set_resource_handle(self, resource_id: str, handle: str) -> bool:
         params = {"resource": resource_id, "handle": handle}
-        return bool(await self._connections.misc.run(_SQL["set_handle"], params))
+        return bool(await self._connections.rows.run(_SQL["set_handle"], params))
 
     async def get_resource(self, resource_id: str) -> DurableResource | None:
-        rows = await self._connections.misc.run(_SQL["get"], {"resource": resource_id})
+        rows = await self._connections.rows.run(_SQL["get"], {"resource": resource_id})
         return DurableResource(*rows[0]) if rows else None
 
     async def take_unused_resources(
         self, names: Collection[str], *, limit: int, seconds: float
     ) -> Sequence[DurableResource]:
         params = {"name": Texts(names), "limit": Int8(limit), "seconds": seconds}
-        return [DurableResource(*row) for row in await self._connections.misc.run(_SQL["take_unused"], params)]
+        return [DurableResource(*row) for row in await self._connections.rows.run(_SQL["take_unused"], params)]
 
     async def find_unused_resources(self, *, without: Collection[str], limit: int) -> Sequence[DurableResource]:
         params = {"name": Texts(without), "limit": Int8(limit)}
-        return [DurableResource(*row) for row in await self._connections.misc.run(_SQL["find_unused"], params)]
+        return [DurableResource(*row) for row in await self._connections.rows.run(_SQL["find_unused"], params)]
 
     async def remove_resources(self, resource_ids: Collection[str]) -> None:
-        await self._connections.misc.run(_SQL["remove"], {"resource": Texts(resource_ids)})
+        await self._connections.rows.run(_SQL["remove"], {"resource": Texts(resource_ids)})

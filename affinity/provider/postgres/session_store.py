@@ -105,7 +105,7 @@ class PostgresSessionStore:
         removed: set[str | None] = {None}
         while None in removed:  # a session was overtaken
             # Planned each time: a long deletion makes tables grow for which an older plan would read all rows.
-            found = await self._connections.states.run_once(statement, {"named": json.dumps(rows)})
+            found = await self._connections.deletions.run_once(statement, {"named": json.dumps(rows)})
             removed = {session_id for (session_id,) in found}
         return [session_id for session_id in named if session_id in removed]
 

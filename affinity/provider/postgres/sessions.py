@@ -46,6 +46,6 @@ class SessionOperations(Operations):
         return [to_session(row) for row in rows]
 
     async def get_session(self, session_ids: Sequence[str]) -> Sequence[SessionInfo | None]:
-        rows = await self._connections.misc.run(_SOME, {"session": Texts(session_ids)})
+        rows = await self._connections.rows.run(_SOME, {"session": Texts(session_ids)})
         found = {row[0]: to_session(row) for row in rows}
         return [found.get(session_id) for session_id in session_ids]

@@ -30,7 +30,7 @@ class WaitOperations(Operations):
             "item_lock": float(item_lock),
             "token": self._token(identity),
         }
-        rows = await self._connections.misc.run(_SQL["end_waits"], params)
+        rows = await self._connections.rows.run(_SQL["end_waits"], params)
         failed = [(to_work_item(row[2:]), row[1]) for row in rows if row[1] is not None]
         sessions = rows[0][0]
         return EndedWaits(failed=failed, freed=await self._release_busy(sessions) if sessions else ())
@@ -38,5 +38,5 @@ class WaitOperations(Operations):
     async def _release_busy(self, session_ids: Sequence[str]) -> Sequence[str]:
         """Should it not come to this, the items are due again a while later."""
         params = {"release": Texts(session_ids), "reroute": Int8(MAX_REROUTE)}
-        ((freed,),) = await self._connections.misc.run(_SQL["release_busy"], params)
+        ((freed,),) = await self._connections.rows.run(_SQL["release_busy"], params)
         return list(freed)

@@ -113,7 +113,7 @@ class WorkItemOperations(Operations):
             "token": Texts(lock.token for lock in known),
             "delivered": Texts(lock.token for lock in delivered),
         }
-        return len(await self._connections.misc.run(_SQL["release_unknown_locks"], params))
+        return len(await self._connections.rows.run(_SQL["release_unknown_locks"], params))
 
     async def begin_work_item(self, identity: WorkerIdentity, lock: WorkLock, attempt: int) -> bool:
         instance_id, execution_id, activity_id = lock.key

@@ -73,7 +73,7 @@ class WorkerOperations(Operations):
         return int(held) if wanted and wanted[0][0] else None
 
     async def set_drain_wanted(self, worker_id: str, *, wanted: bool) -> bool:
-        return bool(await self._connections.misc.run(_SQL["want_drain"], {"worker": worker_id, "wanted": wanted}))
+        return bool(await self._connections.rows.run(_SQL["want_drain"], {"worker": worker_id, "wanted": wanted}))
 
     async def release_worker(self, identity: WorkerIdentity, *, restart_grace: float = 0.0) -> None:
         params = {**caller_params(identity), "left": identity.left, "grace": restart_grace, "reroute": MAX_REROUTE}

@@ -14,6 +14,7 @@ States of one `Connection`::
     answered ──a prepared statement is gone──► answered              the hint is repeated, with new prepared statements
     answered ──the connection broke, or `CALL_TIMEOUT`──► closed     the next call connects again
     connecting, busy ──`CALL_TIMEOUT`──► closed                      ConnectionLost
+    busy, answered ──a probe says that no answer will come──► closed ConnectionLost; the next call connects again
     connecting, busy ──its caller is cancelled──► abandoned
     abandoned ──connected, or reply──► open
     abandoned ──`CANCELLED_CALL_TIMEOUT`──► closed                   the server ends by itself what it has begun
@@ -30,14 +31,22 @@ Invariants
       the call fails, and what becomes of it changes nothing for the call. A call that is repeated is repeated with it.
     * A call runs under its settings (`HOT` or `COLD`): where the call before had others, they are changed first, by a
       message of their own.
+    * Silence alone ends no call before `CALL_TIMEOUT`. After ``probe_after`` seconds without a byte, a short call is
+      asked about on a new connection (`_PROBE`). A server session that works or waits for a lock is slow, and the call
+      goes on. One that waits for its client, or is gone, shows that the request or the reply was lost. The probe then
+      ends that session first, so that it executes nothing later. A probe without an answer is an outage: it changes
+      nothing.
     * Attempts to connect are spread over time (`Attempts`); when one fails, so do all calls that wait for it.
 
-No task, lock or timer is made for a call: it is sent by its caller, or by the reply to the call before it.
+No task, lock or timer is made for a call that is answered in time: it is sent by its caller, or by the reply to the
+call before it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -48,12 +57,15 @@ from typing import Any, Final, LiteralString, Protocol
 import psycopg
 from psycopg import AsyncConnection
 
-from affinity.errors import ConnectionLost, ReadOnly
+from affinity.errors import ConnectionLost, ProviderError, ReadOnly
+from affinity.limits import PROBE_AFTER
 from affinity.provider.postgres.driver.errors import is_prepared_anew, translate
 from affinity.provider.postgres.driver.target import COLD, HOT, Target
 from affinity.provider.postgres.driver.timeline import TimelineCheck
 from affinity.provider.postgres.driver.wire import Outcome, Params, Row, Statement, WireProtocol
 from affinity.provider.timeline import Timeline
+
+logger = logging.getLogger("affinity.provider")
 
 CALL_TIMEOUT: Final = 40.0
 """Seconds for one call, above the server's own statement_timeout: past it the network must be gone."""
@@ -74,6 +86,17 @@ FIRST_PAUSE: Final = 0.1
 
 LONGEST_PAUSE: Final = 1.0
 """Longest time in seconds between two attempts to connect."""
+
+
+# A session that waits for a standby (SyncRep) is not ended: its transaction would be committed on the primary alone.
+# For a second after the end of a statement, its reply may be under way.
+_PROBE: Final[LiteralString] = """
+SELECT CASE WHEN wait_event IN ('ClientRead', 'ClientWrite')
+                 AND (state_change < clock_timestamp() - interval '1 s') IS NOT FALSE
+            THEN pg_terminate_backend(pid) END IS NULL
+FROM pg_stat_activity
+WHERE pid = %(pid)s AND application_name = %(name)s AND usename = current_user AND datname = current_database()"""
+"""Whether a server session is still at work; no row: it is gone. One that is not at work is ended."""
 
 
 class Attempts:
@@ -122,6 +145,7 @@ class _WireCall:
     settings: Mapping[str, str]
     reply: asyncio.Future[list[list[Row]]]  # cancelled before there is an answer: the caller was
     behind: Statement | None
+    is_short: bool  # silence may end it
     is_repeated: bool = False
 
 
@@ -133,6 +157,8 @@ class Calls:
         ask: Callable[[WireProtocol], None],
         settings: Mapping[str, str] | None = None,
         behind: Statement | None = None,
+        *,
+        is_short: bool = True,
     ) -> Awaitable[list[list[Row]]]:
         raise NotImplementedError
 
@@ -178,8 +204,12 @@ class Connection(Calls):
         *,
         attempts: Attempts | None = None,
         idle_timeout: float | None = None,
+        probe_after: float = math.inf,
     ) -> None:
-        """``check`` is awaited with each new connection; the calls that need the connection raise its errors."""
+        """``check`` is awaited with each new connection; the calls that need the connection raise its errors.
+        ``probe_after``: seconds of silence after which a short call is asked about on a new connection.
+        """
+        self._name = application_name
         self._target = target
         self._check = check
         self._settings = self._current_settings = settings
@@ -190,8 +220,11 @@ class Connection(Calls):
         self._conninfo = target.connect(application_name, settings)
         self._waiting: deque[_WireCall] = deque()
         self._current: _WireCall | None = None  # the call that has the connection, or for which it is made
+        self._began = -math.inf  # the loop's time at which the last call began
         self._until = 0.0  # the loop's time at which the current call is given up
         self._alarm: asyncio.TimerHandle | None = None  # one for many calls: it looks at `_until` when it rings
+        self._probe_after = probe_after
+        self._probing: asyncio.Task[None] | None = None
         self._protocol: WireProtocol | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()  # attempts to connect, those that were given up too
@@ -208,6 +241,8 @@ class Connection(Calls):
                 call.reply.set_exception(ConnectionLost(f"{self._target.name}: the provider was closed"))
         if self._alarm is not None:
             self._alarm.cancel()
+        if self._probing is not None:
+            self._probing.cancel()
         self._drop(ConnectionLost(f"{self._target.name}: the provider was closed"))
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT)
@@ -248,10 +283,13 @@ class Connection(Calls):
         ask: Callable[[WireProtocol], None],
         settings: Mapping[str, str] | None = None,
         behind: Statement | None = None,
+        *,
+        is_short: bool = True,
     ) -> list[list[Row]]:
         if self._closed:
             raise ConnectionLost(f"{self._target.name}: the provider is closed")
-        call = _WireCall(ask, settings or self._settings, asyncio.get_running_loop().create_future(), behind)
+        reply = asyncio.get_running_loop().create_future()
+        call = _WireCall(ask, settings or self._settings, reply, behind, is_short)
         self._waiting.append(call)
         if self._current is None:
             self._go_on()
@@ -276,7 +314,8 @@ class Connection(Calls):
             if call.reply.done():
                 continue
             self._current = call
-            self._until = asyncio.get_running_loop().time() + CALL_TIMEOUT
+            self._began = asyncio.get_running_loop().time()
+            self._until = self._began + CALL_TIMEOUT
             if self._alarm is None:
                 self._set_alarm()
             if self._protocol is None:
@@ -384,16 +423,52 @@ class Connection(Calls):
     def _set_alarm(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm = asyncio.get_running_loop().call_at(self._until, self._ring)
+        loop = asyncio.get_running_loop()
+        at, now = self._silent_from() + self._probe_after, loop.time()
+        if at <= now:  # a probe has begun, or the call may take long
+            at = now + self._probe_after
+        self._alarm = loop.call_at(min(self._until, at), self._ring)
 
     def _ring(self) -> None:
         self._alarm = None
-        if self._current is None:
+        call, protocol = self._current, self._protocol
+        if call is None:
             return  # the next call sets it
-        if asyncio.get_running_loop().time() < self._until:
-            self._set_alarm()  # it was set for a call before this one
-        else:
+        now = asyncio.get_running_loop().time()
+        if now >= self._until:
             self._ended(ConnectionLost(f"{self._target.name}: no answer within {CALL_TIMEOUT:g} s"))
+            return
+        is_due = now - self._silent_from() >= self._probe_after and (self._probing is None or self._probing.done())
+        if is_due and protocol is not None and any(each.is_short for each in (call, *self._waiting)):
+            self._probing = self._spawn(self._probe(protocol))
+        self._set_alarm()
+
+    def _silent_from(self) -> float:
+        return self._began if self._protocol is None else max(self._began, self._protocol.moved_at)
+
+    async def _probe(self, protocol: WireProtocol) -> None:
+        """Ask on a new connection whether the server still works on the current call."""
+        silent_from = self._silent_from()
+        pid, name = protocol.server_session
+        probe = Connection(self._target, f"{self._name} probe", self._settings)
+        try:
+            async with asyncio.timeout(self._probe_after):
+                await probe.run_once("SELECT")  # connects, which may take long: the answer may have come meanwhile
+                if self._protocol is not protocol or self._silent_from() != silent_from:
+                    return
+                found = await probe.run_once(_PROBE, {"pid": pid, "name": name})
+        except (ProviderError, TimeoutError):
+            return  # an outage
+        finally:
+            await probe.aclose()
+        if found == [(True,)] or self._protocol is not protocol or self._silent_from() != silent_from:
+            return
+        error = ConnectionLost(
+            f"{self._target.name}: no answer for {asyncio.get_running_loop().time() - silent_from:.1f} s, while a new"
+            " connection is answered: this connection is dead, and it is unknown whether the call took effect"
+        )
+        logger.warning("%s (%s)", error, name)
+        self._ended(error)
 
     def _drop(self, why: Outcome) -> None:
         if self._connecting is not None:
@@ -421,18 +496,15 @@ class Connection(Calls):
         if self._idle_timeout is not None:
             if self._idle_alarm is not None:
                 self._idle_alarm.cancel()
-            loop, last = asyncio.get_running_loop(), self._until - CALL_TIMEOUT
-            at = max(last, loop.time() - self._idle_timeout / 2) + self._idle_timeout
+            loop = asyncio.get_running_loop()
+            at = max(self._began, loop.time() - self._idle_timeout / 2) + self._idle_timeout
             self._idle_alarm = loop.call_at(at, self._close_if_idle)
 
     def _close_if_idle(self) -> None:
         self._idle_alarm = None
         if self._protocol is None or self._idle_timeout is None:
             return
-        if (
-            self._current is None
-            and asyncio.get_running_loop().time() >= self._until - CALL_TIMEOUT + self._idle_timeout
-        ):
+        if self._current is None and asyncio.get_running_loop().time() >= self._began + self._idle_timeout:
             protocol, self._protocol = self._protocol, None
             protocol.detach()
             protocol.close()
@@ -449,18 +521,24 @@ class Connection(Calls):
 class Role(Calls):
     """Calls of one kind: each on the first of some connections that is free, or behind the calls of the first."""
 
-    def __init__(self, connections: Sequence[Connection], settings: Mapping[str, str]) -> None:
+    def __init__(
+        self, connections: Sequence[Connection], settings: Mapping[str, str], *, is_short: bool = True
+    ) -> None:
         self._connections = connections
         self._settings = settings
+        self._is_short = is_short
 
     def _call(
         self,
         ask: Callable[[WireProtocol], None],
         settings: Mapping[str, str] | None = None,
         behind: Statement | None = None,
+        *,
+        is_short: bool = True,
     ) -> Awaitable[list[list[Row]]]:
         free = (each for each in self._connections if each.is_free)
-        return next(free, self._connections[0])._call(ask, settings or self._settings, behind)
+        connection = next(free, self._connections[0])
+        return connection._call(ask, settings or self._settings, behind, is_short=self._is_short)
 
 
 class Connections:
@@ -472,7 +550,9 @@ class Connections:
     the fetches. Nor does a hint arrive late there: a worker that waits for a hint fetches nothing.
     """
 
-    def __init__(self, target: Target, application_name: str, *, one_connection: bool = False) -> None:
+    def __init__(
+        self, target: Target, application_name: str, *, one_connection: bool = False, probe_after: float = PROBE_AFTER
+    ) -> None:
         self.target = target
         self.timeline = TimelineCheck(None)
         self._is_migrated = False  # before, the function of the check does not exist
@@ -480,7 +560,15 @@ class Connections:
         attempts = Attempts()
 
         def connection(name: str, settings: Mapping[str, str], idle_timeout: float | None = None) -> Connection:
-            return Connection(target, name, settings, self._check, attempts=attempts, idle_timeout=idle_timeout)
+            return Connection(
+                target,
+                name,
+                settings,
+                self._check,
+                attempts=attempts,
+                idle_timeout=idle_timeout,
+                probe_after=probe_after,
+            )
 
         if one_connection:
             self.commit = self.fetch = slow = connection(application_name, HOT)
@@ -493,8 +581,11 @@ class Connections:
         self.quick = Role((self.fetch, slow), HOT)
         # Session states on their own: one of them may take seconds.
         self.states = Role((slow, self.fetch), HOT)
-        # Listings, the sweep.
-        self.misc = Role((slow,), COLD)
+        # Single rows: resources, moves, what an administrator sets.
+        self.rows = Role((slow,), COLD)
+        # What may take long: listings, the sweep; deletions.
+        self.misc = Role((slow,), COLD, is_short=False)
+        self.deletions = Role((slow, self.fetch), HOT, is_short=False)
 
     async def follow(self, timeline: Timeline | None) -> None:
         """Refuse any other timeline than this one from now on.

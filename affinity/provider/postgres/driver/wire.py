@@ -122,6 +122,14 @@ class WireProtocol:
         self._failure: Exception | None = None  # of the first of two statements
         self._notified: Notified | None = None
         self._lost: Callable[[Exception], None]
+        self.moved_at = self._loop.time()
+        """The loop's time at which bytes last came in or went out after a wait."""
+
+    @property
+    def server_session(self) -> tuple[int, str]:
+        """The process id and the ``application_name`` that the server knows this connection by."""
+        name = self._pgconn.parameter_status(b"application_name")
+        return self._pgconn.backend_pid, (name or b"").decode()
 
     @property
     def idle(self) -> bool:
@@ -241,6 +249,7 @@ class WireProtocol:
     # -- answers
 
     def _writable(self) -> None:
+        self.moved_at = self._loop.time()
         try:
             if not self._pgconn.flush():
                 self._loop.remove_writer(self._socket)
@@ -248,6 +257,7 @@ class WireProtocol:
             self._ended(error)
 
     def _readable(self) -> None:
+        self.moved_at = self._loop.time()
         if not self.asking:
             self._read_between_calls()
             return
