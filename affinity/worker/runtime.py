@@ -95,7 +95,7 @@ class Runtime:
             lease=self.lease,
         )
         code = options.code_version or code_version(app)
-        self.profile = describe_worker(options, app.name, code)
+        self.profile = describe_worker(options, app, code)
         self.sessions = HeldSessions(
             listeners, options.session_lock_timeout, partial(provider.check_session, identity), self._spawn
         )
