@@ -53,6 +53,7 @@ from affinity.errors import (
     ConversationKindMismatch,
     ConversationTerminated,
     EntriesRemoved,
+    Explanation,
     InstanceNotFinished,
     InvalidInput,
     NotAParent,
@@ -135,7 +136,7 @@ class Talk(LineageCalls["Talk"]):
             async with self._client.journals.changes(self.conversation_id, only_wakes=True) as change:
                 appended = await self._send(event, event_id)
                 return await self._reply(change, appended.seq, appended)
-        raise WaitTimeout(f"conversation {self.conversation_id!r} has not replied within {timeout:g} s; it goes on")
+        raise await self._no_reply(timeout)
 
     async def reply(self, seq: int, *, timeout: float | None = None) -> Reply:
         """Wait for the wake that processes an input: that of `send` or `answer`.
@@ -152,7 +153,11 @@ class Talk(LineageCalls["Talk"]):
         with anyio.move_on_after(timeout):
             async with self._client.journals.changes(self.conversation_id, only_wakes=True) as change:
                 return await self._reply(change, check_seq(seq))
-        raise WaitTimeout(f"conversation {self.conversation_id!r} has not replied within {timeout:g} s; it goes on")
+        raise await self._no_reply(timeout)
+
+    async def _no_reply(self, timeout: float | None) -> WaitTimeout:
+        message = f"conversation {self.conversation_id!r} has not replied within {timeout:g} s"
+        return await self._client.wait_timeout(self.conversation_id, message)
 
     async def answer(
         self,
@@ -374,6 +379,14 @@ class Talk(LineageCalls["Talk"]):
             waits = bool(await self.requests())
             runs = bool(await self._client.activities(self.conversation_id, limit=1))
         return status_of(page, instance, runs=runs, waits=waits)
+
+    async def explain(self) -> Explanation | None:
+        """What the conversation waits for; see `Client.explain`.
+
+        Raises:
+            UnknownInstance: there is none.
+        """
+        return await self._client.explain(self.conversation_id)
 
     async def delete(self, *, cascade: bool = False, timeout: float | None = DELETE_SECONDS) -> bool:
         """Remove the conversation: its instance, also while it runs, its state and its journal. Entries that a fork

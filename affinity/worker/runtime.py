@@ -44,6 +44,7 @@ from affinity.worker.maintenance import DRAIN_STEP_SECONDS, Maintenance, code_ve
 from affinity.worker.metrics import Metrics
 from affinity.worker.options import PACK, RuntimeOptions
 from affinity.worker.rebalancing import Rebalancer
+from affinity.worker.registrations import Registrations
 from affinity.worker.replays import Replays
 from affinity.worker.resources import ResourceSweeper
 from affinity.worker.retry import Backoff, DatabaseHealth
@@ -103,6 +104,7 @@ class Runtime:
         self.activities = ActivityRunner(app, services, sessions=self.sessions, commits=self.commits, spawn=self._spawn)
         self.capacity = Capacity(services, self.activities, self.sessions, self.commits)
         self.replays = Replays(self._read_history, self.commits.flush_in_time)
+        self.registrations = Registrations(services)
         self.instances = InstanceTable(
             app,
             services,
@@ -112,6 +114,7 @@ class Runtime:
             activities=self.activities,
             sessions=self.sessions,
             replays=self.replays,
+            registrations=self.registrations,
         )
         self.fetcher = Fetcher(
             app,
@@ -149,6 +152,7 @@ class Runtime:
             maintenance.operator_drains,
             self.rebalancer.run,
             self.resources.run,
+            self.registrations.run,
         )
         for loop in (*loops, *rounds, *[group.run for group in self.commits.groups]):
             tasks.start_soon(self._guarded, loop)

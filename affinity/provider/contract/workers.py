@@ -48,8 +48,8 @@ NO_TAGS: Final = WorkerTags()
 
 
 RegisteredNames: TypeAlias = Mapping[str, Mapping[str, str]]
-"""What a worker has code for: by kind ("orchestrations", "activities", "conversations"), a digest of each name. The name
-of an orchestration has its version: ``name@version``. Digests of different functions differ.
+"""What a worker has code for: by kind ("orchestrations", "activities", "conversations") a digest of each name, which
+tells different functions apart. An orchestration has its version: ``name@version``. Empty: the worker has not told.
 """
 
 
