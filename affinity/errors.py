@@ -391,7 +391,6 @@ ExplanationCode: TypeAlias = Literal[
     "timer",
     "turn",  # a worker is to run its code
     "request",  # of a conversation: an answer of a person, or of a client
-    "child_conversation",  # of a conversation: the end of a delegation
     "revisit",  # of a conversation: a later wake
     "wake_retrying",  # of a conversation: its wake has failed, and runs again later
     "wake_failed",  # of a conversation: its wake has failed for good

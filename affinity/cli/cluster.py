@@ -211,8 +211,7 @@ def rebalance(shell: Shell, *, suspend: bool | None) -> None:
     }
 
     def show() -> None:
-        differing = differences(found)
-    columns = ("WORKER", "SESSIONS", "SHARE", "CAPACITY", "RUNS FOR")
+        columns = ("WORKER", "SESSIONS", "SHARE", "CAPACITY", "RUNS FOR")
         rows = [
             (one.worker_id, one.sessions, _rounded(shares.get(one.worker_id)), one.capacity, seconds(one.age))
             for one in load.workers

@@ -49,7 +49,6 @@ from affinity.provider.contract import (
 )
 from affinity.provider.history import history_pages
 
-
 logger = logging.getLogger("affinity.client")
 
 EXPLAIN_SECONDS: Final = 3.0

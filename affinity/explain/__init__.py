@@ -4,6 +4,6 @@
 `add_reasons`.
 """
 
-from affinity.explain.reasons import Explainer, add_reasons, explain
+from affinity.explain.reasons import Explainer, add_reasons, explain, time_text
 
-__all__ = ["Explainer", "add_reasons", "explain"]
+__all__ = ["Explainer", "add_reasons", "explain", "time_text"]

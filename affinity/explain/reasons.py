@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
@@ -58,7 +58,7 @@ _URGENCY: Final[Sequence[ExplanationCode]] = (
 _Reason: TypeAlias = tuple[ExplanationCode, str, dict[str, Any]]
 """A code, the sentence behind the id of the instance, and other fields of the explanation."""
 
-Reasons: TypeAlias = "Callable[[Explainer, InstanceInfo], Awaitable[Explanation | None]]"
+Reasons: TypeAlias = "Callable[[Explainer, InstanceInfo, Outstanding], Awaitable[Explanation | None]]"
 """The reason for which an instance of a layer above waits; None: its history says it."""
 
 _added: Final[list[Reasons]] = []
@@ -104,12 +104,15 @@ class Explainer:
         if info.suspension is not None:
             return self._suspended(info)
         outstanding = await self._read_history(info)
+        if not await self.alive():
+            text = "waits for a worker: none is alive; start one"
+            return self.reason("no_worker", text, {"name": info.name}, _others(outstanding))
+        for reasons in _added:
+            if (found := await reasons(self, info, outstanding)) is not None:
+                return found
         missing = await self._missing_code(info)
         if missing is not None:
             return self.reason(*missing, tail=_others(outstanding))
-        for reasons in _added:
-            if (found := await reasons(self, info)) is not None:
-                return found
         return await self._outstanding(info, outstanding)
 
     async def explain_child(self, instance_id: str, relation: str) -> Explanation | None:
@@ -137,16 +140,13 @@ class Explainer:
         why = info.suspension
         assert why is not None
         remedy = _REMEDIES.get(why.error_type, _REMEDY).format(id=info.instance_id)
-        text = f"is suspended since {_time(why.at)} ({why.error_type}: {why.message}): {remedy}"
+        text = f"is suspended since {time_text(why.at)} ({why.error_type}: {why.message}): {remedy}"
         return self.reason("suspended", text, {"name": info.name, "worker_id": why.worker_id})
 
     async def _missing_code(self, info: InstanceInfo) -> _Reason | None:
-        """Nothing of it can run: there is no live worker, or none has its code."""
+        """No live worker has its code."""
         label = info.name if info.version is None else f"{info.name}@{info.version}"
-        workers = await self.alive()
-        if not workers:
-            return "no_worker", "waits for a worker: none is alive; start one", {"name": label}
-        if not any(has_code(one, ORCHESTRATIONS, label) for one in workers):
+        if not any(has_code(one, ORCHESTRATIONS, label) for one in await self.alive()):
             what = described(ORCHESTRATIONS, label)
             text = f"waits for a worker that registers the {what}: no live worker does; include it in the app of one"
             return "name_not_registered", text, {"name": label}
@@ -171,15 +171,18 @@ class Explainer:
             name = next(iter(found.events.values()))
             return self.reason("event", f"waits for the event {name!r}", {"name": name}, _others(found, "events"))
         if found.timers:
-            return await self._timer(info, found.timers)
+            due = await self.next_timer(info, found.timers)
+            text = "waits for a timer" + ("" if due is None else f", due at {time_text(due)}")
+            return self.reason("timer", text, {"due_at": due})
         return self.reason("turn", "waits for a worker to run its next turn", {"worker_id": info.owner})
 
-    async def _timer(self, info: InstanceInfo, timers: dict[int, float]) -> Explanation:
+    async def next_timer(self, info: InstanceInfo, timers: Mapping[int, float]) -> datetime | None:
+        """When the first of these timers is due; None: there is none, or that is not known."""
+        if not timers:
+            return None
         origins = await self.provider.read_origins(info.instance_id, info.execution_id)
         due = [at.recorded_at + timedelta(seconds=timers[at.event_id]) for at in origins if at.event_id in timers]
-        if not due:
-            return self.reason("timer", "waits for a timer")
-        return self.reason("timer", f"waits for a timer, due at {_time(min(due))}", {"due_at": min(due)})
+        return min(due, default=None)
 
     async def _child(self, ids: Sequence[str], tail: str) -> Explanation:
         """The child that is suspended, if one is; else the first that waits for something."""
@@ -192,19 +195,19 @@ class Explainer:
 
     # -- activities
 
-    async def activity(self, tail: str = "") -> Explanation | None:
+    async def activity(self, tail: str = "", called: str | None = None) -> Explanation | None:
         """Why the activities of this instance have no result yet; of several, the most serious reason. None: it has
-        none in the queue.
+        none in the queue. ``called``: what its only activity is, for people.
         """
         items = await self.provider.list_work_items(self.path[-1], MAX_ITEMS)
-        found = [self.reason(*await self._item(one), tail=tail) for one in items]
+        found = [self.reason(*await self._item(one, called), tail=tail) for one in items]
         return min(found, key=lambda one: _URGENCY.index(one.code), default=None)
 
-    async def _item(self, item: WorkItemInfo) -> _Reason:
+    async def _item(self, item: WorkItemInfo, called: str | None) -> _Reason:
         code, text, more = await self._why(item)
         failed = "" if item.last_error is None or code == "activity_retrying" else f" (after {item.last_error})"
         about = {"name": item.name, "activity_id": item.key.activity_id, "session_id": item.session_id}
-        return code, f"waits for the activity {item.name!r}, {text}{failed}", about | more
+        return code, f"waits for {called or f'the activity {item.name!r}'}, {text}{failed}", about | more
 
     async def _why(self, item: WorkItemInfo) -> _Reason:
         if item.state == "running":
@@ -263,9 +266,9 @@ class Explainer:
 def _delayed(item: WorkItemInfo) -> _Reason:
     at = {"due_at": item.visible_at}
     if not item.failures:
-        return "activity_delayed", f"which no worker may take before {_time(item.visible_at)}", at
+        return "activity_delayed", f"which no worker may take before {time_text(item.visible_at)}", at
     text = f"which failed with {item.last_error or 'an error'}; attempt {item.attempts + 1} is due at "
-    return "activity_retrying", text + _time(item.visible_at), at
+    return "activity_retrying", text + time_text(item.visible_at), at
 
 
 def _others(found: Outstanding, without: str = "") -> str:
@@ -282,5 +285,6 @@ def _others(found: Outstanding, without: str = "") -> str:
     return f"; it also waits for {', '.join(parts[:_SHOWN])}{more}"
 
 
-def _time(at: datetime) -> str:
+def time_text(at: datetime) -> str:
+    """An instant in a sentence."""
     return at.strftime("%Y-%m-%d %H:%M:%S UTC")
