@@ -22,7 +22,8 @@ async def conversation_reason(explainer: Explainer, info: InstanceInfo, outstand
     if page is None or page.closed:
         return None
     if not any(has_code(one, CONVERSATIONS, page.kind) for one in await explainer.alive()):
-        text = f"waits for a worker with {described(CONVERSATIONS, page.kind)}: no live worker has them; include them in its app"
+        what = described(CONVERSATIONS, page.kind)
+        text = f"waits for a worker with {what}: no live worker has them; include them in the app of one"
         return explainer.reason("name_not_registered", text, {"name": page.kind})
     if (wake := await explainer.activity(called="its wake")) is not None:
         return wake

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -14,7 +15,7 @@ from affinity.cli.shell import Command, PageOptions, Shell, command, paged, with
 from affinity.client import Client, ConversationInfo, ConversationPage
 from affinity.conversation import JournalEntry, PendingRequest, PendingRevisit, Retracted, Streamed
 from affinity.conversation.follow import FeedItem, unknown_conversation
-from affinity.errors import UnknownEntry
+from affinity.errors import UnknownEntry, UnknownInstance
 
 _COLUMNS = ("CONVERSATION", "KIND", "ENTRIES", "PENDING FROM", "REQUESTS", "REVISITS", "PARENT", "ENDED", "UPDATED")
 _REQUESTS = ("REQUEST", "KIND", "WHAT", "SINCE", "UNTIL")
@@ -66,13 +67,17 @@ def show(shell: Shell, *, conversation_id: str) -> None:
 
     async def read(client: Client) -> dict[str, Any]:
         talk = await open_talk(client, conversation_id)
-        about = {"status": await talk.status(), **_plain(await _info(client, conversation_id))}
+        about = {"status": await talk.status(), "waits_for": None, **_plain(await _info(client, conversation_id))}
+        with suppress(UnknownInstance):  # an operator has deleted it; the next event creates it again
+            about["waits_for"] = await talk.explain()
         return {**about, "requests": await talk.requests(), "revisits": await talk.revisits()}
 
     found = with_client(shell, read)
 
     def text() -> None:
-        pairs((name, value) for name, value in found.items() if name not in {"requests", "revisits"})
+        why = found["waits_for"]
+        shown = {**found, "waits_for": None if why is None else why.sentence}
+        pairs((name, value) for name, value in shown.items() if name not in {"requests", "revisits"})
         _print_requests(found["requests"])
         _print_revisits(found["revisits"])
 
