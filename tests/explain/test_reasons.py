@@ -65,12 +65,12 @@ async def orders(ctx: OrchestrationContext, session: str) -> None:
 
 @app.orchestration
 async def retries(ctx: OrchestrationContext) -> None:
-    await ctx.schedule_activity(fails, retry=RetryPolicy(first_interval=600.0, max_attempts=5))
+    await ctx.schedule_activity(fails, retry=RetryPolicy(initial_interval=600.0, max_interval=600.0, max_attempts=5))
 
 
 @app.orchestration
 async def tagged(ctx: OrchestrationContext) -> None:
-    await ctx.schedule_activity(work, tag="gpu")
+    await ctx.schedule_activity(work).with_tag("gpu")
 
 
 @app.orchestration
@@ -192,7 +192,6 @@ async def test_activities_say_why_they_have_no_result(any_url: str, client: Clie
 
 async def test_a_session_says_why_its_work_waits(any_url: str, client: Client) -> None:
     """The holder is busy, or drains; or no worker has room for another session."""
-
     limits = {"worker_concurrency": 1, "max_sessions_per_runtime": 1, "drain_timeout": 0.1}
     async with Worker(app, any_url, options("w", **limits)):
         await client.start(uses, "s", instance_id="first")
