@@ -300,9 +300,13 @@ class TableWorker:
             activities=part,
             sessions=part,
             replays=self.replays,
+            registrations=part,
         )
 
-    # what the table asks of `Lease`, `Capacity`, `Commits`, `ActivityRunner`, `Wakeups` and `HeldSessions`
+    # what the table asks of `Lease`, `Capacity`, `Commits`, `ActivityRunner`, `Wakeups`, `HeldSessions`, `Registrations`
+
+    def note_missing(self, orchestration: str) -> None:
+        pass
 
     def now(self) -> float:
         return 0.0
