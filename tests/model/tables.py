@@ -303,7 +303,7 @@ class TableWorker:
             registrations=part,
         )
 
-    # what the table asks of `Lease`, `Capacity`, `Commits`, `ActivityRunner`, `Wakeups`, `HeldSessions`, `Registrations`
+    # what it asks of `Lease`, `Capacity`, `Commits`, `ActivityRunner`, `Wakeups`, `HeldSessions` and `Registrations`
 
     def note_missing(self, orchestration: str) -> None:
         pass
