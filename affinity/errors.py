@@ -91,7 +91,9 @@ to the environment of the database. No message contains the database's URL, user
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Final, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 from pydantic import ValidationError
 
@@ -387,8 +389,65 @@ class WrongEventLoop(ClientError):
     """
 
 
+ExplanationCode: TypeAlias = Literal[
+    "suspended",  # until an operator resumes it, or other code comes
+    "no_worker",  # no worker is alive
+    "name_not_registered",  # no live worker has code for the orchestration, the activity, or the kind of conversations
+    "no_worker_with_tag",  # no live worker has the tag of the activity
+    "workers_draining",  # all live workers that could take the activity drain
+    "workers_full",  # all of them hold as many sessions as they may
+    "holder_draining",  # the holder of the activity's session drains
+    "holder_lapsed",  # the lease of that holder has ended; another worker takes the session
+    "holder_busy",  # that holder is alive, and has not taken the activity yet
+    "session_moving",  # the session goes to another worker, when what runs of it has ended
+    "ordered_behind",  # an ordered activity of its session is before it
+    "activity_retrying",  # the activity has failed, and runs again later
+    "activity_delayed",  # the activity may not be taken yet
+    "activity_queued",  # a worker may take the activity now
+    "activity_running",
+    "child",  # a sub-orchestration: no reason is known for it
+    "event",
+    "timer",
+    "turn",  # a worker is to run its code
+    "request",  # of a conversation: an answer of a person, or of a client
+    "revisit",  # of a conversation: a later wake
+    "wake_retrying",  # of a conversation: its wake has failed, and runs again later
+    "wake_failed",  # of a conversation: its wake has failed for good
+    "input",  # of a conversation: the next input
+]
+"""What an instance waits for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What an instance waits for; see `affinity.Client.explain`."""
+
+    code: ExplanationCode
+    sentence: str
+    instance_id: str
+    """Of which the reason is: the last of ``path``."""
+    path: tuple[str, ...]
+    """Ids from the instance that was asked about to this one; each waits for the next."""
+    name: str | None = None
+    """Of the orchestration, activity, event or kind of conversations concerned."""
+    session_id: str | None = None
+    worker_id: str | None = None
+    activity_id: int | None = None
+    request_id: str | None = None
+    due_at: datetime | None = None
+    """When a timer, an attempt or a revisit is due."""
+
+
 class WaitTimeout(ClientError, TimeoutError):
-    """The instance did not end within the timeout; it continues."""
+    """The instance did not end, change or reply within the timeout.
+
+    Attributes:
+        waits_for: what it waits for; None: that is not known. The message has its sentence.
+    """
+
+    def __init__(self, message: str, waits_for: Explanation | None = None) -> None:
+        super().__init__(message if waits_for is None else f"{message}: {waits_for.sentence}")
+        self.waits_for = waits_for
 
 
 # --- conversations --------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from affinity.cli.arguments import LIMIT
 from affinity.cli.output import compact, pairs, seconds, table
 from affinity.cli.shell import Command, Shell, command, with_client
 from affinity.client import Client
+from affinity.explain.names import differences
 from affinity.provider.contract import FleetLoad, Quotas, WorkerInfo
 from affinity.provider.schema import SchemaReport
 
@@ -29,6 +30,8 @@ WATCH_SECONDS: Final = 1.0
 def workers(shell: Shell, *, desired: bool, watch: bool) -> None:
     """Show the workers, also those that ended recently: state, held sessions, lease, code
     version and since when it is deployed, tags, labels.
+
+    Below them the names under which live workers have different code, as during a rollout.
 
     With --desired, what an autoscaler asks for: sessions that are held, sessions that have work and wait for a holder,
     how many of them one worker may hold, and how many workers that makes.
@@ -62,8 +65,11 @@ async def _watch_workers(shell: Shell, client: Client) -> None:
 
 
 def _show_workers(found: Sequence[WorkerInfo]) -> None:
+    differing = differences(found)
     columns = ("WORKER", "STATE", "SESSIONS", "LEASE", "STARTED", "CODE", "SINCE", "TAGS", "LABELS")
     table(columns, map(_worker_row, found), empty="no workers")
+    for one in differing:
+        click.echo(f"other code for {one.what}: {', '.join(one.worker_ids)}")
 
 
 def _worker_row(worker: WorkerInfo) -> tuple[object, ...]:

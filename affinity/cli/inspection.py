@@ -21,6 +21,7 @@ from affinity.client import (
     TreeNode,
     WorkStatistics,
 )
+from affinity.errors import Explanation
 from affinity.limits import MAX_COUNT, MAX_PAGE
 from affinity.provider.contract import InstanceStatus
 
@@ -38,26 +39,33 @@ _COLUMNS: Final = ("INSTANCE", "ORCHESTRATION", "STATUS", "SESSION", "OWNER", "E
 def show(shell: Shell, instance_id: str, *, stack: bool) -> None:
     """Show the state of the instance ID: status, result or error, custom status, owner.
 
-    Until it ends, also its activities (which run, which wait, which are retried, when, and after which error),
-    and events that do not fit what it waits for. With --stack, also where the error of a failed one was raised.
+    Until it ends, also what it waits for, in one sentence; its activities (which run, which wait, which are retried,
+    when, and after which error); and events that do not fit what it waits for. With --stack, also where the error of a
+    failed one was raised.
     """
 
-    async def read(client: Client) -> tuple[Instance, Sequence[PendingActivity], Sequence[HistoryRecord]]:
+    async def read(
+        client: Client,
+    ) -> tuple[Instance, Sequence[PendingActivity], Sequence[HistoryRecord], Explanation | None]:
         instance = await client.status(instance_id)
         if instance.finished:
-            return instance, (), ()
+            return instance, (), (), None
         events = client.iter_history(instance_id, execution_id=instance.execution_id)
         refused = [event async for event in events if event.type == "event_refused"]
-        return instance, await client.activities(instance_id), refused
+        return instance, await client.activities(instance_id), refused, await client.explain(instance_id)
 
-    instance, activities, refused = with_client(shell, read)
+    instance, activities, refused, waits_for = with_client(shell, read)
     document = {
         **asdict(instance),
         "error_details": error_details(instance),
         "activities": activities,
         "refused_events": refused,
+        "waits_for": waits_for,
     }
-    shell.show(document, lambda: pairs([*_details(instance), *_activity_lines(activities), *map(_refusal, refused)]))
+    why = ("waits for", None if waits_for is None else waits_for.sentence)
+    shell.show(
+        document, lambda: pairs([*_details(instance), why, *_activity_lines(activities), *map(_refusal, refused)])
+    )
     if stack and not shell.as_json:
         click.echo("\n" + (printable(instance.error_stack) or "no stack is recorded"))
 

@@ -38,7 +38,14 @@ from affinity.client.views import (
     error_of,
     instance_of,
 )
-from affinity.errors import InvalidOptions, OrchestrationCancelled, OrchestrationFailed, WaitTimeout
+from affinity.errors import (
+    Explanation,
+    InvalidOptions,
+    OrchestrationCancelled,
+    OrchestrationFailed,
+    ProviderError,
+    WaitTimeout,
+)
 from affinity.limits import MAX_PAGE, check_id
 from affinity.orchestration.app import MISSING
 from affinity.orchestration.codec import Codec
@@ -318,7 +325,7 @@ class Client(Administration, ConversationCalls):
                         await change.wait()
                     reply = await self._replies.wait(asked, change, timeline, name=name)
                 return cast(R, event.event.reply_codec.decode(reply))
-        raise WaitTimeout(f"instance {instance_id!r} has not replied within {timeout:g} s; it goes on")
+        raise await self.wait_timeout(instance_id, f"instance {instance_id!r} has not replied within {timeout:g} s")
 
     async def raise_events(self, events: Iterable[ExternalEvent]) -> Sequence[Delivery]:
         """Send events in few round trips, in order: for each "delivered", "repeated" (one of its key was there),
@@ -366,7 +373,7 @@ class Client(Administration, ConversationCalls):
 
         Raises:
             OrchestrationFailed, OrchestrationCancelled: how it ended instead.
-            WaitTimeout: it has not ended.
+            WaitTimeout: it has not ended; the error says what it waits for.
             UnknownInstance: there is none, or it was deleted meanwhile.
             NotSerializable: the output is not of that type.
         """
@@ -428,11 +435,15 @@ class Client(Administration, ConversationCalls):
         _ = self._provider  # raises when the client is not open
         with anyio.move_on_after(timeout):
             return await self._waiters.until(instance_id, is_awaited)
-        (info,) = await self._provider.get_instance([instance_id])  # it may have changed since the last poll
+        message = f"instance {instance_id!r} {otherwise} within {timeout:g} s"
+        try:
+            (info,) = await self._provider.get_instance([instance_id])  # it may have changed since the last poll
+        except ProviderError as error:
+            raise WaitTimeout(f"{message}, and the database does not say why") from error
         if info is None:
             raise unknown_instance(instance_id)
         if not is_awaited(info):
-            raise WaitTimeout(f"instance {instance_id!r} {otherwise} within {timeout:g} s; it goes on")
+            raise await self.wait_timeout(instance_id, message)
         return info
 
     # -- conversations
@@ -523,6 +534,10 @@ class Handle(Generic[R]):
     async def wait_status(self, *, changed_from: Instance | None = None, timeout: float | None = None) -> Instance:
         """Its status once it has changed; see `Client.wait_status`."""
         return await self._client.wait_status(self.instance_id, changed_from=changed_from, timeout=timeout)
+
+    async def explain(self) -> Explanation | None:
+        """What it waits for; see `Client.explain`."""
+        return await self._client.explain(self.instance_id)
 
     async def executions(self, *, limit: int = 100, before: int | None = None) -> Sequence[ExecutionSummary]:
         """Its executions, newest first; see `Client.executions`."""

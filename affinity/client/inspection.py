@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from functools import partial
 from typing import Final, get_args
+
+import anyio
 
 from affinity.client.background import ClientBase
 from affinity.client.calls import retry, unknown_instance
@@ -26,7 +29,8 @@ from affinity.client.views import (
     record_of,
     tree_of,
 )
-from affinity.errors import InvalidInput
+from affinity.errors import Explanation, InvalidInput, WaitTimeout
+from affinity.explain import explain
 from affinity.limits import MAX_COUNT, MAX_PAGE, SCRAPE_COUNT, check_id
 from affinity.paging import PageIterator
 from affinity.provider.contract import (
@@ -48,6 +52,11 @@ from affinity.provider.contract import (
 _PRESENT: Final = -1
 """In place of the number of an execution: the one that is current when the reading begins."""
 
+logger = logging.getLogger("affinity.client")
+
+EXPLAIN_SECONDS: Final = 3.0
+"""For how long a wait whose time is over reads why, at most."""
+
 
 class Inspection(ClientBase):
     """Calls that show instances, sessions and workers."""
@@ -62,6 +71,27 @@ class Inspection(ClientBase):
             InvalidId: the id is refused.
         """
         return instance_of(await self._present(instance_id))
+
+    async def explain(self, instance_id: str) -> Explanation | None:
+        """What an instance, or a conversation, waits for, in one sentence and as a code; None: it has ended. Reads its
+        history and its queued work, the workers, and what it waits for in turn.
+
+        Raises:
+            UnknownInstance: there is none.
+            InvalidId: the id is refused.
+        """
+        await self._present(instance_id)
+        return await retry(partial(explain, self._provider, instance_id))
+
+    async def wait_timeout(self, instance_id: str, message: str) -> WaitTimeout:
+        """The error of a wait whose time is over, with what the instance waits for, if that is known in time."""
+        found = None
+        with anyio.move_on_after(EXPLAIN_SECONDS):
+            try:
+                found = await explain(self._provider, instance_id)
+            except Exception as error:  # a row that cannot be read, too: the time is over in any case
+                logger.debug("what instance %s waits for is not known: %r", instance_id, error)
+        return WaitTimeout(message, found)
 
     async def history(self, instance_id: str, *, execution_id: int | None = None) -> Sequence[HistoryRecord]:
         """The events of one execution of an instance, oldest first; by default of the current one. See `iter_history`

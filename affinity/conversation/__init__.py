@@ -16,6 +16,7 @@ builtins        tools that a model has over its own conversation
 ==============  ========================================================================================
 """
 
+import affinity.conversation.reasons  # noqa: F401 -- adds them
 from affinity.conversation.builtins import builtin_tools
 from affinity.conversation.conversations import Conversations
 from affinity.conversation.events import (

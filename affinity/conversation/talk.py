@@ -55,6 +55,7 @@ from affinity.errors import (
     ConversationTerminated,
     EntriesRemoved,
     EventIdConflict,
+    Explanation,
     InstanceNotFinished,
     InvalidInput,
     NotAParent,
@@ -146,7 +147,7 @@ class Talk(LineageCalls["Talk"]):
                     seq, appended = await self._send(event, event_id)
                     with suppress(TimelineChanged):
                         return await self._reply(change, seq, appended)
-        raise WaitTimeout(f"conversation {self.conversation_id!r} has not replied within {timeout:g} s; it goes on")
+        raise await self._no_reply(timeout)
 
     async def reply(self, seq: int, *, timeout: float | None = None) -> Reply:
         """Wait for the wake that processes an input: that of `send` or `answer`.
@@ -167,7 +168,11 @@ class Talk(LineageCalls["Talk"]):
             async with self._client.journals.changes(self.conversation_id, only_wakes=True) as change:
                 check_seq(seq)
                 return await self._reply(change, seq)
-        raise WaitTimeout(f"conversation {self.conversation_id!r} has not replied within {timeout:g} s; it goes on")
+        raise await self._no_reply(timeout)
+
+    async def _no_reply(self, timeout: float | None) -> WaitTimeout:
+        message = f"conversation {self.conversation_id!r} has not replied within {timeout:g} s"
+        return await self._client.wait_timeout(self.conversation_id, message)
 
     async def answer(
         self,
@@ -404,6 +409,14 @@ class Talk(LineageCalls["Talk"]):
             UnknownConversation: there is none.
         """
         return (await self._client.get_conversation(self.conversation_id)).status
+
+    async def explain(self) -> Explanation | None:
+        """What the conversation waits for; see `Client.explain`.
+
+        Raises:
+            UnknownInstance: there is none.
+        """
+        return await self._client.explain(self.conversation_id)
 
     async def delete(self, *, cascade: bool = False, timeout: float | None = DELETE_SECONDS) -> bool:
         """Remove the conversation: its instance, also while it runs, its state and its journal. Entries that a fork

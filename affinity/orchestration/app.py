@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 import typing
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Final, NoReturn, Protocol, TypeVar, cast, overload, runtime_checkable
 
@@ -31,6 +34,7 @@ MISSING: Final = _Missing()
 
 _NO_INPUT: Final = "null"
 _DEFINITION: Final = "__affinity_definition__"
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class Definition:
@@ -227,6 +231,11 @@ class HasHydrates(Protocol):
 class HasFunctions(Protocol):
     """A listener with functions of its own, such as `affinity.Conversations`."""
 
+    @property
+    def kind(self) -> str:
+        """Of the conversations: an app has one handler for each kind."""
+        ...
+
     def functions(self) -> App:
         """Its activities and orchestrations."""
         ...
@@ -335,8 +344,8 @@ class App:
         uses it any more.
 
         Raises:
-            InvalidApp: a name (and version) is taken by another function; then nothing is registered. Or ``other`` is
-                neither an app nor a listener.
+            InvalidApp: a name (and version) is taken by another function, or a kind of conversations by another
+                handler; then nothing is registered. Or ``other`` is neither an app nor a listener.
         """
         if isinstance(other, App):
             self._include_app(other)
@@ -345,6 +354,7 @@ class App:
         elif not isinstance(other, SessionListener):
             raise InvalidApp(f"app {self.name!r} can include an App, Sessions or SessionCache, not {other!r}")
         elif other not in self._session_listeners:
+            self._refuse_other_handler(other)
             if isinstance(other, HasFunctions):
                 self._include_app(other.functions())
             self._session_listeners.append(other)
@@ -358,7 +368,21 @@ class App:
             raise InvalidApp(f"app {self.name!r} has another resource named {resource.name!r}")
         self._resources.append(resource)
 
+    def _refuse_other_handler(self, new: SessionListener) -> None:
+        """Refuse a second handler of one kind of conversations."""
+        if new in self._session_listeners or not isinstance(new, HasFunctions):
+            return
+        for present in self._session_listeners:
+            if isinstance(present, HasFunctions) and present.kind == new.kind:
+                names = " and ".join(_qualname(source) for one in (present, new) for source in one.sources())
+                raise InvalidApp(
+                    f"app {self.name!r} has two handlers for conversations of kind {new.kind!r} ({names}): give one of "
+                    "them another kind"
+                )
+
     def _include_app(self, other: App) -> None:
+        for listener in other._session_listeners:
+            self._refuse_other_handler(listener)
         for activity in other._activities.values():
             self._refuse_taken(self._activities.get(activity.name), activity)
         for orchestration in other._orchestrations.values():
@@ -371,6 +395,17 @@ class App:
             self.include(listener)
         for resource in other._resources:
             self.include(resource)
+
+    def registered(self) -> dict[str, dict[str, str]]:
+        """A digest of each function by name: ``orchestrations`` (``name@version``), ``activities``, and the handlers
+        of ``conversations`` by kind. Workers store it, so that others can see what they have code for.
+        """
+        handlers = [one for one in self._session_listeners if isinstance(one, HasFunctions)]
+        return {
+            "orchestrations": {key: digest_of(each.function) for key, each in self._orchestrations.items()},
+            "activities": {name: digest_of(each.function) for name, each in self._activities.items()},
+            "conversations": {one.kind: digest_of(*one.sources()) for one in handlers},
+        }
 
     def check(self) -> None:
         """Resolve every annotation, and check the migrations of the listeners, as a worker does at its start.
@@ -405,6 +440,32 @@ def check_listeners(listeners: Iterable[SessionListener]) -> None:
     for listener in listeners:
         if isinstance(listener, HasMigrations):
             listener.check_migrations()
+
+
+def digest_of(*functions: Callable[..., Any]) -> str:
+    """16 hex digits that stand for the module, the qualified name and the signature of functions: the same in each
+    process, for a change of the body too. Default values are left out: their texts can differ from process to process.
+    """
+    digest = sha256()
+    for each in map(inspect.unwrap, functions):
+        signature = inspect.signature(each)
+        parameters = [one.replace(default=inspect.Parameter.empty) for one in signature.parameters.values()]
+        shown = _ADDRESS.sub("", str(signature.replace(parameters=parameters)))
+        digest.update(
+            f"{_module_of(each)}\0{getattr(each, '__qualname__', type(each).__qualname__)}\0{shown}\0".encode()
+        )
+    return digest.hexdigest()[:16]
+
+
+def _module_of(function: Callable[..., Any]) -> str:
+    """Its module; of the main module the name that others import it by, as far as it is known."""
+    name = getattr(function, "__module__", None) or type(function).__module__
+    if name != "__main__":
+        return name
+    main = sys.modules["__main__"]
+    if (spec := getattr(main, "__spec__", None)) is not None:
+        return str(spec.name)
+    return Path(getattr(main, "__file__", None) or name).stem
 
 
 def definition_of(function: object) -> Definition | None:

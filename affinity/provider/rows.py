@@ -236,7 +236,7 @@ def page_of_moves(rows: Iterable[Columns], time: Time, limit: int, *, newest: bo
 def to_worker(row: Columns, time: Time) -> WorkerInfo:
     """A worker's lease as operators see it."""
     worker_id, incarnation, alive, draining, expires_in, started_at, labels, sessions, *profile = row
-    capacity, drain_wanted, code_version, code_since, tags, only_tagged = profile
+    capacity, drain_wanted, code_version, code_since, tags, only_tagged, registered = profile
     return WorkerInfo(
         worker_id=worker_id,
         incarnation=incarnation,
@@ -253,6 +253,7 @@ def to_worker(row: Columns, time: Time) -> WorkerInfo:
         code_since=None if code_since is None else time(code_since),
         tags=json.loads(tags),
         only_tagged=bool(only_tagged),
+        registered=json.loads(registered),
     )
 
 

@@ -67,6 +67,7 @@ from affinity.worker.live import (
     staged_of,
     unwanted_results,
 )
+from affinity.worker.registrations import Registrations
 from affinity.worker.replays import Replay, Replays
 from affinity.worker.results import StagedResult, requeue_after_conflict
 from affinity.worker.retry import is_retryable
@@ -104,6 +105,7 @@ class InstanceTable:
         sessions: HeldSessions,
         replays: Replays,
         sent_events: SentEvents,
+        registrations: Registrations,
     ) -> None:
         self._app = app
         self._code = code
@@ -121,9 +123,9 @@ class InstanceTable:
         self._sessions = sessions
         self._replays = replays
         self._sent_events = sent_events
+        self._registrations = registrations
         self._live: OrderedDict[str, LiveInstance] = OrderedDict()
         self._moves: LRUCache[str, int] = LRUCache(maxsize=10_000)
-        self._warned: set[str] = set()
         # Given up, but the database may not know it yet; or forgotten with a turn on its way: its messages come first.
         self._released: set[str] = set()
         self._in_flight: set[int] = set()  # ids of messages that are in a mailbox or in a turn
@@ -310,9 +312,7 @@ class InstanceTable:
             unknown = UnknownOrchestration(f"no worker registers the orchestration {label!r}")
             self._suspend(HistoryPoint.of(item), item.name, unknown)
             return
-        if label not in self._warned:
-            self._warned.add(label)
-            logger.warning("orchestration %s is not registered here; leaving it to workers that know it", label)
+        self._registrations.note_missing(label)
         self._release(Release(instance_id=item.instance_id, unknown=True))
 
     # -- a turn

@@ -45,6 +45,7 @@ from cachetools import LRUCache
 
 from affinity.errors import ConnectionLost, DatabaseChanged, DatabaseFailure, ProviderError, WorkerFenced, WorkerStalled
 from affinity.limits import MAX_BATCH, MIN_PROBE_AFTER
+from affinity.orchestration import App
 from affinity.provider.contract import (
     NO_TAGS,
     Hint,
@@ -328,10 +329,14 @@ class LeaseState:
             self.cancel_work(locks, "the work item was cancelled or taken over")
 
 
-def describe_worker(options: RuntimeOptions, app: str, code: str) -> WorkerProfile:
+def describe_worker(options: RuntimeOptions, app: App, code: str) -> WorkerProfile:
     """What a worker with these options registers of itself; ``code`` is the version of the app's code."""
     return WorkerProfile(
-        capacity=options.max_sessions_per_runtime, app=app, code_version=code, tags=worker_tags(options)
+        capacity=options.max_sessions_per_runtime,
+        app=app.name,
+        code_version=code,
+        tags=worker_tags(options),
+        registered=app.registered(),
     )
 
 

@@ -44,6 +44,7 @@ from affinity.worker.maintenance import DRAIN_STEP_SECONDS, Maintenance, code_ve
 from affinity.worker.metrics import Metrics
 from affinity.worker.options import PACK, RuntimeOptions
 from affinity.worker.rebalancing import Rebalancer
+from affinity.worker.registrations import Registrations
 from affinity.worker.replays import Replays
 from affinity.worker.resources import ResourceSweeper
 from affinity.worker.retry import Backoff, DatabaseHealth
@@ -96,7 +97,7 @@ class Runtime:
             lease=self.lease,
         )
         code = options.code_version or code_version(app)
-        self.profile = describe_worker(options, app.name, code)
+        self.profile = describe_worker(options, app, code)
         self.sessions = HeldSessions(
             listeners, options.session_lock_timeout, partial(provider.check_session, identity), self._spawn
         )
@@ -105,6 +106,7 @@ class Runtime:
         self.capacity = Capacity(services, self.activities, self.sessions, self.commits)
         self.replays = Replays(self._read_history, self.commits.flush_in_time)
         self.sent_events = SentEvents(services)
+        self.registrations = Registrations(services)
         self.instances = InstanceTable(
             app,
             services,
@@ -115,6 +117,7 @@ class Runtime:
             sessions=self.sessions,
             replays=self.replays,
             sent_events=self.sent_events,
+            registrations=self.registrations,
         )
         self.fetcher = Fetcher(
             app,
@@ -153,6 +156,7 @@ class Runtime:
             self.rebalancer.run,
             self.resources.run,
             self.sent_events.run,
+            self.registrations.run,
         )
         for loop in (*loops, *rounds, *[group.run for group in self.commits.groups]):
             tasks.start_soon(self._guarded, loop)

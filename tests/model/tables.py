@@ -301,9 +301,13 @@ class TableWorker:
             sessions=part,
             replays=self.replays,
             sent_events=part,
+            registrations=part,
         )
 
-    # what the table asks of `Lease`, `Capacity`, `Commits`, `ActivityRunner`, `Wakeups` and `HeldSessions`
+    # what it asks of `Lease`, `Capacity`, `Commits`, `ActivityRunner`, `Wakeups`, `HeldSessions` and `Registrations`
+
+    def note_missing(self, orchestration: str) -> None:
+        pass
 
     def note(self, sender: str, events: Sequence[EventSent]) -> None:
         pass

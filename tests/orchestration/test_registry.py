@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import re
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ from pydantic import BaseModel, Field
 from affinity.errors import InvalidApp, NotSerializable, OrchestrationMisuse, PayloadTooLarge
 from affinity.limits import MAX_PAYLOAD_BYTES
 from affinity.orchestration import ActivityContext, App, OrchestrationContext
-from affinity.orchestration.app import ActivityDefinition, OrchestrationDefinition, definition_of
+from affinity.orchestration.app import ActivityDefinition, OrchestrationDefinition, definition_of, digest_of
 from affinity.orchestration.codec import Codec
 from affinity.session import SessionCache
 
@@ -328,3 +329,29 @@ class Later(BaseModel):
 
 class Schemaless:
     pass
+
+
+def test_a_digest_tells_functions_apart_and_is_the_same_in_each_process() -> None:
+    """It is of module, qualified name and signature: not of the body, of default values, or of addresses."""
+
+    def make(default: object, annotation: object) -> Any:
+        async def one(ctx: ActivityContext, value: Any = default) -> None: ...
+
+        one.__annotations__["value"] = annotation
+        return one
+
+    async def two(ctx: ActivityContext, value: Any = 1) -> None: ...
+
+    assert digest_of(make(object(), int)) == digest_of(make(object(), int))
+    assert digest_of(make(1, int)) != digest_of(make(1, str))
+    assert digest_of(make(1, Any)) != digest_of(two)
+    app = App("digests")
+    app.activity(name="a")(two)
+    app.orchestration(name="o", version="2")(make(1, int))
+    registered = app.registered()
+    assert {kind: list(names) for kind, names in registered.items()} == {
+        "orchestrations": ["o@2"],
+        "activities": ["a"],
+        "conversations": [],
+    }
+    assert re.fullmatch("[0-9a-f]{16}", registered["activities"]["a"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, get_args
 
 import click
@@ -21,7 +22,7 @@ from affinity.conversation import (
     Streamed,
 )
 from affinity.conversation.follow import FeedItem
-from affinity.errors import UnknownEntry
+from affinity.errors import UnknownEntry, UnknownInstance
 
 _COLUMNS = ("CONVERSATION", "KIND", "STATUS", "ENTRIES", "PENDING FROM", "REQUESTS", "REVISITS", "PARENT", "UPDATED")
 _REQUESTS = ("REQUEST", "KIND", "WHAT", "SINCE", "UNTIL")
@@ -74,13 +75,17 @@ def show(shell: Shell, *, conversation_id: str) -> None:
 
     async def read(client: Client) -> dict[str, Any]:
         talk = await open_talk(client, conversation_id)
-        about = _plain(await client.get_conversation(conversation_id))
+        about = {**_plain(await client.get_conversation(conversation_id)), "waits_for": None}
+        with suppress(UnknownInstance):  # an operator has deleted it; the next event creates it again
+            about["waits_for"] = await talk.explain()
         return {**about, "requests": await talk.requests(), "revisits": await talk.revisits()}
 
     found = with_client(shell, read)
 
     def text() -> None:
-        pairs((name, value) for name, value in found.items() if name not in {"requests", "revisits"})
+        why = found["waits_for"]
+        shown = {**found, "waits_for": None if why is None else why.sentence}
+        pairs((name, value) for name, value in shown.items() if name not in {"requests", "revisits"})
         _print_requests(found["requests"])
         _print_revisits(found["revisits"])
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from datetime import datetime
-from typing import Final, NewType
+from typing import Final, NewType, TypeAlias
 
 from affinity.records import frozen
 
@@ -46,6 +47,12 @@ class WorkerTags:
 NO_TAGS: Final = WorkerTags()
 
 
+RegisteredNames: TypeAlias = Mapping[str, Mapping[str, str]]
+"""What a worker has code for: by kind ("orchestrations", "activities", "conversations") a digest of each name, which
+tells different functions apart. An orchestration has its version: ``name@version``. Empty: the worker has not told.
+"""
+
+
 @frozen(kw_only=True)
 class WorkerProfile:
     """What a worker tells of itself when it registers, beside its labels."""
@@ -54,6 +61,7 @@ class WorkerProfile:
     app: str | None = None  # name of its app: versions of one app are compared
     code_version: str | None = None  # of its code; None: not told
     tags: WorkerTags = NO_TAGS
+    registered: RegisteredNames = field(default_factory=dict[str, Mapping[str, str]])
 
 
 NO_PROFILE: Final = WorkerProfile()
@@ -87,6 +95,7 @@ class WorkerInfo:
     restarting: bool = False  # it has left for a restart, and its sessions wait for its next start
     tags: Sequence[str] = ()  # it takes work with one of these
     only_tagged: bool = False  # and no other
+    registered: RegisteredNames = field(default_factory=dict[str, Mapping[str, str]])  # as it registered them
 
 
 @frozen(kw_only=True)

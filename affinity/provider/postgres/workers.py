@@ -36,6 +36,7 @@ class WorkerOperations(Operations):
             "code": profile.code_version,
             "tags": list(profile.tags.tags),
             "only_tagged": profile.tags.only,
+            "registered": json.dumps(profile.registered),
         }
         params = {**caller_params(identity), **told, "lease": lease, "reroute": MAX_REROUTE}
         statements = ";".join([LEARN, _SQL["resume" if resume else "register"], _SQL["reclaim_routes"]])

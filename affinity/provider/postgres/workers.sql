@@ -1,14 +1,14 @@
 -- register: take the name and its sessions, each with a new epoch; a trigger notifies watchers
 INSERT INTO workers AS w (worker_id, incarnation, locked_until, draining, started_at, labels, capacity, app,
-    code_version, code_since, tags, only_tagged)
+    code_version, code_since, tags, only_tagged, registered)
 VALUES (%(worker)s, %(incarnation)s, clock() + %(lease)s * interval '1 s', false, clock(), %(labels)s::jsonb,
     %(capacity)s, %(app)s, %(code)s, version_since(%(worker)s, %(app)s, %(code)s), %(tags)s,
-    %(only_tagged)s)
+    %(only_tagged)s, %(registered)s::jsonb)
 ON CONFLICT (worker_id) DO UPDATE
 SET incarnation = excluded.incarnation, locked_until = clock() + %(lease)s * interval '1 s', draining = false,
     started_at = clock(), labels = excluded.labels, capacity = excluded.capacity, app = excluded.app,
     code_version = excluded.code_version, code_since = excluded.code_since, tags = excluded.tags,
-    only_tagged = excluded.only_tagged
+    only_tagged = excluded.only_tagged, registered = excluded.registered
 RETURNING clock();
 
 UPDATE sessions s SET incarnation = %(incarnation)s, epoch = nextval('epochs')
@@ -22,14 +22,14 @@ WHERE s.session_id = own.session_id AND s.incarnation <> %(incarnation)s;
 
 -- resume: come back under the same incarnation, unless another has the name
 INSERT INTO workers AS w (worker_id, incarnation, locked_until, draining, started_at, labels, capacity, app,
-    code_version, code_since, tags, only_tagged)
+    code_version, code_since, tags, only_tagged, registered)
 VALUES (%(worker)s, %(incarnation)s, clock() + %(lease)s * interval '1 s', false, clock(), %(labels)s::jsonb,
     %(capacity)s, %(app)s, %(code)s, version_since(%(worker)s, %(app)s, %(code)s), %(tags)s,
-    %(only_tagged)s)
+    %(only_tagged)s, %(registered)s::jsonb)
 ON CONFLICT (worker_id) DO UPDATE
 SET locked_until = clock() + %(lease)s * interval '1 s', draining = false, labels = excluded.labels,
     capacity = excluded.capacity,
-    tags = excluded.tags, only_tagged = excluded.only_tagged
+    tags = excluded.tags, only_tagged = excluded.only_tagged, registered = excluded.registered
 WHERE w.incarnation = %(incarnation)s
 RETURNING clock();
 
@@ -151,7 +151,7 @@ SELECT w.worker_id, w.incarnation, w.locked_until > clock(), w.draining,
     extract(epoch FROM w.locked_until - clock())::float8, w.started_at, w.labels::text,
     CASE WHEN w.locked_until > clock() THEN coalesce(h.sessions, 0) ELSE 0 END,
     w.capacity, w.drain_wanted, w.code_version, w.code_since,
-    array_to_json(w.tags)::text, w.only_tagged
+    array_to_json(w.tags)::text, w.only_tagged, w.registered::text
 FROM workers w LEFT JOIN (
     -- All in one pass: the rows of one worker are far from each other.
     SELECT s.worker_id, s.incarnation, count(*) AS sessions

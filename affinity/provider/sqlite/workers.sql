@@ -9,9 +9,9 @@ SELECT EXISTS (
 
 -- put: take the name and a lease; a new incarnation is a new start
 INSERT INTO workers (worker_id, incarnation, locked_until, started_at, labels, capacity, app, code_version,
-    code_since, tags, only_tagged)
+    code_since, tags, only_tagged, registered)
 VALUES (:worker_id, :incarnation, :locked_until, :now, :labels, :capacity, :app, :code_version, :code_since, :tags,
-    :only_tagged)
+    :only_tagged, :registered)
 ON CONFLICT (worker_id) DO UPDATE SET
     started_at = CASE incarnation WHEN excluded.incarnation THEN started_at ELSE excluded.started_at END,
     incarnation = excluded.incarnation,
@@ -23,7 +23,8 @@ ON CONFLICT (worker_id) DO UPDATE SET
     code_version = excluded.code_version,
     code_since = excluded.code_since,
     tags = excluded.tags,
-    only_tagged = excluded.only_tagged;
+    only_tagged = excluded.only_tagged,
+    registered = excluded.registered;
 
 -- version_since: since when the version is deployed that a worker registers, and the one of its name before
 SELECT (
@@ -69,7 +70,7 @@ SELECT worker_id, incarnation, locked_until > :now, draining, locked_until - :no
            SELECT count(*) FROM sessions AS s
            WHERE s.worker_id = workers.worker_id AND s.locked_until > :now AND s.incarnation = workers.incarnation
        ) ELSE 0 END, capacity, drain_wanted, code_version, code_since,
-       tags, only_tagged
+       tags, only_tagged, registered
 FROM workers
 ORDER BY worker_id;
 

@@ -74,6 +74,23 @@ class ListingRules(Rules):
         assert row.started_at.utcoffset() == timedelta(0)
         assert (rows["b"].sessions, dict(rows["b"].labels)) == (0, {})
 
+    async def test_workers_are_listed_with_the_names_that_they_registered(self, cluster: Cluster) -> None:
+        """Each registration replaces the map of names, a resumption too; a renewal and a release leave it (contract:
+        WorkerProfile.registered).
+        """
+        first = {"orchestrations": {"chat@1.0.0": "0f" * 8, "a\"b'@2": "1e" * 8}, "activities": {}}
+        a, b = await cluster.peer("a"), await cluster.worker("b")
+        await a.register(registered=first)
+        await a.renew_lease()
+        rows = {row.worker_id: row.registered for row in await self._workers(cluster)}
+        assert rows == {"a": first, "b": {}}
+        second = {"orchestrations": {}, "activities": {"reply": "2d" * 8}, "conversations": {"m": "3c" * 8}}
+        await a.register(resume=True, registered=second)
+        assert {row.worker_id: row.registered for row in await self._workers(cluster)} == {"a": second, "b": {}}
+        await b.register(registered=first)
+        await a.leave()
+        assert {row.worker_id: row.registered for row in await self._workers(cluster)} == {"a": second, "b": first}
+
     async def test_a_restart_is_a_new_start(self, cluster: Cluster) -> None:
         """``started_at`` changes with a restart and not with a resumption (contract: WorkerInfo.started_at)."""
         a = await cluster.worker("a", SHORT_LEASE)

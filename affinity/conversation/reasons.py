@@ -1,0 +1,71 @@
+"""What a conversation waits for: its part of `affinity.explain`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from affinity.errors import Explanation
+from affinity.explain import Explainer, add_reasons, time_text
+from affinity.explain.names import CONVERSATIONS, described, has_code
+from affinity.explain.outstanding import Outstanding
+from affinity.journal import JournalFilter, JournalPage, JournalQuery
+from affinity.provider.contract import InstanceInfo
+
+_CHILDREN: Final = 20
+"""Children of one conversation that are looked at."""
+
+
+async def conversation_reason(explainer: Explainer, info: InstanceInfo, outstanding: Outstanding) -> Explanation | None:
+    """What the conversation waits for; None: the instance is none, or its conversation has ended."""
+    me = info.instance_id
+    (page,) = await explainer.provider.read_journal([JournalQuery(session_id=me, pending=True, limit=1)])
+    if page is None or page.closed:
+        return None
+    if not any(has_code(one, CONVERSATIONS, page.kind) for one in await explainer.alive()):
+        what = described(CONVERSATIONS, page.kind)
+        text = f"waits for a worker with {what}: no live worker has them; include them in the app of one"
+        return explainer.reason("name_not_registered", text, {"name": page.kind})
+    if (wake := await explainer.activity(called="its wake")) is not None:
+        return wake
+    if (found := await _between_wakes(explainer, info, outstanding, page)) is not None:
+        return found
+    return await _idle(explainer, me)
+
+
+async def _between_wakes(
+    explainer: Explainer, info: InstanceInfo, outstanding: Outstanding, page: JournalPage
+) -> Explanation | None:
+    """After a wake that has failed, or with inputs that no wake has read."""
+    match info.custom_status:
+        case '"rescheduling"':
+            due = await explainer.next_timer(info, outstanding.timers)
+            at = "soon" if due is None else f"at {time_text(due)}"
+            return explainer.reason(
+                "wake_retrying", f"has a wake that failed, and that runs again {at}", {"due_at": due}
+            )
+        case '"failed"':
+            text = "has a wake that failed for good: the next input, or `affinity conversation resume {}`, tries again"
+            return explainer.reason("wake_failed", text.format(info.instance_id))
+    return explainer.reason("turn", "waits for a worker to begin its wake") if page.entries else None
+
+
+async def _idle(explainer: Explainer, me: str) -> Explanation:
+    """All inputs are processed."""
+    provider = explainer.provider
+    (requests,) = await provider.get_journal_requests([me])
+    if requests:
+        first = requests[0]
+        text = f"waits for the answer to the request {first.request_id!r} ({first.kind})"
+        return explainer.reason("request", text, {"request_id": first.request_id, "due_at": first.expires_at})
+    for child in await provider.list_journals(JournalFilter(parent=me, closed=False), _CHILDREN):
+        found = await explainer.explain_child(child.session_id, "child conversation")
+        if found is not None and found.code != "input":
+            return found
+    (revisits,) = await provider.get_journal_revisits([me])
+    if revisits:
+        due = revisits[0].due_at
+        return explainer.reason("revisit", f"waits for a revisit, due at {time_text(due)}", {"due_at": due})
+    return explainer.reason("input", "waits for its next input")
+
+
+add_reasons(conversation_reason)

@@ -1,0 +1,256 @@
+"""An instance says what it waits for, in one sentence and as a code, from what is stored."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+
+from affinity import ActivityContext, App, OrchestrationContext, RetryPolicy, RuntimeOptions, Worker
+from affinity.client import Client
+from affinity.errors import ConnectionLost, Explanation, WaitTimeout
+from affinity.worker import registrations
+from tests.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+FAST: dict[str, Any] = {"poll_interval": 0.1, "unregistered_timeout": 0.5}
+
+
+def options(worker_id: str = "w", **more: Any) -> RuntimeOptions:
+    return RuntimeOptions.make(**{**FAST, "worker_node_id": worker_id, **more})
+
+
+app = App("explained")
+
+
+@app.activity
+async def work(ctx: ActivityContext) -> None:
+    await anyio.sleep(60)
+
+
+@app.activity
+async def fails(ctx: ActivityContext) -> None:
+    raise ValueError("no tea")
+
+
+@app.orchestration
+async def events(ctx: OrchestrationContext) -> None:
+    await ctx.schedule_wait("one")
+    await ctx.schedule_wait("two")
+
+
+@app.orchestration
+async def timer(ctx: OrchestrationContext) -> None:
+    await ctx.schedule_timer(3_600)
+
+
+@app.orchestration
+async def works(ctx: OrchestrationContext) -> None:
+    await ctx.schedule_activity(work)
+
+
+@app.orchestration
+async def uses(ctx: OrchestrationContext, session: str) -> None:
+    await ctx.schedule_activity(work).on_session(session)
+
+
+@app.orchestration
+async def orders(ctx: OrchestrationContext, session: str) -> None:
+    await ctx.schedule_activity(work).on_session(session, ordered=True)
+
+
+@app.orchestration
+async def retries(ctx: OrchestrationContext) -> None:
+    await ctx.schedule_activity(fails, retry=RetryPolicy(initial_interval=600.0, max_interval=600.0, max_attempts=5))
+
+
+@app.orchestration
+async def tagged(ctx: OrchestrationContext) -> None:
+    await ctx.schedule_activity(work).with_tag("gpu")
+
+
+@app.orchestration
+async def unknown_activity(ctx: OrchestrationContext) -> None:
+    await ctx.schedule_activity("nowhere")
+
+
+@app.orchestration
+async def grandparent(ctx: OrchestrationContext) -> None:
+    await ctx.schedule_sub_orchestration("parent", instance_id="p")
+
+
+@app.orchestration
+async def parent(ctx: OrchestrationContext) -> None:
+    await ctx.schedule_sub_orchestration("lost", instance_id="c")
+
+
+@pytest.fixture
+async def client(any_url: str) -> AsyncIterator[Client]:
+    async with Client(any_url) as client:
+        yield client
+
+
+async def explained(client: Client, instance_id: str, code: str) -> Explanation:
+    """The explanation, once it has this code."""
+    found: Explanation | None = None
+
+    async def look() -> bool:
+        nonlocal found
+        found = await client.explain(instance_id)
+        return found is not None and found.code == code
+
+    try:
+        await until(look, 20)
+    except BaseException as error:
+        error.add_note(f"the last explanation: {found}")
+        raise
+    assert found is not None
+    return found
+
+
+async def test_without_a_worker_it_says_so(any_url: str, client: Client) -> None:
+    await client.start(events, instance_id="i")
+    with pytest.raises(WaitTimeout, match="none is alive") as raised:
+        await client.wait("i", 0.1)
+    assert raised.value.waits_for is not None
+    assert (raised.value.waits_for.code, raised.value.waits_for.path) == ("no_worker", ("i",))
+
+
+async def test_an_event_and_a_timer_are_named(any_url: str, client: Client) -> None:
+    async with Worker(app, any_url, options(drain_timeout=0.1)):
+        await client.start(events, instance_id="e")
+        found = await explained(client, "e", "event")
+        assert (found.name, found.instance_id) == ("one", "e")
+        await client.raise_event("e", "one")
+        await client.raise_event("e", "other")
+
+        async def second() -> bool:
+            now = await client.explain("e")
+            return now is not None and now.name == "two"
+
+        await until(second)
+        started = (await client.start(timer, instance_id="t")).instance_id
+        due = (await explained(client, started, "timer")).due_at
+        assert due is not None
+        assert 3_500 < (due - (await client.status("t")).created_at).total_seconds() < 3_700
+        await client.cancel("e")
+        await client.wait_finished("e", 20)
+        assert await client.explain("e") is None
+
+
+async def test_a_child_that_is_suspended_is_named_with_the_path(any_url: str, client: Client) -> None:
+    """The deepest reason, through all parents; `ask` and `wait` have it in a field."""
+    async with Worker(app, any_url, options(drain_timeout=0.1)):
+        await client.start(grandparent, instance_id="g")
+        found = await explained(client, "g", "suspended")
+        assert (found.path, found.instance_id, found.name) == (("g", "p", "c"), "c", "lost")
+        assert "start a worker that registers it" in found.sentence
+        with pytest.raises(WaitTimeout, match="UnknownOrchestration") as raised:
+            await client.wait("g", 0.1)
+        assert raised.value.waits_for == found
+
+
+async def test_names_that_no_live_worker_registers(
+    any_url: str, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "affinity")
+    async with Worker(app, any_url, options(unregistered_timeout=300.0)):
+        await client.start("nowhere", instance_id="o")
+        await client.start("nowhere", instance_id="o2")
+        await client.start(unknown_activity, instance_id="a")
+        assert (await explained(client, "o", "name_not_registered")).name == "nowhere"
+        found = await explained(client, "a", "name_not_registered")
+        assert (found.name, found.activity_id) == ("nowhere", 2)
+
+        async def warned() -> bool:
+            return "no live worker registers the orchestration 'nowhere'" in caplog.text
+
+        await until(warned)
+        await anyio.sleep(0.5)
+        assert caplog.text.count("no live worker registers") == 1
+
+
+async def test_activities_say_why_they_have_no_result(any_url: str, client: Client) -> None:
+    async with Worker(app, any_url, options(drain_timeout=0.1)) as worker:
+        await client.start(works, instance_id="runs")
+        assert (await explained(client, "runs", "activity_running")).worker_id == worker.identity.worker_id
+        await client.start(retries, instance_id="retries")
+        found = await explained(client, "retries", "activity_retrying")
+        assert "no tea" in found.sentence
+        assert found.due_at is not None
+        await client.start(tagged, instance_id="tagged")
+        assert "'gpu'" in (await explained(client, "tagged", "no_worker_with_tag")).sentence
+        await client.start(orders, "s", instance_id="first")
+        await explained(client, "first", "activity_running")
+        await client.start(orders, "s", instance_id="second")
+        assert (await explained(client, "second", "ordered_behind")).session_id == "s"
+
+
+async def test_a_session_says_why_its_work_waits(any_url: str, client: Client) -> None:
+    """The holder is busy, or drains; or no worker has room for another session."""
+    limits = {"worker_concurrency": 1, "max_sessions_per_runtime": 1, "drain_timeout": 0.1}
+    async with Worker(app, any_url, options("w", **limits)):
+        await client.start(uses, "s", instance_id="first")
+        await explained(client, "first", "activity_running")
+        await client.start(uses, "s", instance_id="busy")
+        assert (await explained(client, "busy", "holder_busy")).worker_id == "w"
+        await client.start(uses, "other", instance_id="full")
+        assert (await explained(client, "full", "workers_full")).session_id == "other"
+        await client.drain_worker("w")
+        assert (await explained(client, "busy", "holder_draining")).worker_id == "w"
+        await explained(client, "full", "workers_draining")
+
+
+async def test_a_failing_explanation_does_not_hide_the_time_out(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.start("nowhere", instance_id="i")
+
+    async def lost(*_: object) -> Any:
+        raise ConnectionLost("gone")
+
+    monkeypatch.setattr(client._provider, "list_workers", lost)
+    with pytest.raises(WaitTimeout) as raised:
+        await client.wait("i", 0.1)
+    assert raised.value.waits_for is None
+
+
+def other_work() -> App:
+    """An app whose activity has the name of another one."""
+    made = App("explained")
+
+    @made.activity(name="work")
+    async def something_else(ctx: ActivityContext) -> None:
+        pass
+
+    return made
+
+
+async def test_workers_with_different_code_for_a_name_warn_once(
+    any_url: str, client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both warn, once; the same code under one name is no difference, and a worker that has ended is none."""
+    monkeypatch.setattr(registrations, "COMPARE_SECONDS", 0.1)
+    caplog.set_level(logging.WARNING, "affinity.worker")
+
+    def warnings() -> list[str]:
+        return [one.getMessage() for one in caplog.records if "other code" in one.getMessage()]
+
+    async with Worker(app, any_url, options("a")), Worker(app, any_url, options("b")):
+        await anyio.sleep(0.5)
+        assert not warnings()
+        async with Worker(other_work(), any_url, options("c")):
+
+            async def all_warned() -> bool:
+                return len(warnings()) == 3
+
+            await until(all_warned)
+            await anyio.sleep(0.5)
+            assert len(warnings()) == 3
+            assert all("activity 'work'" in one for one in warnings())
+            rows = {one.worker_id: one.registered["activities"]["work"] for one in await client.workers()}
+            assert rows["a"] == rows["b"] != rows["c"]
