@@ -30,6 +30,7 @@ from affinity.conversation.kinds import ConversationKind, ConversationLimits
 from affinity.errors import (
     ConversationKindMismatch,
     ConversationTerminated,
+    EventIdConflict,
     InvalidId,
     InvalidInput,
     RequestNotPending,
@@ -120,7 +121,9 @@ def agent(provider: Provider, puppet: Puppet) -> Agent:
 
 async def test_the_same_event_id_is_one_event(talk: Talk) -> None:
     first = await talk.send(UserMessage("a"), event_id="m-1")
-    again = await talk.send(UserMessage("changed"), event_id="m-1")
+    again = await talk.send(UserMessage("a"), event_id="m-1")
+    with pytest.raises(EventIdConflict, match="give each event its own id"):
+        await talk.send(UserMessage("changed"), event_id="m-1")
     other = await talk.send(UserMessage("b"))
     assert (first, again, other) == (1, 1, 2)
     entries = await talk.history()
@@ -235,7 +238,7 @@ async def test_an_interrupt_drops_requests(talk: Talk, agent: Agent) -> None:
     await talk.send(UserMessage("refund me"))
     await agent.wake(ToolConfirmation("refund", request_id="r1"), requires=["r1"])
     seq = await talk.interrupt(reason="never mind", event_id="i-1")
-    assert await talk.interrupt(event_id="i-1") == seq
+    assert await talk.interrupt(reason="never mind", event_id="i-1") == seq
     assert await talk.requests() == []
     with pytest.raises(RequestNotPending):
         await talk.answer("r1", allowed=True)
@@ -269,7 +272,7 @@ async def test_what_is_not_there_or_of_another_kind(client: Client, talk: Talk) 
         talk.terminate,
         partial(talk.answer, "r1", allowed=True),
         partial(talk.reply, 1),
-        partial(anext, talk.events(follow=True)),
+        partial(anext, talk.events(follow=False)),
     ):
         with pytest.raises(UnknownConversation):
             await call()

@@ -257,18 +257,27 @@ def test_the_contract(
 @pytest.mark.parametrize("verb", ["save", "delete"])
 def test_a_script_that_writes_during_a_first_claim(look: Look, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
     """It makes the row of the session before it touches the record."""
-    fix = {
-        "save": "WHERE %(epoch)s::bigint IS NULL AND NOT EXISTS (SELECT FROM sessions",
-        "delete": "WHERE NOT %(dry_run)s ORDER BY",
-    }[verb]
-    overtaken = {
-        "save": "SELECT %(epoch)s::bigint IS NULL AND NOT EXISTS (SELECT FROM begun)",
-        "delete": "SELECT FROM found WHERE NOT %(dry_run)s",
-    }[verb]
+    faults = {
+        "save": [
+            (
+                "WHERE %(epoch)s::bigint IS NULL AND NOT EXISTS (SELECT FROM sessions",
+                "WHERE false AND EXISTS (SELECT FROM sessions",
+            ),
+            ("SELECT %(epoch)s::bigint IS NULL AND NOT EXISTS (SELECT FROM begun)", "SELECT false"),
+        ],
+        "delete": [
+            ("FROM candidate c CROSS JOIN", "FROM (SELECT * FROM candidate WHERE false) c CROSS JOIN"),
+            ("WHERE r.session_id = ANY (ARRAY (SELECT session_id FROM locked))", "JOIN candidate USING (session_id)"),
+            (
+                "WHERE EXISTS (SELECT FROM candidate WHERE session_id NOT IN",
+                "WHERE false AND EXISTS (SELECT WHERE '' IN",
+            ),
+        ],
+    }
     statement = session_store._SQL[verb]
-    for part, without in ((fix, fix.replace("WHERE", "WHERE false AND")), (overtaken, f"{overtaken} AND false")):
+    for part, fault in faults[verb]:
         assert part in statement
-        statement = statement.replace(part, without)
+        statement = statement.replace(part, fault)
     monkeypatch.setattr(session_store, "_SQL", {**session_store._SQL, verb: statement})
     with pytest.raises(Violation):
         look(PLANS, SimulatedCluster, usual=USUAL, made_plain=False, seed=3)

@@ -15,5 +15,5 @@ async def check_record_before_births(states: SessionStore) -> None:
     assert await states.save(SessionState(session_id="s", state=b"2"), expected_version=1, birth=old.birth) == 2
     await states.delete(["s"])
     await states.save(SessionState(session_id="s", state=b"anew"))
-    with pytest.raises(SessionWriteConflict, match="anew"):
+    with pytest.raises(SessionWriteConflict, match="another one was created"):
         await states.save(SessionState(session_id="s", state=b"late"), expected_version=1, birth=old.birth)

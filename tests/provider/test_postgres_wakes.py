@@ -394,7 +394,8 @@ async def test_an_append_alone_is_as_one_of_a_batch(
         beside = [] if name == "1st-s" else [new_input("other", start=None)]
         calls.clear()
         outcome, *_ = await provider.append_journal([new_input(name, **fields), *beside])
-        assert ["append_input_1" in call for call in calls] == [name == "1st-s"]
+        compared = [False] * (case == "repeated")  # with the event that was appended before
+        assert ["append_input_1" in call for call in calls] == [name == "1st-s", *compared]
         outcomes.append(outcome._replace(journal_id=0))
         wrote.append(rows(admin, name))
     assert outcomes[0] == outcomes[1]

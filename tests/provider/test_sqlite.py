@@ -253,7 +253,7 @@ IN_PARTS = {"list_states"}
 HARMLESS = re.compile(
     r"SCAN (json_each|j|CONSTANT ROW|workers|w|\(subquery-\d+\)|stale|routes|names|bounds|rewritten|doomed|timeline"
     r"|tree|t|sqlite_sequence|sized|summed|quotas|parents|p|up|u|member|m|partly|run|r"
-    r"|planned|able|n|a|has|me|newest)( |$)"
+    r"|planned|able|n|a|has|me|newest|named)( |$)"
 )
 """Scans of arguments, of what a statement has made itself, of the few workers, and of tables with one row."""
 

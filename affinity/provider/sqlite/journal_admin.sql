@@ -18,15 +18,15 @@ counted AS MATERIALIZED (
            (WITH RECURSIVE part (journal_id, base_id, base_seq, upto) AS (
                 SELECT p.journal_id, p.base_id, p.base_seq, p.last_seq
                 UNION ALL
-                SELECT b.journal_id, b.base_id, b.base_seq, min(s.upto, s.base_seq)
-                FROM part AS s CROSS JOIN journals AS b ON b.journal_id = s.base_id
-                WHERE s.base_seq > p.processed
+                SELECT b.journal_id, b.base_id, b.base_seq, min(u.upto, u.base_seq)
+                FROM part AS u CROSS JOIN journals AS b ON b.journal_id = u.base_id
+                WHERE u.base_seq > p.processed
             )
             SELECT min((
                 SELECT e.seq FROM journal_entries AS e INDEXED BY journal_entries_inputs
-                WHERE e.journal_id = s.journal_id AND e.is_input AND e.seq > p.processed AND e.seq <= s.upto
+                WHERE e.journal_id = u.journal_id AND e.is_input AND e.seq > p.processed AND e.seq <= u.upto
                 ORDER BY e.seq LIMIT 1
-            )) FROM part AS s) AS pending_from
+            )) FROM part AS u) AS pending_from
     FROM page AS p LEFT JOIN instances AS i ON i.instance_id = p.session_id
 ),
 judged AS MATERIALIZED (

@@ -463,12 +463,19 @@ class Connection(Calls):
             await probe.aclose()
         if found == [(True,)] or self._protocol is not protocol or self._silent_from() != silent_from:
             return
-        error = ConnectionLost(
-            f"{self._target.name}: no answer for {asyncio.get_running_loop().time() - silent_from:.1f} s, while a new"
-            " connection is answered: this connection is dead, and it is unknown whether the call took effect"
+        silence, server = asyncio.get_running_loop().time() - silent_from, self._target.name
+        logger.warning(
+            "%s: no answer for %.1f s, while a new connection is answered: %s is dead, and made again",
+            server,
+            silence,
+            name,
         )
-        logger.warning("%s (%s)", error, name)
-        self._ended(error)
+        self._ended(
+            ConnectionLost(
+                f"{server}: no answer for {silence:.1f} s, while a new connection is answered: this connection is dead,"
+                " and it is unknown whether the call took effect"
+            )
+        )
 
     def _drop(self, why: Outcome) -> None:
         if self._connecting is not None:
