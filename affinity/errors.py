@@ -35,6 +35,7 @@
     │   ├── UnknownWorker
     │   ├── WrongEventLoop             a client was called from a thread, or on another event loop than its own
     │   ├── WaitTimeout
+    │   ├── NothingWillHappen          the end of a wait in `affinity.testing.Env`, where time is virtual
     │   └── ConversationError          the request does not fit the conversation
     │       ├── UnknownConversation
     │       ├── ConversationTerminated it takes no more events
@@ -379,6 +380,10 @@ class WrongEventLoop(ClientError):
 
 class WaitTimeout(ClientError, TimeoutError):
     """The instance did not end within the timeout; it continues."""
+
+
+class NothingWillHappen(ClientError):
+    """A wait in `affinity.testing.Env` cannot end: nothing runs, and nothing is due, or not within ``max_jump``."""
 
 
 # --- conversations --------------------------------------------------------------------------------------------------

@@ -1,0 +1,81 @@
+"""The workers of an `Env`."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from functools import wraps
+from typing import Any, Protocol
+
+from affinity.orchestration import App
+from affinity.provider.contract import OrchestrationFetch, Provider
+from affinity.provider.timeline import Timeline
+from affinity.testing.env.traffic import Traffic, observed
+from affinity.worker import RuntimeOptions, Worker
+from affinity.worker.services import Timing
+
+
+class OpenProvider(Protocol):
+    """Opens a provider on the database of the env."""
+
+    async def __call__(self, timeline: Timeline | None = None, *, one_connection: bool = False) -> Provider: ...
+
+
+class EnvWorker(Worker):
+    """A worker whose calls are counted, and whose rounds of maintenance end their pauses when the clock jumps."""
+
+    def __init__(
+        self, app: App, options: RuntimeOptions, open_provider: OpenProvider, traffic: Traffic, timing: Timing
+    ) -> None:
+        super().__init__(app, "env", options, migrate=False)
+        self._timing = timing
+        self._traffic = traffic
+        self._open_provider = open_provider
+        self._wanted = 0  # looks for work that were asked for
+        self._done = 0  # and how many of them have ended without any
+
+    async def _open(self, stack: AsyncExitStack, timeline: Timeline, timeout: float | None) -> Provider:
+        provider = await self._open_provider(timeline)
+        stack.push_async_callback(provider.aclose)
+        watched = observed(provider, self._traffic)
+        fetch = watched.fetch_orchestration_item
+
+        @wraps(fetch)
+        async def looking(*args: Any, **kwargs: Any) -> OrchestrationFetch:
+            wanted = self._wanted
+            found = await fetch(*args, **kwargs)
+            self._done = wanted
+            self._traffic.notify()
+            return found
+
+        watched.fetch_orchestration_item = looking  # type: ignore[method-assign]
+        return watched
+
+    async def _connect(self, timeline: Timeline) -> Provider:
+        return await self._open_provider(timeline, one_connection=True)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it takes part."""
+        return self._is_running and self._error is None and self.runtime.lease.is_alive
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether code runs here, or something waits to be replayed or written."""
+        now = self.runtime
+        return bool(
+            len(now.activities)
+            or now.activities.isolation.is_on
+            or len(now.replays)
+            or any(group.unwritten for group in now.commits.groups)
+        )
+
+    def look(self) -> None:
+        """Look for work now."""
+        self._wanted += 1
+        self.runtime.services.wakeups.wake_fetcher()
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether a look that began after the last `look` has ended, at messages and at activities."""
+        state = self.runtime.services.fetch_state
+        return self._done == self._wanted and not (state.work_wanted or state.messages_wanted)
