@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Final, Self
 
@@ -13,11 +14,13 @@ import anyio
 
 from affinity.async_block import AsyncBlock
 from affinity.client import Client
-from affinity.errors import NothingWillHappen, ProviderError
+from affinity.errors import InvalidInput, InvalidOptions, NothingWillHappen, ProviderError
+from affinity.limits import MAX_RETENTION_SECONDS
 from affinity.orchestration import App
 from affinity.provider.contract import Provider
 from affinity.provider.timeline import Timeline
 from affinity.tasks import BackgroundTask
+from affinity.testing.env.clients import EnvClient
 from affinity.testing.env.databases import EnvDatabase, SqliteDatabase, Waiting
 from affinity.testing.env.reasons import explain
 from affinity.testing.env.traffic import Traffic, observed
@@ -53,14 +56,22 @@ class Env(AsyncBlock):
     Args:
         app: what the workers run.
         options: of the workers; ``worker_node_id`` is the env's to choose: ``worker-0``, ``worker-1``, ….
+        max_jump: how far the clock may jump while the client waits, or in one `run_until_idle`; then the wait raises
+            `affinity.errors.NothingWillHappen`.
     """
 
-    def __init__(self, app: App, *, options: RuntimeOptions | None = None) -> None:
+    def __init__(
+        self, app: App, *, options: RuntimeOptions | None = None, max_jump: timedelta = timedelta(days=3650)
+    ) -> None:
+        if max_jump <= timedelta(0):
+            raise InvalidOptions(f"max_jump = {max_jump}: must be more than 0")
         self._app = app
         self._options = options or RuntimeOptions()
         self._traffic = Traffic()
         self._round = anyio.Event()  # at each jump
         self._jumping = asyncio.Lock()
+        self._held = 0  # blocks in which the clock does not jump by itself
+        self._max_jump = max_jump
         self._timing = Timing(pause=self._pause, monotonic=self._monotonic)
         self._workers: list[EnvWorker] = []
         self._stack = AsyncExitStack()
@@ -78,7 +89,8 @@ class Env(AsyncBlock):
                 worker = self._new_worker(f"worker-{number}")
                 await stack.enter_async_context(worker)
                 self._workers.append(worker)
-            self.client = await stack.enter_async_context(Client.from_provider(observed(self._own, self._traffic)))
+            self.client = EnvClient.from_provider(observed(self._own, self._traffic))
+            await stack.enter_async_context(self.client)
             driver = BackgroundTask(self._drive)
             stack.push_async_callback(driver.join)
             stack.callback(driver.cancel)
@@ -88,6 +100,8 @@ class Env(AsyncBlock):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for worker in self._workers:
+            worker.is_abandoned = True
         await self._stack.__aexit__(kind, error, trace)
 
     client: Client
@@ -106,6 +120,65 @@ class Env(AsyncBlock):
     async def _open(self, timeline: Timeline | None = None, *, one_connection: bool = False) -> Provider:
         return await self._database.open(timeline, one_connection=one_connection)
 
+    # -- the clock, by hand
+
+    async def advance(self, by: timedelta | float) -> None:
+        """Let this much time pass: the clock jumps to all that is due within it, one after the other, then to its end.
+        What becomes due is run. For activities that run, too, the time passes: an activity's ``timeout`` ends it.
+
+        Args:
+            by: a `timedelta`, or seconds.
+
+        Raises:
+            InvalidInput: it is negative.
+        """
+        seconds = by.total_seconds() if isinstance(by, timedelta) else float(by)
+        if not 0 <= seconds <= MAX_RETENTION_SECONDS:
+            raise InvalidInput(f"advance({by!r}): must be a time of at least 0")
+        async with self._by_hand():
+            end = round(self._database.now() + seconds, 6)
+            await self._settle(beside_code=True)
+            while (due := await self._database.next_due(self._waiting())) is not None and due < end:
+                await self._jump(due)
+                await self._settle(beside_code=True)
+            if end > self._database.now():
+                await self._jump(end)
+                await self._settle(beside_code=True)
+
+    async def run_until_idle(self) -> None:
+        """Run, and jump, until nothing runs and nothing is due: what is left waits for an event, an answer or an
+        operator.
+
+        Raises:
+            NothingWillHappen: something is always due, for longer than ``max_jump``.
+        """
+        async with self._by_hand():
+            begun = self.now()
+            await self._settle()
+            while (due := await self._database.next_due(self._waiting())) is not None:
+                self._check_jump(begun, due)
+                await self._jump(due)
+                await self._settle()
+
+    @contextlib.contextmanager
+    def freeze(self) -> Iterator[None]:
+        """Within this block the clock moves by `advance` and `run_until_idle` only::
+
+        with env.freeze():
+            ...
+        """
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+
+    @contextlib.asynccontextmanager
+    async def _by_hand(self) -> AsyncIterator[None]:
+        with self.freeze():
+            async with self._jumping:
+                yield
+
     # -- what workers have instead of real time
 
     def _monotonic(self) -> float:
@@ -120,39 +193,46 @@ class Env(AsyncBlock):
 
     async def _drive(self) -> None:
         """Jump while the client waits, until cancelled."""
+        begun: datetime | None = None  # of the wait
         while True:
-            if not self.client._awaited:
+            if self._held or not self.client._awaited:
+                begun = None
                 await self._traffic.wait(LOOK_SECONDS)
                 await _steps()
                 continue
+            begun = begun or self.now()
             try:
                 async with self._jumping:
-                    await self._jump_once()
+                    await self._jump_once(begun)
             except ProviderError:  # as every loop of a worker
                 await anyio.sleep(LOOK_SECONDS)
             except NothingWillHappen as error:
                 self.client._fail_waits(error)
                 await _steps()
 
-    async def _jump_once(self) -> None:
-        """Wait until nothing can run; if the client still waits then, jump to what is due next.
+    async def _jump_once(self, begun: datetime) -> None:
+        """Wait until nothing can run; if the client still waits then, since ``begun``, jump to what is due next.
 
         Raises:
-            NothingWillHappen: nothing is due.
+            NothingWillHappen: nothing is due, or not within ``max_jump``.
         """
-        await self._settle()
-        if not self.client._awaited:
+        if not await self._settle(by_itself=True) or not self.client._awaited:
             return
         due = await self._database.next_due(self._waiting())
         if due is not None:
+            if self._is_too_far(begun, due):
+                raise NothingWillHappen(f"{self._too_far(begun, due)}: {await self._explain()}")
             await self._jump(due)
         elif await self._stays_quiet():
             raise NothingWillHappen(f"nothing will ever happen: {await self._explain()}")
 
     async def _jump(self, to: float) -> None:
+        seconds = to - self._database.now()
         self._traffic.stop()
         try:
             await self._database.jump(to, [worker.identity.incarnation for worker in self._alive])
+            for worker in self._alive:
+                worker.runtime.activities.pass_time(seconds)
         finally:
             self._traffic.go_on()
         self.jumps += 1
@@ -160,43 +240,63 @@ class Env(AsyncBlock):
         before, self._round = self._round, anyio.Event()
         before.set()
 
-    async def _settle(self) -> None:
-        """Wait until nothing runs and nothing can run, and the client has seen it."""
-        while True:
+    async def _settle(self, *, beside_code: bool = False, by_itself: bool = False) -> bool:
+        """Wait until nothing runs and nothing can run, and the client has seen it.
+
+        Args:
+            beside_code: activities may run.
+            by_itself: return False when the clock is to be moved by hand.
+        """
+        while not (by_itself and self._held):
             changes = self._traffic.changes
-            if self._is_busy():
+            if self._is_busy(beside_code):
                 await self._traffic.wait(LOOK_SECONDS)
                 await _steps()
                 continue
             for worker in self._alive:
                 worker.look()
-            while not self._has_changed(changes) and not all(worker.has_looked for worker in self._alive):
+            while not self._has_changed(changes, beside_code) and not all(one.has_looked for one in self._alive):
                 await self._traffic.wait(LOOK_SECONDS)
-            if not self._has_changed(changes):
+            if not self._has_changed(changes, beside_code):
                 for worker in self._alive:
                     await worker.runtime.maintenance.sweep()
-            if not self._has_changed(changes):
+            if not self._has_changed(changes, beside_code):
                 self.client._look_now()
                 await _steps()
                 while self._traffic.in_flight:
                     await self._traffic.wait(LOOK_SECONDS)
                 await _steps()
-            if not self._has_changed(changes):
-                return
+            if not self._has_changed(changes, beside_code):
+                return True
+        return False
 
     async def _stays_quiet(self) -> bool:
         """Whether nothing happens for a while of real time."""
         changes = self._traffic.changes
         with anyio.move_on_after(GRACE_SECONDS):
-            while not self._has_changed(changes) and self.client._awaited:
+            while not (self._has_changed(changes) or self._held) and self.client._awaited:
                 await self._traffic.wait(LOOK_SECONDS)
-        return not self._has_changed(changes) and bool(self.client._awaited)
+        return not (self._has_changed(changes) or self._held) and bool(self.client._awaited)
 
-    def _is_busy(self) -> bool:
-        return self._traffic.in_flight > 0 or any(worker.is_busy for worker in self._alive)
+    def _is_busy(self, beside_code: bool = False) -> bool:
+        return self._traffic.in_flight > 0 or self._has_changed(self._traffic.changes, beside_code)
 
-    def _has_changed(self, changes: int) -> bool:
-        return self._traffic.changes != changes or any(worker.is_busy for worker in self._alive)
+    def _has_changed(self, changes: int, beside_code: bool = False) -> bool:
+        """Whether there was a change since then, or one is under way."""
+        if self._traffic.changes != changes:
+            return True
+        return any(worker.has_unwritten or (worker.runs_code and not beside_code) for worker in self._alive)
+
+    def _is_too_far(self, begun: datetime, due: float) -> bool:
+        return datetime.fromtimestamp(due, UTC) - begun > self._max_jump
+
+    def _too_far(self, begun: datetime, due: float) -> str:
+        ahead = datetime.fromtimestamp(due, UTC) - begun
+        return f"nothing ends within max_jump = {self._max_jump}; the clock would be {ahead} ahead of the wait's begin"
+
+    def _check_jump(self, begun: datetime, due: float) -> None:
+        if self._is_too_far(begun, due):
+            raise NothingWillHappen(self._too_far(begun, due))
 
     @property
     def _alive(self) -> Sequence[EnvWorker]:

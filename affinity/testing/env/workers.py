@@ -30,6 +30,8 @@ class EnvWorker(Worker):
         self._timing = timing
         self._traffic = traffic
         self._open_provider = open_provider
+        self.is_abandoned = False
+        """Whether it ends without a drain."""
         self._wanted = 0  # looks for work that were asked for
         self._done = 0  # and how many of them have ended without any
 
@@ -50,6 +52,11 @@ class EnvWorker(Worker):
         watched.fetch_orchestration_item = looking  # type: ignore[method-assign]
         return watched
 
+    async def drain(self) -> None:
+        """Let running activities end; at the end of the env they are cancelled instead."""
+        if not self.is_abandoned:
+            await super().drain()
+
     async def _connect(self, timeline: Timeline) -> Provider:
         return await self._open_provider(timeline, one_connection=True)
 
@@ -59,15 +66,14 @@ class EnvWorker(Worker):
         return self._is_running and self._error is None and self.runtime.lease.is_alive
 
     @property
-    def is_busy(self) -> bool:
-        """Whether code runs here, or something waits to be replayed or written."""
-        now = self.runtime
-        return bool(
-            len(now.activities)
-            or now.activities.isolation.is_on
-            or len(now.replays)
-            or any(group.unwritten for group in now.commits.groups)
-        )
+    def runs_code(self) -> bool:
+        """Whether an activity runs here."""
+        return len(self.runtime.activities) > 0 or self.runtime.activities.isolation.is_on
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether something waits to be replayed or written."""
+        return len(self.runtime.replays) > 0 or any(group.unwritten for group in self.runtime.commits.groups)
 
     def look(self) -> None:
         """Look for work now."""
