@@ -169,3 +169,110 @@ async def test_leases_move_along() -> None:
         (worker,) = await env.client.workers()
         assert worker.alive
         assert worker.started_at == env.started
+
+
+@app.activity
+def add(ctx: affinity.ActivityContext, numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+@app.activity
+async def where(ctx: affinity.ActivityContext, text: str = "") -> str:
+    return f"{ctx.worker_id} {ctx.session_epoch}"
+
+
+RETRY = affinity.RetryPolicy(max_attempts=5, initial_interval=60, backoff=1)
+
+
+@app.orchestration
+async def adding(ctx: affinity.OrchestrationContext) -> list[int]:
+    return [await ctx.schedule_activity(add, [1, n], retry=RETRY) for n in (1, 2)]
+
+
+@app.orchestration
+async def on_session(ctx: affinity.OrchestrationContext) -> list[str]:
+    found = []
+    for _ in range(2):
+        found.append(await ctx.schedule_activity(where).on_session("s"))
+        await ctx.schedule_wait("go")
+    return found
+
+
+drawn = iter(range(1000))
+
+
+@app.orchestration
+async def random(ctx: affinity.OrchestrationContext) -> None:
+    await ctx.schedule_timer(60 + next(drawn))
+    await ctx.schedule_timer(60 + next(drawn))
+
+
+async def test_activities_are_faked_by_values_errors_and_functions() -> None:
+    async with Env(app) as env:
+        fake = env.fake(add, 7)
+        assert await (await env.client.start(adding)).wait() == [7, 7]
+        assert fake.calls == [[1, 1], [1, 2]]
+        env.fake("add", lambda ctx, numbers: ctx.attempt * 10)
+        assert await (await env.client.start(adding)).wait() == [10, 10]
+    async with Env(app) as env:
+        env.fake(add, OSError("the disk is full"), times=3)
+        assert await (await env.client.start(adding)).wait() == [2, 3]
+        assert env.now() - env.started == timedelta(minutes=3), "the pauses of the retries"
+        with pytest.raises(affinity.errors.InvalidInput, match=r"no activity 'ad'; it has: add, "):
+            env.fake("ad")
+
+
+async def test_a_session_stays_with_a_worker_that_is_restarted() -> None:
+    async with Env(app, workers=2) as env:
+        run = await env.client.start(on_session)
+        await env.run_until_idle()
+        (held,) = [each async for each in env.client.sessions()]
+        assert held.worker_id in env.workers
+        await env.crash(held.worker_id)
+        await run.raise_event("go")
+        await run.raise_event("go")
+        before, after = await run.wait()
+        assert (before.split()[0], after.split()[0]) == (held.worker_id, held.worker_id)
+        assert before != after, "a new start is a new epoch"
+        assert env.now() == env.started
+
+
+async def test_another_worker_takes_over_when_the_lease_has_ended() -> None:
+    async with Env(app, workers=2) as env:
+        run = await env.client.start(on_session)
+        await env.run_until_idle()
+        (held,) = [each async for each in env.client.sessions()]
+        await env.crash(held.worker_id, restart=False)
+        (left,) = env.workers
+        await run.raise_event("go")
+        await run.raise_event("go")
+        before, after = await run.wait()
+        assert (before.split()[0], after.split()[0]) == (held.worker_id, left)
+        assert timedelta(0) < env.now() - env.started <= timedelta(seconds=15)
+
+
+async def test_a_session_is_moved() -> None:
+    async with Env(app, workers=2) as env:
+        run = await env.client.start(on_session)
+        await env.run_until_idle()
+        (held,) = [each async for each in env.client.sessions()]
+        (other,) = set(env.workers) - {held.worker_id}
+        assert await env.move("s", other) == "moved"
+        await run.raise_event("go")
+        await run.raise_event("go")
+        assert (await run.wait())[1].split()[0] == other
+
+
+async def test_commits_that_fail_are_repeated() -> None:
+    async with Env(app) as env:
+        env.fail_commits(3)
+        assert await (await env.client.start(adding)).wait(timeout=10) == [2, 3]
+
+
+async def test_always_replay_finds_code_that_is_not_deterministic() -> None:
+    async with Env(app) as env:
+        await (await env.client.start(random)).wait()
+    async with Env(app, always_replay=True) as env:
+        assert await (await env.client.start(naps, 3)).wait() == 3
+        with pytest.raises(NothingWillHappen, match="is suspended: Nondeterminism"):
+            await (await env.client.start(random)).wait()

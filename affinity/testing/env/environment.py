@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import anyio
 
 from affinity.async_block import AsyncBlock
-from affinity.client import Client
-from affinity.errors import InvalidInput, InvalidOptions, NothingWillHappen, ProviderError
+from affinity.client import Client, SessionMoveOutcome
+from affinity.errors import DatabaseFailure, InvalidInput, InvalidOptions, NothingWillHappen, ProviderError
 from affinity.limits import MAX_RETENTION_SECONDS
 from affinity.orchestration import App
+from affinity.orchestration.app import definition_of
 from affinity.provider.contract import Provider
 from affinity.provider.timeline import Timeline
 from affinity.tasks import BackgroundTask
 from affinity.testing.env.clients import EnvClient
 from affinity.testing.env.databases import EnvDatabase, SqliteDatabase, Waiting
+from affinity.testing.env.fakes import Fake
 from affinity.testing.env.reasons import explain
 from affinity.testing.env.traffic import Traffic, observed
 from affinity.testing.env.workers import EnvWorker
@@ -55,18 +57,33 @@ class Env(AsyncBlock):
 
     Args:
         app: what the workers run.
-        options: of the workers; ``worker_node_id`` is the env's to choose: ``worker-0``, ``worker-1``, ….
+        workers: how many; their names are ``worker-0``, ``worker-1``, ….
+        always_replay: each turn of an orchestration begins with a replay of its history, as after a crash: code that is
+            not deterministic suspends its instance.
+        options: of the workers; ``worker_node_id`` is not used.
         max_jump: how far the clock may jump while the client waits, or in one `run_until_idle`; then the wait raises
             `affinity.errors.NothingWillHappen`.
     """
 
     def __init__(
-        self, app: App, *, options: RuntimeOptions | None = None, max_jump: timedelta = timedelta(days=3650)
+        self,
+        app: App,
+        *,
+        workers: int = 1,
+        always_replay: bool = False,
+        options: RuntimeOptions | None = None,
+        max_jump: timedelta = timedelta(days=3650),
     ) -> None:
+        if workers < 0:
+            raise InvalidOptions(f"workers = {workers}: must be at least 0")
         if max_jump <= timedelta(0):
             raise InvalidOptions(f"max_jump = {max_jump}: must be more than 0")
-        self._app = app
+        self._app = App(app.name)  # a copy, in which `fake` replaces activities
+        self._app.include(app)
+        self._count = workers
         self._options = options or RuntimeOptions()
+        if always_replay:
+            self._options = self._options.model_copy(update={"instance_cache_size": 0})
         self._traffic = Traffic()
         self._round = anyio.Event()  # at each jump
         self._jumping = asyncio.Lock()
@@ -85,10 +102,9 @@ class Env(AsyncBlock):
             self.started = self.now()
             self._own = await self._database.open(one_connection=True)
             stack.push_async_callback(self._own.aclose)
-            for number in range(1):
-                worker = self._new_worker(f"worker-{number}")
-                await stack.enter_async_context(worker)
-                self._workers.append(worker)
+            stack.push_async_callback(self._leave_workers)
+            for number in range(self._count):
+                await self._start_worker(f"worker-{number}")
             self.client = EnvClient.from_provider(observed(self._own, self._traffic))
             await stack.enter_async_context(self.client)
             driver = BackgroundTask(self._drive)
@@ -100,8 +116,6 @@ class Env(AsyncBlock):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for worker in self._workers:
-            worker.is_abandoned = True
         await self._stack.__aexit__(kind, error, trace)
 
     client: Client
@@ -113,12 +127,109 @@ class Env(AsyncBlock):
         """The time of the database's clock."""
         return datetime.fromtimestamp(self._database.now(), UTC)
 
-    def _new_worker(self, name: str) -> EnvWorker:
+    async def _start_worker(self, name: str) -> EnvWorker:
         options = self._options.model_copy(update={"worker_node_id": name})
-        return EnvWorker(self._app, options, self._open, self._traffic, self._timing)
+        worker = EnvWorker(self._app, options, self._open, self._traffic, self._timing)
+        await worker.__aenter__()
+        self._workers.append(worker)
+        return worker
+
+    async def _leave_workers(self) -> None:
+        """What runs is cancelled: a test that has ended waits for nothing."""
+        for worker in self._workers:
+            worker.is_abandoned = True
+        async with anyio.create_task_group() as tasks:
+            for worker in self._workers:
+                if not worker.has_crashed:
+                    tasks.start_soon(worker.__aexit__, None, None, None)
 
     async def _open(self, timeline: Timeline | None = None, *, one_connection: bool = False) -> Provider:
         return await self._database.open(timeline, one_connection=one_connection)
+
+    # -- activities
+
+    def fake(self, activity: Callable[..., Any] | str, outcome: Any = None, *, times: int | None = None) -> Fake:
+        """Replace an activity, for the calls that begin from now on.
+
+        Args:
+            activity: a registered function, or its name.
+            outcome: a function, sync or async, that is called with the same arguments; an error, which is raised; or
+                what the activity returns.
+            times: the calls that are faked; the ones after them run what was there before. None: all.
+
+        Returns:
+            Its ``calls`` has the input of each call.
+
+        Raises:
+            InvalidInput: the app has no such activity.
+        """
+        definition = definition_of(activity)
+        name = activity if isinstance(activity, str) else definition.name if definition is not None else None
+        present = self._app.activities.get(name or "")
+        if present is None:
+            known = ", ".join(sorted(self._app.activities))
+            raise InvalidInput(f"app {self._app.name!r} has no activity {activity!r}; it has: {known}")
+        fake = Fake(present, outcome, times)
+        self._app._activities[present.name] = fake.define()
+        return fake
+
+    # -- workers
+
+    async def crash(self, worker: int | str = 0, *, restart: bool = True) -> None:
+        """End a worker as a process that is killed: nothing more of it reaches the database, and its lease goes on.
+
+        Args:
+            worker: its number or name.
+            restart: start it again under its name, which gets its sessions back immediately. Otherwise other workers
+                take over once its lease has ended, to which the clock jumps.
+
+        Raises:
+            InvalidInput: no such worker runs.
+        """
+        found = self._worker(worker)
+        await found.crash()
+        self._workers.remove(found)
+        self._traffic.changes += 1
+        if restart:
+            await self._start_worker(found.identity.worker_id)
+
+    async def move(self, session_id: str, worker: int | str) -> SessionMoveOutcome:
+        """Move a session to a worker; see `Client.move_session` for the outcomes.
+
+        Raises:
+            InvalidInput: no such worker runs, or the id is refused.
+        """
+        to = self._worker(worker).identity.worker_id
+        outcome = await self.client.move_session(session_id, to)
+        if outcome == "planned":
+            async with self._by_hand():
+                await self._settle(beside_code=True)
+            outcome = await self.client.await_session_move(session_id, to)
+        return outcome
+
+    def fail_commits(self, n: int) -> None:
+        """Have the database refuse the next ``n`` commits of the workers; they repeat them."""
+        left = n
+
+        async def refuse(name: str, done: bool) -> None:
+            nonlocal left
+            if not done and left > 0:
+                left -= 1
+                raise DatabaseFailure(f"the test refuses {name}")
+
+        self._traffic.on_commit = refuse
+
+    def _worker(self, worker: int | str) -> EnvWorker:
+        name = worker if isinstance(worker, str) else f"worker-{worker}"
+        for each in self._workers:
+            if each.identity.worker_id == name:
+                return each
+        raise InvalidInput(f"no worker {name!r} runs; there are: {', '.join(self.workers)}")
+
+    @property
+    def workers(self) -> Sequence[str]:
+        """The names of the workers that run."""
+        return [worker.identity.worker_id for worker in self._workers]
 
     # -- the clock, by hand
 

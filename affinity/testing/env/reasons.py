@@ -26,9 +26,8 @@ async def explain(client: Client, instance_id: str) -> str:
         instance = await client.status(instance_id)
         if instance.status in FINISHED:
             return f"instance {instance_id!r} is {instance.status}"
-        if instance.status == "suspended":
-            error = instance.error
-            return f"instance {instance_id!r} is suspended" + (f": {error.type}: {error.message}" if error else "")
+        if (why := instance.suspension) is not None:
+            return f"instance {instance_id!r} is suspended: {why.error_type}: {why.message}"
         waits = _outstanding(await client.history(instance_id))
         (requests,) = await client.journals.requests([instance_id])
     except ClientError as error:

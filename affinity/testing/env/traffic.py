@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import wraps
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import anyio
 
+from affinity.errors import ConnectionLost
 from affinity.provider.contract import Provider
 
 _READS: Final = ("get_", "list_", "read_", "check_", "measure_", "count_", "find_", "load", "desired_")
@@ -16,6 +17,12 @@ _READS: Final = ("get_", "list_", "read_", "check_", "measure_", "count_", "find
 
 _ASIDE: Final = frozenset({"renew_worker", "renew_work_item_lock", "notify_journals", "wake", "exchange_load"})
 """Hints and renewals: nothing follows from them."""
+
+COMMITS: Final = frozenset({"commit_turn", "ack_work_item", "abandon_work_item", "suspend_instance"})
+"""Calls by which a worker writes what its code has done."""
+
+OnCommit: TypeAlias = Callable[[str, bool], Awaitable[None]]
+"""Called with the name of a commit of a worker, before it (False) and behind it (True)."""
 
 _BROUGHT: Final[dict[str, Callable[[Any], object]]] = {
     "fetch_work_item": lambda found: found.items or found.claim_lost,
@@ -42,8 +49,15 @@ class Traffic:
         self.in_flight = 0
         self.changes = 0
         """Calls so far that have brought or changed something, or may have."""
+        self.on_commit: OnCommit | None = None
+        """Injects faults: what it raises is what the worker gets for its commit."""
         self._ended = anyio.Event()
         self._gate: anyio.Event | None = None
+
+    async def fail(self, name: str, *, done: bool) -> None:
+        """Called at each commit: raise the error that is due."""
+        if self.on_commit is not None:
+            await self.on_commit(name, done)
 
     def begin(self) -> None:
         """Count a call that begins."""
@@ -84,14 +98,15 @@ class Traffic:
 class _Observed:
     """Forwards everything, and counts the coroutine methods; so for the store of session states in it."""
 
-    def __init__(self, observed: Any, traffic: Traffic) -> None:
+    def __init__(self, observed: Any, traffic: Traffic, is_cut: Callable[[], bool]) -> None:
         self._observed = observed
         self._traffic = traffic
+        self._is_cut = is_cut
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._observed, name)
         if name == "states":
-            found = _Observed(found, self._traffic)
+            found = _Observed(found, self._traffic, self._is_cut)
         elif inspect.iscoroutinefunction(found) and name != "aclose":
             found = self._counted(name, found)
         else:
@@ -101,17 +116,23 @@ class _Observed:
 
     def _counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         traffic, brought = self._traffic, _BROUGHT.get(name)
-        if name in _ASIDE:
-            return call
-        reads = name.startswith(_READS)
+        commits, aside, reads = name in COMMITS, name in _ASIDE, name.startswith(_READS)
 
         @wraps(call)
         async def counted(*args: Any, **kwargs: Any) -> Any:
+            if self._is_cut():
+                raise ConnectionLost("the worker has crashed")
+            if aside:
+                return await call(*args, **kwargs)
             await traffic.pass_gate()
             traffic.begin()
             changed = not reads
             try:
+                if commits:
+                    await traffic.fail(name, done=False)
                 result = await call(*args, **kwargs)
+                if commits:
+                    await traffic.fail(name, done=True)
                 if brought is not None:
                     changed = bool(brought(result))
             finally:
@@ -121,6 +142,6 @@ class _Observed:
         return counted
 
 
-def observed(provider: Provider, traffic: Traffic) -> Provider:
-    """The provider with its calls counted."""
-    return cast("Provider", _Observed(provider, traffic))
+def observed(provider: Provider, traffic: Traffic, is_cut: Callable[[], bool] = lambda: False) -> Provider:
+    """The provider with its calls counted; they fail once ``is_cut`` says so."""
+    return cast("Provider", _Observed(provider, traffic, is_cut))

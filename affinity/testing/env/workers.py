@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from contextlib import AsyncExitStack
 from functools import wraps
 from typing import Any, Protocol
 
+from affinity.errors import ProviderError
 from affinity.orchestration import App
 from affinity.provider.contract import OrchestrationFetch, Provider
 from affinity.provider.timeline import Timeline
 from affinity.testing.env.traffic import Traffic, observed
 from affinity.worker import RuntimeOptions, Worker
 from affinity.worker.services import Timing
+
+
+class _Crash(Exception):
+    """Ends the block of a worker."""
 
 
 class OpenProvider(Protocol):
@@ -32,13 +38,14 @@ class EnvWorker(Worker):
         self._open_provider = open_provider
         self.is_abandoned = False
         """Whether it ends without a drain."""
+        self.has_crashed = False
         self._wanted = 0  # looks for work that were asked for
         self._done = 0  # and how many of them have ended without any
 
     async def _open(self, stack: AsyncExitStack, timeline: Timeline, timeout: float | None) -> Provider:
         provider = await self._open_provider(timeline)
         stack.push_async_callback(provider.aclose)
-        watched = observed(provider, self._traffic)
+        watched = observed(provider, self._traffic, self._is_cut)
         fetch = watched.fetch_orchestration_item
 
         @wraps(fetch)
@@ -58,12 +65,23 @@ class EnvWorker(Worker):
             await super().drain()
 
     async def _connect(self, timeline: Timeline) -> Provider:
-        return await self._open_provider(timeline, one_connection=True)
+        provider = await self._open_provider(timeline, one_connection=True)
+        return observed(provider, Traffic(), self._is_cut)  # in a thread of its own
+
+    def _is_cut(self) -> bool:
+        return self.has_crashed
+
+    async def crash(self) -> None:
+        """End as a process that is killed: nothing more reaches the database."""
+        self.has_crashed = self.is_abandoned = True
+        error = _Crash()
+        with contextlib.suppress(_Crash, ProviderError):
+            await self.__aexit__(_Crash, error, None)
 
     @property
     def is_alive(self) -> bool:
         """Whether it takes part."""
-        return self._is_running and self._error is None and self.runtime.lease.is_alive
+        return not self.has_crashed and self._is_running and self._error is None and self.runtime.lease.is_alive
 
     @property
     def runs_code(self) -> bool:
