@@ -14,7 +14,14 @@ import anyio
 
 from affinity.async_block import AsyncBlock
 from affinity.client import Client, SessionMoveOutcome
-from affinity.errors import DatabaseFailure, InvalidInput, InvalidOptions, NothingWillHappen, ProviderError
+from affinity.errors import (
+    AffinityError,
+    DatabaseFailure,
+    InvalidInput,
+    InvalidOptions,
+    NothingWillHappen,
+    ProviderError,
+)
 from affinity.limits import MAX_RETENTION_SECONDS
 from affinity.orchestration import App
 from affinity.orchestration.app import definition_of
@@ -24,7 +31,7 @@ from affinity.tasks import BackgroundTask
 from affinity.testing.env.clients import EnvClient
 from affinity.testing.env.databases import EnvDatabase, SqliteDatabase, Waiting
 from affinity.testing.env.fakes import Fake
-from affinity.testing.env.reasons import explain
+from affinity.testing.env.reasons import describe, explain
 from affinity.testing.env.traffic import Traffic, observed
 from affinity.testing.env.workers import EnvWorker
 from affinity.worker import RuntimeOptions
@@ -116,7 +123,17 @@ class Env(AsyncBlock):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and not isinstance(error, asyncio.CancelledError):
+            error.add_note(await self.describe())
         await self._stack.__aexit__(kind, error, trace)
+
+    async def describe(self) -> str:
+        """The histories of the instances, and what they wait for. An error that leaves the block has it as a note."""
+        try:
+            told = await describe(self.client)
+        except AffinityError as error:
+            told = f"the database cannot be read: {error!r}"
+        return f"affinity.testing.Env at {self.now():%Y-%m-%d %H:%M:%S}, {self.jumps} jumps: {told}"
 
     client: Client
     """A client of the database; the clock jumps while it waits."""

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
 from affinity.client import Client, HistoryRecord
 from affinity.errors import ClientError
+from affinity.limits import MAX_PAGE
 from affinity.provider.contract import FINISHED
+
+SHOWN: Final = 5
+"""Instances that a failed test prints."""
+
+SHOWN_EVENTS: Final = 40
+"""Events of each, the last ones."""
+
+MAX_LINE: Final = 200
 
 _BEGIN = {
     "activity_scheduled": "activity",
@@ -52,3 +62,23 @@ def _outstanding(records: Sequence[HistoryRecord]) -> list[str]:
             name = record.fields.get("name")
             found[_BEGIN[record.type] + ("" if name is None else f" {name!r}")] = None
     return list(found)
+
+
+async def describe(client: Client) -> str:
+    """The instances, those that have not ended first: their histories, and what they wait for."""
+    page = await client.list_page(limit=MAX_PAGE)
+    instances = sorted(page.items, key=lambda each: each.finished)
+    lines = [f"{len(instances)} instances; by the virtual clock:"] if len(instances) > SHOWN else []
+    for instance in instances[:SHOWN]:
+        lines += [await explain(client, instance.instance_id)]
+        history = await client.history(instance.instance_id)
+        if len(history) > SHOWN_EVENTS:
+            lines.append(f"  … {len(history) - SHOWN_EVENTS} events before")
+        lines += [_line(record) for record in history[-SHOWN_EVENTS:]]
+    return "\n".join(lines)
+
+
+def _line(record: HistoryRecord) -> str:
+    at = "" if record.recorded_at is None else f"{record.recorded_at:%Y-%m-%d %H:%M:%S} "
+    fields = ", ".join(f"{name}={value!r}" for name, value in record.fields.items() if value not in (None, "", False))
+    return f"  {record.event_id:>4} {at}{record.type} {fields}"[:MAX_LINE]
