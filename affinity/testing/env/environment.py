@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import anyio
+import anyio.to_thread
 
 from affinity.async_block import AsyncBlock
 from affinity.client import Client, SessionMoveOutcome
@@ -27,12 +29,14 @@ from affinity.orchestration import App
 from affinity.orchestration.app import definition_of
 from affinity.provider.contract import Provider
 from affinity.provider.timeline import Timeline
+from affinity.provider.urls import sqlite_path
 from affinity.tasks import BackgroundTask
 from affinity.testing.env.clients import EnvClient
-from affinity.testing.env.databases import EnvDatabase, SqliteDatabase, Waiting
 from affinity.testing.env.fakes import Fake
 from affinity.testing.env.reasons import describe, explain
+from affinity.testing.env.sqlite import SqliteDatabase
 from affinity.testing.env.traffic import Traffic, observed
+from affinity.testing.env.waiting import EnvDatabase, Waiting
 from affinity.testing.env.workers import EnvWorker
 from affinity.worker import RuntimeOptions
 from affinity.worker.services import Timing
@@ -42,6 +46,9 @@ STEPS: Final = 12
 
 LOOK_SECONDS: Final = 0.02
 """Between two looks at whether a client waits, while no call ends."""
+
+TICK: Final = 0.001
+"""A shorter move of the clock is no jump: PostgreSQL's statements put what they queue some microseconds apart."""
 
 GRACE_SECONDS: Final = 0.25
 """Real time for which nothing may happen before a wait that nothing can end raises `NothingWillHappen`: another task of
@@ -64,6 +71,8 @@ class Env(AsyncBlock):
 
     Args:
         app: what the workers run.
+        url: a PostgreSQL database, in which the env makes and drops a schema with a random name. By default an SQLite
+            file is used, in memory where there is a file system for it.
         workers: how many; their names are ``worker-0``, ``worker-1``, ….
         always_replay: each turn of an orchestration begins with a replay of its history, as after a crash: code that is
             not deterministic suspends its instance.
@@ -76,6 +85,7 @@ class Env(AsyncBlock):
         self,
         app: App,
         *,
+        url: str | None = None,
         workers: int = 1,
         always_replay: bool = False,
         options: RuntimeOptions | None = None,
@@ -87,11 +97,13 @@ class Env(AsyncBlock):
             raise InvalidOptions(f"max_jump = {max_jump}: must be more than 0")
         self._app = App(app.name)  # a copy, in which `fake` replaces activities
         self._app.include(app)
+        self._url = url
         self._count = workers
         self._options = options or RuntimeOptions()
         if always_replay:
             self._options = self._options.model_copy(update={"instance_cache_size": 0})
         self._traffic = Traffic()
+        self._renewing = threading.Lock()  # held by a renewal of leases, and by a jump
         self._round = anyio.Event()  # at each jump
         self._jumping = asyncio.Lock()
         self._held = 0  # blocks in which the clock does not jump by itself
@@ -104,7 +116,7 @@ class Env(AsyncBlock):
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            self._database: EnvDatabase = await SqliteDatabase.create()
+            self._database = await _create(self._url)
             stack.push_async_callback(self._database.aclose)
             self.started = self.now()
             self._own = await self._database.open(one_connection=True)
@@ -146,7 +158,14 @@ class Env(AsyncBlock):
 
     async def _start_worker(self, name: str) -> EnvWorker:
         options = self._options.model_copy(update={"worker_node_id": name})
-        worker = EnvWorker(self._app, options, self._open, self._traffic, self._timing)
+        worker = EnvWorker(
+            self._app,
+            options,
+            open_provider=self._open,
+            traffic=self._traffic,
+            timing=self._timing,
+            renewing=self._renewing,
+        )
         await worker.__aenter__()
         self._workers.append(worker)
         return worker
@@ -334,7 +353,7 @@ class Env(AsyncBlock):
                     await self._jump_once(begun)
             except ProviderError:  # as every loop of a worker
                 await anyio.sleep(LOOK_SECONDS)
-            except NothingWillHappen as error:
+            except Exception as error:  # a defect too: the test must not hang
                 self.client._fail_waits(error)
                 await _steps()
 
@@ -358,12 +377,16 @@ class Env(AsyncBlock):
         seconds = to - self._database.now()
         self._traffic.stop()
         try:
-            await self._database.jump(to, [worker.identity.incarnation for worker in self._alive])
+            await anyio.to_thread.run_sync(self._renewing.acquire)
+            try:
+                await self._database.jump(to, [worker.identity.incarnation for worker in self._alive])
+            finally:
+                self._renewing.release()
             for worker in self._alive:
                 worker.runtime.activities.pass_time(seconds)
         finally:
             self._traffic.go_on()
-        self.jumps += 1
+        self.jumps += seconds > TICK
         self._traffic.changes += 1
         before, self._round = self._round, anyio.Event()
         before.set()
@@ -436,6 +459,16 @@ class Env(AsyncBlock):
 
     async def _explain(self) -> str:
         return "; ".join([await explain(self.client, each) for each in dict.fromkeys(self.client._awaited)])
+
+
+async def _create(url: str | None) -> EnvDatabase:
+    if url is None:
+        return await SqliteDatabase.create()
+    if sqlite_path(url) is not None:
+        raise InvalidOptions("url is that of a PostgreSQL database; without one, Env makes an SQLite file of its own")
+    from affinity.testing.env.postgres import PostgresDatabase  # imported late, as by `open_provider`
+
+    return await PostgresDatabase.create(url)
 
 
 async def _steps() -> None:

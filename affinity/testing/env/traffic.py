@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any, Final, TypeAlias, cast
 
 import anyio
+import anyio.to_thread
 
 from affinity.errors import ConnectionLost
 from affinity.provider.contract import Provider
@@ -145,3 +147,31 @@ class _Observed:
 def observed(provider: Provider, traffic: Traffic, is_cut: Callable[[], bool] = lambda: False) -> Provider:
     """The provider with its calls counted; they fail once ``is_cut`` says so."""
     return cast("Provider", _Observed(provider, traffic, is_cut))
+
+
+class _Locked:
+    """Forwards everything; each coroutine method holds a lock meanwhile."""
+
+    def __init__(self, provider: Provider, lock: threading.Lock) -> None:
+        self._provider = provider
+        self._lock = lock
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._provider, name)
+        if not inspect.iscoroutinefunction(found) or name == "aclose":
+            return found
+
+        @wraps(found)
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            await anyio.to_thread.run_sync(self._lock.acquire)
+            try:
+                return await found(*args, **kwargs)
+            finally:
+                self._lock.release()
+
+        return call
+
+
+def locked(provider: Provider, lock: threading.Lock) -> Provider:
+    """The provider of a lease renewer: none of its calls is in flight while the clock jumps."""
+    return cast("Provider", _Locked(provider, lock))

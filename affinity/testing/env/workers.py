@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from contextlib import AsyncExitStack
 from functools import wraps
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ from affinity.errors import ProviderError
 from affinity.orchestration import App
 from affinity.provider.contract import OrchestrationFetch, Provider
 from affinity.provider.timeline import Timeline
-from affinity.testing.env.traffic import Traffic, observed
+from affinity.testing.env.traffic import Traffic, locked, observed
 from affinity.worker import RuntimeOptions, Worker
 from affinity.worker.services import Timing
 
@@ -30,10 +31,18 @@ class EnvWorker(Worker):
     """A worker whose calls are counted, and whose rounds of maintenance end their pauses when the clock jumps."""
 
     def __init__(
-        self, app: App, options: RuntimeOptions, open_provider: OpenProvider, traffic: Traffic, timing: Timing
+        self,
+        app: App,
+        options: RuntimeOptions,
+        *,
+        open_provider: OpenProvider,
+        traffic: Traffic,
+        timing: Timing,
+        renewing: threading.Lock,
     ) -> None:
         super().__init__(app, "env", options, migrate=False)
         self._timing = timing
+        self._renewing = renewing
         self._traffic = traffic
         self._open_provider = open_provider
         self.is_abandoned = False
@@ -66,7 +75,7 @@ class EnvWorker(Worker):
 
     async def _connect(self, timeline: Timeline) -> Provider:
         provider = await self._open_provider(timeline, one_connection=True)
-        return observed(provider, Traffic(), self._is_cut)  # in a thread of its own
+        return locked(observed(provider, Traffic(), self._is_cut), self._renewing)  # in a thread of its own
 
     def _is_cut(self) -> bool:
         return self.has_crashed

@@ -1,4 +1,4 @@
-"""The databases of an `Env`: each is its own, and its clock stands still until it is moved."""
+"""An SQLite file of an `Env`. Its clock stands still until it is moved."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 import anyio.to_thread
 
@@ -23,8 +23,9 @@ from affinity.provider.sqlite.driver.database import Database, connect
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements
 from affinity.provider.timeline import Timeline
+from affinity.testing.env.waiting import Waiting
 
-SQL: Final = load_statements(__package__, "databases.sql")
+SQL: Final = load_statements(__package__, "sqlite.sql")
 
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 -- a directory of random name is made in it
 """A file system in memory, on Linux."""
@@ -32,41 +33,6 @@ MEMORY: Final = Path("/dev/shm")  # noqa: S108 -- a directory of random name is 
 _NEW_TOKEN: Final = "UPDATE timeline SET token = lower(hex(randomblob(16)))"  # noqa: S105 -- of the timeline
 
 _template: bytes | None = None  # a migrated file; made once in a process
-
-
-class Waiting(NamedTuple):
-    """What decides, beside the rows themselves, when waiting work goes on."""
-
-    alive: Sequence[str]
-    """Incarnations of the workers that run: their leases do not end."""
-    min_idle: float
-    """Seconds after which an idle session makes room for another one."""
-    unknown: float
-    """Seconds after which work fails that no worker has the code or the tag for."""
-
-
-class EnvDatabase(Protocol):
-    """One database of one `Env`."""
-
-    def now(self) -> float:
-        """Its time in Unix seconds."""
-        ...
-
-    async def open(self, timeline: Timeline | None = None, *, one_connection: bool = False) -> Provider:
-        """A new provider on it."""
-        ...
-
-    async def next_due(self, waiting: Waiting) -> float | None:
-        """The earliest time from which something can happen that cannot happen now; None: there is none."""
-        ...
-
-    async def jump(self, to: float, alive: Collection[str]) -> None:
-        """Set the clock. The leases of these incarnations, and of the work that they run, move along."""
-        ...
-
-    async def aclose(self) -> None:
-        """Remove it."""
-        ...
 
 
 class StillClock(Clock):
