@@ -36,6 +36,7 @@
     │   ├── UnknownWorker
     │   ├── WrongEventLoop             a client was called from a thread, or on another event loop than its own
     │   ├── WaitTimeout
+    │   ├── NothingWillHappen          the end of a wait in `affinity.testing.Env`, where time is virtual
     │   └── ConversationError          the request does not fit the conversation
     │       ├── UnknownConversation
     │       ├── ConversationTerminated it takes no more events
@@ -448,6 +449,10 @@ class WaitTimeout(ClientError, TimeoutError):
     def __init__(self, message: str, waits_for: Explanation | None = None) -> None:
         super().__init__(message if waits_for is None else f"{message}: {waits_for.sentence}")
         self.waits_for = waits_for
+
+
+class NothingWillHappen(ClientError):
+    """A wait in `affinity.testing.Env` cannot end: nothing runs, and nothing is due, or not within ``max_jump``."""
 
 
 # --- conversations --------------------------------------------------------------------------------------------------

@@ -102,6 +102,22 @@ class Waiters:
                 self._remove(watch)
         return _unwrap(watch.outcome)
 
+    @property
+    def awaited(self) -> list[str]:
+        """The instances that are waited for."""
+        return [instance_id for instance_id, _ in self._watches]
+
+    def look_now(self) -> None:
+        """Poll all instances now, whatever their delays."""
+        for watch in self._watches.values():
+            watch.due = 0.0
+        self._arrived.set()
+
+    def fail(self, error: Exception) -> None:
+        """End all waits with this error."""
+        for watch in list(self._watches.values()):
+            self._settle(watch, error)
+
     async def run(self) -> None:
         """Poll until cancelled; waits that remain then raise `ClientError`."""
         try:
@@ -282,6 +298,23 @@ class ClientBase(AsyncBlock):
         """The journals of this database, for the layers above: see `affinity.conversation`."""
         _ = self._open_provider  # raises when the client is not open
         return self._opened_journals
+
+    # -- for `affinity.testing.Env`, whose clock jumps only while this client waits
+
+    @property
+    def _awaited(self) -> list[str]:
+        """The instances and conversations that are waited for."""
+        return [*self._waiters.awaited, *self._opened_journals.awaited]
+
+    def _look_now(self) -> None:
+        """Have all waits look now."""
+        self._waiters.look_now()
+        self._opened_journals.look_now()
+
+    def _fail_waits(self, error: Exception) -> None:
+        """End all waits with this error."""
+        self._waiters.fail(error)
+        self._opened_journals.fail_waits(error)
 
     async def _look_up(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
         return await retry(partial(self._provider.get_instance, instance_ids))

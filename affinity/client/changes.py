@@ -64,6 +64,11 @@ class Change:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
+    def fail(self, error: Exception) -> None:
+        """End the wait with this error."""
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(error)
+
     async def wait(self) -> None:
         """Wait until there may be something that was not there when the last wait ended."""
         if not self._has_changed:
@@ -138,6 +143,16 @@ class Changes:
             for change in self._changes.get(session_id, ()):
                 if of_wake or not change.only_wakes:
                     change.notify(now)
+
+    @property
+    def awaited(self) -> list[str]:
+        """The sessions whose journals are waited for."""
+        return [each.session_id for changes in self._changes.values() for each in changes if each.is_waiting]
+
+    def fail(self, error: Exception) -> None:
+        """End all waits with this error."""
+        for change in [each for changes in self._changes.values() for each in changes]:
+            change.fail(error)
 
     async def run(self) -> None:
         """Receive hints until cancelled."""

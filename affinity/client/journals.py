@@ -115,6 +115,19 @@ class Journals:
         """Waits for changes of a journal from now on; see `Changes.of`."""
         return self._changes.of(session_id, only_wakes=only_wakes)
 
+    @property
+    def awaited(self) -> list[str]:
+        """The sessions whose journals are waited for."""
+        return self._changes.awaited
+
+    def look_now(self) -> None:
+        """Have all waits for changes look now."""
+        self._changes.notify({})
+
+    def fail_waits(self, error: Exception) -> None:
+        """End all waits for changes with this error."""
+        self._changes.fail(error)
+
     async def prune(self, retention: JournalRetention, after: int, *, dry_run: bool) -> JournalPruning:
         """See `JournalProvider.prune_journals`."""
         prune = self._provider.prune_journals

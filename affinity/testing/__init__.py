@@ -1,1 +1,7 @@
-"""What proves a provider or a store: the conformance suites, for ours and for those of others. Needs pytest."""
+"""For tests of applications: `Env`, with virtual time. For tests of providers and stores: the conformance suites,
+which need pytest.
+"""
+
+from affinity.testing.env import Env
+
+__all__ = ["Env"]

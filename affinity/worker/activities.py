@@ -89,6 +89,7 @@ class _Running:
     limit: _TimeLimit | None
     began: float  # on the monotonic clock
     task: asyncio.Task[Event] | None = None
+    alarm: asyncio.TimerHandle | None = None  # when its time is over
     cancelled: str | None = None  # why, once it is cancelled: its outcome is dropped then
     timed_out: bool = False
     staged: StagedResult | None = None
@@ -309,9 +310,9 @@ class ActivityRunner:
     ) -> Event:
         enter_activity(running.context)
         enter_session(running.item.session_id or task.shown_session)  # None too: the task inherits what was ambient
-        alarm, limit = None, running.limit
+        limit = running.limit
         if limit is not None:
-            alarm = asyncio.get_running_loop().call_later(limit.seconds, running.time_out)
+            running.alarm = asyncio.get_running_loop().call_later(limit.seconds, running.time_out)
         try:
             arguments = definition.arguments(task.input)
             if definition.is_async:
@@ -329,8 +330,8 @@ class ActivityRunner:
         except (SystemExit, KeyboardInterrupt) as error:  # would end the event loop, and with it the worker
             raise RuntimeError(f"the activity raised {error!r}") from error
         finally:
-            if alarm is not None:
-                alarm.cancel()
+            if running.alarm is not None:
+                running.alarm.cancel()
 
     def _handle_end(self, running: _Running, task: ActivityTask, done: asyncio.Task[Event]) -> None:
         """Handle the end of a task, even if it was cancelled before its first step."""
@@ -488,6 +489,15 @@ class ActivityRunner:
     def _has_waited(self, item: WorkItem) -> bool:
         """Whether ``unregistered_timeout`` has passed without a worker that could run it."""
         return item.unknown_for is not None and item.unknown_for >= self._options.unregistered_timeout
+
+    def pass_time(self, seconds: float) -> None:
+        """Let what runs have run for so much longer, as far as its time limits and the pauses of its retries go."""
+        loop = asyncio.get_running_loop()
+        for running in self._running.values():
+            running.began -= seconds
+            if running.alarm is not None and not running.alarm.cancelled():
+                running.alarm.cancel()
+                running.alarm = loop.call_at(running.alarm.when() - seconds, running.time_out)
 
     # -- cancelling
 

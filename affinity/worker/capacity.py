@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 from affinity.limits import MIN_SHARE
 from affinity.provider.contract import OFFER_SECONDS
@@ -40,6 +39,7 @@ class Capacity:
         self._batch_bytes = services.options.max_batch_bytes
         self._most_outstanding = self._max_bytes - self._batch_bytes // LEAST_BATCH
         self._lease = services.lease
+        self._monotonic = services.timing.monotonic
         self._state = services.fetch_state
         self._activities = activities
         self._sessions = sessions
@@ -83,7 +83,7 @@ class Capacity:
             self._drop_old_reservations()
         if self._session_room() <= 0:
             return False
-        self._state.reserved_sessions[session_id] = time.monotonic() + OFFER_SECONDS
+        self._state.reserved_sessions[session_id] = self._monotonic() + OFFER_SECONDS
         return True
 
     def _session_room(self) -> int:
@@ -91,7 +91,7 @@ class Capacity:
         return self._options.max_sessions_per_runtime - held
 
     def _drop_old_reservations(self) -> None:
-        now, reserved = time.monotonic(), self._state.reserved_sessions
+        now, reserved = self._monotonic(), self._state.reserved_sessions
         self._state.reserved_sessions = {s: end for s, end in reserved.items() if end > now and s not in self._sessions}
 
     # -- bytes

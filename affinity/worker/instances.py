@@ -112,6 +112,7 @@ class InstanceTable:
         self._options = services.options
         # Half of a batch: new work is in the turn twice, as an event and as a row.
         self._step_bytes = services.options.max_batch_bytes // 2
+        self._cache_size = services.options.instance_cache_size
         self._cache_bytes = services.options.instance_cache_bytes
         self._worker_id = services.identity.worker_id
         self._lease = services.lease
@@ -441,7 +442,7 @@ class InstanceTable:
             self._wakeups.wake_fetcher()
         elif not (result.placed and self._move_to_holder(live, holders_of(built.turn, result.placed))) and live.mailbox:
             self._pump(live)
-        if self.size > self._cache_bytes:
+        if self.size > self._cache_bytes or len(self._live) > self._cache_size:
             self._shrink()
 
     def _withdraw(
@@ -622,7 +623,7 @@ class InstanceTable:
         """Drop idle instances, least recently used first, while there are too many, or their histories too large. The
         last used one stays: a history that is too large by itself would be replayed for each turn.
         """
-        count = len(self._live) - self._options.instance_cache_size
+        count = len(self._live) - self._cache_size
         size = self.size - self._cache_bytes
         last = next(reversed(self._live.values()), None)
         excess: list[LiveInstance] = []

@@ -214,9 +214,17 @@ class LeaseState:
         state: of the fetcher, which has to release unknown locks when the lease is back.
         wakeups: wake the fetcher then.
         observe_expiry: called at each expiry, for the metrics.
+        monotonic: with which the database's time is extrapolated.
     """
 
-    def __init__(self, worker_id: str, state: FetchState, wakeups: Wakeups, observe_expiry: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        state: FetchState,
+        wakeups: Wakeups,
+        observe_expiry: Callable[[], None],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.worker_id = worker_id
         self.locks = HeldLocks()
         self.calls = UnansweredCalls()
@@ -244,7 +252,8 @@ class LeaseState:
         self._state = state
         self._wakeups = wakeups
         self._observe_expiry = observe_expiry
-        self._database_time = (0.0, time.monotonic())
+        self._monotonic = monotonic
+        self._database_time = (0.0, monotonic())
 
     @property
     def is_alive(self) -> bool:
@@ -261,7 +270,7 @@ class LeaseState:
     def now(self) -> float:
         """The database's time in Unix seconds, extrapolated from its last answer."""
         at, learned = self._database_time
-        return at + time.monotonic() - learned
+        return at + self._monotonic() - learned
 
     def note_delivered(self, locks: Iterable[WorkLock]) -> None:
         """Add to `delivered`."""
@@ -274,7 +283,7 @@ class LeaseState:
         """Note the database's time, and whether an operator drains the worker."""
         if lease.draining:
             self.begin_operator_drain()
-        self._database_time = (lease.database_time.timestamp(), time.monotonic())
+        self._database_time = (lease.database_time.timestamp(), self._monotonic())
 
     def begin_operator_drain(self) -> None:
         """Take nothing new, until an operator resumes the worker."""

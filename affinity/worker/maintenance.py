@@ -65,6 +65,7 @@ class Maintenance:
         self._lease = services.lease
         self._wakeups = services.wakeups
         self._health = services.health
+        self._pause = services.timing.pause
         self._sessions = sessions
         self._moves = MoveReporter(services, sessions)
         self._names = names
@@ -94,7 +95,7 @@ class Maintenance:
     async def expiries(self) -> None:
         """Once a second: expired sessions, idle state. Listeners may take their time, so this has a task of its own."""
         while True:
-            await anyio.sleep(MAINTENANCE_SECONDS)
+            await self._pause(MAINTENANCE_SECONDS)
             await self._sessions.sweep()
             self.report_capacity()
 
@@ -116,11 +117,12 @@ class Maintenance:
     async def sweeps(self) -> None:
         """Once a second, by one of the workers: stale routes and dead rows."""
         while True:
-            await anyio.sleep(MAINTENANCE_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
+            await self._pause(MAINTENANCE_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
             if self._lease.is_serving:
-                await self._sweep()
+                await self.sweep()
 
-    async def _sweep(self) -> None:
+    async def sweep(self) -> None:
+        """One round of `sweeps`."""
         sweep = partial(
             self._provider.sweep,
             interval=MAINTENANCE_SECONDS / 2,  # N workers together sweep once
@@ -170,7 +172,7 @@ class Maintenance:
         )
         prune = partial(self._provider.prune_journals, keep, limit=PRUNE_EVENTS)
         while keep != JournalRetention():
-            await anyio.sleep(PRUNE_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
+            await self._pause(PRUNE_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
             after: int | None = 0
             while after is not None and self._lease.is_serving:
                 after = (await self._health.call(partial(prune, after=after), self.journals)).after
@@ -178,7 +180,7 @@ class Maintenance:
     async def moves(self) -> None:
         """Once a second: report hydrates and count moves, if a session has come here."""
         while True:
-            await anyio.sleep(MAINTENANCE_SECONDS)
+            await self._pause(MAINTENANCE_SECONDS)
             await self._moves.report()
 
     async def operator_drains(self) -> None:
@@ -207,7 +209,7 @@ class Maintenance:
         while True:
             if self._lease.is_serving and await self._retry_suspended():
                 continue
-            await anyio.sleep(RETRY_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
+            await self._pause(RETRY_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
 
     async def _retry_suspended(self) -> bool:
         """Take over one batch; returns whether there may be more."""

@@ -13,8 +13,6 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
-import anyio
-
 from affinity.provider.contract import FleetLoad, PlannedMove
 from affinity.worker.options import PACK
 from affinity.worker.services import WorkerServices
@@ -78,6 +76,7 @@ class Rebalancer:
         self._options = services.options
         self._lease = services.lease
         self._health = services.health
+        self._pause = services.timing.pause
         self._sessions = sessions
         self._offers = services.options.rebalance == "offer" and services.options.placement != PACK
         self._fleet: frozenset[str] = frozenset()
@@ -87,7 +86,7 @@ class Rebalancer:
     async def run(self) -> None:
         """One round every ``rebalance_interval`` seconds, until cancelled."""
         while True:
-            await anyio.sleep(self._options.rebalance_interval * random.uniform(0.9, 1.1))  # noqa: S311
+            await self._pause(self._options.rebalance_interval * random.uniform(0.9, 1.1))  # noqa: S311
             if self._lease.is_serving:
                 await self.run_round()
 

@@ -38,6 +38,7 @@ class ResourceSweeper:
         self._health = services.health
         self._lease = services.lease
         self._metrics = services.metrics
+        self._pause = services.timing.pause
         self._by_name = {each.name: each for each in resources}
         self._unclaimed: frozenset[str] = frozenset()  # ids that the last search for others has found
 
@@ -50,7 +51,7 @@ class ResourceSweeper:
     async def _report(self) -> None:
         """Report unused resources of other apps, if the search before has found them too: no worker includes them."""
         while True:
-            await anyio.sleep(REPORT_SECONDS)
+            await self._pause(REPORT_SECONDS)
             find = partial(self._provider.find_unused_resources, without=list(self._by_name), limit=REPORT_LIMIT)
             found = await self._health.retry(find) if self._lease.is_serving else []
             stay = Counter(each.name for each in found if each.resource_id in self._unclaimed)
@@ -67,7 +68,7 @@ class ResourceSweeper:
 
     async def _sweep(self) -> None:
         while self._by_name:
-            await anyio.sleep(SWEEP_SECONDS)
+            await self._pause(SWEEP_SECONDS)
             if self._lease.is_serving:
                 take = partial(
                     self._provider.take_unused_resources,

@@ -49,7 +49,7 @@ from affinity.worker.replays import Replays
 from affinity.worker.resources import ResourceSweeper
 from affinity.worker.retry import Backoff, DatabaseHealth
 from affinity.worker.sent_events import SentEvents
-from affinity.worker.services import WorkerServices
+from affinity.worker.services import REAL_TIME, Timing, WorkerServices
 from affinity.worker.sessions import HeldSessions
 from affinity.worker.wakeups import FetchState, Wakeups
 
@@ -75,6 +75,7 @@ class Runtime:
         listeners: Sequence[SessionListener],
         health: DatabaseHealth,
         metrics: Metrics,
+        timing: Timing = REAL_TIME,
     ) -> None:
         self._provider = provider
         self._identity = identity
@@ -85,7 +86,7 @@ class Runtime:
         """For how long the sessions stay with the name when this incarnation has left."""
         state = FetchState()
         wakeups = Wakeups(provider, identity.worker_id, options.poll_interval, state)
-        self.lease = LeaseState(identity.worker_id, state, wakeups, metrics.count_lease_expiry)
+        self.lease = LeaseState(identity.worker_id, state, wakeups, metrics.count_lease_expiry, timing.monotonic)
         self.services = services = WorkerServices(
             provider=provider,
             identity=identity,
@@ -95,11 +96,16 @@ class Runtime:
             fetch_state=state,
             wakeups=wakeups,
             lease=self.lease,
+            timing=timing,
         )
         code = options.code_version or code_version(app)
         self.profile = describe_worker(options, app, code)
         self.sessions = HeldSessions(
-            listeners, options.session_lock_timeout, partial(provider.check_session, identity), self._spawn
+            listeners,
+            options.session_lock_timeout,
+            partial(provider.check_session, identity),
+            self._spawn,
+            timing.monotonic,
         )
         self.commits = Commits(services)
         self.activities = ActivityRunner(app, services, sessions=self.sessions, commits=self.commits, spawn=self._spawn)

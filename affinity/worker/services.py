@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Awaitable, Callable
+
+import anyio
+
 from affinity.provider.contract import Provider, WorkerIdentity
 from affinity.records import frozen
 from affinity.worker.lease import LeaseState
@@ -9,6 +14,21 @@ from affinity.worker.metrics import Metrics
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.retry import DatabaseHealth
 from affinity.worker.wakeups import FetchState, Wakeups
+
+
+@frozen()
+class Timing:
+    """The time of what follows the database's clock: rounds of maintenance, and how long sessions are idle.
+
+    Deadlines of leases and of running code are real time, and do not use it. `affinity.testing.Env` has a time that
+    jumps.
+    """
+
+    pause: Callable[[float], Awaitable[None]] = anyio.sleep
+    monotonic: Callable[[], float] = time.monotonic
+
+
+REAL_TIME = Timing()
 
 
 @frozen()
@@ -23,3 +43,4 @@ class WorkerServices:
     fetch_state: FetchState
     wakeups: Wakeups
     lease: LeaseState
+    timing: Timing = REAL_TIME

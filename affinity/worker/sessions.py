@@ -62,10 +62,16 @@ class HeldSessions:
     """Sessions by id, with the number of their work items that run here."""
 
     def __init__(
-        self, listeners: Iterable[SessionListener], lock_timeout: float, check: CheckSession, spawn: Spawn
+        self,
+        listeners: Iterable[SessionListener],
+        lock_timeout: float,
+        check: CheckSession,
+        spawn: Spawn,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.listeners = tuple(listeners)
         self._spawn = spawn
+        self._monotonic = monotonic
         self._policies = [one for one in self.listeners if isinstance(one, MovePolicy)]
         self._check = check
         self._lock_timeout = lock_timeout
@@ -74,7 +80,7 @@ class HeldSessions:
         """Epochs of sessions of which the first work has come, for `MoveReporter`."""
         self.assigned: set[str] = set()
         """Sessions that are to move here, of which the listeners know."""
-        self._recheck_at = time.monotonic() + RECHECK_SECONDS
+        self._recheck_at = self._monotonic() + RECHECK_SECONDS
 
     def __len__(self) -> int:
         return len(self._held)
@@ -86,7 +92,7 @@ class HeldSessions:
         """Count a work item of the session that starts here; it belongs to that instance."""
         held = self._held.get(session_id)
         if held is None:
-            held = self._held[session_id] = _Held(epoch, instance_id, begun=time.monotonic())
+            held = self._held[session_id] = _Held(epoch, instance_id, begun=self._monotonic())
             self.arrivals.append(epoch)
         elif held.user != instance_id:
             held.user = None
@@ -110,7 +116,7 @@ class HeldSessions:
     def add(self, session_id: str, epoch: int) -> None:
         """Add a session that has moved here, without work so far."""
         self.assigned.discard(session_id)
-        now = time.monotonic()
+        now = self._monotonic()
         ends = now + self._lock_timeout
         self._held[session_id] = _Held(epoch, ends=ends, idle_since=now, begun=now, rests_until=ends)
         self.arrivals.append(epoch)
@@ -129,7 +135,7 @@ class HeldSessions:
         if (held := self._held.get(session_id)) is not None:
             if held.running > 0:  # a session that was lost and came back counts anew
                 held.running -= 1
-            held.idle_since = now = time.monotonic()
+            held.idle_since = now = self._monotonic()
             held.ends = now + self._lock_timeout
 
     def running(self, session_id: str) -> int:
@@ -148,7 +154,7 @@ class HeldSessions:
         offered yet, at rest since they came from another worker, and none that a listener keeps here. Those first whose
         state costs least: the time of its hydrate, times the rate at which the session is used.
         """
-        now = time.monotonic()
+        now = self._monotonic()
         found = [
             (held.hydrate_seconds * held.uses / (now - held.begun + 1.0), name)
             for name, held in self._held.items()
@@ -198,7 +204,7 @@ class HeldSessions:
 
     async def sweep(self) -> None:
         """Remove the sessions whose locks have expired, and let the listeners evict."""
-        now = time.monotonic()
+        now = self._monotonic()
         if now >= self._recheck_at:
             self._recheck_at = now + RECHECK_SECONDS
             for session_id in self._held:

@@ -51,6 +51,7 @@ from affinity.worker.metrics import Measured, Metrics
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.retry import DatabaseHealth
 from affinity.worker.runtime import Runtime
+from affinity.worker.services import REAL_TIME
 
 logger = logging.getLogger("affinity.worker")
 
@@ -95,6 +96,7 @@ class Worker(AsyncBlock):
         self.metrics = Metrics(self.identity.worker_id)
         self.metrics_port: int | None = None
         self._progress = LoopProgress()
+        self._timing = REAL_TIME
         self._app = app
         self._url = url
         self._listeners = [*app.session_listeners, *listeners]
@@ -292,6 +294,7 @@ class Worker(AsyncBlock):
                 listeners=self._listeners,
                 health=self._health,
                 metrics=self.metrics,
+                timing=self._timing,
             )
             renewer = LeaseRenewer(
                 connect=partial(self._connect, timeline),

@@ -8,6 +8,7 @@ from bench.measures import Report
 from bench.run import Run
 from bench.scenarios.backlog import backlog
 from bench.scenarios.conversation import conversation
+from bench.scenarios.env import env
 from bench.scenarios.failover import failover
 from bench.scenarios.fanout import fanout
 from bench.scenarios.fleet import fleet
@@ -48,6 +49,7 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
     "fleet": fleet,
     "size": size,
     "soak": soak,
+    "env": env,
 }
 
 LONG = ("fleet", "size", "soak")
@@ -65,5 +67,6 @@ ON_SQLITE = (
     "order",
     "tags",
     "conversation",
+    "env",
 )
 """Those that ``--provider sqlite`` knows; the others count what only a PostgreSQL server tells."""

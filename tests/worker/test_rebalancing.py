@@ -19,7 +19,7 @@ from affinity.provider.contract import (
     WorkerLoad,
 )
 from affinity.session import SessionCache
-from affinity.worker import RuntimeOptions, sessions
+from affinity.worker import RuntimeOptions
 from affinity.worker.rebalancing import LEAST_SURPLUS, MOST_OFFERS, ROUNDS_WITHOUT_GAIN, Rebalancer, choose_targets
 from affinity.worker.retry import DatabaseHealth
 from affinity.worker.services import WorkerServices
@@ -116,10 +116,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(sessions, "time", clock)
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 async def held_until_the_end(session_ids: Sequence[str]) -> Sequence[float | None]:
@@ -138,7 +136,7 @@ def used(held: HeldSessions, session_id: str, times: int = 1, epoch: int = 1) ->
 
 async def test_idle_sessions_are_offered_once(clock: Clock) -> None:
     """Not those with work, nor before they were idle for long enough, nor those that are offered; until work comes."""
-    held = HeldSessions([], 300.0, held_until_the_end, spawn)
+    held = HeldSessions([], 300.0, held_until_the_end, spawn, clock.monotonic)
     used(held, "idle")
     held.begin("busy", 1)
     clock.now += 29
@@ -156,7 +154,7 @@ async def test_idle_sessions_are_offered_once(clock: Clock) -> None:
 
 async def test_the_cheapest_go_first(clock: Clock) -> None:
     """By the time of the hydrate and by how often the session is used."""
-    held = HeldSessions([], 300.0, held_until_the_end, spawn)
+    held = HeldSessions([], 300.0, held_until_the_end, spawn, clock.monotonic)
     for epoch, (name, times, seconds) in enumerate((("often", 50, 1.0), ("slow", 5, 20.0), ("cheap", 5, 0.1))):
         used(held, name, times, epoch)
         held.note_hydrates({epoch: seconds})
@@ -175,7 +173,7 @@ async def test_a_cache_may_keep_its_sessions(clock: Clock) -> None:
         session_id, session_epoch = "kept", 1
 
     cache = SessionCache[str](hydrate=hydrate, movable=False)
-    held = HeldSessions([cache], 300.0, held_until_the_end, spawn)
+    held = HeldSessions([cache], 300.0, held_until_the_end, spawn, clock.monotonic)
     used(held, "kept")
     used(held, "other")
     async with cache.use(Context()):
@@ -188,7 +186,7 @@ async def test_a_cache_may_keep_its_sessions(clock: Clock) -> None:
 
 async def test_a_session_that_has_come_stays_for_a_while(clock: Clock) -> None:
     """For ``session_lock_timeout``: no session moves twice within that."""
-    held = HeldSessions([], 300.0, held_until_the_end, spawn)
+    held = HeldSessions([], 300.0, held_until_the_end, spawn, clock.monotonic)
     held.add("moved", 2)
     clock.now += 299
     used(held, "moved", epoch=2)
@@ -233,7 +231,7 @@ def rebalancer(fleet: Fleet, held: HeldSessions, **options: Any) -> Rebalancer:
 
 def filled(clock: Clock, count: int) -> HeldSessions:
     """That many sessions, idle for a minute."""
-    held = HeldSessions([], 300.0, held_until_the_end, spawn)
+    held = HeldSessions([], 300.0, held_until_the_end, spawn, clock.monotonic)
     for n in range(count):
         used(held, f"session-{n}")
     clock.now += 60

@@ -1,0 +1,476 @@
+"""`Env`: an app in one process, with a clock that jumps."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any, Final, Self
+
+import anyio
+import anyio.to_thread
+
+from affinity.async_block import AsyncBlock
+from affinity.client import Client, SessionMoveOutcome
+from affinity.errors import (
+    AffinityError,
+    DatabaseFailure,
+    InvalidInput,
+    InvalidOptions,
+    NothingWillHappen,
+    ProviderError,
+)
+from affinity.limits import MAX_RETENTION_SECONDS
+from affinity.orchestration import App
+from affinity.orchestration.app import definition_of
+from affinity.provider.contract import Provider
+from affinity.provider.timeline import Timeline
+from affinity.provider.urls import sqlite_path
+from affinity.tasks import BackgroundTask
+from affinity.testing.env.clients import EnvClient
+from affinity.testing.env.fakes import Fake
+from affinity.testing.env.reasons import describe, explain
+from affinity.testing.env.sqlite import SqliteDatabase
+from affinity.testing.env.traffic import Traffic, observed
+from affinity.testing.env.waiting import EnvDatabase, Waiting
+from affinity.testing.env.workers import EnvWorker
+from affinity.worker import RuntimeOptions
+from affinity.worker.services import Timing
+
+STEPS: Final = 12
+"""Steps of the event loop after which code that waits for nothing has made its next call, or waits."""
+
+LOOK_SECONDS: Final = 0.02
+"""Between two looks at whether a client waits, while no call ends."""
+
+TICK: Final = 0.001
+"""A shorter move of the clock is no jump: PostgreSQL's statements put what they queue some microseconds apart."""
+
+GRACE_SECONDS: Final = 0.25
+"""Real time for which nothing may happen before a wait that nothing can end raises `NothingWillHappen`: another task of
+the test may be about to send something.
+"""
+
+
+class Env(AsyncBlock):
+    """Workers and a client of an app, on a database of their own whose clock is virtual.
+
+    ::
+
+        async with affinity.testing.Env(app) as env:
+            run = await env.client.start(reminder, "ann")
+            assert await run.wait() == "sent"
+            assert env.now() - env.started == timedelta(days=7)
+
+    The clock stands still while code runs. While a call of `client` waits for something, and nothing runs and nothing
+    can run, the clock jumps to what is due next. Leases of the workers move along.
+
+    Args:
+        app: what the workers run.
+        url: a PostgreSQL database, in which the env makes and drops a schema with a random name. By default an SQLite
+            file is used, in memory where there is a file system for it.
+        workers: how many; their names are ``worker-0``, ``worker-1``, ….
+        always_replay: each turn of an orchestration begins with a replay of its history, as after a crash: code that is
+            not deterministic suspends its instance.
+        options: of the workers; ``worker_node_id`` is not used.
+        max_jump: how far the clock may jump while the client waits, or in one `run_until_idle`; then the wait raises
+            `affinity.errors.NothingWillHappen`.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        url: str | None = None,
+        workers: int = 1,
+        always_replay: bool = False,
+        options: RuntimeOptions | None = None,
+        max_jump: timedelta = timedelta(days=3650),
+    ) -> None:
+        if workers < 0:
+            raise InvalidOptions(f"workers = {workers}: must be at least 0")
+        if max_jump <= timedelta(0):
+            raise InvalidOptions(f"max_jump = {max_jump}: must be more than 0")
+        self._app = App(app.name)  # a copy, in which `fake` replaces activities
+        self._app.include(app)
+        self._url = url
+        self._count = workers
+        self._options = options or RuntimeOptions()
+        if always_replay:
+            self._options = self._options.model_copy(update={"instance_cache_size": 0})
+        self._traffic = Traffic()
+        self._renewing = threading.Lock()  # held by a renewal of leases, and by a jump
+        self._round = anyio.Event()  # at each jump
+        self._jumping = asyncio.Lock()
+        self._held = 0  # blocks in which the clock does not jump by itself
+        self._max_jump = max_jump
+        self._timing = Timing(pause=self._pause, monotonic=self._monotonic)
+        self._workers: list[EnvWorker] = []
+        self._stack = AsyncExitStack()
+        self.jumps = 0
+        """How often the clock has jumped."""
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            self._database = await _create(self._url)
+            stack.push_async_callback(self._database.aclose)
+            self.started = self.now()
+            self._own = await self._database.open(one_connection=True)
+            stack.push_async_callback(self._own.aclose)
+            stack.push_async_callback(self._leave_workers)
+            for number in range(self._count):
+                await self._start_worker(f"worker-{number}")
+            self.client = EnvClient.from_provider(observed(self._own, self._traffic))
+            await stack.enter_async_context(self.client)
+            driver = BackgroundTask(self._drive)
+            stack.push_async_callback(driver.join)
+            stack.callback(driver.cancel)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and not isinstance(error, asyncio.CancelledError):
+            error.add_note(await self.describe())
+        await self._stack.__aexit__(kind, error, trace)
+
+    async def describe(self) -> str:
+        """The histories of the instances, and what they wait for. An error that leaves the block has it as a note."""
+        try:
+            told = await describe(self.client)
+        except AffinityError as error:
+            told = f"the database cannot be read: {error!r}"
+        return f"affinity.testing.Env at {self.now():%Y-%m-%d %H:%M:%S}, {self.jumps} jumps: {told}"
+
+    client: Client
+    """A client of the database; the clock jumps while it waits."""
+    started: datetime
+    """When the env was entered, by its clock."""
+
+    def now(self) -> datetime:
+        """The time of the database's clock."""
+        return datetime.fromtimestamp(self._database.now(), UTC)
+
+    async def _start_worker(self, name: str) -> EnvWorker:
+        options = self._options.model_copy(update={"worker_node_id": name})
+        worker = EnvWorker(
+            self._app,
+            options,
+            open_provider=self._open,
+            traffic=self._traffic,
+            timing=self._timing,
+            renewing=self._renewing,
+        )
+        await worker.__aenter__()
+        self._workers.append(worker)
+        return worker
+
+    async def _leave_workers(self) -> None:
+        """What runs is cancelled: a test that has ended waits for nothing."""
+        for worker in self._workers:
+            worker.is_abandoned = True
+        async with anyio.create_task_group() as tasks:
+            for worker in self._workers:
+                if not worker.has_crashed:
+                    tasks.start_soon(worker.__aexit__, None, None, None)
+
+    async def _open(self, timeline: Timeline | None = None, *, one_connection: bool = False) -> Provider:
+        return await self._database.open(timeline, one_connection=one_connection)
+
+    # -- activities
+
+    def fake(self, activity: Callable[..., Any] | str, outcome: Any = None, *, times: int | None = None) -> Fake:
+        """Replace an activity, for the calls that begin from now on.
+
+        Args:
+            activity: a registered function, or its name.
+            outcome: a function, sync or async, that is called with the same arguments; an error, which is raised; or
+                what the activity returns.
+            times: the calls that are faked; the ones after them run what was there before. None: all.
+
+        Returns:
+            Its ``calls`` has the input of each call.
+
+        Raises:
+            InvalidInput: the app has no such activity.
+        """
+        definition = definition_of(activity)
+        name = activity if isinstance(activity, str) else definition.name if definition is not None else None
+        present = self._app.activities.get(name or "")
+        if present is None:
+            known = ", ".join(sorted(self._app.activities))
+            raise InvalidInput(f"app {self._app.name!r} has no activity {activity!r}; it has: {known}")
+        fake = Fake(present, outcome, times)
+        self._app._activities[present.name] = fake.define()
+        return fake
+
+    # -- workers
+
+    async def crash(self, worker: int | str = 0, *, restart: bool = True) -> None:
+        """End a worker as a process that is killed: nothing more of it reaches the database, and its lease goes on.
+
+        Args:
+            worker: its number or name.
+            restart: start it again under its name, which gets its sessions back immediately. Otherwise other workers
+                take over once its lease has ended, to which the clock jumps.
+
+        Raises:
+            InvalidInput: no such worker runs.
+        """
+        found = self._worker(worker)
+        await found.crash()
+        self._workers.remove(found)
+        self._traffic.changes += 1
+        if restart:
+            await self._start_worker(found.identity.worker_id)
+
+    async def move(self, session_id: str, worker: int | str) -> SessionMoveOutcome:
+        """Move a session to a worker; see `Client.move_session` for the outcomes.
+
+        Raises:
+            InvalidInput: no such worker runs, or the id is refused.
+        """
+        to = self._worker(worker).identity.worker_id
+        outcome = await self.client.move_session(session_id, to)
+        if outcome == "planned":
+            async with self._by_hand():
+                await self._settle(beside_code=True)
+            outcome = await self.client.await_session_move(session_id, to)
+        return outcome
+
+    def fail_commits(self, n: int) -> None:
+        """Have the database refuse the next ``n`` commits of the workers; they repeat them."""
+        left = n
+
+        async def refuse(name: str, done: bool) -> None:
+            nonlocal left
+            if not done and left > 0:
+                left -= 1
+                raise DatabaseFailure(f"the test refuses {name}")
+
+        self._traffic.on_commit = refuse
+
+    def _worker(self, worker: int | str) -> EnvWorker:
+        name = worker if isinstance(worker, str) else f"worker-{worker}"
+        for each in self._workers:
+            if each.identity.worker_id == name:
+                return each
+        raise InvalidInput(f"no worker {name!r} runs; there are: {', '.join(self.workers)}")
+
+    @property
+    def workers(self) -> Sequence[str]:
+        """The names of the workers that run."""
+        return [worker.identity.worker_id for worker in self._workers]
+
+    # -- the clock, by hand
+
+    async def advance(self, by: timedelta | float) -> None:
+        """Let this much time pass: the clock jumps to all that is due within it, one after the other, then to its end.
+        What becomes due is run. For activities that run, too, the time passes: an activity's ``timeout`` ends it.
+
+        Args:
+            by: a `timedelta`, or seconds.
+
+        Raises:
+            InvalidInput: it is negative.
+        """
+        seconds = by.total_seconds() if isinstance(by, timedelta) else float(by)
+        if not 0 <= seconds <= MAX_RETENTION_SECONDS:
+            raise InvalidInput(f"advance({by!r}): must be a time of at least 0")
+        async with self._by_hand():
+            end = round(self._database.now() + seconds, 6)
+            await self._settle(beside_code=True)
+            while (due := await self._database.next_due(self._waiting())) is not None and due < end:
+                await self._jump(due)
+                await self._settle(beside_code=True)
+            if end > self._database.now():
+                await self._jump(end)
+                await self._settle(beside_code=True)
+
+    async def run_until_idle(self) -> None:
+        """Run, and jump, until nothing runs and nothing is due: what is left waits for an event, an answer or an
+        operator.
+
+        Raises:
+            NothingWillHappen: something is always due, for longer than ``max_jump``.
+        """
+        async with self._by_hand():
+            begun = self.now()
+            await self._settle()
+            while (due := await self._database.next_due(self._waiting())) is not None:
+                self._check_jump(begun, due)
+                await self._jump(due)
+                await self._settle()
+
+    @contextlib.contextmanager
+    def freeze(self) -> Iterator[None]:
+        """Within this block the clock moves by `advance` and `run_until_idle` only::
+
+        with env.freeze():
+            ...
+        """
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+
+    @contextlib.asynccontextmanager
+    async def _by_hand(self) -> AsyncIterator[None]:
+        with self.freeze():
+            async with self._jumping:
+                yield
+
+    # -- what workers have instead of real time
+
+    def _monotonic(self) -> float:
+        return self._database.now()
+
+    async def _pause(self, seconds: float) -> None:
+        """Real time, cut short by a jump."""
+        with anyio.move_on_after(seconds):
+            await self._round.wait()
+
+    # -- the clock
+
+    async def _drive(self) -> None:
+        """Jump while the client waits, until cancelled."""
+        begun: datetime | None = None  # of the wait
+        while True:
+            if self._held or not self.client._awaited:
+                begun = None
+                await self._traffic.wait(LOOK_SECONDS)
+                await _steps()
+                continue
+            begun = begun or self.now()
+            try:
+                async with self._jumping:
+                    await self._jump_once(begun)
+            except ProviderError:  # as every loop of a worker
+                await anyio.sleep(LOOK_SECONDS)
+            except Exception as error:  # a defect too: the test must not hang
+                self.client._fail_waits(error)
+                await _steps()
+
+    async def _jump_once(self, begun: datetime) -> None:
+        """Wait until nothing can run; if the client still waits then, since ``begun``, jump to what is due next.
+
+        Raises:
+            NothingWillHappen: nothing is due, or not within ``max_jump``.
+        """
+        if not await self._settle(by_itself=True) or not self.client._awaited:
+            return
+        due = await self._database.next_due(self._waiting())
+        if due is not None:
+            if self._is_too_far(begun, due):
+                raise NothingWillHappen(f"{self._too_far(begun, due)}: {await self._explain()}")
+            await self._jump(due)
+        elif await self._stays_quiet():
+            raise NothingWillHappen(f"nothing will ever happen: {await self._explain()}")
+
+    async def _jump(self, to: float) -> None:
+        seconds = to - self._database.now()
+        self._traffic.stop()
+        try:
+            await anyio.to_thread.run_sync(self._renewing.acquire)
+            try:
+                await self._database.jump(to, [worker.identity.incarnation for worker in self._alive])
+            finally:
+                self._renewing.release()
+            for worker in self._alive:
+                worker.runtime.activities.pass_time(seconds)
+        finally:
+            self._traffic.go_on()
+        self.jumps += seconds > TICK
+        self._traffic.changes += 1
+        before, self._round = self._round, anyio.Event()
+        before.set()
+
+    async def _settle(self, *, beside_code: bool = False, by_itself: bool = False) -> bool:
+        """Wait until nothing runs and nothing can run, and the client has seen it.
+
+        Args:
+            beside_code: activities may run.
+            by_itself: return False when the clock is to be moved by hand.
+        """
+        while not (by_itself and self._held):
+            changes = self._traffic.changes
+            if self._is_busy(beside_code):
+                await self._traffic.wait(LOOK_SECONDS)
+                await _steps()
+                continue
+            for worker in self._alive:
+                worker.look()
+            while not self._has_changed(changes, beside_code) and not all(one.has_looked for one in self._alive):
+                await self._traffic.wait(LOOK_SECONDS)
+            if not self._has_changed(changes, beside_code):
+                for worker in self._alive:
+                    await worker.runtime.maintenance.sweep()
+            if not self._has_changed(changes, beside_code):
+                self.client._look_now()
+                await _steps()
+                while self._traffic.in_flight:
+                    await self._traffic.wait(LOOK_SECONDS)
+                await _steps()
+            if not self._has_changed(changes, beside_code):
+                return True
+        return False
+
+    async def _stays_quiet(self) -> bool:
+        """Whether nothing happens for a while of real time."""
+        changes = self._traffic.changes
+        with anyio.move_on_after(GRACE_SECONDS):
+            while not (self._has_changed(changes) or self._held) and self.client._awaited:
+                await self._traffic.wait(LOOK_SECONDS)
+        return not (self._has_changed(changes) or self._held) and bool(self.client._awaited)
+
+    def _is_busy(self, beside_code: bool = False) -> bool:
+        return self._traffic.in_flight > 0 or self._has_changed(self._traffic.changes, beside_code)
+
+    def _has_changed(self, changes: int, beside_code: bool = False) -> bool:
+        """Whether there was a change since then, or one is under way."""
+        if self._traffic.changes != changes:
+            return True
+        return any(worker.has_unwritten or (worker.runs_code and not beside_code) for worker in self._alive)
+
+    def _is_too_far(self, begun: datetime, due: float) -> bool:
+        return datetime.fromtimestamp(due, UTC) - begun > self._max_jump
+
+    def _too_far(self, begun: datetime, due: float) -> str:
+        ahead = datetime.fromtimestamp(due, UTC) - begun
+        return f"nothing ends within max_jump = {self._max_jump}; the clock would be {ahead} ahead of the wait's begin"
+
+    def _check_jump(self, begun: datetime, due: float) -> None:
+        if self._is_too_far(begun, due):
+            raise NothingWillHappen(self._too_far(begun, due))
+
+    @property
+    def _alive(self) -> Sequence[EnvWorker]:
+        return [worker for worker in self._workers if worker.is_alive]
+
+    def _waiting(self) -> Waiting:
+        alive = [worker.identity.incarnation for worker in self._alive]
+        return Waiting(alive, self._options.session_min_idle, self._options.unregistered_timeout)
+
+    async def _explain(self) -> str:
+        return "; ".join([await explain(self.client, each) for each in dict.fromkeys(self.client._awaited)])
+
+
+async def _create(url: str | None) -> EnvDatabase:
+    if url is None:
+        return await SqliteDatabase.create()
+    if sqlite_path(url) is not None:
+        raise InvalidOptions("url is that of a PostgreSQL database; without one, Env makes an SQLite file of its own")
+    from affinity.testing.env.postgres import PostgresDatabase  # imported late, as by `open_provider`
+
+    return await PostgresDatabase.create(url)
+
+
+async def _steps() -> None:
+    for _ in range(STEPS):
+        await asyncio.sleep(0)

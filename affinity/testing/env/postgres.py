@@ -1,0 +1,101 @@
+"""A schema of an `Env` on PostgreSQL. Its function ``clock()``, which every statement calls, returns a constant."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Collection
+from datetime import UTC, datetime
+from typing import Final
+
+from psycopg import AsyncConnection, sql
+from psycopg.rows import TupleRow
+
+from affinity.errors import InvalidOptions
+from affinity.provider.contract import OFFER_SECONDS, Provider
+from affinity.provider.postgres import PostgresProvider
+from affinity.provider.postgres.driver.target import DEFAULT_SCHEMA, Target
+from affinity.provider.statements import load_statements
+from affinity.provider.timeline import Timeline
+from affinity.testing.env.waiting import Waiting
+
+SQL: Final = load_statements(__package__, "postgres.sql")
+
+
+class PostgresDatabase:
+    """A schema that nothing else uses; made by `create`."""
+
+    def __init__(self, url: str, schema: str, connection: AsyncConnection[TupleRow]) -> None:
+        self._url = url
+        self._schema = schema
+        self._connection = connection
+        self._time = round(time.time(), 6)
+
+    @classmethod
+    async def create(cls, url: str) -> PostgresDatabase:
+        """A new schema in the database at ``url``, with a random name unless the URL has one.
+
+        Raises:
+            InvalidOptions: the schema exists: to move its clock would end the leases of all that use it.
+            InvalidUrl, ConnectionLost, AccessDenied: as for `affinity.provider.open_provider`.
+        """
+        schema = Target.parse(url).schema
+        if schema == DEFAULT_SCHEMA:
+            schema = f"affinity_env_{secrets.token_hex(6)}"
+            url += ("&" if "?" in url else "?") + f"schema={schema}"
+        target = Target.parse(url)
+        connection = await AsyncConnection.connect(target.connect("affinity env", {}), autocommit=True)
+        database = cls(url, schema, connection)
+        try:
+            await database._refuse_existing()
+        except BaseException:
+            await connection.close()
+            raise
+        try:
+            await PostgresProvider.migrate(url, lambda _: None)
+            await database.jump(database.now(), ())
+        except BaseException:
+            await database.aclose()
+            raise
+        return database
+
+    async def _refuse_existing(self) -> None:
+        if (await (await self._connection.execute(SQL["exists"], [self._schema])).fetchone()) is not None:
+            raise InvalidOptions(
+                f"the schema {self._schema!r} exists: Env makes and drops its own, since to move the clock of another "
+                "one would end every lease in it; leave schema= out of the URL"
+            )
+
+    def now(self) -> float:
+        return self._time
+
+    async def open(self, timeline: Timeline | None = None, *, one_connection: bool = False) -> Provider:
+        return await PostgresProvider.open(
+            self._url, application_name="affinity env", timeline=timeline, one_connection=one_connection
+        )
+
+    async def next_due(self, waiting: Waiting) -> float | None:
+        at = {
+            "alive": list(waiting.alive),
+            "min_idle": waiting.min_idle,
+            "unknown": waiting.unknown,
+            "offer": OFFER_SECONDS,
+        }
+        found = await (await self._connection.execute(SQL["next_due"], at)).fetchone()
+        assert found is not None
+        return None if found[0] is None else float(found[0])
+
+    async def jump(self, to: float, alive: Collection[str]) -> None:
+        at = {"seconds": to - self._time, "alive": list(alive)}
+        body = f"SELECT timestamptz '{datetime.fromtimestamp(to, UTC).isoformat()}'"
+        async with self._connection.transaction():
+            for statement in ("move_sessions", "move_items", "move_workers"):
+                await self._connection.execute(SQL[statement], at)
+            await self._connection.execute(sql.SQL(SQL["set_clock"]).format(sql.Literal(body)))
+        self._time = to
+
+    async def aclose(self) -> None:
+        try:
+            await self._connection.execute(sql.SQL(SQL["drop"]).format(sql.Identifier(self._schema)))
+        finally:
+            await self._connection.close()

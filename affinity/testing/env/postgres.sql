@@ -1,0 +1,65 @@
+-- exists: whether there is a schema
+SELECT FROM pg_namespace WHERE nspname = %s;
+
+-- next_due: as in sqlite.sql: next_due; and next_lease, where work waits
+SELECT extract(epoch FROM min(at))::float8 FROM (
+    SELECT min(visible_at) AS at FROM orchestrator_queue WHERE visible_at > clock() AND route <> 'suspended'
+    UNION ALL
+    SELECT min(visible_at) FROM worker_queue WHERE visible_at > clock() AND route <> 'blocked'
+    UNION ALL
+    SELECT min(attend_at) FROM worker_queue WHERE attend_at > clock()
+    UNION ALL
+    SELECT min(unknown_since) + %(unknown)s * interval '1 s' FROM worker_queue
+    WHERE unknown_since + %(unknown)s * interval '1 s' > clock()
+    UNION ALL
+    SELECT min(unknown_since) + %(unknown)s * interval '1 s' FROM instances
+    WHERE unknown_since + %(unknown)s * interval '1 s' > clock()
+    UNION ALL
+    SELECT min(at) FROM (
+    SELECT min(locked_until) AS at FROM workers
+    WHERE locked_until > clock() AND incarnation <> ALL (%(alive)s)
+    UNION ALL
+    SELECT min(locked_until) FROM worker_queue
+    WHERE locked_until > clock() AND lock_incarnation <> ALL (%(alive)s)
+    UNION ALL
+    SELECT min(least(s.locked_until, s.next_until))
+    FROM worker_queue AS q JOIN sessions AS s ON s.session_id = q.session_id
+    WHERE q.visible_at <= clock() AND least(s.locked_until, s.next_until) > clock()
+    UNION ALL
+    SELECT min(visible_at) + %(offer)s * interval '1 s' FROM worker_queue
+    WHERE visible_at <= clock() AND visible_at + %(offer)s * interval '1 s' > clock() AND route LIKE 'new:%%'
+    UNION ALL
+    SELECT min(visible_at) + %(unknown)s * interval '1 s' FROM worker_queue
+    WHERE visible_at <= clock() AND visible_at + %(unknown)s * interval '1 s' > clock() AND route LIKE '%%#%%'
+    UNION ALL
+    SELECT min(touched_at) + %(min_idle)s * interval '1 s' FROM sessions
+    WHERE locked_until > clock() AND touched_at + %(min_idle)s * interval '1 s' > clock()
+    UNION ALL
+    SELECT min(until) FROM session_holds WHERE until > clock()
+    UNION ALL
+    SELECT min(locked_until) FROM sessions WHERE locked_until > clock()
+    ) AS lease WHERE EXISTS (
+        SELECT 1 FROM worker_queue WHERE visible_at <= clock() AND route <> 'blocked'
+          AND (lock_incarnation IS NULL OR lock_incarnation <> ALL (%(alive)s)))
+    OR EXISTS (SELECT 1 FROM orchestrator_queue WHERE visible_at <= clock() AND route <> 'suspended')
+) AS due;
+
+-- move_workers: the leases of workers that run
+UPDATE workers SET locked_until = locked_until + %(seconds)s * interval '1 s'
+WHERE locked_until > clock() AND incarnation = ANY (%(alive)s);
+
+-- move_sessions: the locks of sessions whose work they run
+UPDATE sessions SET locked_until = locked_until + %(seconds)s * interval '1 s'
+WHERE locked_until > clock() AND session_id IN (
+    SELECT session_id FROM worker_queue
+    WHERE lock_incarnation = ANY (%(alive)s) AND locked_until > clock());
+
+-- move_items: the locks of that work
+UPDATE worker_queue SET locked_until = locked_until + %(seconds)s * interval '1 s'
+WHERE locked_until > clock() AND lock_incarnation = ANY (%(alive)s);
+
+-- set_clock: to a constant; it is inlined, as the real one
+CREATE OR REPLACE FUNCTION clock() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE AS {};
+
+-- drop: with all that is in it
+DROP SCHEMA {} CASCADE;

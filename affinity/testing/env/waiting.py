@@ -1,0 +1,44 @@
+"""What an `Env` asks its database."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, Protocol
+
+from affinity.provider.contract import Provider
+from affinity.provider.timeline import Timeline
+
+
+class Waiting(NamedTuple):
+    """What decides, beside the rows themselves, when waiting work goes on."""
+
+    alive: Sequence[str]
+    """Incarnations of the workers that run: their leases do not end."""
+    min_idle: float
+    """Seconds after which an idle session makes room for another one."""
+    unknown: float
+    """Seconds after which work fails that no worker has the code or the tag for."""
+
+
+class EnvDatabase(Protocol):
+    """One database of one `Env`."""
+
+    def now(self) -> float:
+        """Its time in Unix seconds."""
+        ...
+
+    async def open(self, timeline: Timeline | None = None, *, one_connection: bool = False) -> Provider:
+        """A new provider on it."""
+        ...
+
+    async def next_due(self, waiting: Waiting) -> float | None:
+        """The earliest time from which something can happen that cannot happen now; None: there is none."""
+        ...
+
+    async def jump(self, to: float, alive: Collection[str]) -> None:
+        """Set the clock. The leases of these incarnations, and of the work that they run, move along."""
+        ...
+
+    async def aclose(self) -> None:
+        """Remove it."""
+        ...

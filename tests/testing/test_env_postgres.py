@@ -1,0 +1,61 @@
+"""`affinity.testing.Env` on PostgreSQL: in a schema of its own."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+import affinity
+from affinity.testing import Env
+
+app = affinity.App("env")
+
+
+@app.activity
+async def where(ctx: affinity.ActivityContext) -> str:
+    if ctx.attempt == 1:
+        raise OSError("once")
+    return ctx.worker_id
+
+
+@app.orchestration
+async def naps(ctx: affinity.OrchestrationContext, count: int) -> list[str]:
+    found = []
+    for _ in range(count):
+        await ctx.schedule_timer(86_400)
+        retry = affinity.RetryPolicy(max_attempts=2, initial_interval=3600, max_interval=3600)
+        found.append(await ctx.schedule_activity(where, retry=retry).on_session("s"))
+    return found
+
+
+def schemas(url: str) -> set[str]:
+    with psycopg.connect(url) as connection:
+        return {name for (name,) in connection.execute("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'aff%'")}
+
+
+async def test_time_jumps_in_a_schema_that_is_dropped(postgres_database: str) -> None:
+    async with Env(app, url=postgres_database, workers=2) as env:
+        run = await env.client.start(naps, 3)
+        held = (await run.wait())[0]
+        assert env.jumps == 6
+        assert abs(env.now() - env.started - 3 * timedelta(days=1, hours=1)) < timedelta(milliseconds=1)
+        (schema,) = schemas(postgres_database)
+        assert schema.startswith("affinity_env_")
+        run = await env.client.start(naps, 1)
+        await env.crash(held, restart=False)
+        assert await run.wait() == list(env.workers)
+    assert schemas(postgres_database) == set()
+
+
+async def test_a_schema_that_exists_is_refused(postgres_database: str) -> None:
+    with psycopg.connect(postgres_database) as connection:
+        connection.execute("CREATE SCHEMA affinity_mine")
+    with pytest.raises(affinity.errors.InvalidOptions, match="'affinity_mine' exists"):
+        async with Env(app, url=f"{postgres_database}?schema=affinity_mine"):
+            pass
+    assert schemas(postgres_database) == {"affinity_mine"}
+    with pytest.raises(affinity.errors.InvalidOptions, match="PostgreSQL"):
+        async with Env(app, url="sqlite:///x.db"):
+            pass
