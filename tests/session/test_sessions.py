@@ -145,6 +145,16 @@ async def test_a_change_outside_the_block_is_refused_and_discarded(
     assert (await host.say(chats, "after")).state.lines == ["in"] * saved + ["after"]
 
 
+async def test_a_change_outside_the_block_that_cannot_be_encoded_is_discarded_too(
+    host: Host, chats: Sessions[Chat]
+) -> None:
+    wrong: Any = object()
+    (await host.say(chats, "in")).state.lines.append(wrong)
+    with pytest.raises(SessionStateTampered):
+        await host.say(chats, "next")
+    assert (await host.say(chats, "after")).state.lines == ["in", "after"]
+
+
 async def test_a_codec_without_equal_bytes_is_no_change(host: Host) -> None:
     class Counting(JsonCodec[Chat]):
         dumps = 0
