@@ -224,6 +224,12 @@ def any_url(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) ->
             yield _database(servers.server(request.param), stack, servers.template(request.param))
 
 
+@pytest.fixture(params=["sqlite", "old", "new"])
+def env_url(request: pytest.FixtureRequest, servers: Servers) -> str | None:
+    """What an `affinity.testing.Env` gets as its ``url``: None, or a PostgreSQL database."""
+    return None if request.param == "sqlite" else servers.shared(request.param)
+
+
 @pytest.fixture(params=[("sqlite", "new"), pytest.param(("old",), marks=REPEATS)], ids="+".join)
 def all_urls(request: pytest.FixtureRequest, servers: Servers) -> Iterator[dict[str, str]]:
     """The URLs of migrated databases: of SQLite and the new PostgreSQL together, and of the old PostgreSQL."""

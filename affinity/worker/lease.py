@@ -404,6 +404,10 @@ class LeaseRenewer:
         if self._thread.is_alive():
             await anyio.to_thread.run_sync(self._thread.join, STOP_SECONDS)
 
+    def renew_now(self) -> None:
+        """End the pause before the next renewal."""
+        self._wake()
+
     def beat(self, silent_for: float) -> None:
         """Note progress of the worker's loop, and for how many seconds its own calls have had no answer."""
         self._beat = time.monotonic()
@@ -442,6 +446,7 @@ class LeaseRenewer:
                 self._expire_if_due()
                 with anyio.move_on_after(self._until(pause)):
                     await wake.wait()
+                wake.clear()
         finally:
             watch.cancel()
             if provider is not None:

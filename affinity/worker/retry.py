@@ -48,12 +48,13 @@ class Backoff:
     failed together do not come back together.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, longest: float = LONGEST_PAUSE) -> None:
+        self._longest = longest
         self._failures = 0
 
     def next(self) -> float:
         """Seconds to wait after one more failure."""
-        longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._failures, 16))
+        longest = min(self._longest, FIRST_PAUSE * 2.0 ** min(self._failures, 16))
         self._failures += 1
         return random.uniform(longest / 2, longest)  # noqa: S311 -- jitter, not a secret
 
@@ -72,6 +73,8 @@ class DatabaseHealth:
     """
 
     def __init__(self, worker_id: str) -> None:
+        self.longest_pause = LONGEST_PAUSE
+        """Between two calls that fail."""
         self._worker_id = worker_id
         self._up = True
         self._failures = 0
@@ -153,11 +156,10 @@ class DatabaseHealth:
         """
         return await self._retrying(_is_retryable_at_start, timeout)(self.call, verb)
 
-    @staticmethod
-    def _retrying(condition: Callable[[BaseException], bool], timeout: float | None = None) -> AsyncRetrying:
+    def _retrying(self, condition: Callable[[BaseException], bool], timeout: float | None = None) -> AsyncRetrying:
         return AsyncRetrying(
             stop=stop_never if timeout is None else stop_after_delay(timeout),
             retry=retry_if_exception(condition),
-            wait=wait_random_exponential(multiplier=FIRST_PAUSE, max=LONGEST_PAUSE),
+            wait=wait_random_exponential(multiplier=FIRST_PAUSE, max=self.longest_pause),
             reraise=True,
         )

@@ -171,7 +171,7 @@ class Runtime:
         """Run a loop. After any error of the database it begins again. Any other failure ends the
         worker, in order, instead of cancelling it in the middle of a write.
         """
-        backoff, pause = Backoff(), 0.0
+        backoff, pause = Backoff(self._health.longest_pause), 0.0
         while True:
             began = time.monotonic()
             try:

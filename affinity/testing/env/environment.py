@@ -176,7 +176,9 @@ class Env(AsyncBlock):
             worker.is_abandoned = True
         async with anyio.create_task_group() as tasks:
             for worker in self._workers:
-                if not worker.has_crashed:
+                if worker.is_paused:
+                    tasks.start_soon(worker.crash)
+                elif not worker.has_crashed:
                     tasks.start_soon(worker.__aexit__, None, None, None)
 
     async def _open(self, timeline: Timeline | None = None, *, one_connection: bool = False) -> Provider:
@@ -242,6 +244,37 @@ class Env(AsyncBlock):
                 await self._settle(beside_code=True)
             outcome = await self.client.await_session_move(session_id, to)
         return outcome
+
+    def pause(self, worker: int | str = 0) -> None:
+        """Have a worker stand still, as a process by SIGSTOP, until `resume`: no call of it reaches the database, no
+        answer reaches its code, and its lease ends when the clock has moved that far. Code that runs stops at its next
+        call of the database; activities that run keep neither `wait` nor the clock waiting.
+
+        Args:
+            worker: its number or name.
+
+        Raises:
+            InvalidInput: no such worker runs.
+        """
+        self._worker(worker).pause()
+
+    async def resume(self, worker: int | str = 0) -> None:
+        """Have a worker go on that stands still, with its calls and its beliefs of before: the database refuses what it
+        no longer may do. Returns once it has a lease again, its own or a new one.
+
+        Args:
+            worker: its number or name.
+
+        Raises:
+            InvalidInput: no such worker runs.
+        """
+        await self._worker(worker).resume()
+
+    def fail_calls(self, n: int) -> None:
+        """Have the database refuse the next ``n`` calls of the workers, of any kind but the renewals of leases; they
+        repeat them, with pauses in real time.
+        """
+        self._traffic.refusals = n
 
     def fail_commits(self, n: int) -> None:
         """Have the database refuse the next ``n`` commits of the workers; they repeat them."""
@@ -410,7 +443,7 @@ class Env(AsyncBlock):
                 await self._traffic.wait(LOOK_SECONDS)
             if not self._has_changed(changes, beside_code):
                 for worker in self._alive:
-                    await worker.runtime.maintenance.sweep()
+                    await worker.sweep()
             if not self._has_changed(changes, beside_code):
                 self.client._look_now()
                 await _steps()

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias, cast
 import anyio
 import anyio.to_thread
 
-from affinity.errors import ConnectionLost
+from affinity.errors import ConnectionLost, DatabaseFailure
 from affinity.provider.contract import Provider
 
 _READS: Final = ("get_", "list_", "read_", "check_", "measure_", "count_", "find_", "load", "desired_")
@@ -20,8 +20,14 @@ _READS: Final = ("get_", "list_", "read_", "check_", "measure_", "count_", "find
 _ASIDE: Final = frozenset({"renew_worker", "renew_work_item_lock", "notify_journals", "wake", "exchange_load"})
 """Hints and renewals: nothing follows from them."""
 
+_RENEWALS: Final = frozenset({"renew_worker", "register_worker"})
+"""Calls after which a worker has its lease."""
+
 COMMITS: Final = frozenset({"commit_turn", "ack_work_item", "abandon_work_item", "suspend_instance"})
 """Calls by which a worker writes what its code has done."""
+
+HOLD_SECONDS: Final = 0.005
+"""Between two looks of a lease renewer at whether its worker stands still: it has an event loop of its own."""
 
 OnCommit: TypeAlias = Callable[[str, bool], Awaitable[None]]
 """Called with the name of a commit of a worker, before it (False) and behind it (True)."""
@@ -53,6 +59,8 @@ class Traffic:
         """Calls so far that have brought or changed something, or may have."""
         self.on_commit: OnCommit | None = None
         """Injects faults: what it raises is what the worker gets for its commit."""
+        self.refusals = 0
+        """Calls of workers that the database is to refuse."""
         self._ended = anyio.Event()
         self._gate: anyio.Event | None = None
 
@@ -60,6 +68,12 @@ class Traffic:
         """Called at each commit: raise the error that is due."""
         if self.on_commit is not None:
             await self.on_commit(name, done)
+
+    def refuse(self, name: str) -> None:
+        """Called at each call of a worker: raise `DatabaseFailure` while there are refusals left."""
+        if self.refusals > 0:
+            self.refusals -= 1
+            raise DatabaseFailure(f"the test refuses {name}")
 
     def begin(self) -> None:
         """Count a call that begins."""
@@ -97,18 +111,74 @@ class Traffic:
             await self._gate.wait()
 
 
+class Link:
+    """What one worker has between its code and the database: it can hold its calls back, and be cut."""
+
+    def __init__(self) -> None:
+        self.is_cut = False
+        self.is_renewed = False
+        """Whether the lease was renewed since the last `go_on`."""
+        self._resumed: anyio.Event | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the worker stands still. For any thread."""
+        return self._resumed is not None
+
+    def hold(self) -> None:
+        """Hold back the calls that begin, and the answers to the others, until `go_on` or `cut`."""
+        self._resumed = self._resumed or anyio.Event()
+
+    def go_on(self) -> None:
+        """Let through what was held back."""
+        before, self._resumed = self._resumed, None
+        self.is_renewed = False
+        if before is not None:
+            before.set()
+
+    def cut(self) -> None:
+        """Let no call and no answer through from now on."""
+        self.is_cut = True
+        self.go_on()
+
+    async def wait(self) -> None:
+        """Wait while the worker stands still."""
+        while self._resumed is not None:
+            await self._resumed.wait()
+
+    async def cross(self) -> None:
+        """Wait while the worker stands still.
+
+        Raises:
+            ConnectionLost: the worker has crashed.
+        """
+        await self.wait()
+        self.check()
+
+    async def cross_from_thread(self) -> None:
+        """As `cross`, on another event loop."""
+        while self.is_held:
+            await anyio.sleep(HOLD_SECONDS)
+        self.check()
+
+    def check(self) -> None:
+        """Raise `ConnectionLost` once the worker has crashed."""
+        if self.is_cut:
+            raise ConnectionLost("the worker has crashed")
+
+
 class _Observed:
     """Forwards everything, and counts the coroutine methods; so for the store of session states in it."""
 
-    def __init__(self, observed: Any, traffic: Traffic, is_cut: Callable[[], bool]) -> None:
+    def __init__(self, observed: Any, traffic: Traffic, link: Link | None) -> None:
         self._observed = observed
         self._traffic = traffic
-        self._is_cut = is_cut
+        self._link = link
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._observed, name)
         if name == "states":
-            found = _Observed(found, self._traffic, self._is_cut)
+            found = _Observed(found, self._traffic, self._link)
         elif inspect.iscoroutinefunction(found) and name != "aclose":
             found = self._counted(name, found)
         else:
@@ -117,19 +187,21 @@ class _Observed:
         return found
 
     def _counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        traffic, brought = self._traffic, _BROUGHT.get(name)
+        traffic, link, brought = self._traffic, self._link, _BROUGHT.get(name)
         commits, aside, reads = name in COMMITS, name in _ASIDE, name.startswith(_READS)
 
         @wraps(call)
         async def counted(*args: Any, **kwargs: Any) -> Any:
-            if self._is_cut():
-                raise ConnectionLost("the worker has crashed")
+            if link is not None:
+                await link.cross()
             if aside:
                 return await call(*args, **kwargs)
             await traffic.pass_gate()
             traffic.begin()
             changed = not reads
             try:
+                if link is not None:
+                    traffic.refuse(name)
                 if commits:
                     await traffic.fail(name, done=False)
                 result = await call(*args, **kwargs)
@@ -139,22 +211,25 @@ class _Observed:
                     changed = bool(brought(result))
             finally:
                 traffic.end(changed=changed)
+            if link is not None:
+                await link.cross()
             return result
 
         return counted
 
 
-def observed(provider: Provider, traffic: Traffic, is_cut: Callable[[], bool] = lambda: False) -> Provider:
-    """The provider with its calls counted; they fail once ``is_cut`` says so."""
-    return cast("Provider", _Observed(provider, traffic, is_cut))
+def observed(provider: Provider, traffic: Traffic, link: Link | None = None) -> Provider:
+    """The provider with its calls counted; ``link`` is that of a worker, None for a client."""
+    return cast("Provider", _Observed(provider, traffic, link))
 
 
 class _Locked:
     """Forwards everything; each coroutine method holds a lock meanwhile."""
 
-    def __init__(self, provider: Provider, lock: threading.Lock) -> None:
+    def __init__(self, provider: Provider, lock: threading.Lock, link: Link) -> None:
         self._provider = provider
         self._lock = lock
+        self._link = link
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._provider, name)
@@ -163,15 +238,19 @@ class _Locked:
 
         @wraps(found)
         async def call(*args: Any, **kwargs: Any) -> Any:
+            await self._link.cross_from_thread()
             await anyio.to_thread.run_sync(self._lock.acquire)
             try:
-                return await found(*args, **kwargs)
+                result = await found(*args, **kwargs)
             finally:
                 self._lock.release()
+            await self._link.cross_from_thread()
+            self._link.is_renewed |= name in _RENEWALS and result is not None
+            return result
 
         return call
 
 
-def locked(provider: Provider, lock: threading.Lock) -> Provider:
+def locked(provider: Provider, lock: threading.Lock, link: Link) -> Provider:
     """The provider of a lease renewer: none of its calls is in flight while the clock jumps."""
-    return cast("Provider", _Locked(provider, lock))
+    return cast("Provider", _Locked(provider, lock, link))

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+import anyio
 
 from affinity.errors import ProviderError
 from affinity.orchestration import App
 from affinity.provider.contract import OrchestrationFetch, Provider
 from affinity.provider.timeline import Timeline
-from affinity.testing.env.traffic import Traffic, locked, observed
+from affinity.testing.env.traffic import HOLD_SECONDS, Link, Traffic, locked, observed
 from affinity.worker import RuntimeOptions, Worker
+from affinity.worker.lease import LeaseRenewer
+from affinity.worker.runtime import Runtime
 from affinity.worker.services import Timing
+
+
+RETRY_SECONDS: Final = 0.1
+"""Longest real pause of a worker after a call that the database has refused."""
 
 
 class _Crash(Exception):
@@ -41,20 +51,24 @@ class EnvWorker(Worker):
         renewing: threading.Lock,
     ) -> None:
         super().__init__(app, "env", options, migrate=False)
-        self._timing = timing
+        self._timing = Timing(pause=self._pause, monotonic=timing.monotonic)
+        self._outer_pause = timing.pause
+        self._health.longest_pause = RETRY_SECONDS
         self._renewing = renewing
         self._traffic = traffic
         self._open_provider = open_provider
         self.is_abandoned = False
         """Whether it ends without a drain."""
-        self.has_crashed = False
+        self._link = Link()
+        self._held_at = 0.0
+        self._renewer: LeaseRenewer | None = None
         self._wanted = 0  # looks for work that were asked for
         self._done = 0  # and how many of them have ended without any
 
     async def _open(self, stack: AsyncExitStack, timeline: Timeline, timeout: float | None) -> Provider:
         provider = await self._open_provider(timeline)
         stack.push_async_callback(provider.aclose)
-        watched = observed(provider, self._traffic, self._is_cut)
+        watched = observed(provider, self._traffic, self._link)
         fetch = watched.fetch_orchestration_item
 
         @wraps(fetch)
@@ -75,22 +89,63 @@ class EnvWorker(Worker):
 
     async def _connect(self, timeline: Timeline) -> Provider:
         provider = await self._open_provider(timeline, one_connection=True)
-        return locked(observed(provider, Traffic(), self._is_cut), self._renewing)  # in a thread of its own
+        return locked(provider, self._renewing, self._link)  # in a thread of its own
 
-    def _is_cut(self) -> bool:
-        return self.has_crashed
+    @asynccontextmanager
+    async def _running(self, runtime: Runtime, renewer: LeaseRenewer, registered_at: float) -> AsyncIterator[None]:
+        self._renewer = renewer
+        async with super()._running(runtime, renewer, registered_at):
+            yield
+
+    async def _pause(self, seconds: float) -> None:
+        await self._outer_pause(seconds)
+        await self._link.wait()
+
+    # -- faults
+
+    @property
+    def has_crashed(self) -> bool:
+        """Whether it was killed."""
+        return self._link.is_cut
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it stands still."""
+        return self._link.is_held
 
     async def crash(self) -> None:
         """End as a process that is killed: nothing more reaches the database."""
-        self.has_crashed = self.is_abandoned = True
+        self.is_abandoned = True
+        self._link.cut()
         error = _Crash()
         with contextlib.suppress(_Crash, ProviderError):
             await self.__aexit__(_Crash, error, None)
 
+    def pause(self) -> None:
+        """Stand still: no call reaches the database, and no answer comes from it."""
+        if not self.is_paused:
+            self._held_at = self._timing.monotonic()
+            self._link.hold()
+            self._traffic.changes += 1
+
+    async def resume(self) -> None:
+        """Go on, with the lease that is left; returns once the worker has a lease again, or has ended."""
+        if not self.is_paused:
+            return
+        self.runtime.activities.pass_time(self._timing.monotonic() - self._held_at)
+        self._link.go_on()
+        self._traffic.changes += 1
+        while not (self._link.is_renewed and self.is_alive) and self._error is None and not self.has_crashed:
+            if self._renewer is not None and not self._link.is_renewed:
+                self._renewer.renew_now()
+            await anyio.sleep(HOLD_SECONDS)
+
     @property
     def is_alive(self) -> bool:
         """Whether it takes part."""
-        return not self.has_crashed and self._is_running and self._error is None and self.runtime.lease.is_alive
+        if self.has_crashed or self.is_paused:
+            return False
+        return self._is_running and self._error is None and self.runtime.lease.is_alive
 
     @property
     def runs_code(self) -> bool:
@@ -101,6 +156,16 @@ class EnvWorker(Worker):
     def has_unwritten(self) -> bool:
         """Whether something waits to be replayed or written."""
         return len(self.runtime.replays) > 0 or any(group.unwritten for group in self.runtime.commits.groups)
+
+    async def sweep(self) -> None:
+        """One round of maintenance; a worker that stands still meanwhile ends it later."""
+        sweep = asyncio.create_task(self.runtime.maintenance.sweep())
+        sweep.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        while self.is_alive and not sweep.done():
+            await asyncio.wait([sweep], timeout=HOLD_SECONDS)
+        error = sweep.exception() if sweep.done() else None
+        if error is not None and not isinstance(error, ProviderError):
+            raise error
 
     def look(self) -> None:
         """Look for work now."""
