@@ -600,12 +600,24 @@ class Nondeterminism(OrchestrationError):
     Attributes:
         expected: the recorded event, as text.
         actual: what the code does, as text.
+        event_id: number of the recorded event; where the history ends, the number of the next one.
+        execution_id: which execution of the instance; None: not known.
+        source: the line of the application's code, as "support.py:17, in conversation", that makes the request; in a
+            worker, the line that waits for it. If code makes none, the line where it waits; if it has ended, where it
+            last waited, or raised. None: not known.
     """
 
-    def __init__(self, expected: str, actual: str) -> None:
+    def __init__(self, expected: str, actual: str, *, event_id: int) -> None:
         super().__init__(f"nondeterministic orchestration: history has {expected}, but the code now does {actual}")
         self.expected = expected
         self.actual = actual
+        self.event_id = event_id
+        self.execution_id: int | None = None
+        self.source: str | None = None
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if self.source is None else f"{text} ({self.source})"
 
 
 # --- activities -----------------------------------------------------------------------------------------------------

@@ -8,9 +8,10 @@ from typing import Any, Final, get_args
 
 import click
 
+from affinity.cli.files import written
 from affinity.cli.instances import error_details
 from affinity.cli.output import cell, compact, pairs, printable, seconds, table
-from affinity.cli.shell import Command, PageOptions, Shell, command, paged, with_client
+from affinity.cli.shell import Command, PageOptions, Progress, Shell, command, paged, with_client
 from affinity.client import (
     Client,
     ExecutionSummary,
@@ -100,12 +101,23 @@ def _details(instance: Instance) -> list[tuple[str, object]]:
 @click.command(cls=Command, short_help="Show what happened in an instance.")
 @click.argument("instance_id", metavar="ID")
 @click.option("--execution", type=click.IntRange(min=1), help="Which, after continue_as_new  [default: the last]")
+@click.option("--export", "output", metavar="FILE", help="Write all executions to FILE, for `affinity replay`.")
 @command
-def history(shell: Shell, instance_id: str, execution: int | None) -> None:
+def history(shell: Shell, instance_id: str, *, execution: int | None, output: str | None) -> None:
     """Show the events of the instance ID, oldest first: scheduled work, results, received events.
 
     With the time and the worker of each, and the attempt that gave a result, if it was not the first.
+
+    --export writes a JSON document that `affinity replay` and `affinity.testing.replay` read: all executions that are
+    kept, or the one of --execution. It holds the inputs and results of the instance, and only its owner may read it.
+
+    Examples:
+      affinity history chat-17
+      affinity history chat-17 --export chat-17.json && affinity replay support:app chat-17.json
     """
+    if output is not None:
+        _export(shell, instance_id, execution, output)
+        return
 
     async def read(client: Client) -> Sequence[Any]:
         events = client.iter_history(instance_id, execution_id=execution)
@@ -116,6 +128,28 @@ def history(shell: Shell, instance_id: str, execution: int | None) -> None:
         {"instance_id": instance_id, "events": found},
         lambda: table(_EVENT_COLUMNS, found, empty="no events"),
     )
+
+
+def _export(shell: Shell, instance_id: str, execution: int | None, output: str) -> None:
+    if shell.as_json and output == "-":
+        raise click.UsageError("what is exported is a JSON document; --json needs a file, and reports its size")
+
+    async def run(client: Client) -> int:
+        size = 0
+        with Progress("characters written:") as progress, written(output, private=True) as file:
+            async for part in client.iter_export(instance_id, execution_id=execution):
+                size += file.write(part)
+                progress(size)
+        return size
+
+    size = with_client(shell, run)
+    holds = "It holds the payloads of the instance, which a replay needs"
+    if output == "-":
+        click.echo(f"{holds}.", err=True)
+        return
+    text = f"exported to {printable(output)}. {holds}: only its owner may read it (mode 0600)."
+    document = {"instance_id": instance_id, "file": output, "characters": size, "holds_payloads": True}
+    shell.show(document, lambda: click.echo(text, err=True))
 
 
 def _event_row(event: HistoryRecord) -> tuple[object, ...]:

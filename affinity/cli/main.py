@@ -10,6 +10,7 @@ from affinity.cli import cluster, inspection, instances, stop, worker
 from affinity.cli.conversation import conversation
 from affinity.cli.demo import demo
 from affinity.cli.output import printable
+from affinity.cli.replay import replay
 from affinity.cli.sessions import sessions
 from affinity.cli.shell import INTERRUPTED, MISUSED, exit_code, keep_examples
 from affinity.errors import AffinityError
@@ -59,9 +60,11 @@ def main(ctx: click.Context, url: str | None) -> None:
 
     For scripts, --json prints one JSON document on stdout. Messages go to stderr. Exit codes:
       0    done
-      1    the instance failed or was cancelled, or there is none, or it does not allow this (finished, running, …)
+      1    the instance failed or was cancelled, or there is none, or it does not allow this (finished, running, …);
+           or code does not match a history that `replay` was given
       2    the command line or an input is wrong; nothing was changed
-      3    the database cannot be reached or refuses; or another process took the worker's name
+      3    the database cannot be reached or refuses; or another process took the worker's name;
+           or `replay` found no history
       4    the time given to `wait`, `ask` or `stop` ran out
       130  interrupted by Ctrl-C
     """
@@ -81,6 +84,7 @@ for command in (
     inspection.executions,
     inspection.tree,
     inspection.stats,
+    replay,
     instances.cancel,
     instances.resume,
     instances.reset,

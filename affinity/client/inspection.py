@@ -6,12 +6,13 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from functools import partial
-from typing import Final, get_args
+from typing import Any, Final, cast, get_args
 
 import anyio
 
 from affinity.client.background import ClientBase
 from affinity.client.calls import retry, unknown_instance
+from affinity.client.exports import document_parts
 from affinity.client.moves import follow_moves
 from affinity.client.views import (
     ExecutionSummary,
@@ -29,12 +30,14 @@ from affinity.client.views import (
     record_of,
     tree_of,
 )
-from affinity.errors import Explanation, InvalidInput, WaitTimeout
+from affinity.errors import Explanation, InvalidInput, UnknownInstance, WaitTimeout
 from affinity.explain import explain
 from affinity.limits import MAX_COUNT, MAX_PAGE, SCRAPE_COUNT, check_id
-from affinity.paging import PageIterator
+from affinity.orchestration.codec import read_json
+from affinity.paging import PageIterator, uninterrupted
 from affinity.provider.contract import (
     EventOrigin,
+    ExecutionInfo,
     FleetLoad,
     HistoryCursor,
     HistoryPage,
@@ -125,6 +128,45 @@ class Inspection(ClientBase):
             return records, at._replace(after=at.after + len(records)) if page.more else None
 
         return PageIterator(read, HistoryCursor(instance_id, _PRESENT if execution_id is None else execution_id, after))
+
+    @uninterrupted
+    async def iter_export(self, instance_id: str, *, execution_id: int | None = None) -> AsyncIterator[str]:
+        """The text of `export_history` in pieces, for a history that may be too large to be in memory as a whole: at
+        most `limits.MAX_BATCH_BYTES` are read at a time.
+
+        Raises:
+            UnknownInstance, InvalidInput: as for `export_history`, at the first piece or at the last.
+        """
+        info = await self._present(instance_id)
+        kept = [row.execution_id async for row in self._iter_executions(instance_id) if row.event_count]
+        wanted = [each for each in reversed(kept) if execution_id in {None, each}]
+        if not wanted:
+            which = "" if execution_id is None else f" of execution {execution_id}"
+            raise InvalidInput(f"instance {instance_id!r} has no events{which}")
+        async for part in document_parts(info, wanted, self._read_page):
+            yield part
+        if (await self._present(instance_id)).birth != info.birth:
+            raise UnknownInstance(f"instance {instance_id!r} was replaced by another one meanwhile: export it again")
+
+    async def export_history(self, instance_id: str, *, execution_id: int | None = None) -> dict[str, Any]:
+        """The history of an instance as a JSON document, with its payloads, for `affinity.testing.replay`: all
+        executions that are kept, or one of them. `affinity history ID --export FILE` writes the same.
+
+        Raises:
+            UnknownInstance: there is none, or it was replaced by another one meanwhile.
+            InvalidInput: the id is refused, or there are no events.
+        """
+        parts = [part async for part in self.iter_export(instance_id, execution_id=execution_id)]
+        return cast(dict[str, Any], read_json("".join(parts)))
+
+    def _iter_executions(self, instance_id: str) -> AsyncIterator[ExecutionInfo]:
+        """All executions that are kept, newest first."""
+
+        async def read(before: int) -> tuple[Sequence[ExecutionInfo], int | None]:
+            rows = await retry(partial(self._provider.list_executions, instance_id, MAX_PAGE, before=before or None))
+            return rows, rows[-1].execution_id if len(rows) == MAX_PAGE else None
+
+        return PageIterator(read, 0)
 
     async def _read_page(self, at: HistoryCursor) -> HistoryPage:
         (page,) = await retry(partial(self._provider.read_history, [at]))

@@ -27,6 +27,7 @@ from affinity.orchestration.futures import ActivityFuture, ChildFuture, TimerFut
 from affinity.orchestration.history import describe
 from affinity.orchestration.scheduler import CommandFuture, DurableFuture, Scheduler, Task, refuse_awaitable
 from affinity.orchestration.signals import ContinueAsNewSignal, OrchestrationCancelledSignal
+from affinity.orchestration.sources import describe_sources, first_source, raising_source
 from affinity.records import constructor, frozen
 from affinity.telemetry import enter_session, leave_session
 
@@ -83,6 +84,7 @@ class Execution:
         instance_id: of the instance.
         execution_id: 1, and one more after each ``continue_as_new``.
         session_id: that the instance was started with; shown by logs, traces and the context.
+        traced: a replay notes the line of each request, for its errors. That costs nearly as much as the replay.
     """
 
     __slots__ = (
@@ -90,9 +92,11 @@ class Execution:
         "_context",
         "_held",
         "_isolated",
+        "_last_wait",
         "_lineage",
         "_main",
         "_scheduler",
+        "_traced",
         "_unread",
         "definition",
         "error",
@@ -105,7 +109,13 @@ class Execution:
     )
 
     def __init__(
-        self, definition: OrchestrationDefinition, instance_id: str, execution_id: int, session_id: str | None = None
+        self,
+        definition: OrchestrationDefinition,
+        instance_id: str,
+        execution_id: int,
+        session_id: str | None = None,
+        *,
+        traced: bool = False,
     ) -> None:
         self.definition = definition
         self.instance_id = instance_id
@@ -124,6 +134,8 @@ class Execution:
         self._isolated = _LoopIsolation(session_id)
         self._lineage: ev.Lineage = ()
         self._main: Task[Any] | None = None
+        self._traced = traced
+        self._last_wait = first_source(definition.function) if traced else None  # where the code was before this step
         self._cancellation: OrchestrationCancelledSignal | None = None
         self._held: dict[int, ev.Hold] = {}  # as of the last step
         self._unread: int | None = 0 if execution_id == 1 else None  # as reported; None: not known
@@ -183,27 +195,21 @@ class Execution:
     def replay(self, history: Iterable[ev.Event]) -> None:
         """Rebuild the state from the whole history of this execution; only a fresh object can do so.
 
-        An error of the application's code is an outcome. A history that ends in ``OrchestrationFailed`` stays as it is,
-        whatever the code does now.
+        An error of the application's code is an outcome.
 
         Raises:
-            Nondeterminism: code and history disagree. The coroutine is lost.
+            Nondeterminism: as for `end_replay`.
         """
         self.begin_replay()
-        try:
-            self.replay_page(history)
-            self.end_replay()
-        except Nondeterminism:
-            last = self._scheduler.history.last_recorded
-            if not isinstance(last, ev.OrchestrationFailed):
-                raise
-            self.outcome = last
+        self.replay_page(history)
+        self.end_replay()
 
     def begin_replay(self) -> None:
         """Begin to rebuild the state from a history that is read page by page; only a fresh object can do so."""
         if self.event_count:
             raise RuntimeError("replay needs a fresh Execution")
         self._scheduler.history.open()
+        self._scheduler.trace(self._traced)
 
     def replay_page(self, events: Iterable[ev.Event]) -> None:
         """Read the next events of the history, and replay the steps that are complete.
@@ -215,13 +221,21 @@ class Execution:
         self._replay(to_end=False)
 
     def end_replay(self) -> None:
-        """Replay the last step, and end the replay.
+        """Replay the last step, and end the replay. If it ended in ``OrchestrationFailed``, it stays as it is, whatever
+        the code does there now: the error may have been corrected.
 
         Raises:
             Nondeterminism: code and history disagree. The coroutine is lost.
         """
-        self._replay(to_end=True)
-        self._leave_replay()
+        try:
+            self._replay(to_end=True)
+        except Nondeterminism:
+            last = self._scheduler.history.last_recorded
+            if not isinstance(last, ev.OrchestrationFailed):
+                raise
+            self.outcome = last
+        else:
+            self._leave_replay()
 
     def advance(
         self,
@@ -419,6 +433,8 @@ class Execution:
                 self._replay_steps(to_end=to_end)
         except BaseException as error:
             if isinstance(error, Nondeterminism):
+                error.execution_id = self.execution_id
+                error.source = error.source or self._find_source()
                 self._scheduler.close()
             self._leave_replay()
             raise
@@ -426,12 +442,15 @@ class Execution:
     def _replay_steps(self, *, to_end: bool) -> None:
         history = self._scheduler.history
         while (event := history.next_recorded) is not None and (to_end or history.has_whole_step):
+            if self._traced and self._main is not None:
+                self._last_wait = self._main.source or self._last_wait
             if type(event) not in ev.INPUTS or not self._accept(event):
                 raise history.mismatch(event, self._describe_position())
 
     def _leave_replay(self) -> None:
         history = self._scheduler.history
         history.close()
+        self._scheduler.trace(False)
         self.error = None
         self._held = dict(self._scheduler.held)  # the store has them since they were new
         was_reset = type(history.last_recorded) is ev.ExecutionReset  # which counts no unread events
@@ -445,6 +464,12 @@ class Execution:
             return "not start"
         waiting = ", ".join(sorted({future.description for future in self._scheduler.outstanding.values()}))
         return f"nothing but wait for {waiting or 'nothing'}"
+
+    def _find_source(self) -> str | None:
+        """The line of the code of which the next recorded event was expected, where it has requested nothing."""
+        raised = None if self.error is None else raising_source(self.error.__traceback__)
+        waiting = [raised] if raised is not None else [task.source for task in self._scheduler.tasks]
+        return describe_sources(waiting) or describe_sources([self._last_wait])
 
 
 async def _body(definition: OrchestrationDefinition, context: OrchestrationContext, text: str) -> Any:

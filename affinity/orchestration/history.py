@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from affinity.errors import ExecutionLimitReached, Nondeterminism
-from affinity.limits import MAX_HISTORY_EVENTS
+from affinity.limits import MAX_HISTORY_EVENTS, MAX_ID_BYTES, truncate
 from affinity.orchestration import events as ev
 
 _DEFAULT_ID: Final = re.compile(r"/\d+:(\d+)$")
@@ -168,7 +168,8 @@ class History:
 
     def mismatch(self, recorded: ev.Event, actual: str) -> Nondeterminism:
         """The error for code that does not produce the next recorded event."""
-        return Nondeterminism(f"{describe(recorded)} as event {self.position + 1}", actual)
+        event_id = self.position + 1
+        return Nondeterminism(f"{describe(recorded)} as event {event_id}", actual, event_id=event_id)
 
     def _require_room(self) -> None:
         # A recorded history stays valid if the limit is lowered.
@@ -190,7 +191,7 @@ class History:
     def _match(self, event: ev.Event) -> ev.Event:
         recorded = self.next_recorded
         if recorded is None:
-            raise Nondeterminism(f"no event after {self.position}", describe(event))
+            raise Nondeterminism(f"no event after {self.position}", describe(event), event_id=self.position + 1)
         identity = _IDENTITY.get(type(event))
         if type(recorded) is not type(event) or (identity is not None and identity(recorded) != identity(event)):
             raise self.mismatch(recorded, describe(event))
@@ -208,6 +209,8 @@ def describe(event: ev.Event) -> str:
             identity = _arguments(name, hold_session=_held(event))
         case ev.EventRaised(name=name) | ev.OrchestrationStarted(name=name):
             identity = _arguments(name)
+        case ev.OrchestrationFailed(error_type=error_type, message=message):
+            identity = f"{error_type}: {truncate(message, MAX_ID_BYTES)}"
         case ev.EventReplied(key=name):
             identity = _arguments(name)
         case ev.SessionWatched(session_id=name) | ev.SessionReleased(session_id=name):

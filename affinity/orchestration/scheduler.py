@@ -25,12 +25,13 @@ from dataclasses import dataclass
 from types import CoroutineType, GeneratorType
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
-from affinity.errors import NotSerializable, OrchestrationMisuse
+from affinity.errors import Nondeterminism, NotSerializable, OrchestrationMisuse
 from affinity.orchestration import events as ev
 from affinity.orchestration.codec import Codec, read_json
 from affinity.orchestration.history import History
 from affinity.orchestration.inbox import EventWait, Inbox
 from affinity.orchestration.signals import BranchCancelledSignal, ExecutionClosedSignal
+from affinity.orchestration.sources import CodeLine, TracedRequests, describe_sources, waiting_source
 
 T = TypeVar("T")
 
@@ -86,6 +87,12 @@ class Scheduler:
         self.closed = False
         self.logger = ReplaySafeLogger(self)
 
+    def trace(self, wanted: bool) -> None:
+        """Note which line of the application makes each request, or do so no more."""
+        requests = TracedRequests[Any]() if wanted else deque[Any]()
+        requests += self.pending
+        self.pending = requests
+
     def run(self) -> None:
         """Run tasks until every one of them waits."""
         while self.ready or self.pending:
@@ -95,18 +102,25 @@ class Scheduler:
 
     def flush(self) -> None:
         """Schedule what was requested. This can settle futures, and thereby resume or cancel tasks."""
-        while self.pending:
-            command = self.pending.popleft()
-            if isinstance(command, CommandFuture):
-                command.schedule()
-            elif isinstance(command, RecordedCancel):
-                self._cancel_as_recorded(command.future)
-            else:
-                self.history.record_command(command)
+        try:
+            while self.pending:
+                command = self.pending.popleft()
+                if isinstance(command, CommandFuture):
+                    command.schedule()
+                elif isinstance(command, RecordedCancel):
+                    self._cancel_as_recorded(command.future)
+                else:
+                    self.history.record_command(command)
+        except Nondeterminism as error:
+            traced = self.pending.source if isinstance(self.pending, TracedRequests) else None
+            waiting = command.owner_source if isinstance(command, CommandFuture) else None
+            error.source = describe_sources([traced or waiting])
+            raise
 
     def _cancel_as_recorded(self, future: CommandFuture[Any]) -> None:
         if not future.settled and self.history.next_recorded == future.cancellation():
-            behind, self.pending = self.pending, deque()
+            behind = list(self.pending)
+            self.pending.clear()
             future.cancel()
             self.pending += behind
 
@@ -172,7 +186,8 @@ class Scheduler:
     def drop_unscheduled(self) -> None:
         """Drop futures that were created and not yet scheduled, but for those that are scheduled in any case."""
         kept = [each for each in self.pending if not isinstance(each, CommandFuture) or each.is_certain]
-        self.pending = deque(kept)
+        self.pending.clear()
+        self.pending += kept
 
     def cancellations(self) -> list[ev.Event]:
         """The events that cancel all outstanding activities, timers and sub-orchestrations."""
@@ -329,6 +344,11 @@ class CommandFuture(DurableFuture[T]):
         scheduler.pending.append(self)
         scheduler.never_awaited[self] = None
 
+    @property
+    def owner_source(self) -> CodeLine | None:
+        """The line at which the task waits that has created it."""
+        return None if self._owner is None else self._owner.source
+
     def schedule(self) -> None:
         """Record the command, unless it is cancelled already."""
         if not self.settled:
@@ -402,6 +422,11 @@ class Task(DurableFuture[T]):
     def description(self) -> str:
         """Its name in messages."""
         return f"coroutine {getattr(self._coroutine, '__name__', '?')!r}"
+
+    @property
+    def source(self) -> CodeLine | None:
+        """The line of the application at which it waits."""
+        return waiting_source(self._coroutine)
 
     @property
     def is_undisturbed(self) -> bool:

@@ -73,7 +73,7 @@ def decode_event(text: str) -> Event:
     Raises:
         NotSerializable: not JSON, a type that this version does not know, or a field missing or of the wrong type.
     """
-    return _event(read_json(text))
+    return read_event(read_json(text))
 
 
 class ReceivedMessage(NamedTuple):
@@ -103,7 +103,7 @@ def read_message(text: str) -> ReceivedMessage:
         raise NotSerializable("a message must be a JSON object")
     if "move" in message:
         _add_move(message)
-    return ReceivedMessage(_integer(message.get("execution")), _event(message.get("event")), _run(message))
+    return ReceivedMessage(_integer(message.get("execution")), read_event(message.get("event")), _run(message))
 
 
 def _add_move(message: dict[str, Any]) -> None:
@@ -194,7 +194,12 @@ def _compile_writer(cls: type[Any], head: str, columns: tuple[_Column, ...]) -> 
     return cast(Callable[[Any], str], scope["write"])
 
 
-def _event(obj: object) -> Event:
+def read_event(obj: object) -> Event:
+    """Return the event that a JSON value stands for.
+
+    Raises:
+        NotSerializable: as for ``decode_event``.
+    """
     kind = obj.get("type") if isinstance(obj, dict) else None
     event_type = _TYPES.get(kind) if isinstance(kind, str) else None
     if event_type is None:

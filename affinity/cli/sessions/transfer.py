@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import IO, Any, Final, get_args
 
 import click
 
+from affinity.cli.files import written
 from affinity.cli.output import counted
 from affinity.cli.sessions.filters import filter_of, filters
 from affinity.cli.shell import Command, Progress, Shell, command, with_client
@@ -45,7 +44,7 @@ def export(shell: Shell, *, session_ids: tuple[str, ...], output: str, **chosen:
         raise click.UsageError("what is exported is lines of JSON; --json needs --output FILE, and reports the number")
 
     async def run(client: Client) -> int:
-        with Progress("exported") as progress, _written(output) as file:
+        with Progress("exported") as progress, written(output) as file:
             return await _write(client.session_manager.export(session_ids or where), file, progress)
 
     number = with_client(shell, run)
@@ -60,27 +59,6 @@ async def _write(lines: AsyncIterator[str], file: IO[str], progress: Progress) -
         file.write(f"{line}\n")
         progress(number := number + 1)
     return number
-
-
-@contextmanager
-def _written(output: str) -> Iterator[IO[str]]:
-    """The file to write, renamed when it is complete; or stdout."""
-    if output == "-":
-        with click.open_file("-", "w", encoding="utf-8") as stdout:
-            yield stdout
-        return
-    path, partial = Path(output), Path(f"{output}.part")
-    if path.exists() and not path.is_file():
-        partial = path  # a device or a pipe; a directory is refused below
-    try:
-        with partial.open("w", encoding="utf-8", newline="\n") as file:
-            yield file
-        os.replace(partial, path)
-    except OSError as error:
-        raise click.UsageError(f"cannot write {output!r}: {error.strerror}") from error
-    finally:
-        if partial != path:
-            partial.unlink(missing_ok=True)
 
 
 @contextmanager

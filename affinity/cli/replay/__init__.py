@@ -1,0 +1,5 @@
+"""``affinity replay``: histories against the code of an app, without a worker."""
+
+from affinity.cli.replay.command import replay
+
+__all__ = ["replay"]

@@ -1,0 +1,136 @@
+"""The command, its options and its exit codes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final, get_args
+
+import anyio
+import click
+
+from affinity.cli.arguments import DURATION, LIMIT
+from affinity.cli.files import written
+from affinity.cli.loading import load_app
+from affinity.cli.replay.database import DatabaseReplay, ReplaySelection
+from affinity.cli.replay.results import ReplayedExecution, ReplayReport, junit
+from affinity.cli.shell import FAILED, Command, Progress, Shell, command
+from affinity.errors import OrchestrationError
+from affinity.orchestration import App
+from affinity.orchestration.exported import parse_export, replayed
+from affinity.orchestration.replaying import replay_execution
+from affinity.provider import open_provider
+from affinity.provider.contract import InstanceStatus
+
+NOTHING: Final = 3
+"""Exit code when no history was selected: a check that has checked nothing must not pass."""
+
+DEFAULT_STATUS: Final[tuple[InstanceStatus, ...]] = ("running", "suspended")
+
+DEFAULT_SAMPLE: Final = 500
+
+
+@click.command(cls=Command, short_help="Check that code fits the histories of instances.")
+@click.argument("target", metavar="MODULE:APP")
+@click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@click.option(
+    "--status",
+    multiple=True,
+    type=click.Choice(get_args(InstanceStatus)),
+    help=f"Only these; may be repeated  [default: {', '.join(DEFAULT_STATUS)}]",
+)
+@click.option("--name", "names", multiple=True, help="Only of this orchestration; may be repeated.")
+@click.option("--since", type=DURATION, help="Only those whose last turn was within this time: 90s, 15m, 12h, 30d, 4w.")
+@click.option(
+    "--sample", type=LIMIT, help=f"How many instances, chosen at random; or none  [default: {DEFAULT_SAMPLE}]"
+)
+@click.option("--earlier", is_flag=True, help="Also the executions before continue_as_new, which no worker replays.")
+@click.option("--junit", "xml", metavar="FILE", help="Also write the results as JUnit's XML, which CI systems show.")
+@command
+def replay(shell: Shell, *, target: str, files: tuple[str, ...], earlier: bool, xml: str | None, **chosen: Any) -> None:
+    """Replay the histories of instances against the code of the app that MODULE:APP names, as a worker does before it
+    goes on with an instance. Run it before a rollout: an instance that does not match would be suspended.
+
+    The histories are FILEs of `affinity history ID --export FILE`, or a sample out of the database, which is only read:
+    no worker starts, nothing is migrated or locked, and no activity runs. On PostgreSQL the role of a client will do.
+
+    What does not match is printed with the number of the event, what the code does and what the history has there, and
+    the line of the code. Keep the former code beside the new one as another version of the orchestration: running
+    instances stay on the version with which they began.
+
+    Exit codes:
+      0  all match; or the instance is suspended for the same error already, which is listed
+      1  one does not match, or cannot be read, or the app does not register its orchestration
+         (where apps share a database, name the orchestrations of this one with --name)
+      2  the command line or a file is wrong
+      3  no history was selected; or the database cannot be reached or refuses
+
+    Examples:
+      affinity replay support:app --url postgresql://replica/app --sample 500
+      affinity replay support:app --status running --name conversation --since 7d --junit replay.xml
+      affinity history chat-17 --export tests/histories/chat-17.json
+      affinity replay support:app tests/histories/*.json
+    """
+    options = {name: value for name, value in {**chosen, "earlier": earlier}.items() if value}
+    if files and (options or click.get_current_context().params.get("url")):
+        raise click.UsageError("give FILEs, or a database with --status, --name, --since, --sample and --earlier")
+    app = load_app(target)
+    app.check()
+    with Progress("replayed", hint="; nothing was changed") as progress:
+        report = ReplayReport(progress)
+        begun = time.perf_counter()
+        if files:
+            for file in files:
+                _replay_file(app, file, report)
+        else:
+            anyio.run(_replay_database, app, shell.url, _selection(chosen), report, earlier)
+        report.seconds = time.perf_counter() - begun
+    _show(shell, report, xml)
+
+
+def _selection(chosen: dict[str, Any]) -> ReplaySelection:
+    sample = chosen["sample"]
+    return ReplaySelection(
+        status=chosen["status"] or DEFAULT_STATUS,
+        names=chosen["names"],
+        since=chosen["since"],
+        sample=DEFAULT_SAMPLE if sample is None else sample,
+    )
+
+
+async def _replay_database(app: App, url: str, selection: ReplaySelection, report: ReplayReport, earlier: bool) -> None:
+    provider = await open_provider(url, application_name="affinity replay", one_connection=True)
+    try:
+        await DatabaseReplay(app, provider, report, earlier=earlier, listed=Progress("listed")).run(selection)
+    finally:
+        await provider.aclose()
+
+
+def _replay_file(app: App, file: str, report: ReplayReport) -> None:
+    with click.open_file(file, encoding="utf-8", errors="surrogateescape") as opened:
+        history = parse_export(opened.read(), file)
+    for execution in replayed(history.executions):
+        subject = ReplayedExecution(
+            instance_id=history.instance_id,
+            name=history.name,
+            execution_id=execution.execution_id,
+            suspended_for=history.suspended_for,
+            file=file,
+        )
+        try:
+            replay_execution(app, history, execution)
+        except OrchestrationError as error:
+            report.add(subject, len(execution.events), error)
+        else:
+            report.add(subject, len(execution.events), None)
+
+
+def _show(shell: Shell, report: ReplayReport, xml: str | None) -> None:
+    shell.show(report.document, lambda: click.echo(report.text))
+    if xml is not None:
+        with written(xml) as file:
+            file.write(junit(report))
+    if not report.count:
+        click.echo("Error: no history was selected", err=True)
+        click.get_current_context().exit(NOTHING)
+    if report.findings:
+        click.get_current_context().exit(FAILED)

@@ -1,0 +1,187 @@
+"""Histories out of a database, which is only read: page by page, through the replays of a worker."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Final
+
+from affinity.cli.replay.results import ReplayedExecution, ReplayReport
+from affinity.client import Client, Instance
+from affinity.client.calls import retry
+from affinity.errors import UnknownOrchestration
+from affinity.limits import MAX_PAGE
+from affinity.orchestration import App
+from affinity.orchestration.engine import Execution
+from affinity.orchestration.replaying import find_definition
+from affinity.provider.contract import FINISHED, HistoryCursor, HistoryPage, InstanceStatus, Provider
+from affinity.worker.replays import ROUND, Replay, Replays
+
+SEED: Final = 0
+"""Of the random choice: the same instances give the same sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySelection:
+    """Which instances of a database."""
+
+    status: Collection[InstanceStatus]
+    names: Sequence[str]
+    """Of their orchestrations; empty: any."""
+    since: float | None
+    """Seconds within which they had their last turn."""
+    sample: int
+    """How many, chosen at random; 0: all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenInstance:
+    """What a replay needs of an instance, whose row may have a large result."""
+
+    subject: ReplayedExecution
+    version: str | None
+    session_id: str | None
+
+    @classmethod
+    def of(cls, instance: Instance) -> ChosenInstance:
+        """What it needs of this one."""
+        why = instance.suspension
+        subject = ReplayedExecution(
+            instance_id=instance.instance_id,
+            name=instance.name,
+            execution_id=instance.execution_id,
+            suspended_for=None if why is None else why.error_type,
+        )
+        return cls(subject=subject, version=instance.version, session_id=instance.session_id)
+
+
+async def choose(
+    client: Client, selection: ReplaySelection, progress: Callable[[int], None]
+) -> AsyncIterator[ChosenInstance]:
+    """The instances that have a history; ``progress`` is called with how many of them were seen."""
+    chance = random.Random(SEED)  # noqa: S311 -- a sample, not a secret
+    sample: list[ChosenInstance] = []
+    seen = 0
+    async for instance in _list(client, selection):
+        chosen = ChosenInstance.of(instance)
+        progress(seen := seen + 1)
+        if not selection.sample:
+            yield chosen
+        elif len(sample) < selection.sample:
+            sample.append(chosen)
+        elif (place := chance.randrange(seen)) < selection.sample:  # each has the same chance to be in it
+            sample[place] = chosen
+    for chosen in sample:
+        yield chosen
+
+
+async def _list(client: Client, selection: ReplaySelection) -> AsyncIterator[Instance]:
+    begin = None if selection.since is None else datetime.now(UTC) - timedelta(seconds=selection.since)
+    names: Sequence[str | None] = selection.names or [None]
+    for name in names:
+        async for instance in client.list_instances(status=selection.status, name=name):
+            if instance.event_count and (begin is None or instance.updated_at >= begin):
+                yield instance
+
+
+class DatabaseReplay:
+    """Replays histories as a worker does, several beside each other.
+
+    Args:
+        app: with the code.
+        provider: of the database; it is only read.
+        report: receives the results.
+        earlier: also the executions before the current one.
+        listed: called with the number of instances that were seen so far.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        provider: Provider,
+        report: ReplayReport,
+        *,
+        earlier: bool = False,
+        listed: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._app = app
+        self._provider = provider
+        self._client = Client.from_provider(provider)
+        self._report = report
+        self._earlier = earlier
+        self._listed = listed
+        self._replays = Replays(self._read, _nothing_is_written)
+
+    async def run(self, selection: ReplaySelection) -> None:
+        """Replay the instances of the selection.
+
+        Raises:
+            ProviderError: the database fails for longer than `client.calls.RETRY_SECONDS`.
+        """
+        async with self._client:
+            async for chosen in choose(self._client, selection, self._listed):
+                await self._add(chosen)
+                while len(self._replays) >= ROUND:
+                    await self._replays.take_round()
+            while len(self._replays):
+                await self._replays.take_round()
+
+    async def _read(self, cursors: Sequence[HistoryCursor]) -> Sequence[HistoryPage]:
+        return await retry(partial(self._provider.read_history, cursors))
+
+    async def _add(self, chosen: ChosenInstance) -> None:
+        self._begin(chosen, chosen.subject, chosen.version)
+        if not self._earlier:
+            return
+        async for execution_id in self._find_earlier(chosen.subject):
+            subject = replace(chosen.subject, execution_id=execution_id, suspended_for=None)
+            self._begin(chosen, subject, await self._find_version(subject))
+
+    def _begin(self, chosen: ChosenInstance, subject: ReplayedExecution, version: str | None) -> None:
+        try:
+            definition = find_definition(self._app, subject.name, version)
+        except UnknownOrchestration as error:
+            self._report.add(subject, 0, error)
+            return
+        at = (subject.instance_id, subject.execution_id, chosen.session_id)
+        execution = Execution(definition, *at, traced=True)
+
+        def done(error: Exception | None) -> None:
+            execution.close()
+            if error is not None or running.events:  # else it was deleted meanwhile
+                self._report.add(subject, running.events, error)
+
+        running = Replay(execution, done, is_suspect=False)
+        self._replays.add(running)
+
+    async def _find_earlier(self, subject: ReplayedExecution) -> AsyncIterator[int]:
+        """The executions before the current one that continued as new: as `orchestration.exported.replayed`."""
+        after, before = subject.execution_id, subject.execution_id
+        while rows := await self._client.executions(subject.instance_id, limit=MAX_PAGE, before=before):
+            for row in rows:
+                if row.status in FINISHED and not await self._is_reset(subject.instance_id, after):
+                    return
+                if row.status == "continued":
+                    yield row.execution_id
+                after = row.execution_id
+            before = after
+
+    async def _is_reset(self, instance_id: str, execution_id: int) -> bool:
+        """Whether a reset has begun this execution."""
+        events = self._client.iter_history(instance_id, execution_id=execution_id)
+        return any([event.type == "execution_reset" async for event in events])
+
+    async def _find_version(self, subject: ReplayedExecution) -> str | None:
+        """The version with which an execution began."""
+        events = self._client.iter_history(subject.instance_id, execution_id=subject.execution_id)
+        async for event in events:
+            if event.type == "orchestration_started":
+                return str(event.fields.get("version"))
+        return None
+
+
+async def _nothing_is_written() -> None:
+    """A worker waits here until its turns are written."""
