@@ -24,6 +24,11 @@ pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
 
 
+def app_of(module: ModuleType) -> affinity.App:
+    app: affinity.App = module.app
+    return app
+
+
 class Case(NamedTuple):
     """An example, what a client does, and what comes of it."""
 
@@ -31,7 +36,7 @@ class Case(NamedTuple):
     scenario: Callable[[Env, ModuleType], Awaitable[object]]
     expected: object
     kills: int = 1
-    make: Callable[[ModuleType], affinity.App] = lambda module: module.app  # for state outside
+    make: Callable[[ModuleType], affinity.App] = app_of  # for state outside
 
 
 async def hello(env: Env, of: ModuleType) -> object:
@@ -55,8 +60,8 @@ async def talk_by_events(env: Env, name: str, orchestration: Any, texts: list[st
 
 def new_folder(module: ModuleType) -> affinity.App:
     """For the checkpoints of `chat.py`."""
-    module.checkpoints = anyio.Path(tempfile.mkdtemp())
-    return module.app
+    vars(module)["checkpoints"] = anyio.Path(tempfile.mkdtemp())
+    return app_of(module)
 
 
 async def chat(env: Env, of: ModuleType) -> object:
@@ -68,7 +73,7 @@ async def chat(env: Env, of: ModuleType) -> object:
 def nothing_saved(module: ModuleType) -> affinity.App:
     """In the dictionary that stands for a store."""
     module.saved.clear()
-    return module.app
+    return app_of(module)
 
 
 async def unknown_session(env: Env, of: ModuleType) -> object:
@@ -182,6 +187,6 @@ async def test_an_example_passes(case: Case, monkeypatch: pytest.MonkeyPatch) ->
         assert outcome == case.expected
         assert [each.instance_id async for each in env.client.list_instances(status=["suspended"])] == []
 
-    app = (lambda: case.make(module)) if case.kills == 0 else module.app
+    app = (lambda: case.make(module)) if case.kills == 0 else app_of(module)
     matrix = await crash_matrix(app, lambda env: case.scenario(env, module), check, kills=case.kills)
     assert matrix.hit > matrix.runs / 2

@@ -63,7 +63,6 @@ async def pids(ctx: affinity.OrchestrationContext) -> list[int]:
 
 
 support = affinity.Conversations(Basket, kind="support")
-app.include(support)
 
 
 @support.on_wake
@@ -75,6 +74,9 @@ async def respond(wake: affinity.Wake, basket: Basket) -> None:
             wake.append(AgentMessage("may I?"))
         else:
             wake.append(AgentMessage(f"done: {basket.items}"))
+
+
+app.include(support)
 
 
 @pytest.fixture
@@ -201,20 +203,19 @@ async def test_a_state_that_is_saved_apart_from_the_result_is_found(
     with pytest.raises(CrashMatrixFailed) as failed:
         await crash_matrix(broken, start("saves_apart"), is_one, url=url, seed=5, kills=0)
     text = str(failed.value)
-    number, mode = failed.value.points[0]
-    assert mode == "before"
-    assert "runs failed (" in text
-    assert f"the worker crashed before commit {number} (" in text
-    assert "instance 'o-7': the result of 'add_early'" in text
+    assert failed.value.points == [(2, "behind"), (3, "before")], "between the state and the result"
+    assert "2 of 9 runs failed (3 commits, seed=5); first:" in text
+    assert "the worker crashed behind commit 2 (save by worker-0: the state of session 's') and " in text
     assert "AssertionError: assert 2 == 1" in text
-    assert f"crash_matrix(…, seed=5, only=({number}, 'before'))" in text
-    assert f"only=({number}, 'before')" in capsys.readouterr().out, "printed as soon as it is known"
+    assert "crash_matrix(…, seed=5, only=(2, 'behind'))" in text
+    assert "the others: (3, 'before')" in text
+    assert "only=(2, 'behind')" in capsys.readouterr().out, "printed as soon as it is known"
     assert "instance 'o-7' is completed" in "\n".join(failed.value.__notes__), "the histories of the env"
     assert isinstance(failed.value.__cause__, AssertionError)
 
-    with pytest.raises(CrashMatrixFailed):
-        await crash_matrix(broken, start("saves_apart"), is_one, url=url, seed=5, only=(number, mode))
-    matrix = await crash_matrix(broken, start("saves_apart"), is_one, url=url, seed=5, only=(number, "lost"))
+    with pytest.raises(CrashMatrixFailed, match="the result of 'add_early', completed"):
+        await crash_matrix(broken, start("saves_apart"), is_one, url=url, seed=5, only=(3, "before"))
+    matrix = await crash_matrix(broken, start("saves_apart"), is_one, url=url, seed=5, only=(2, "lost"))
     assert (matrix.runs, matrix.hit) == (1, 1), "an answer that is lost does no harm here"
 
 

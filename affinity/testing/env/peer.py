@@ -21,6 +21,10 @@ class PeerGone(Exception):
     """The other side has ended."""
 
 
+class PeerFailed(Exception):
+    """The other side could not answer."""
+
+
 class Peer:
     """One side. Answers keep the order in which they are given."""
 
@@ -52,27 +56,37 @@ class Peer:
 
     def _take(self, line: dict[str, Any]) -> None:
         if (number := line.pop("answers", None)) is not None:
-            self._asked.pop(number).set_result(line)
+            asked = self._asked.pop(number)
+            if not asked.done():  # its task may have been cancelled
+                asked.set_result(line)
             return
-        task = asyncio.get_running_loop().create_task(self._answer(line.pop("number"), line.pop("ask"), line))
+        task = asyncio.get_running_loop().create_task(self._answer(line.pop("question"), line.pop("ask"), line))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
     async def _answer(self, number: int, name: str, fields: Fields) -> None:
-        self._send({"answers": number, **await self._handle(name, fields)})
+        try:
+            answer = await self._handle(name, fields)
+        except Exception as error:
+            answer = {"failed": repr(error)}
+        self._send({"answers": number, **answer})
 
     async def ask(self, name: str, **fields: Any) -> Fields:
         """Ask the other side.
 
         Raises:
             PeerGone: it has ended, or does before it answers.
+            PeerFailed: an error has ended its answer.
         """
         if self._is_gone:
             raise PeerGone
         number = next(self._numbers)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
-        self._send({"number": number, "ask": name, **fields})
-        return await answer
+        self._send({"question": number, "ask": name, **fields})
+        found: Fields = await answer
+        if "failed" in found:
+            raise PeerFailed(found["failed"])
+        return found
 
     def _send(self, line: Fields) -> None:
         if not self._is_gone:

@@ -69,6 +69,10 @@ class ProcessWorker:
             started = await self._peer.ask("start", options=options, now=self._now(), **self._setup)
         except PeerGone:
             started = {"error": f"its process has ended with {await self._end()}"}
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.crash()
+            raise
         if "error" in started:
             await self.crash()
             raise InvalidApp(started["error"])
@@ -97,6 +101,7 @@ class ProcessWorker:
         if name == "status":
             self._note(fields)
             return {}
+        assert name == "commit"
         try:
             await self._commit(**fields)
         except ProviderError as error:
@@ -105,7 +110,7 @@ class ProcessWorker:
 
     async def _commit(self, number: int, verb: str, what: str, *, done: bool) -> None:
         if done:
-            await self._traffic.end_commit(self._commits.pop(number))
+            await self._traffic.end_commit(self._commits[number])
         else:
             name = self._options.worker_node_id
             self._commits[number] = await self._traffic.begin_described_commit(name, verb, what)
@@ -262,6 +267,6 @@ def find_app(app: App | Callable[[], App]) -> str:
 
 def _is_at(value: object, module: str, name: str) -> bool:
     try:
-        return module != "__main__" and reduce(getattr, name.split("."), sys.modules[module]) is value  # type: ignore[arg-type]
+        return module != "__main__" and reduce(getattr, name.split("."), sys.modules[module]) is value
     except (KeyError, AttributeError):
         return False
