@@ -68,6 +68,7 @@
     │   ├── SessionBusy                it was not started within its fail_after
     │   └── ActivityCancelled          cancelled while it was awaited
     ├── IterationInterrupted           an async iterator cannot go on after a cancelled wait
+    ├── CrashMatrixFailed (AssertionError)  runs of `affinity.testing.crash_matrix` have failed
     ├── WorkerStalled                  the worker's event loop made no progress; the worker gave up its lease
     └── SessionError
         ├── UnknownSession             this process has no state for the session (option A of the document)
@@ -453,6 +454,18 @@ class WaitTimeout(ClientError, TimeoutError):
 
 class NothingWillHappen(ClientError):
     """A wait in `affinity.testing.Env` cannot end: nothing runs, and nothing is due, or not within ``max_jump``."""
+
+
+class CrashMatrixFailed(AffinityError, AssertionError):
+    """Runs of `affinity.testing.crash_matrix` have failed. The error of the first one is the cause.
+
+    Attributes:
+        points: for each of them the number of the commit, and what happened there; for ``only``.
+    """
+
+    def __init__(self, message: str, points: Sequence[tuple[int, str]]) -> None:
+        super().__init__(message)
+        self.points = points
 
 
 # --- conversations --------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
-"""For tests of applications: `Env`, with virtual time, and `replay`, of a history against the code. For tests of
-providers and stores: the conformance suites, which need pytest.
+"""For tests of applications: `Env`, with virtual time, `crash_matrix`, and `replay`, of a history against the code. For
+tests of providers and stores: the conformance suites, which need pytest.
 """
 
+from affinity.testing.crashes import CrashFailure, CrashMatrix, CrashMode, CrashPoint, crash_matrix
 from affinity.testing.env import Env
 from affinity.testing.replaying import replay
 
-__all__ = ["Env", "replay"]
+__all__ = ["CrashFailure", "CrashMatrix", "CrashMode", "CrashPoint", "Env", "crash_matrix", "replay"]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
 import anyio
-import anyio.to_thread
 
 from affinity.async_block import AsyncBlock
 from affinity.client import Client, SessionMoveOutcome
@@ -35,17 +34,11 @@ from affinity.testing.env.clients import EnvClient
 from affinity.testing.env.fakes import Fake
 from affinity.testing.env.reasons import describe, explain
 from affinity.testing.env.sqlite import SqliteDatabase
-from affinity.testing.env.traffic import Traffic, observed
+from affinity.testing.env.traffic import LOOK_SECONDS, Commit, Traffic, observed, steps
 from affinity.testing.env.waiting import EnvDatabase, Waiting
-from affinity.testing.env.workers import EnvWorker
+from affinity.testing.env.workers import EnvWorker, WorkerOfEnv
 from affinity.worker import RuntimeOptions
 from affinity.worker.services import Timing
-
-STEPS: Final = 12
-"""Steps of the event loop after which code that waits for nothing has made its next call, or waits."""
-
-LOOK_SECONDS: Final = 0.02
-"""Between two looks at whether a client waits, while no call ends."""
 
 TICK: Final = 0.001
 """A shorter move of the clock is no jump: PostgreSQL's statements put what they queue some microseconds apart."""
@@ -103,13 +96,14 @@ class Env(AsyncBlock):
         if always_replay:
             self._options = self._options.model_copy(update={"instance_cache_size": 0})
         self._traffic = Traffic()
-        self._renewing = threading.Lock()  # held by a renewal of leases, and by a jump
         self._round = anyio.Event()  # at each jump
         self._jumping = asyncio.Lock()
         self._held = 0  # blocks in which the clock does not jump by itself
         self._max_jump = max_jump
         self._timing = Timing(pause=self._pause, monotonic=self._monotonic)
-        self._workers: list[EnvWorker] = []
+        self._workers: list[WorkerOfEnv] = []
+        self._crashing = asyncio.Lock()
+        self._crashes: list[BackgroundTask] = []
         self._stack = AsyncExitStack()
         self.jumps = 0
         """How often the clock has jumped."""
@@ -122,6 +116,7 @@ class Env(AsyncBlock):
             self._own = await self._database.open(one_connection=True)
             stack.push_async_callback(self._own.aclose)
             stack.push_async_callback(self._leave_workers)
+            stack.push_async_callback(self._end_crashes)
             for number in range(self._count):
                 await self._start_worker(f"worker-{number}")
             self.client = EnvClient.from_provider(observed(self._own, self._traffic))
@@ -156,19 +151,13 @@ class Env(AsyncBlock):
         """The time of the database's clock."""
         return datetime.fromtimestamp(self._database.now(), UTC)
 
-    async def _start_worker(self, name: str) -> EnvWorker:
-        options = self._options.model_copy(update={"worker_node_id": name})
-        worker = EnvWorker(
-            self._app,
-            options,
-            open_provider=self._open,
-            traffic=self._traffic,
-            timing=self._timing,
-            renewing=self._renewing,
-        )
+    async def _start_worker(self, name: str) -> None:
+        worker = self._make_worker(self._options.model_copy(update={"worker_node_id": name}))
         await worker.__aenter__()
         self._workers.append(worker)
-        return worker
+
+    def _make_worker(self, options: RuntimeOptions) -> WorkerOfEnv:
+        return EnvWorker(self._app, options, open_provider=self._open, traffic=self._traffic, timing=self._timing)
 
     async def _leave_workers(self) -> None:
         """What runs is cancelled: a test that has ended waits for nothing."""
@@ -224,12 +213,38 @@ class Env(AsyncBlock):
         Raises:
             InvalidInput: no such worker runs.
         """
-        found = self._worker(worker)
-        await found.crash()
-        self._workers.remove(found)
-        self._traffic.changes += 1
-        if restart:
-            await self._start_worker(found.identity.worker_id)
+        async with self._crashing:
+            found = self._worker(worker)
+            await found.crash()
+            self._workers.remove(found)
+            self._traffic.changes += 1
+            if restart:
+                await self._start_worker(found.identity.worker_id)
+
+    def _crash_in_commit(self, name: str, *, restart: bool, delay: float | None = None) -> None:
+        """Crash a worker from within `Traffic.on_commit`: nothing more of it reaches the database from here on, or
+        after a delay in seconds. The rest is done beside; the clock does not jump meanwhile. Without ``restart``, a new
+        worker takes over from the last one.
+        """
+        if delay is None:
+            self._worker(name).cut()
+        self._traffic.begin()
+        self._crashes.append(BackgroundTask(partial(self._follow_crash, name, restart=restart, delay=delay or 0.0)))
+
+    async def _follow_crash(self, name: str, *, restart: bool, delay: float) -> None:
+        try:
+            await anyio.sleep(delay)
+            await self.crash(name, restart=restart)
+            if not self._workers:
+                await self._start_worker(f"worker-{self._count}")
+        except Exception as error:  # the test must not hang
+            self.client._fail_waits(error)
+        finally:
+            self._traffic.end(changed=True)
+
+    async def _end_crashes(self) -> None:
+        for crash in self._crashes:
+            await crash.join()
 
     async def move(self, session_id: str, worker: int | str) -> SessionMoveOutcome:
         """Move a session to a worker; see `Client.move_session` for the outcomes.
@@ -278,17 +293,19 @@ class Env(AsyncBlock):
 
     def fail_commits(self, n: int) -> None:
         """Have the database refuse the next ``n`` commits of the workers; they repeat them."""
-        left = n
+        left, also = n, self._traffic.on_commit
 
-        async def refuse(name: str, done: bool) -> None:
+        async def refuse(commit: Commit, done: bool) -> None:
             nonlocal left
+            if also is not None:
+                await also(commit, done)
             if not done and left > 0:
                 left -= 1
-                raise DatabaseFailure(f"the test refuses {name}")
+                raise DatabaseFailure(f"the test refuses {commit.verb}")
 
         self._traffic.on_commit = refuse
 
-    def _worker(self, worker: int | str) -> EnvWorker:
+    def _worker(self, worker: int | str) -> WorkerOfEnv:
         name = worker if isinstance(worker, str) else f"worker-{worker}"
         for each in self._workers:
             if each.identity.worker_id == name:
@@ -378,7 +395,7 @@ class Env(AsyncBlock):
             if self._held or not self.client._awaited:
                 begun = None
                 await self._traffic.wait(LOOK_SECONDS)
-                await _steps()
+                await steps()
                 continue
             begun = begun or self.now()
             try:
@@ -388,7 +405,7 @@ class Env(AsyncBlock):
                 await anyio.sleep(LOOK_SECONDS)
             except Exception as error:  # a defect too: the test must not hang
                 self.client._fail_waits(error)
-                await _steps()
+                await steps()
 
     async def _jump_once(self, begun: datetime) -> None:
         """Wait until nothing can run; if the client still waits then, since ``begun``, jump to what is due next.
@@ -407,16 +424,15 @@ class Env(AsyncBlock):
             raise NothingWillHappen(f"nothing will ever happen: {await self._explain()}")
 
     async def _jump(self, to: float) -> None:
-        seconds = to - self._database.now()
+        seconds, alive = to - self._database.now(), self._alive
         self._traffic.stop()
         try:
-            await anyio.to_thread.run_sync(self._renewing.acquire)
-            try:
-                await self._database.jump(to, [worker.identity.incarnation for worker in self._alive])
-            finally:
-                self._renewing.release()
-            for worker in self._alive:
-                worker.runtime.activities.pass_time(seconds)
+            async with AsyncExitStack() as held:
+                for worker in alive:
+                    await held.enter_async_context(worker.held())
+                await self._database.jump(to, [worker.identity.incarnation for worker in alive])
+            for worker in alive:
+                worker.pass_time(seconds)
         finally:
             self._traffic.go_on()
         self.jumps += seconds > TICK
@@ -435,7 +451,7 @@ class Env(AsyncBlock):
             changes = self._traffic.changes
             if self._is_busy(beside_code):
                 await self._traffic.wait(LOOK_SECONDS)
-                await _steps()
+                await steps()
                 continue
             for worker in self._alive:
                 worker.look()
@@ -446,10 +462,10 @@ class Env(AsyncBlock):
                     await worker.sweep()
             if not self._has_changed(changes, beside_code):
                 self.client._look_now()
-                await _steps()
+                await steps()
                 while self._traffic.in_flight:
                     await self._traffic.wait(LOOK_SECONDS)
-                await _steps()
+                await steps()
             if not self._has_changed(changes, beside_code):
                 return True
         return False
@@ -483,7 +499,7 @@ class Env(AsyncBlock):
             raise NothingWillHappen(self._too_far(begun, due))
 
     @property
-    def _alive(self) -> Sequence[EnvWorker]:
+    def _alive(self) -> Sequence[WorkerOfEnv]:
         return [worker for worker in self._workers if worker.is_alive]
 
     def _waiting(self) -> Waiting:
@@ -502,8 +518,3 @@ async def _create(url: str | None) -> EnvDatabase:
     from affinity.testing.env.postgres import PostgresDatabase  # imported late, as by `open_provider`
 
     return await PostgresDatabase.create(url)
-
-
-async def _steps() -> None:
-    for _ in range(STEPS):
-        await asyncio.sleep(0)

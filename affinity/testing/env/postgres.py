@@ -26,7 +26,7 @@ class PostgresDatabase:
     """A schema that nothing else uses; made by `create`."""
 
     def __init__(self, url: str, schema: str, connection: AsyncConnection[TupleRow]) -> None:
-        self._url = url
+        self.url = url
         self._schema = schema
         self._connection = connection
         self._time = round(time.time(), 6)
@@ -71,7 +71,7 @@ class PostgresDatabase:
 
     async def open(self, timeline: Timeline | None = None, *, one_connection: bool = False) -> Provider:
         return await PostgresProvider.open(
-            self._url, application_name="affinity env", timeline=timeline, one_connection=one_connection
+            self.url, application_name="affinity env", timeline=timeline, one_connection=one_connection
         )
 
     async def next_due(self, waiting: Waiting) -> float | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import sqlite3
+import struct
 import tempfile
 import time
 from collections.abc import Collection
@@ -32,29 +34,41 @@ MEMORY: Final = Path("/dev/shm")  # noqa: S108 -- a directory of random name is 
 
 _NEW_TOKEN: Final = "UPDATE timeline SET token = lower(hex(randomblob(16)))"  # noqa: S105 -- of the timeline
 
+_TIME: Final = struct.Struct("d")
+
 _template: bytes | None = None  # a migrated file; made once in a process
 
 
 class StillClock(Clock):
-    """A clock that is moved by hand."""
+    """A clock that is moved by hand, in a file beside the database: worker processes share it."""
 
-    def __init__(self) -> None:
+    def __init__(self, database: Path) -> None:
         super().__init__()
-        self.time = round(time.time(), 6)
+        path = database.with_name("clock")
+        if not path.exists():
+            path.write_bytes(_TIME.pack(round(time.time(), 6)))
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), _TIME.size)
 
     def now(self) -> float:
         """The time that was set last."""
-        return self.time
+        found: float = _TIME.unpack_from(self._memory)[0]
+        return found
+
+    def set(self, to: float) -> None:
+        """Move it."""
+        _TIME.pack_into(self._memory, 0, to)
 
 
 class SqliteDatabase:
     """A file in a directory of its own; made by `create`."""
 
     def __init__(self, directory: Path) -> None:
-        self._clock = StillClock()
         self._directory = directory
         self._path = directory / "env.db"
         self._path.write_bytes(_template or b"")
+        self._clock = StillClock(self._path)
+        self.url = f"sqlite:///{self._path}"
         with closing(sqlite3.connect(self._path)) as connection, connection:
             connection.execute(_NEW_TOKEN)
         self._database = Database(connect(self._path), self._clock)
@@ -112,4 +126,4 @@ def _jump(tx: Tx, clock: StillClock, to: float, alive: Collection[str]) -> None:
     at = {"seconds": to - tx.now, "now": tx.now, "alive": to_json(list(alive))}
     for statement in ("move_workers", "move_sessions", "move_items"):
         tx.run(SQL[statement], at)
-    clock.time = to
+    clock.set(to)

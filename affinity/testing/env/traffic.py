@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import wraps
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import anyio
 import anyio.to_thread
 
 from affinity.errors import ConnectionLost, DatabaseFailure
 from affinity.provider.contract import Provider
+from affinity.testing.env.commits import describe_commit
+
+STEPS: Final = 12
+"""Steps of the event loop after which code that waits for nothing has made its next call, or waits."""
+
+LOOK_SECONDS: Final = 0.02
+"""Between two looks at what nothing announces."""
 
 _READS: Final = ("get_", "list_", "read_", "check_", "measure_", "count_", "find_", "load", "desired_")
 """How the names of calls begin that only read."""
@@ -23,14 +31,27 @@ _ASIDE: Final = frozenset({"renew_worker", "renew_work_item_lock", "notify_journ
 _RENEWALS: Final = frozenset({"renew_worker", "register_worker"})
 """Calls after which a worker has its lease."""
 
-COMMITS: Final = frozenset({"commit_turn", "ack_work_item", "abandon_work_item", "suspend_instance"})
-"""Calls by which a worker writes what its code has done."""
-
 HOLD_SECONDS: Final = 0.005
 """Between two looks of a lease renewer at whether its worker stands still: it has an event loop of its own."""
 
-OnCommit: TypeAlias = Callable[[str, bool], Awaitable[None]]
-"""Called with the name of a commit of a worker, before it (False) and behind it (True)."""
+COMMITS: Final = frozenset({"commit_turn", "ack_work_item", "abandon_work_item", "suspend_instance", "save"})
+"""Calls by which a worker writes what its code has done; ``save`` is that of session states."""
+
+
+class Commit(NamedTuple):
+    """One call of a worker that commits."""
+
+    number: int  # from 1, over all workers of the env
+    worker_id: str
+    verb: str
+    what: str  # instances and activities, for people; "" while nothing watches commits
+
+    def __str__(self) -> str:
+        return f"{self.verb} by {self.worker_id}: {self.what}"
+
+
+OnCommit: TypeAlias = Callable[[Commit, bool], Awaitable[None]]
+"""Called before a commit of a worker (False) and behind it (True)."""
 
 _BROUGHT: Final[dict[str, Callable[[Any], object]]] = {
     "fetch_work_item": lambda found: found.items or found.claim_lost,
@@ -57,17 +78,32 @@ class Traffic:
         self.in_flight = 0
         self.changes = 0
         """Calls so far that have brought or changed something, or may have."""
+        self.commits = 0
+        """Commits of workers that have begun."""
         self.on_commit: OnCommit | None = None
         """Injects faults: what it raises is what the worker gets for its commit."""
         self.refusals = 0
         """Calls of workers that the database is to refuse."""
+        self._names: dict[Any, str] = {}  # of the activities that were queued, by key
         self._ended = anyio.Event()
         self._gate: anyio.Event | None = None
 
-    async def fail(self, name: str, *, done: bool) -> None:
-        """Called at each commit: raise the error that is due."""
+    async def begin_commit(self, worker_id: str, verb: str, arguments: Sequence[Any]) -> Commit:
+        """Called before each commit: raise the error that is due."""
+        what = describe_commit(verb, arguments, self._names) if self.on_commit is not None else ""
+        return await self.begin_described_commit(worker_id, verb, what)
+
+    async def begin_described_commit(self, worker_id: str, verb: str, what: str) -> Commit:
+        """The same, where the arguments are not at hand."""
+        self.commits += 1
+        commit = Commit(self.commits, worker_id, verb, what)
+        await self.end_commit(commit, done=False)
+        return commit
+
+    async def end_commit(self, commit: Commit, *, done: bool = True) -> None:
+        """Called behind each commit: raise the error that is due."""
         if self.on_commit is not None:
-            await self.on_commit(name, done)
+            await self.on_commit(commit, done)
 
     def refuse(self, name: str) -> None:
         """Called at each call of a worker: raise `DatabaseFailure` while there are refusals left."""
@@ -114,7 +150,8 @@ class Traffic:
 class Link:
     """What one worker has between its code and the database: it can hold its calls back, and be cut."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker_id: str) -> None:
+        self.worker_id = worker_id
         self.is_cut = False
         self.is_renewed = False
         """Whether the lease was renewed since the last `go_on`."""
@@ -200,13 +237,15 @@ class _Observed:
             traffic.begin()
             changed = not reads
             try:
+                commit: Commit | None = None
                 if link is not None:
                     traffic.refuse(name)
-                if commits:
-                    await traffic.fail(name, done=False)
+                    if commits:
+                        commit = await traffic.begin_commit(link.worker_id, name, args)
+                    link.check()  # again: the worker may have crashed meanwhile
                 result = await call(*args, **kwargs)
-                if commits:
-                    await traffic.fail(name, done=True)
+                if commit is not None:
+                    await traffic.end_commit(commit)
                 if brought is not None:
                     changed = bool(brought(result))
             finally:
@@ -254,3 +293,9 @@ class _Locked:
 def locked(provider: Provider, lock: threading.Lock, link: Link) -> Provider:
     """The provider of a lease renewer: none of its calls is in flight while the clock jumps."""
     return cast("Provider", _Locked(provider, lock, link))
+
+
+async def steps() -> None:
+    """Let code that waits for nothing go on, until its next call."""
+    for _ in range(STEPS):
+        await asyncio.sleep(0)

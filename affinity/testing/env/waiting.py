@@ -23,6 +23,9 @@ class Waiting(NamedTuple):
 class EnvDatabase(Protocol):
     """One database of one `Env`."""
 
+    url: str
+    """For other processes, as of `affinity.testing.env.child`."""
+
     def now(self) -> float:
         """Its time in Unix seconds."""
         ...

@@ -6,22 +6,23 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import wraps
+from types import TracebackType
 from typing import Any, Final, Protocol
 
 import anyio
+import anyio.to_thread
 
 from affinity.errors import ProviderError
 from affinity.orchestration import App
-from affinity.provider.contract import OrchestrationFetch, Provider
+from affinity.provider.contract import OrchestrationFetch, Provider, WorkerIdentity
 from affinity.provider.timeline import Timeline
 from affinity.testing.env.traffic import HOLD_SECONDS, Link, Traffic, locked, observed
 from affinity.worker import RuntimeOptions, Worker
 from affinity.worker.lease import LeaseRenewer
 from affinity.worker.runtime import Runtime
 from affinity.worker.services import Timing
-
 
 RETRY_SECONDS: Final = 0.1
 """Longest real pause of a worker after a call that the database has refused."""
@@ -37,6 +38,44 @@ class OpenProvider(Protocol):
     async def __call__(self, timeline: Timeline | None = None, *, one_connection: bool = False) -> Provider: ...
 
 
+def names_in(app: App) -> list[str]:
+    """The names of the activities and orchestrations of an app."""
+    return [*app.activities, *app.orchestrations]
+
+
+class WorkerOfEnv(Protocol):
+    """What an `Env` asks its workers; see `EnvWorker`."""
+
+    is_abandoned: bool
+
+    @property
+    def has_crashed(self) -> bool: ...
+    @property
+    def is_paused(self) -> bool: ...
+    @property
+    def identity(self) -> WorkerIdentity: ...
+    @property
+    def is_alive(self) -> bool: ...
+    @property
+    def runs_code(self) -> bool: ...
+    @property
+    def has_unwritten(self) -> bool: ...
+    @property
+    def has_looked(self) -> bool: ...
+    async def __aenter__(self) -> object: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def cut(self) -> None: ...
+    async def crash(self) -> None: ...
+    def pause(self) -> None: ...
+    async def resume(self) -> None: ...
+    def held(self) -> AbstractAsyncContextManager[None]: ...
+    def pass_time(self, seconds: float) -> None: ...
+    async def sweep(self) -> None: ...
+    def look(self) -> None: ...
+
+
 class EnvWorker(Worker):
     """A worker whose calls are counted, and whose rounds of maintenance end their pauses when the clock jumps."""
 
@@ -48,18 +87,17 @@ class EnvWorker(Worker):
         open_provider: OpenProvider,
         traffic: Traffic,
         timing: Timing,
-        renewing: threading.Lock,
     ) -> None:
         super().__init__(app, "env", options, migrate=False)
         self._timing = Timing(pause=self._pause, monotonic=timing.monotonic)
         self._outer_pause = timing.pause
         self._health.longest_pause = RETRY_SECONDS
-        self._renewing = renewing
+        self._renewing = threading.Lock()  # held by a renewal of leases, and while the clock jumps
         self._traffic = traffic
         self._open_provider = open_provider
         self.is_abandoned = False
         """Whether it ends without a drain."""
-        self._link = Link()
+        self._link = Link(options.worker_node_id)
         self._held_at = 0.0
         self._renewer: LeaseRenewer | None = None
         self._wanted = 0  # looks for work that were asked for
@@ -113,10 +151,14 @@ class EnvWorker(Worker):
         """Whether it stands still."""
         return self._link.is_held
 
-    async def crash(self) -> None:
-        """End as a process that is killed: nothing more reaches the database."""
+    def cut(self) -> None:
+        """Let nothing more reach the database."""
         self.is_abandoned = True
         self._link.cut()
+
+    async def crash(self) -> None:
+        """End as a process that is killed: nothing more reaches the database."""
+        self.cut()
         error = _Crash()
         with contextlib.suppress(_Crash, ProviderError):
             await self.__aexit__(_Crash, error, None)
@@ -156,6 +198,19 @@ class EnvWorker(Worker):
     def has_unwritten(self) -> bool:
         """Whether something waits to be replayed or written."""
         return len(self.runtime.replays) > 0 or any(group.unwritten for group in self.runtime.commits.groups)
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Within it no lease is renewed."""
+        await anyio.to_thread.run_sync(self._renewing.acquire)
+        try:
+            yield
+        finally:
+            self._renewing.release()
+
+    def pass_time(self, seconds: float) -> None:
+        """Let so much time pass for the activities that run."""
+        self.runtime.activities.pass_time(seconds)
 
     async def sweep(self) -> None:
         """One round of maintenance; a worker that stands still meanwhile ends it later."""
