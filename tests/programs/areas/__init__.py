@@ -1,0 +1,10 @@
+"""The areas of which random programs are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tests.programs.area import AnyArea
+
+AREAS: Final[Mapping[str, AnyArea]] = {each.name: each for each in ()}

@@ -1,0 +1,47 @@
+"""A program that runs: its env, and the pauses of its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+
+from affinity.testing import Env
+
+
+class Play:
+    """What the areas of a running program share."""
+
+    def __init__(self, env: Env) -> None:
+        self.env = env
+        self.ticks = 0
+        """Commits of the workers, and jumps of the clock, so far."""
+        self._pauses: list[tuple[int, int, asyncio.Event]] = []  # due at this tick
+        self._numbers = itertools.count()
+
+    async def pause(self, ticks: int) -> None:
+        """Wait until the workers have made this many commits; a jump of the clock counts as one. It ends earlier when
+        nothing runs and nothing is due.
+        """
+        if ticks > 0:
+            ended = asyncio.Event()
+            self._pauses.append((self.ticks + ticks, next(self._numbers), ended))
+            self._pauses.sort()
+            await ended.wait()
+
+    def tick(self) -> None:
+        """A commit, or a jump."""
+        self.ticks += 1
+        while self._pauses and self._pauses[0][0] <= self.ticks:
+            self._pauses.pop(0)[2].set()
+
+    async def drive(self, step: Callable[[], Awaitable[bool]]) -> None:
+        """Move the clock whenever nothing runs; where nothing is due, end the next pause. Runs until cancelled."""
+        while True:
+            if await step():
+                self.tick()
+            elif self._pauses:
+                self.ticks = self._pauses[0][0] - 1
+                self.tick()
+            else:
+                await asyncio.sleep(0.001)
