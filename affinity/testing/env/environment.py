@@ -299,13 +299,29 @@ class Env(AsyncBlock):
         Raises:
             NothingWillHappen: something is always due, for longer than ``max_jump``.
         """
+        begun = self.now()
+        while await self._step(begun):
+            pass
+
+    async def step(self) -> bool:
+        """Run until nothing runs; then jump once, to what is due next.
+
+        Returns:
+            Whether anything was due. False: what is left waits for an event, an answer or an operator.
+
+        Raises:
+            NothingWillHappen: it is due in more than ``max_jump``.
+        """
+        return await self._step(self.now())
+
+    async def _step(self, begun: datetime) -> bool:
         async with self._by_hand():
-            begun = self.now()
             await self._settle()
-            while (due := await self._database.next_due(self._waiting())) is not None:
+            due = await self._database.next_due(self._waiting())
+            if due is not None:
                 self._check_jump(begun, due)
                 await self._jump(due)
-                await self._settle()
+            return due is not None
 
     @contextlib.contextmanager
     def freeze(self) -> Iterator[None]:

@@ -51,6 +51,8 @@ class Traffic:
         self.in_flight = 0
         self.changes = 0
         """Calls so far that have brought or changed something, or may have."""
+        self.turns = 0
+        """Turns of instances that workers have sent."""
         self.on_commit: OnCommit | None = None
         """Injects faults: what it raises is what the worker gets for its commit."""
         self._ended = anyio.Event()
@@ -129,6 +131,8 @@ class _Observed:
             await traffic.pass_gate()
             traffic.begin()
             changed = not reads
+            if name == "commit_turn":
+                traffic.turns += len(args[0])
             try:
                 if commits:
                     await traffic.fail(name, done=False)

@@ -6,5 +6,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from tests.programs.area import AnyArea
+from tests.programs.areas.orchestrations import ORCHESTRATIONS
 
-AREAS: Final[Mapping[str, AnyArea]] = {each.name: each for each in ()}
+AREAS: Final[Mapping[str, AnyArea]] = {each.name: each for each in (ORCHESTRATIONS,)}
