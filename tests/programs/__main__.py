@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import random
 import sys
 import time
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from tests.programs.areas import AREAS
+from tests.programs.databases import Copies
 from tests.programs.draw import Failed, search
 from tests.programs.program import Program
 from tests.programs.run import Totals, run
@@ -36,9 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     minutes = ALL_MINUTES if chosen.all and chosen.minutes is None else chosen.minutes
     count = chosen.programs or (None if minutes else FIXED_PROGRAMS)
     areas = chosen.areas.split(",") if chosen.areas else list(AREAS)
-    with _database(chosen) as url:
-        print(f"seed {seed}, {', '.join(areas)}, on {'PostgreSQL' if url else 'SQLite'}", flush=True)
-        look = Look(url, areas, shrink=not chosen.no_shrink)
+    logging.disable()  # of faults; and a log line takes as long as a turn
+    with _database(chosen) as where:
+        print(f"seed {seed}, {', '.join(areas)}, on {'SQLite' if where is None else 'PostgreSQL'}", flush=True)
+        look = Look(where, areas, shrink=not chosen.no_shrink)
         try:
             look.run(seed, count, minutes)
         except Failed as failed:
@@ -66,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 @contextmanager
-def _database(chosen: argparse.Namespace) -> Iterator[str | None]:
+def _database(chosen: argparse.Namespace) -> Iterator[str | Copies | None]:
     if chosen.postgres is None:
         yield chosen.url
         return
@@ -75,7 +78,7 @@ def _database(chosen: argparse.Namespace) -> Iterator[str | None]:
     offers = find_postgres()
     wanted = {"old": offers[0], "new": offers[-1]} | {str(offer.major): offer for offer in offers}
     with wanted[chosen.postgres].open() as server:
-        yield server.url(server.create_database())
+        yield Copies(server)
 
 
 def _lines(error: BaseException | None) -> Iterator[str]:
@@ -90,8 +93,8 @@ def _lines(error: BaseException | None) -> Iterator[str]:
 class Look:
     """A search for defects on one database."""
 
-    def __init__(self, url: str | None, areas: Sequence[str], *, shrink: bool = True) -> None:
-        self._url = url
+    def __init__(self, where: str | Copies | None, areas: Sequence[str], *, shrink: bool = True) -> None:
+        self._where = where
         self._areas = areas
         self._shrink = shrink
         self._totals = Totals()
@@ -121,7 +124,7 @@ class Look:
     def _judge(self, runner: asyncio.Runner, program: Program) -> None:
         for _ in range(TRIES if self._has_failed and self._shrink else 1):
             try:
-                runner.run(run(program, self._url, self._totals))
+                runner.run(run(program, self._where, self._totals))
             except BaseException:
                 self._has_failed = True
                 raise

@@ -15,13 +15,14 @@ from affinity.errors import (
     Contention,
     InstanceFinished,
     InstanceNotFinished,
+    NoReply,
     SessionNotFound,
     SessionWriteConflict,
     UnknownInstance,
     UnknownWorker,
 )
 from tests.programs.bodies import EVENTS, INSTANCES, SESSIONS, Job
-from tests.programs.interpreter import body, event_name, instance_id, session_id, sessions
+from tests.programs.interpreter import ASK, body, event_name, instance_id, session_id, sessions
 from tests.programs.play import Play
 
 
@@ -34,6 +35,14 @@ class Send:
     key: bool = False
     times: int = 1  # with the same key
     after: int = 0  # ticks
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Ask a question, and wait for the reply beside what follows."""
+
+    to: int = 0
+    after: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,7 +86,7 @@ class Drain:
     after: int = 0
 
 
-Act: TypeAlias = Send | On | Reset | Move | Write | Drain
+Act: TypeAlias = Send | Ask | On | Reset | Move | Write | Drain
 
 _instances: Final = st.integers(0, INSTANCES - 1)
 _sessions: Final = st.integers(0, SESSIONS - 1)
@@ -96,7 +105,7 @@ _SENDS: Final[SearchStrategy[Act]] = st.builds(
 ACTS: Final[SearchStrategy[Act]] = st.one_of(
     _SENDS,
     _SENDS,
-    _SENDS,
+    st.builds(Ask, to=_instances, after=_ticks),
     st.builds(On, st.sampled_from(("cancel", "cancel", "restart", "delete", "kill")), _instances, after=_ticks),
     st.builds(Reset, instance=_instances, share=st.integers(0, 100), after=_ticks),
     st.builds(Move, session=_sessions, worker=_workers, after=_ticks),
@@ -116,6 +125,7 @@ class Seen:
     reset: set[int] = field(default_factory=set)
     deleted: set[int] = field(default_factory=set)
     written: dict[str, tuple[int, int]] = field(default_factory=dict)  # marks, with session and place, from 1
+    replies: dict[str, str] = field(default_factory=dict)
     removed: set[int] = field(default_factory=set)  # records of sessions
 
 
@@ -139,6 +149,8 @@ class Player:
         match act:
             case Send():
                 await self._send(act, unique)
+            case Ask():
+                self._play.beside(self._ask(act.to % len(self._jobs), unique))
             case On():
                 await self._on(act.what, act.instance % len(self._jobs))
             case Reset():
@@ -161,6 +173,11 @@ class Player:
             assert delivery in {"delivered", "repeated", "unknown", "finished"}, delivery
             if delivery == "delivered" and born == self._seen.born[to]:
                 self._seen.sent[unique] = (to, born)
+
+    async def _ask(self, to: int, unique: str) -> None:
+        with suppress(UnknownInstance, InstanceFinished, NoReply):
+            reply = await self._client.ask(instance_id(to), ASK(unique), idempotency_key=unique)
+            self._seen.replies[unique] = reply
 
     async def _on(self, what: str, number: int) -> None:
         name, seen = instance_id(number), self._seen

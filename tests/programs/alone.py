@@ -82,7 +82,8 @@ def _replay(past: Past, definition: OrchestrationDefinition, run: Run) -> None:
         execution.replay(run.events)
     except Nondeterminism as error:
         raise AssertionError(f"{past.id}/{run.execution_id} does not replay: {error}") from error
-    execution.close()
+    finally:
+        execution.close()
 
 
 def check_follows(name: str, former: Run, later: Run) -> None:

@@ -29,6 +29,8 @@ class Activity:
     attempts: int = 1
     hangs: bool = False  # until its time is over
     threaded: bool = False
+    limited: bool = False  # all attempts together have so many seconds
+    impatient: bool = False  # fails when it is not started soon
     do: Literal["activity"] = "activity"
 
 
@@ -45,6 +47,13 @@ class Wait:
     name: int = 0
     hold: int | None = None  # session
     do: Literal["wait"] = "wait"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Waits for a question of a client, and replies."""
+
+    do: Literal["answer"] = "answer"
 
 
 @dataclass(frozen=True)
@@ -131,6 +140,7 @@ Statement: TypeAlias = Annotated[
     Activity
     | Timer
     | Wait
+    | Answer
     | Moved
     | Select
     | Gather
@@ -178,6 +188,8 @@ def _activities(draw: st.DrawFn) -> Activity:
         attempts=attempts,
         hangs=not bound and draw(st.integers(0, 19)) == 19,
         threaded=draw(st.integers(0, 7)) == 7,
+        limited=attempts > 1 and draw(st.booleans()),
+        impatient=bound and draw(st.integers(0, 7)) == 7,
     )
 
 
@@ -187,6 +199,7 @@ _LEAVES: Final[SearchStrategy[Statement]] = st.one_of(
     _activities(),
     st.builds(Timer, seconds=_seconds),
     st.builds(Wait, name=_names, hold=st.none() | _sessions),
+    st.builds(Answer),
     st.builds(Moved, session=_sessions),
 )
 """What can be a part of a select."""

@@ -63,13 +63,13 @@ def search(
     Raises:
         Failed: one fails.
     """
-    smallest: list[Program] = []
+    found: list[tuple[Program, Exception]] = []  # the smallest one so far
 
     def judged(program: Program) -> None:
         try:
             run(program)
-        except Exception:
-            smallest[:] = [program]
+        except Exception as error:
+            found[:] = [(program, error)]
             raise
 
     options = settings(
@@ -83,10 +83,12 @@ def search(
     )
     try:
         from_seed(seed)(options(given(programs(areas))(judged)))()
-    except Exception as error:
-        if not smallest:
+    except Exception:
+        if not found:
             raise
-        raise Failed(smallest[0]) from error
+    if found:
+        program, error = found[0]
+        raise Failed(program) from error
 
 
 def text(program: Program) -> str:

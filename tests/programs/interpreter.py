@@ -20,6 +20,10 @@ TIMEOUT: Final = 0.02
 """Real seconds for an attempt that hangs."""
 
 SOFT_SECONDS: Final = 5.0
+IMPATIENT_SECONDS: Final = 20.0
+LIMIT_SECONDS: Final = 12.0
+
+ASK: Final = affinity.Event("ask", str, reply=str)
 
 app: Final = affinity.App(NAME)
 
@@ -136,16 +140,16 @@ async def _perform(ctx: affinity.OrchestrationContext, statement: Statement) -> 
     match statement:
         case bodies.Select():
             chosen = await ctx.select(*[_begin(ctx, part) for part in statement.parts])
-            return [chosen.index, chosen.value]
+            return [chosen.index, _plain(chosen.value)]
         case bodies.Gather():
             futures = [_begin(ctx, part) for part in statement.parts]
             found = await ctx.gather(*futures, return_exceptions=statement.keep_errors)
-            return [type(each).__name__ if isinstance(each, Exception) else each for each in found]
+            return [type(each).__name__ if isinstance(each, Exception) else _plain(each) for each in found]
         case bodies.WaitAny():
             futures = [_future(ctx, part) for part in statement.parts if _is_leaf(part)]
             if futures:
                 await ctx.wait_any(*futures)
-            return await ctx.gather(*futures)
+            return [_plain(each) for each in await ctx.gather(*futures)]
         case bodies.Block():
             try:
                 return await _all(ctx, statement.body)
@@ -181,7 +185,9 @@ def _begin(ctx: affinity.OrchestrationContext, statement: Statement) -> Any:
 
 
 def _is_leaf(statement: Statement) -> bool:
-    return isinstance(statement, (bodies.Activity, bodies.Timer, bodies.Wait, bodies.Moved, bodies.Child))
+    return isinstance(
+        statement, (bodies.Activity, bodies.Timer, bodies.Wait, bodies.Answer, bodies.Moved, bodies.Child)
+    )
 
 
 def _future(ctx: affinity.OrchestrationContext, statement: Statement) -> DurableFuture[Any]:
@@ -193,6 +199,8 @@ def _future(ctx: affinity.OrchestrationContext, statement: Statement) -> Durable
         case bodies.Wait():
             held = None if statement.hold is None else session_id(statement.hold)
             return ctx.schedule_wait(event_name(statement.name), hold_session=held)
+        case bodies.Answer():
+            return ctx.schedule_wait(ASK)
         case bodies.Moved():
             return ctx.schedule_session_moved(session_id(statement.session))
         case bodies.Child():
@@ -202,16 +210,30 @@ def _future(ctx: affinity.OrchestrationContext, statement: Statement) -> Durable
 
 
 def _activity(ctx: affinity.OrchestrationContext, task: bodies.Activity) -> DurableFuture[int]:
-    retry = affinity.RetryPolicy(max_attempts=task.attempts, initial_interval=5) if task.attempts > 1 else None
+    total = LIMIT_SECONDS if task.limited else None
+    policy = affinity.RetryPolicy(max_attempts=task.attempts, initial_interval=5, total_timeout=total)
+    retry = policy if task.attempts > 1 else None
     timeout = TIMEOUT if task.hangs else None
     future = ctx.schedule_activity(threaded if task.threaded else work, task, retry=retry, timeout=timeout)
     if task.session is not None:
         wait = SOFT_SECONDS if task.soft else None
-        future = future.on_session(session_id(task.session), ordered=task.ordered, wait=wait)
+        fail_after = IMPATIENT_SECONDS if task.impatient else None
+        name = session_id(task.session)
+        future = future.on_session(name, ordered=task.ordered, wait=wait, fail_after=fail_after)
     if task.tagged:
         future = future.with_tag(TAG)
     return future
 
 
 def _plain(value: Any) -> Any:
-    return value.reason if isinstance(value, affinity.SessionMoved) else value
+    """A result as JSON; an event that wants a reply gets it here."""
+    if isinstance(value, affinity.SessionMoved):
+        return value.reason
+    if isinstance(value, affinity.ReceivedEvent):
+        value.reply(reply_to(value.data))
+        return value.data
+    return value
+
+
+def reply_to(data: str) -> str:
+    return f"re: {data}"

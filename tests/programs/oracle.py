@@ -13,7 +13,7 @@ from affinity.orchestration import events as ev
 from tests.programs.acts import Seen
 from tests.programs.bodies import Activity
 from tests.programs.histories import Past, Run
-from tests.programs.interpreter import NAME, instance_id, session_id
+from tests.programs.interpreter import NAME, instance_id, reply_to, session_id
 
 _TASK: Final = TypeAdapter(Activity)
 
@@ -46,6 +46,7 @@ class Oracle:
         self._check_instances()
         self._check_orphans()
         self._check_events()
+        self._check_replies()
         self._check_states()
         self._check_order()
 
@@ -62,9 +63,7 @@ class Oracle:
                 value = json.loads(answer.result)
                 assert value >= 1 if task.keeps else value > task.fails, f"{where} gave {value}"
             elif isinstance(answer, ev.ActivityFailed):
-                kinds = {"timeout"} if task.hangs else {"failed"} if task.fails >= task.attempts else set()
-                if task.hangs and task.fails:
-                    kinds.add("failed")
+                kinds = _kinds(task)
                 assert answer.kind in kinds, f"{where} ended with {answer}, not {kinds or 'its result'}"
 
     def _check_timers(self, past: Past, run: Run) -> None:
@@ -88,7 +87,9 @@ class Oracle:
             if number not in self._seen.deleted:
                 assert past is not None, f"{name} is gone"
             if past is not None and self._seen.cancelled.get(number) == self._seen.opened[number]:
-                assert past.has_ended or number in self._seen.deleted, f"{name} was cancelled and is {past.info.status}"
+                assert number in self._seen.deleted or past.has_ended or _cleans_up(past), (
+                    f"{name} was cancelled and is {past.info.status}, it waits for {past.last.open_commands()}"
+                )
 
     def _check_children(self, past: Past, run: Run) -> None:
         """What a child gave is what its parent got."""
@@ -141,6 +142,15 @@ class Oracle:
             return
         arrived = [event.data for run in past.runs for event in run.events if isinstance(event, ev.EventRaised)]
         assert data in arrived, f"{to} is {past.info.status}, and did not get the event {data}"
+
+    def _check_replies(self) -> None:
+        """A question has the reply that its instance recorded, and has it if one did."""
+        for data, reply in self._seen.replies.items():
+            assert reply == reply_to(data), f"the reply to {data} is {reply}"
+        for past in self._pasts.values():
+            for event in past.last.events:
+                if isinstance(event, ev.EventReplied):
+                    assert event.key in self._seen.replies, f"{past.id} replied {event}, and its client did not get it"
 
     # -- sessions
 
@@ -209,6 +219,19 @@ def activities(run: Run) -> Iterator[tuple[int, Activity, ev.Event | None]]:
     for number, event in enumerate(run.events, 1):
         if isinstance(event, ev.ActivityScheduled):
             yield number, _TASK.validate_json(event.input), answers.get(number)
+
+
+def _cleans_up(past: Past) -> bool:
+    """Whether it waits for an activity that no worker may take: the one thing that can hold up a cleanup."""
+    waits = past.last.open_commands().values()
+    return any(isinstance(event, ev.ActivityScheduled) and event.tag is not None for event in waits)
+
+
+def _kinds(task: Activity) -> frozenset[str]:
+    """How an activity may fail."""
+    late = {"timeout"} if task.hangs or task.limited else set[str]()
+    failed = {"failed"} if task.fails >= task.attempts or ((task.hangs or task.limited) and task.fails) else set[str]()
+    return frozenset(late | failed | ({"busy"} if task.impatient else set[str]()))
 
 
 def _number_of(name: str) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +21,7 @@ class Play:
         """Commits of the workers, and jumps of the clock, so far."""
         self._pauses: list[tuple[int, int, asyncio.Event]] = []  # due at this tick
         self._numbers = itertools.count()
+        self._beside: list[asyncio.Task[None]] = []
         self._later: list[asyncio.Task[None]] = []
 
     async def pause(self, ticks: int) -> None:
@@ -42,6 +43,10 @@ class Play:
                 await what(worker)
 
         self._later.append(asyncio.ensure_future(do()))
+
+    def beside(self, call: Coroutine[Any, Any, None]) -> None:
+        """Make a call of a client that waits for what may not come: it is ended before the checks."""
+        self._beside.append(asyncio.ensure_future(call))
 
     def tick(self) -> None:
         """A commit, or a jump."""
@@ -67,3 +72,11 @@ class Play:
         self._pauses.clear()
         for task in self._later:
             await task
+
+    async def end_calls(self) -> None:
+        """End the calls that are still waiting."""
+        for call in self._beside:
+            call.cancel()
+        for ended in await asyncio.gather(*self._beside, return_exceptions=True):
+            if isinstance(ended, Exception):
+                raise ended

@@ -47,7 +47,7 @@ class Options:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Program:
     """Parts of several areas, which run at the same time on the same workers. Its repr makes it again."""
 
@@ -55,6 +55,13 @@ class Program:
     workers: int = 1
     options: Options = Options()
     faults: tuple[Fault, ...] = ()
+
+    def __repr__(self) -> str:
+        return plain(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """For hypothesis, whose printer takes minutes for what is nested as deeply."""
+        printer.text(repr(self))
 
 
 def plain(value: Any) -> str:

@@ -11,6 +11,7 @@ import anyio
 import affinity
 from affinity.testing import Env
 from tests.programs.areas import AREAS
+from tests.programs.databases import Copies, CopyEnv
 from tests.programs.faults import Faults
 from tests.programs.play import Play
 from tests.programs.program import Program
@@ -34,12 +35,12 @@ class Totals:
     jumps: int = 0
 
 
-async def run(program: Program, url: str | None = None, totals: Totals | None = None) -> None:
+async def run(program: Program, where: str | Copies | None = None, totals: Totals | None = None) -> None:
     """Run a program with its faults; then let everything go on, and check it.
 
     Args:
         program: the program.
-        url: a PostgreSQL database; None: SQLite.
+        where: a PostgreSQL database, or a server with databases; None: SQLite.
         totals: is added to.
 
     Raises:
@@ -47,7 +48,7 @@ async def run(program: Program, url: str | None = None, totals: Totals | None = 
     """
     totals = Totals() if totals is None else totals
     with anyio.fail_after(PATIENCE):
-        async with Env(APP, url=url, workers=program.workers, options=program.options.runtime()) as env:
+        async with _env(program, where) as env:
             play = Play(env)
             faults = Faults(play, program.faults)
             env._traffic.on_commit = faults.on_commit
@@ -56,14 +57,24 @@ async def run(program: Program, url: str | None = None, totals: Totals | None = 
                 faults.end()
                 await play.end()
                 await env.run_until_idle()
+                await play.end_calls()
                 for name, part in program.parts.items():
                     await AREAS[name].check(play, part, seen[name])
             finally:
                 totals.programs += 1
                 totals.turns += env._traffic.turns
-                totals.commits += env._traffic.commits
+                totals.commits += env._traffic.turns
                 totals.jumps += env.jumps
                 totals.faults += faults.done
+
+
+def _env(program: Program, where: str | Copies | None) -> Env:
+    options = program.options.runtime()
+    if not isinstance(where, Copies):
+        return Env(APP, url=where, workers=program.workers, options=options)
+    env = CopyEnv(APP, workers=program.workers, options=options)
+    env.copies = where
+    return env
 
 
 async def _play(play: Play, program: Program) -> Mapping[str, Any]:

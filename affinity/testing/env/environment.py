@@ -116,7 +116,7 @@ class Env(AsyncBlock):
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            self._database = await _create(self._url)
+            self._database = await self._create_database()
             stack.push_async_callback(self._database.aclose)
             self.started = self.now()
             self._own = await self._database.open(one_connection=True)
@@ -138,6 +138,9 @@ class Env(AsyncBlock):
         if error is not None and not isinstance(error, asyncio.CancelledError):
             error.add_note(await self.describe())
         await self._stack.__aexit__(kind, error, trace)
+
+    async def _create_database(self) -> EnvDatabase:
+        return await _create(self._url)
 
     async def describe(self) -> str:
         """The histories of the instances, and what they wait for. An error that leaves the block has it as a note."""

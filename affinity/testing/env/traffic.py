@@ -132,7 +132,7 @@ class _Observed:
             traffic.begin()
             changed = not reads
             if name == "commit_turn":
-                traffic.turns += len(args[0])
+                traffic.turns += len(args[1])
             try:
                 if commits:
                     await traffic.fail(name, done=False)

@@ -33,6 +33,12 @@ REASONS: Final[Mapping[str, tuple[type[ev.Event], ...]]] = {
 class OrchestrationsPart:
     jobs: tuple[Job, ...] = (Job(),)
     clients: tuple[tuple[Act, ...], ...] = ()
+    copies: int = 1  # of the jobs: so many instances have each
+
+    @property
+    def instances(self) -> tuple[Job, ...]:
+        """The job of each instance that is started."""
+        return self.jobs * self.copies
 
 
 class Orchestrations(Area[OrchestrationsPart, Seen]):
@@ -43,6 +49,7 @@ class Orchestrations(Area[OrchestrationsPart, Seen]):
             OrchestrationsPart,
             jobs=st.lists(JOBS, min_size=1, max_size=INSTANCES).map(tuple),
             clients=st.lists(st.lists(ACTS, max_size=10).map(tuple), max_size=3).map(tuple),
+            copies=st.sampled_from((1, 2, 5, 10)),
         )
 
     def include(self, app_: affinity.App) -> None:
@@ -50,10 +57,10 @@ class Orchestrations(Area[OrchestrationsPart, Seen]):
 
     async def run(self, play: Play, part: OrchestrationsPart) -> Seen:
         seen = Seen()
-        await play.env.client.start_many([start_of(number, job) for number, job in enumerate(part.jobs)])
+        await play.env.client.start_many([start_of(number, job) for number, job in enumerate(part.instances)])
         async with anyio.create_task_group() as tasks:
             for number, acts in enumerate(part.clients):
-                tasks.start_soon(Player(play, part.jobs, seen, number).run, acts)
+                tasks.start_soon(Player(play, part.instances, seen, number).run, acts)
         return seen
 
     async def check(self, play: Play, part: OrchestrationsPart, seen: Seen) -> None:
@@ -62,7 +69,7 @@ class Orchestrations(Area[OrchestrationsPart, Seen]):
         assert definition is not None
         for past in pasts.values():
             check_runs(past, definition)
-        Oracle(pasts, await _states(play), seen, len(part.jobs)).check()
+        Oracle(pasts, await _states(play), seen, len(part.instances)).check()
         for past in pasts.values():
             if not past.has_ended:
                 await _check_reason(play, past)
