@@ -110,7 +110,7 @@ class Env(AsyncBlock):
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            self._database = await _create(self._url)
+            self._database = await self._create_database()
             stack.push_async_callback(self._database.aclose)
             self.started = self.now()
             self._own = await self._database.open(one_connection=True)
@@ -133,6 +133,9 @@ class Env(AsyncBlock):
         if error is not None and not isinstance(error, asyncio.CancelledError):
             error.add_note(await self.describe())
         await self._stack.__aexit__(kind, error, trace)
+
+    async def _create_database(self) -> EnvDatabase:
+        return await _create(self._url)
 
     async def describe(self) -> str:
         """The histories of the instances, and what they wait for. An error that leaves the block has it as a note."""
@@ -349,13 +352,29 @@ class Env(AsyncBlock):
         Raises:
             NothingWillHappen: something is always due, for longer than ``max_jump``.
         """
+        begun = self.now()
+        while await self._step(begun):
+            pass
+
+    async def step(self) -> bool:
+        """Run until nothing runs; then jump once, to what is due next.
+
+        Returns:
+            Whether anything was due. False: what is left waits for an event, an answer or an operator.
+
+        Raises:
+            NothingWillHappen: it is due in more than ``max_jump``.
+        """
+        return await self._step(self.now())
+
+    async def _step(self, begun: datetime) -> bool:
         async with self._by_hand():
-            begun = self.now()
             await self._settle()
-            while (due := await self._database.next_due(self._waiting())) is not None:
+            due = await self._database.next_due(self._waiting())
+            if due is not None:
                 self._check_jump(begun, due)
                 await self._jump(due)
-                await self._settle()
+            return due is not None
 
     @contextlib.contextmanager
     def freeze(self) -> Iterator[None]:

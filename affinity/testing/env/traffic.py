@@ -80,6 +80,8 @@ class Traffic:
         """Calls so far that have brought or changed something, or may have."""
         self.commits = 0
         """Commits of workers that have begun."""
+        self.turns = 0
+        """Turns of instances that workers have sent."""
         self.on_commit: OnCommit | None = None
         """Injects faults: what it raises is what the worker gets for its commit."""
         self.refusals = 0
@@ -236,6 +238,8 @@ class _Observed:
             await traffic.pass_gate()
             traffic.begin()
             changed = not reads
+            if name == "commit_turn":
+                traffic.turns += len(args[1])
             try:
                 commit: Commit | None = None
                 if link is not None:

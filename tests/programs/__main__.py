@@ -1,0 +1,142 @@
+"""`python -m tests.programs`: looks for defects with random programs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from tests.programs.areas import AREAS
+from tests.programs.databases import Copies
+from tests.programs.draw import Failed, search
+from tests.programs.program import Program
+from tests.programs.run import Totals, run
+
+BATCH: Final = 50
+"""Programs of one seed; the next ones have the next seed."""
+
+TRIES: Final = 4
+"""How often a program is run once one has failed: the threads of a database make no two runs the same."""
+
+ALL_MINUTES: Final = 10.0
+FIXED_SEED: Final = 1
+FIXED_PROGRAMS: Final = 50
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run programs; 1 when one has failed."""
+    chosen = _parser().parse_args(arguments)
+    seed = (
+        chosen.seed if chosen.seed is not None else random.SystemRandom().randrange(10**9) if chosen.all else FIXED_SEED
+    )
+    minutes = ALL_MINUTES if chosen.all and chosen.minutes is None else chosen.minutes
+    count = chosen.programs or (None if minutes else FIXED_PROGRAMS)
+    areas = chosen.areas.split(",") if chosen.areas else list(AREAS)
+    logging.disable()  # of faults; and a log line takes as long as a turn
+    with _database(chosen) as where:
+        print(f"seed {seed}, {', '.join(areas)}, on {'SQLite' if where is None else 'PostgreSQL'}", flush=True)
+        look = Look(where, areas, shrink=not chosen.no_shrink)
+        try:
+            look.run(seed, count, minutes)
+        except Failed as failed:
+            print(failed, flush=True)
+            print("".join(_lines(failed.__cause__)), flush=True)
+            print(f"repeat the search: python -m tests.programs --seed {look.seed} --areas {','.join(areas)}")
+            return 1
+        finally:
+            print(look.report(), flush=True)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.programs", description=__doc__)
+    parser.add_argument("--programs", type=int, help=f"how many; by default {FIXED_PROGRAMS}")
+    parser.add_argument("--minutes", type=float, help="go on for so long")
+    parser.add_argument("--seed", type=int, help=f"of the first {BATCH} programs; by default {FIXED_SEED}")
+    parser.add_argument("--all", action="store_true", help=f"{ALL_MINUTES:g} minutes, from a new seed")
+    parser.add_argument("--areas", help=f"by default all: {','.join(AREAS)}")
+    parser.add_argument("--no-shrink", action="store_true", help="print the program that has failed as it was drawn")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--url", help="a PostgreSQL database; by default SQLite")
+    where.add_argument("--postgres", help="a PostgreSQL server is started for it: old, new, or its major version")
+    return parser
+
+
+@contextmanager
+def _database(chosen: argparse.Namespace) -> Iterator[str | Copies | None]:
+    if chosen.postgres is None:
+        yield chosen.url
+        return
+    from tests.servers import find_postgres  # imported late: it is for PostgreSQL only
+
+    offers = find_postgres()
+    wanted = {"old": offers[0], "new": offers[-1]} | {str(offer.major): offer for offer in offers}
+    with wanted[chosen.postgres].open() as server:
+        yield Copies(server)
+
+
+def _lines(error: BaseException | None) -> Iterator[str]:
+    if error is not None:
+        yield f"{type(error).__name__}: {error}\n"
+        for note in getattr(error, "__notes__", ()):
+            yield f"{note}\n"
+        for each in getattr(error, "exceptions", ()):
+            yield from _lines(each)
+
+
+class Look:
+    """A search for defects on one database."""
+
+    def __init__(self, where: str | Copies | None, areas: Sequence[str], *, shrink: bool = True) -> None:
+        self._where = where
+        self._areas = areas
+        self._shrink = shrink
+        self._totals = Totals()
+        self._begun = time.monotonic()
+        self._has_failed = False
+        self.seed = 0
+        """Of the programs that are run now."""
+
+    def run(self, seed: int, count: int | None, minutes: float | None) -> None:
+        """Run so many programs, or for so long.
+
+        Raises:
+            Failed: one has failed.
+        """
+        self.seed = seed
+        with asyncio.Runner() as runner:
+            while (count is None or self._totals.programs < count) and not self._is_over(minutes):
+                left = BATCH if count is None else min(BATCH, count - self._totals.programs)
+                judged = lambda program: self._judge(runner, program)  # noqa: E731
+                search(judged, areas=self._areas, count=left, seed=self.seed, shrink=self._shrink)
+                self.seed += 1
+                print(self.report(), flush=True)
+
+    def _is_over(self, minutes: float | None) -> bool:
+        return minutes is not None and time.monotonic() - self._begun > minutes * 60
+
+    def _judge(self, runner: asyncio.Runner, program: Program) -> None:
+        for _ in range(TRIES if self._has_failed and self._shrink else 1):
+            try:
+                runner.run(run(program, self._where, self._totals))
+            except BaseException:
+                self._has_failed = True
+                raise
+
+    def report(self) -> str:
+        """What was done so far."""
+        seconds, done = time.monotonic() - self._begun, self._totals
+        return (
+            f"seed {self.seed}: {done.programs} programs, {done.turns} turns in {done.commits} commits, "
+            f"{done.faults} faults, {done.jumps} jumps, in {seconds:.0f} s"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""What clients and operators do to the instances of a random program: acts, as data, and how they are played."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from affinity.client import ExternalEvent, Start
+from affinity.errors import (
+    Contention,
+    InstanceFinished,
+    InstanceNotFinished,
+    NoReply,
+    SessionNotFound,
+    SessionWriteConflict,
+    UnknownInstance,
+    UnknownWorker,
+)
+from tests.programs.bodies import EVENTS, INSTANCES, SESSIONS, Job
+from tests.programs.interpreter import ASK, body, event_name, instance_id, session_id, sessions
+from tests.programs.play import Play
+
+
+@dataclass(frozen=True)
+class Send:
+    """Raise an event."""
+
+    to: int = 0
+    name: int = 0
+    key: bool = False
+    times: int = 1  # with the same key
+    after: int = 0  # ticks
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Ask a question, and wait for the reply beside what follows."""
+
+    to: int = 0
+    after: int = 0
+
+
+@dataclass(frozen=True)
+class On:
+    """One call about an instance."""
+
+    what: Literal["cancel", "restart", "delete", "kill"]
+    instance: int = 0
+    after: int = 0
+
+
+@dataclass(frozen=True)
+class Reset:
+    instance: int = 0
+    share: int = 0  # of the events that stay, in percent
+    after: int = 0
+
+
+@dataclass(frozen=True)
+class Move:
+    session: int = 0
+    worker: int = 0
+    after: int = 0
+
+
+@dataclass(frozen=True)
+class Write:
+    """A script writes the state of a session; or removes it, or releases the session."""
+
+    what: Literal["append", "remove", "release"] = "append"
+    session: int = 0
+    after: int = 0
+
+
+@dataclass(frozen=True)
+class Drain:
+    """A worker is drained, and resumed after so many ticks."""
+
+    worker: int = 0
+    ticks: int = 10
+    after: int = 0
+
+
+Act: TypeAlias = Send | Ask | On | Reset | Move | Write | Drain
+
+_instances: Final = st.integers(0, INSTANCES - 1)
+_sessions: Final = st.integers(0, SESSIONS - 1)
+_workers: Final = st.integers(0, 2)
+_ticks: Final = st.integers(0, 12)
+
+_SENDS: Final[SearchStrategy[Act]] = st.builds(
+    Send,
+    to=_instances,
+    name=st.integers(0, EVENTS - 1),
+    key=st.booleans(),
+    times=st.sampled_from((1, 1, 2)),
+    after=_ticks,
+)
+
+ACTS: Final[SearchStrategy[Act]] = st.one_of(
+    _SENDS,
+    _SENDS,
+    st.builds(Ask, to=_instances, after=_ticks),
+    st.builds(On, st.sampled_from(("cancel", "cancel", "restart", "delete", "kill")), _instances, after=_ticks),
+    st.builds(Reset, instance=_instances, share=st.integers(0, 100), after=_ticks),
+    st.builds(Move, session=_sessions, worker=_workers, after=_ticks),
+    st.builds(Write, st.sampled_from(("append", "append", "release", "remove")), _sessions, after=_ticks),
+    st.builds(Drain, worker=_workers, ticks=_ticks, after=_ticks),
+)
+
+
+@dataclass
+class Seen:
+    """What the oracle has to know of the clients."""
+
+    sent: dict[str, tuple[int, int]] = field(default_factory=dict)  # events that were accepted: instance, its `born`
+    born: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # how often an id was created or restarted
+    cancelled: dict[int, int] = field(default_factory=dict)  # instances, and how often they were opened by then
+    opened: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # restarted or reset so often
+    reset: set[int] = field(default_factory=set)
+    deleted: set[int] = field(default_factory=set)
+    written: dict[str, tuple[int, int]] = field(default_factory=dict)  # marks, with session and place, from 1
+    replies: dict[str, str] = field(default_factory=dict)
+    removed: set[int] = field(default_factory=set)  # records of sessions
+
+
+class Player:
+    """Plays the acts of one client."""
+
+    def __init__(self, play: Play, jobs: tuple[Job, ...], seen: Seen, client: int) -> None:
+        self._play = play
+        self._client = play.env.client
+        self._jobs = jobs
+        self._seen = seen
+        self._name = f"client-{client}"
+
+    async def run(self, acts: tuple[Act, ...]) -> None:
+        """One after the other. Those about an instance that is not part of the program are about another one."""
+        for number, act in enumerate(acts):
+            await self._play.pause(act.after)
+            await self._act(act, f"{self._name}.{number}")
+
+    async def _act(self, act: Act, unique: str) -> None:
+        match act:
+            case Send():
+                await self._send(act, unique)
+            case Ask():
+                self._play.beside(self._ask(act.to % len(self._jobs), unique))
+            case On():
+                await self._on(act.what, act.instance % len(self._jobs))
+            case Reset():
+                await self._reset(act.instance % len(self._jobs), act.share)
+            case Move():
+                workers = self._play.env.workers
+                await self._client.move_session(session_id(act.session), workers[act.worker % len(workers)])
+            case Write():
+                await self._write(act, unique)
+            case Drain():
+                await self._drain(act)
+
+    async def _send(self, act: Send, unique: str) -> None:
+        to = act.to % len(self._jobs)
+        key = unique if act.key else None
+        event = ExternalEvent(instance_id(to), event_name(act.name), unique, key)
+        born = self._seen.born[to]
+        for _ in range(act.times if act.key else 1):
+            (delivery,) = await self._client.raise_events([event])
+            assert delivery in {"delivered", "repeated", "unknown", "finished"}, delivery
+            if delivery == "delivered" and born == self._seen.born[to]:
+                self._seen.sent[unique] = (to, born)
+
+    async def _ask(self, to: int, unique: str) -> None:
+        with suppress(UnknownInstance, InstanceFinished, NoReply):
+            reply = await self._client.ask(instance_id(to), ASK(unique), idempotency_key=unique)
+            self._seen.replies[unique] = reply
+
+    async def _on(self, what: str, number: int) -> None:
+        name, seen = instance_id(number), self._seen
+        with suppress(UnknownInstance, InstanceFinished, InstanceNotFinished):
+            match what:
+                case "cancel":
+                    opened = seen.opened[number]
+                    await self._client.cancel(name)
+                    seen.cancelled[number] = opened
+                case "restart":
+                    seen.born[number] += 1
+                    seen.opened[number] += 1
+                    await self._client.start_many([start_of(number, self._jobs[number], restart=True)])
+                case _:
+                    seen.deleted.add(number)
+                    await self._client.delete(name, force=what == "kill")
+
+    async def _reset(self, number: int, share: int) -> None:
+        name = instance_id(number)
+        self._seen.opened[number] += 1
+        self._seen.reset.add(number)
+        with suppress(UnknownInstance, Contention):
+            if count := len(await self._client.history(name)):
+                await self._client.reset(name, to_event=max(1, count * share // 100))
+
+    async def _write(self, act: Write, unique: str) -> None:
+        name = session_id(act.session)
+        if act.what == "release":
+            await self._client.release_session(name)
+        elif act.what == "remove":
+            self._seen.removed.add(act.session)
+            with suppress(SessionNotFound):
+                await self._client.session_manager.delete(name)
+        else:
+            with suppress(SessionWriteConflict):
+                async with sessions.open(name, store=self._client.session_store) as kept:
+                    kept.marks.append(unique)
+                    place = len(kept.marks)
+                self._seen.written[unique] = (act.session, place)
+
+    async def _drain(self, act: Drain) -> None:
+        workers = self._play.env.workers
+        name = workers[act.worker % len(workers)]
+        try:
+            await self._client.drain_worker(name)
+            await self._play.pause(act.ticks)
+        finally:
+            with suppress(UnknownWorker):
+                await self._client.resume_worker(name)
+
+
+def start_of(number: int, job: Job, *, restart: bool = False) -> Start:
+    """The start of an instance."""
+    session = None if job.session is None else session_id(job.session)
+    return Start(body, job, instance_id(number), None, session, "restart" if restart else "return")

@@ -1,0 +1,116 @@
+"""The oracle of one instance: the engine alone in memory, which takes the inputs of a history in order."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from affinity.errors import Nondeterminism
+from affinity.orchestration import events as ev
+from affinity.orchestration.app import OrchestrationDefinition
+from affinity.orchestration.engine import Execution
+from tests.programs.histories import Past, Run
+
+_RANDOM_ID: Final = re.compile(r"/\d+(:\d+)$")
+
+
+def check_runs(past: Past, definition: OrchestrationDefinition) -> None:
+    """Each execution is what the engine makes of its inputs, and follows from the one before.
+
+    Raises:
+        AssertionError: it is not.
+    """
+    for run in past.runs:
+        if run.is_reset:  # ids of children are of the execution that was reset
+            _replay(past, definition, run)
+        else:
+            _take_again(past, definition, run)
+    for former, later in zip(past.runs, past.runs[1:], strict=False):
+        check_follows(past.id, former, later)
+    check_end(past)
+
+
+def _take_again(past: Past, definition: OrchestrationDefinition, run: Run) -> None:
+    guids = deque(_guids(run.events))
+    times = deque(event.value for event in run.events if isinstance(event, ev.TimeRead))
+    execution = Execution(definition, past.id, run.execution_id, past.info.session_id)
+    inputs = [event for event in run.events if type(event) in ev.INPUTS]
+    step = execution.advance(
+        inputs,
+        now=lambda: times.popleft() if times else 0.0,
+        new_guid=lambda: guids.popleft() if guids else "none",
+        max_size=1 << 40,
+    )
+    execution.close()
+    expected = [_comparable(event) for _, event in step.events]
+    found = [_comparable(event) for event in run.events]
+    for number, (wanted, event) in enumerate(zip(expected, found, strict=False), 1):
+        assert wanted == event, (
+            f"{past.id}/{run.execution_id}: event {number} is {event}, and the engine makes {wanted}"
+        )
+    assert len(expected) == len(found), (
+        f"{past.id}/{run.execution_id}: {len(found)} events, and the engine makes {len(expected)} of the inputs: "
+        f"{(found[len(expected) :] or expected[len(found) :])[0]}"
+    )
+
+
+def _guids(events: Sequence[ev.Event]) -> list[str]:
+    """What ``new_guid`` gave: a detached start without an id takes one too, which is not known any more."""
+    return [
+        event.value if isinstance(event, ev.GuidCreated) else "any"
+        for event in events
+        if isinstance(event, ev.GuidCreated) or (isinstance(event, ev.DetachedStarted) and _has_random_id(event))
+    ]
+
+
+def _has_random_id(event: ev.DetachedStarted) -> bool:
+    return _RANDOM_ID.search(event.instance_id) is not None
+
+
+def _comparable(event: ev.Event) -> ev.Event:
+    if isinstance(event, ev.DetachedStarted) and _has_random_id(event):
+        return replace(event, instance_id=_RANDOM_ID.sub(r"/0\1", event.instance_id))
+    return event
+
+
+def _replay(past: Past, definition: OrchestrationDefinition, run: Run) -> None:
+    execution = Execution(definition, past.id, run.execution_id, past.info.session_id)
+    try:
+        execution.replay(run.events)
+    except Nondeterminism as error:
+        raise AssertionError(f"{past.id}/{run.execution_id} does not replay: {error}") from error
+    finally:
+        execution.close()
+
+
+def check_follows(name: str, former: Run, later: Run) -> None:
+    """A continued execution is followed by one with its input and its unread events; no other one by itself."""
+    ended, start = former.outcome, later.events[0]
+    if not isinstance(ended, ev.ContinuedAsNew) or later.is_reset:
+        return
+    starts = [event for event in later.events if isinstance(event, ev.OrchestrationStarted)]
+    if starts:
+        start = starts[0]
+        assert (start.input, start.carried) == (ended.input, ended.carried), (
+            f"{name}/{later.execution_id} started with {start.input} and {start.carried}, not with {ended}"
+        )
+
+
+def check_end(past: Past) -> None:
+    """The row says what the last event says."""
+    statuses: dict[type, str] = {
+        ev.OrchestrationCompleted: "completed",
+        ev.OrchestrationFailed: "failed",
+        ev.OrchestrationCancelled: "cancelled",
+    }
+    assert past.runs, f"{past.id} has no history"
+    assert past.last.execution_id == past.info.execution_id, f"{past.id}: {past.info}, and execution {past.last}"
+    outcome = past.last.outcome
+    status = statuses.get(type(outcome), "running")
+    assert past.info.status == status, f"{past.id} is {past.info.status}, and its history ends in {outcome}"
+    if isinstance(outcome, ev.OrchestrationCompleted):
+        assert past.info.output == outcome.result, f"{past.id} has {past.info.output}, and its history {outcome}"
+    assert len(past.last.events) == past.info.event_count, f"{past.id}: {past.info}, {len(past.last.events)} events"

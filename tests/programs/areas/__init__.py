@@ -1,0 +1,11 @@
+"""The areas of which random programs are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tests.programs.area import AnyArea
+from tests.programs.areas.orchestrations import ORCHESTRATIONS
+
+AREAS: Final[Mapping[str, AnyArea]] = {each.name: each for each in (ORCHESTRATIONS,)}

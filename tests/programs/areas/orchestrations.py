@@ -1,0 +1,100 @@
+"""Orchestrations, activities and sessions: all statements, many instances at once that share sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import anyio
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+import affinity
+from affinity.orchestration import events as ev
+from tests.programs.acts import ACTS, Act, Player, Seen, start_of
+from tests.programs.alone import check_runs
+from tests.programs.area import Area
+from tests.programs.bodies import INSTANCES, JOBS, SESSIONS, Job
+from tests.programs.histories import Past, read_pasts
+from tests.programs.interpreter import NAME, app, session_id, sessions
+from tests.programs.oracle import Oracle
+from tests.programs.play import Play
+
+_FROM_OUTSIDE: Final = (ev.EventAwaited, ev.SubOrchestrationScheduled)
+REASONS: Final[Mapping[str, tuple[type[ev.Event], ...]]] = {
+    "event": _FROM_OUTSIDE,
+    "no_worker_with_tag": (*_FROM_OUTSIDE, ev.ActivityScheduled),
+}
+"""For which an instance may still wait at rest, and the commands that may be without an answer then."""
+
+
+@dataclass(frozen=True)
+class OrchestrationsPart:
+    jobs: tuple[Job, ...] = (Job(),)
+    clients: tuple[tuple[Act, ...], ...] = ()
+    copies: int = 1  # of the jobs: so many instances have each
+
+    @property
+    def instances(self) -> tuple[Job, ...]:
+        """The job of each instance that is started."""
+        return self.jobs * self.copies
+
+
+class Orchestrations(Area[OrchestrationsPart, Seen]):
+    name = NAME
+
+    def strategy(self) -> SearchStrategy[OrchestrationsPart]:
+        return st.builds(
+            OrchestrationsPart,
+            jobs=st.lists(JOBS, min_size=1, max_size=INSTANCES).map(tuple),
+            clients=st.lists(st.lists(ACTS, max_size=10).map(tuple), max_size=3).map(tuple),
+            copies=st.sampled_from((1, 2, 5, 10)),
+        )
+
+    def include(self, app_: affinity.App) -> None:
+        app_.include(app)
+
+    async def run(self, play: Play, part: OrchestrationsPart) -> Seen:
+        seen = Seen()
+        await play.env.client.start_many([start_of(number, job) for number, job in enumerate(part.instances)])
+        async with anyio.create_task_group() as tasks:
+            for number, acts in enumerate(part.clients):
+                tasks.start_soon(Player(play, part.instances, seen, number).run, acts)
+        return seen
+
+    async def check(self, play: Play, part: OrchestrationsPart, seen: Seen) -> None:
+        pasts = await read_pasts(play.env.client, f"{NAME}.body")
+        definition = app.find_orchestration(f"{NAME}.body")
+        assert definition is not None
+        for past in pasts.values():
+            check_runs(past, definition)
+        Oracle(pasts, await _states(play), seen, len(part.instances)).check()
+        for past in pasts.values():
+            if not past.has_ended:
+                await _check_reason(play, past)
+
+
+async def _states(play: Play) -> Mapping[str, Sequence[str]]:
+    found = {}
+    for number in range(SESSIONS):
+        name = session_id(number)
+        if await play.env.client.session_store.load(name) is not None:
+            async with sessions.open(name, store=play.env.client.session_store) as kept:
+                found[name] = list(kept.marks)
+    return found
+
+
+async def _check_reason(play: Play, past: Past) -> None:
+    """What waits at rest waits for what only a client can send, and the module that explains says so."""
+    found = await play.env.client.explain(past.id)
+    code = None if found is None else found.code
+    assert code in REASONS, f"{past.id} waits at rest: {found}"
+    allowed = REASONS[code or ""]
+    waits = past.last.open_commands()
+    assert waits, f"{past.id} waits at rest for nothing: {found}"
+    wrong = [event for event in waits.values() if not isinstance(event, allowed)]
+    assert not wrong, f"{past.id} waits at rest for {wrong}: {found}"
+
+
+ORCHESTRATIONS: Final = Orchestrations()

@@ -1,0 +1,239 @@
+"""What an orchestration of a random program does: statements, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal, TypeAlias
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from pydantic import Field
+
+INSTANCES: Final = 12
+SESSIONS: Final = 3
+EVENTS: Final = 2
+ALWAYS: Final = 99
+"""More attempts than an activity has."""
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Returns a number; what it keeps goes into the state of its session."""
+
+    session: int | None = None
+    ordered: bool = False
+    soft: bool = False  # another worker may take the session over
+    tagged: bool = False
+    keeps: Literal["", "append", "checkpoint"] = ""
+    fails: int = 0  # in its first attempts
+    attempts: int = 1
+    hangs: bool = False  # until its time is over
+    threaded: bool = False
+    limited: bool = False  # all attempts together have so many seconds
+    impatient: bool = False  # fails when it is not started soon
+    do: Literal["activity"] = "activity"
+
+
+@dataclass(frozen=True)
+class Timer:
+    seconds: int = 0
+    do: Literal["timer"] = "timer"
+
+
+@dataclass(frozen=True)
+class Wait:
+    """For an external event."""
+
+    name: int = 0
+    hold: int | None = None  # session
+    do: Literal["wait"] = "wait"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Waits for a question of a client, and replies."""
+
+    do: Literal["answer"] = "answer"
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Waits for a move of a session."""
+
+    session: int = 0
+    do: Literal["moved"] = "moved"
+
+
+@dataclass(frozen=True)
+class Select:
+    parts: Body
+    do: Literal["select"] = "select"
+
+
+@dataclass(frozen=True)
+class Gather:
+    parts: Body
+    keep_errors: bool = False
+    do: Literal["gather"] = "gather"
+
+
+@dataclass(frozen=True)
+class WaitAny:
+    """Waits for one of them, then for all."""
+
+    parts: Body
+    do: Literal["any"] = "any"
+
+
+@dataclass(frozen=True)
+class Block:
+    """One statement after the other, as a branch; ``cleanup`` follows in any case."""
+
+    body: Body
+    cleanup: Body = ()
+    do: Literal["block"] = "block"
+
+
+@dataclass(frozen=True)
+class Child:
+    body: Body
+    named: int | None = None  # its id is taken when several have this number
+    do: Literal["child"] = "child"
+
+
+@dataclass(frozen=True)
+class Detached:
+    body: Body
+    named: int | None = None
+    do: Literal["detached"] = "detached"
+
+
+@dataclass(frozen=True)
+class Raise:
+    """Raises an event for another instance."""
+
+    to: int = 0
+    name: int = 0
+    do: Literal["raise"] = "raise"
+
+
+@dataclass(frozen=True)
+class Release:
+    session: int = 0
+    do: Literal["release"] = "release"
+
+
+@dataclass(frozen=True)
+class Value:
+    """What the context gives or takes without a wait."""
+
+    what: Literal["guid", "now", "status"] = "guid"
+    do: Literal["value"] = "value"
+
+
+@dataclass(frozen=True)
+class Fail:
+    do: Literal["fail"] = "fail"
+
+
+Statement: TypeAlias = Annotated[
+    Activity
+    | Timer
+    | Wait
+    | Answer
+    | Moved
+    | Select
+    | Gather
+    | WaitAny
+    | Block
+    | Child
+    | Detached
+    | Raise
+    | Release
+    | Value
+    | Fail,
+    Field(discriminator="do"),
+]
+Body: TypeAlias = tuple[Statement, ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """The input of an instance."""
+
+    body: Body = ()
+    rounds: int = 0  # continue-as-new so often
+    session: int | None = None  # with which it is started
+
+
+# -- how they are drawn
+
+_sessions: Final = st.integers(0, SESSIONS - 1)
+_names: Final = st.integers(0, EVENTS - 1)
+_seconds: Final = st.sampled_from((0, 1, 10, 60, 400, 3_600))
+
+
+@st.composite
+def _activities(draw: st.DrawFn) -> Activity:
+    session = draw(st.none() | _sessions)
+    attempts = draw(st.sampled_from((1, 1, 2, 3)))
+    bound = session is not None
+    return Activity(
+        session=session,
+        ordered=bound and draw(st.booleans()),
+        soft=bound and draw(st.booleans()),
+        tagged=not bound and draw(st.booleans()),
+        keeps=draw(st.sampled_from(("", "append", "checkpoint"))) if bound else "",
+        fails=draw(st.sampled_from((0, 0, 0, 1, 2, ALWAYS))),
+        attempts=attempts,
+        hangs=not bound and draw(st.integers(0, 19)) == 19,
+        threaded=draw(st.integers(0, 7)) == 7,
+        limited=attempts > 1 and draw(st.booleans()),
+        impatient=bound and draw(st.integers(0, 7)) == 7,
+    )
+
+
+_LEAVES: Final[SearchStrategy[Statement]] = st.one_of(
+    _activities(),
+    _activities(),
+    _activities(),
+    st.builds(Timer, seconds=_seconds),
+    st.builds(Wait, name=_names, hold=st.none() | _sessions),
+    st.builds(Answer),
+    st.builds(Moved, session=_sessions),
+)
+"""What can be a part of a select."""
+
+_PLAIN: Final[SearchStrategy[Statement]] = st.one_of(
+    _LEAVES,
+    st.builds(Raise, to=st.integers(0, INSTANCES - 1), name=_names),
+    st.builds(Release, session=_sessions),
+    st.builds(Value, what=st.sampled_from(("guid", "now", "status"))),
+    st.builds(Fail),
+)
+
+
+def _nested(inner: SearchStrategy[Statement]) -> SearchStrategy[Statement]:
+    body = st.lists(inner, min_size=1, max_size=4).map(tuple)
+    named = st.sampled_from((None, None, None, 0, 1))
+    block = st.builds(Block, body, cleanup=st.lists(_activities(), max_size=1).map(tuple))
+    child = st.builds(Child, body, named=named)
+    parts = st.lists(st.one_of(_LEAVES, block, child), min_size=1, max_size=4).map(tuple)
+    return st.one_of(
+        st.builds(Select, parts),
+        st.builds(Gather, parts, keep_errors=st.booleans()),
+        st.builds(WaitAny, parts),
+        block,
+        child,
+        st.builds(Detached, body, named=named),
+    )
+
+
+STATEMENTS: Final[SearchStrategy[Statement]] = st.recursive(_PLAIN, _nested, max_leaves=8)
+
+JOBS: Final[SearchStrategy[Job]] = st.builds(
+    Job,
+    body=st.lists(STATEMENTS, min_size=1, max_size=6).map(tuple),
+    rounds=st.sampled_from((0, 0, 0, 1, 3)),
+    session=st.none() | _sessions,
+)

@@ -1,0 +1,110 @@
+"""How programs are drawn, and the smallest one that fails is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Final
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as from_seed
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from tests.programs.areas import AREAS
+from tests.programs.faults import FAULTS
+from tests.programs.program import Options, Program, plain
+
+_SCRIPT: Final = """\
+# From the root of the repository: PYTHONPATH=. python THIS_FILE [postgresql://...]
+import asyncio
+import sys
+
+from tests.programs.run import run
+{imports}
+program = {program}
+asyncio.run(run(program, *sys.argv[1:2]))
+"""
+
+_OPTIONS: Final = st.builds(
+    Options,
+    max_sessions=st.sampled_from((100, 2, 1)),
+    cached_instances=st.sampled_from((10_000, 0, 2)),
+    concurrency=st.sampled_from((128, 4, 1)),
+    tags=st.sampled_from((("gpu",), ("gpu",), ())),
+)
+
+
+def programs(areas: Collection[str] = tuple(AREAS)) -> SearchStrategy[Program]:
+    """Programs with parts of these areas."""
+    parts: dict[str, SearchStrategy[Any]] = {name: AREAS[name].strategy() for name in areas}
+    return st.builds(
+        Program,
+        parts=st.fixed_dictionaries(parts),
+        workers=st.integers(1, 3),
+        options=_OPTIONS,
+        faults=FAULTS,
+    )
+
+
+class Failed(Exception):
+    """The smallest program that fails; the cause is what it has found."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(text(program))
+        self.program = program
+
+
+def search(
+    run: Callable[[Program], None], *, areas: Collection[str], count: int, seed: int, shrink: bool = True
+) -> None:
+    """Run so many programs.
+
+    Raises:
+        Failed: one fails.
+    """
+    found: list[tuple[Program, Exception]] = []  # the smallest one so far
+
+    def judged(program: Program) -> None:
+        try:
+            run(program)
+        except Exception as error:
+            found[:] = [(program, error)]
+            raise
+
+    options = settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+        print_blob=False,
+    )
+    try:
+        from_seed(seed)(options(given(programs(areas))(judged)))()
+    except Exception:
+        if not found:
+            raise
+    if found:
+        program, error = found[0]
+        raise Failed(program) from error
+
+
+def text(program: Program) -> str:
+    """A program as text that runs it again."""
+    imports = "".join(f"from {module} import *\n" for module in sorted(set(_modules(program))))
+    return _SCRIPT.format(imports=imports, program=plain(program))
+
+
+def _modules(value: Any) -> Iterator[str]:
+    """Those of the classes of which it is made."""
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    if isinstance(value, tuple):
+        for each in value:
+            yield from _modules(each)
+    elif is_dataclass(value):
+        yield type(value).__module__
+        for field in fields(value):
+            yield from _modules(getattr(value, field.name))

@@ -1,0 +1,239 @@
+"""The code of the orchestrations and activities that statements describe."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import anyio
+
+import affinity
+from affinity.errors import ActivityError, OrchestrationCancelled, OrchestrationFailed
+from affinity.orchestration.scheduler import DurableFuture
+from tests.programs import bodies
+from tests.programs.bodies import Body, Job, Statement
+
+NAME: Final = "orchestrations"
+TAG: Final = "gpu"
+TIMEOUT: Final = 0.02
+"""Real seconds for an attempt that hangs."""
+
+SOFT_SECONDS: Final = 5.0
+IMPATIENT_SECONDS: Final = 20.0
+LIMIT_SECONDS: Final = 12.0
+
+ASK: Final = affinity.Event("ask", str, reply=str)
+
+app: Final = affinity.App(NAME)
+
+
+@dataclass
+class Kept:
+    """The state of a session: the marks of its activities, in order."""
+
+    marks: list[str] = field(default_factory=list)
+
+
+sessions: Final = affinity.Sessions(Kept, kind=NAME)
+app.include(sessions)
+
+
+def instance_id(number: int) -> str:
+    return f"{NAME}-{number}"
+
+
+def child_id(number: int) -> str:
+    return f"{NAME}-child-{number}"
+
+
+def session_id(number: int) -> str:
+    return f"{NAME}-s{number}"
+
+
+def event_name(number: int) -> str:
+    return f"e{number}"
+
+
+class Planned(Exception):
+    """What a program raises."""
+
+
+# -- activities
+
+
+@app.activity(name=f"{NAME}.work")
+async def work(ctx: affinity.ActivityContext, task: bodies.Activity) -> int:
+    """Returns the attempt, or the place of its mark in the state of its session, from 1."""
+    place = ctx.attempt
+    if task.keeps:
+        opening = sessions.open(ctx)
+        async with opening as kept:
+            if task.keeps == "checkpoint":
+                if (early := f"{mark_of(ctx)}/early") not in kept.marks:
+                    kept.marks.append(early)
+                await opening.checkpoint()
+            kept.marks.append(mark_of(ctx))
+            place = len(kept.marks)
+            await anyio.sleep(0)
+    _fail_if_due(ctx, task)
+    if task.hangs:
+        await anyio.sleep_forever()
+    return place
+
+
+@app.activity(name=f"{NAME}.threaded")
+def threaded(ctx: affinity.ActivityContext, task: bodies.Activity) -> int:
+    """The same on a thread."""
+    place = ctx.attempt
+    if task.keeps:
+        opening = sessions.open_sync(ctx)
+        with opening as kept:
+            if task.keeps == "checkpoint":
+                if (early := f"{mark_of(ctx)}/early") not in kept.marks:
+                    kept.marks.append(early)
+                opening.checkpoint()
+            kept.marks.append(mark_of(ctx))
+            place = len(kept.marks)
+    _fail_if_due(ctx, task)
+    if task.hangs:
+        ctx.wait_cancelled(TIMEOUT * 50)
+        ctx.raise_if_cancelled()
+    time.sleep(0)
+    return place
+
+
+def _fail_if_due(ctx: affinity.ActivityContext, task: bodies.Activity) -> None:
+    if ctx.attempt <= task.fails:
+        raise Planned(f"attempt {ctx.attempt}")
+
+
+def mark_of(ctx: affinity.ActivityContext) -> str:
+    """Names a run of an activity, in all its attempts; behind the # is what tells instances of one id apart."""
+    return f"{ctx.instance_id}|{ctx.execution_id}|{ctx.activity_id}#{ctx.instance_birth}"
+
+
+# -- orchestrations
+
+
+@app.orchestration(name=f"{NAME}.body")
+async def body(ctx: affinity.OrchestrationContext, job: Job) -> list[Any]:
+    """Carries the statements out, and returns what each has given."""
+    found = await _all(ctx, job.body)
+    if job.rounds:
+        ctx.continue_as_new(replace(job, rounds=job.rounds - 1))
+    return found
+
+
+async def _all(ctx: affinity.OrchestrationContext, statements: Body) -> list[Any]:
+    return [await _one(ctx, statement) for statement in statements]
+
+
+async def _one(ctx: affinity.OrchestrationContext, statement: Statement) -> Any:
+    try:
+        return await _perform(ctx, statement)
+    except (ActivityError, OrchestrationFailed, OrchestrationCancelled, affinity.errors.InstanceExists) as error:
+        return type(error).__name__
+
+
+async def _perform(ctx: affinity.OrchestrationContext, statement: Statement) -> Any:
+    match statement:
+        case bodies.Select():
+            chosen = await ctx.select(*[_begin(ctx, part) for part in statement.parts])
+            return [chosen.index, _plain(chosen.value)]
+        case bodies.Gather():
+            futures = [_begin(ctx, part) for part in statement.parts]
+            found = await ctx.gather(*futures, return_exceptions=statement.keep_errors)
+            return [type(each).__name__ if isinstance(each, Exception) else _plain(each) for each in found]
+        case bodies.WaitAny():
+            futures = [_future(ctx, part) for part in statement.parts if _is_leaf(part)]
+            if futures:
+                await ctx.wait_any(*futures)
+            return [_plain(each) for each in await ctx.gather(*futures)]
+        case bodies.Block():
+            try:
+                return await _all(ctx, statement.body)
+            finally:
+                await _all(ctx, statement.cleanup)
+        case bodies.Detached():
+            named = None if statement.named is None else child_id(statement.named)
+            await ctx.start_detached(body, Job(statement.body), instance_id=named)  # a random id
+        case bodies.Raise():
+            ctx.raise_event(instance_id(statement.to), event_name(statement.name), await ctx.new_guid())
+        case bodies.Release():
+            ctx.release_session(session_id(statement.session))
+        case bodies.Value():
+            return await _value(ctx, statement)
+        case bodies.Fail():
+            raise Planned("as it says")
+        case _:
+            return _plain(await _future(ctx, statement))
+
+
+async def _value(ctx: affinity.OrchestrationContext, statement: bodies.Value) -> Any:
+    if statement.what == "guid":
+        return await ctx.new_guid()
+    if statement.what == "now":
+        return (await ctx.utc_now()).isoformat()
+    ctx.set_custom_status({"execution": ctx.execution_id})
+    return None
+
+
+def _begin(ctx: affinity.OrchestrationContext, statement: Statement) -> Any:
+    """A future, or a coroutine."""
+    return _future(ctx, statement) if _is_leaf(statement) else _one(ctx, statement)
+
+
+def _is_leaf(statement: Statement) -> bool:
+    return isinstance(
+        statement, (bodies.Activity, bodies.Timer, bodies.Wait, bodies.Answer, bodies.Moved, bodies.Child)
+    )
+
+
+def _future(ctx: affinity.OrchestrationContext, statement: Statement) -> DurableFuture[Any]:
+    match statement:
+        case bodies.Activity():
+            return _activity(ctx, statement)
+        case bodies.Timer():
+            return ctx.schedule_timer(statement.seconds)
+        case bodies.Wait():
+            held = None if statement.hold is None else session_id(statement.hold)
+            return ctx.schedule_wait(event_name(statement.name), hold_session=held)
+        case bodies.Answer():
+            return ctx.schedule_wait(ASK)
+        case bodies.Moved():
+            return ctx.schedule_session_moved(session_id(statement.session))
+        case bodies.Child():
+            named = None if statement.named is None else child_id(statement.named)
+            return ctx.schedule_sub_orchestration(body, Job(statement.body), instance_id=named)
+    raise TypeError(statement)
+
+
+def _activity(ctx: affinity.OrchestrationContext, task: bodies.Activity) -> DurableFuture[int]:
+    total = LIMIT_SECONDS if task.limited else None
+    policy = affinity.RetryPolicy(max_attempts=task.attempts, initial_interval=5, total_timeout=total)
+    retry = policy if task.attempts > 1 else None
+    timeout = TIMEOUT if task.hangs else None
+    future = ctx.schedule_activity(threaded if task.threaded else work, task, retry=retry, timeout=timeout)
+    if task.session is not None:
+        wait = SOFT_SECONDS if task.soft else None
+        fail_after = IMPATIENT_SECONDS if task.impatient else None
+        name = session_id(task.session)
+        future = future.on_session(name, ordered=task.ordered, wait=wait, fail_after=fail_after)
+    if task.tagged:
+        future = future.with_tag(TAG)
+    return future
+
+
+def _plain(value: Any) -> Any:
+    """A result as JSON; an event that wants a reply gets it here."""
+    if isinstance(value, affinity.SessionMoved):
+        return value.reason
+    if isinstance(value, affinity.ReceivedEvent):
+        value.reply(reply_to(value.data))
+        return value.data
+    return value
+
+
+def reply_to(data: str) -> str:
+    return f"re: {data}"

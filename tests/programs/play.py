@@ -1,0 +1,82 @@
+"""A program that runs: its env, and the pauses of its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from affinity.errors import InvalidInput
+from affinity.testing import Env
+
+
+class Play:
+    """What the areas of a running program share."""
+
+    def __init__(self, env: Env) -> None:
+        self.env = env
+        self.ticks = 0
+        """Commits of the workers, and jumps of the clock, so far."""
+        self._pauses: list[tuple[int, int, asyncio.Event]] = []  # due at this tick
+        self._numbers = itertools.count()
+        self._beside: list[asyncio.Task[None]] = []
+        self._later: list[asyncio.Task[None]] = []
+
+    async def pause(self, ticks: int) -> None:
+        """Wait until the workers have made this many commits; a jump of the clock counts as one. It ends earlier when
+        nothing runs and nothing is due.
+        """
+        if ticks > 0:
+            ended = asyncio.Event()
+            self._pauses.append((self.ticks + ticks, next(self._numbers), ended))
+            self._pauses.sort()
+            await ended.wait()
+
+    def later(self, ticks: int, what: Callable[..., Awaitable[Any]], worker: str) -> None:
+        """Do this about a worker in so many ticks, if it runs by then."""
+
+        async def do() -> None:
+            await self.pause(ticks)
+            with suppress(InvalidInput):
+                await what(worker)
+
+        self._later.append(asyncio.ensure_future(do()))
+
+    def beside(self, call: Coroutine[Any, Any, None]) -> None:
+        """Make a call of a client that waits for what may not come: it is ended before the checks."""
+        self._beside.append(asyncio.ensure_future(call))
+
+    def tick(self) -> None:
+        """A commit, or a jump."""
+        self.ticks += 1
+        while self._pauses and self._pauses[0][0] <= self.ticks:
+            self._pauses.pop(0)[2].set()
+
+    async def drive(self) -> None:
+        """Move the clock whenever nothing runs; where nothing is due, end the next pause. Runs until cancelled."""
+        while True:
+            if await self.env.step():
+                self.tick()
+            elif self._pauses:
+                self.ticks = self._pauses[0][0] - 1
+                self.tick()
+            else:
+                await asyncio.sleep(0.001)
+
+    async def end(self) -> None:
+        """End all pauses, and what was to be done later."""
+        for _, _, ended in self._pauses:
+            ended.set()
+        self._pauses.clear()
+        for task in self._later:
+            await task
+
+    async def end_calls(self) -> None:
+        """End the calls that are still waiting."""
+        for call in self._beside:
+            call.cancel()
+        for ended in await asyncio.gather(*self._beside, return_exceptions=True):
+            if isinstance(ended, Exception):
+                raise ended

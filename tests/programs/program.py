@@ -1,0 +1,76 @@
+"""What a random program is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeAlias
+
+from affinity.worker import RuntimeOptions
+
+FaultKind: TypeAlias = Literal["before", "behind", "lost", "refuse", "takeover", "stall", "outage"]
+"""What happens at a commit of a worker:
+
+``before``, ``behind``: the worker crashes before it, or behind it, and starts again under its name.
+``lost``: it happens, and its answer is lost.
+``refuse``: the database refuses it.
+``takeover``: the worker crashes before it; one with another name starts, and takes over when the lease has ended.
+``stall``: the worker stands still for longer than its lease.
+``outage``: the database refuses it, and the commits after it for a while.
+"""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault at a commit of the workers, which are counted through."""
+
+    at: int
+    kind: FaultKind = "refuse"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the workers, as far as they are drawn."""
+
+    max_sessions: int = 100
+    cached_instances: int = 10_000  # 0: each turn begins with a replay
+    concurrency: int = 128
+    tags: tuple[str, ...] = ("gpu",)
+
+    def runtime(self) -> RuntimeOptions:
+        """For `affinity.testing.Env`."""
+        return RuntimeOptions(
+            max_sessions_per_runtime=self.max_sessions,
+            instance_cache_size=self.cached_instances,
+            worker_concurrency=self.concurrency,
+            tags=self.tags,
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Program:
+    """Parts of several areas, which run at the same time on the same workers. Its repr makes it again."""
+
+    parts: Mapping[str, Any] = field(default_factory=dict)  # by the name of their area
+    workers: int = 1
+    options: Options = Options()
+    faults: tuple[Fault, ...] = ()
+
+    def __repr__(self) -> str:
+        return plain(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """For hypothesis, whose printer takes minutes for what is nested as deeply."""
+        printer.text(repr(self))
+
+
+def plain(value: Any) -> str:
+    """The repr of a dataclass without the fields that have their default, which makes it again."""
+    if isinstance(value, tuple):
+        return "(" + "".join(f"{plain(each)}, " for each in value) + ")"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key!r}: {plain(each)}" for key, each in value.items()) + "}"
+    if not hasattr(value, "__dataclass_fields__"):
+        return repr(value)
+    shown = [f"{one.name}={plain(now)}" for one in fields(value) if (now := getattr(value, one.name)) != one.default]
+    return f"{type(value).__name__}({', '.join(shown)})"

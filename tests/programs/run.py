@@ -1,0 +1,93 @@
+"""Runs a random program, and judges what is there at rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import anyio
+
+import affinity
+from affinity.testing import Env
+from tests.programs.areas import AREAS
+from tests.programs.databases import Copies, CopyEnv
+from tests.programs.faults import Faults
+from tests.programs.play import Play
+from tests.programs.program import Program
+
+APP: Final = affinity.App("programs")
+for _area in AREAS.values():
+    _area.include(APP)
+
+PATIENCE: Final = 60.0
+"""Real seconds after which a program hangs."""
+
+
+@dataclass
+class Totals:
+    """What was done so far."""
+
+    programs: int = 0
+    turns: int = 0  # turns of instances that were committed
+    commits: int = 0
+    faults: int = 0
+    jumps: int = 0
+
+
+async def run(program: Program, where: str | Copies | None = None, totals: Totals | None = None) -> None:
+    """Run a program with its faults; then let everything go on, and check it.
+
+    Args:
+        program: the program.
+        where: a PostgreSQL database, or a server with databases; None: SQLite.
+        totals: is added to.
+
+    Raises:
+        AssertionError: what is wrong.
+    """
+    totals = Totals() if totals is None else totals
+    with anyio.fail_after(PATIENCE):
+        async with _env(program, where) as env:
+            play = Play(env)
+            faults = Faults(play, program.faults)
+            env._traffic.on_commit = faults.on_commit
+            try:
+                seen = await _play(play, program)
+                faults.end()
+                await play.end()
+                await env.run_until_idle()
+                await play.end_calls()
+                for name, part in program.parts.items():
+                    await AREAS[name].check(play, part, seen[name])
+            finally:
+                totals.programs += 1
+                totals.turns += env._traffic.turns
+                totals.commits += env._traffic.turns
+                totals.jumps += env.jumps
+                totals.faults += faults.done
+
+
+def _env(program: Program, where: str | Copies | None) -> Env:
+    options = program.options.runtime()
+    if not isinstance(where, Copies):
+        return Env(APP, url=where, workers=program.workers, options=options)
+    env = CopyEnv(APP, workers=program.workers, options=options)
+    env.copies = where
+    return env
+
+
+async def _play(play: Play, program: Program) -> Mapping[str, Any]:
+    """All areas at the same time; the clock moves beside them."""
+    seen: dict[str, Any] = {}
+
+    async def one(name: str, part: Any) -> None:
+        seen[name] = await AREAS[name].run(play, part)
+
+    async with anyio.create_task_group() as driver:
+        driver.start_soon(play.drive)
+        async with anyio.create_task_group() as tasks:
+            for name, part in program.parts.items():
+                tasks.start_soon(one, name, part)
+        driver.cancel_scope.cancel()
+    return seen

@@ -1,0 +1,53 @@
+"""Some random programs, for a few seconds; `.ci/run` runs more of them, and `python -m tests.programs` looks on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from tests.conftest import Servers
+from tests.programs.__main__ import Look, main
+from tests.programs.areas import AREAS
+from tests.programs.areas.orchestrations import OrchestrationsPart
+from tests.programs.bodies import Job, Timer
+from tests.programs.databases import Copies
+from tests.programs.draw import Failed, programs, search, text
+from tests.programs.program import Program
+
+
+def test_some_programs_on_sqlite(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--programs", "10"]) == 0
+    assert "seed 1: 10 programs" in capsys.readouterr().out
+
+
+def test_some_programs_on_postgres(servers: Servers) -> None:
+    look = Look(Copies(servers.server("old")), list(AREAS))
+    look.run(1, 5, None)
+    assert "5 programs" in look.report()
+
+
+def test_a_program_that_fails_is_made_small_and_printed() -> None:
+    """The smallest one with a timer of a minute: one instance, which does nothing else."""
+
+    def judge(program: Program) -> None:
+        assert "Timer(seconds=60)" not in repr(program).replace(", do='timer'", "")
+
+    with pytest.raises(Failed) as failed:
+        search(judge, areas=["orchestrations"], count=2_000, seed=1)
+    assert failed.value.program == Program(
+        parts={"orchestrations": OrchestrationsPart(jobs=(Job(body=(Timer(seconds=60),)),))},
+        options=failed.value.program.options,
+    )
+
+
+@settings(max_examples=20, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
+@settings(suppress_health_check=list(HealthCheck))
+@given(programs())
+def test_the_text_of_a_program_makes_it_again(program: Program) -> None:
+    found: list[Any] = []
+    names: dict[str, Any] = {}
+    whole = text(program).replace("asyncio.run(", "found.append(").replace("run(program, *sys.argv[1:2])", "program")
+    exec(whole, names | {"found": found})  # noqa: S102 -- this is what it is for
+    assert found == [program]
