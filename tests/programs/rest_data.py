@@ -1,0 +1,325 @@
+"""What must hold at rest of workers, sessions, their states and journals, and of the tables of the database itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any, Final
+
+from affinity.orchestration import events as ev
+from affinity.provider.contract import FINISHED
+from tests.programs.tables import Key, Row, Rule, Rules, Tables, counted, parsed
+
+RULES: Final = Rules()
+
+SLACK: Final = 1.1
+"""Seconds between two sweeps, which remove what has ended."""
+
+
+# -- workers and sessions
+
+
+@RULES.of("workers")
+def _workers(db: Tables) -> Iterator[str]:
+    """A worker holds at most as many sessions as it has room for."""
+    for (worker, incarnation), row in db.workers.items():
+        held = [s for s in db.rows["sessions"] if db.holder(s) is row]
+        if row["capacity"] is not None and len(held) > row["capacity"]:
+            yield f"{worker!r} ({incarnation}) holds {len(held)} sessions, and has room for {row['capacity']}"
+
+
+@RULES.of("sessions")
+def _sessions(db: Tables) -> Iterator[str]:
+    """A lock that has not ended has a worker; a plan is one that will be carried out."""
+    names = db.by("workers", "worker_id")
+    alive = {worker for worker, _ in db.workers}
+    for me, row in db.by("sessions", "session_id").items():
+        holder = db.holder(row)
+        if row["worker_id"] and row["locked_until"] > db.now and row["worker_id"] not in names:
+            yield f"{me!r} is locked by {row['worker_id']!r}, which is not there"
+        if row["epoch"] > db.last_epoch:
+            yield f"{me!r} has the epoch {row['epoch']}, and the last one is {db.last_epoch}"
+        if holder is not None and row["freed_by"] is not None:
+            yield f"{me!r} is held, and was freed by {row['freed_by']}"
+        if (row["next_worker"] is None) != (row["next_reason"] is None):
+            yield f"{me!r} moves to {row['next_worker']!r} because of {row['next_reason']}"
+        if row["next_worker"] is not None and db.workers and (holder is None or row["next_worker"] not in alive):
+            yield f"{me!r} is to move from {row['worker_id']!r} to {row['next_worker']!r}: one of them does not run"
+
+
+@RULES.of("session_moves")
+def _session_moves(db: Tables) -> Iterator[str]:
+    """Each move begins where the one before has ended; none is later than the session's epoch."""
+    sessions = db.by("sessions", "session_id")
+    for me, rows in db.groups("session_moves", "session_id").items():
+        moves = sorted(rows, key=lambda row: row["epoch"])
+        for before, after in pairwise(moves):
+            if after["from_worker"] not in {None, before["to_worker"]}:
+                yield f"{me!r} moved to {before['to_worker']!r}, then from {after['from_worker']!r}"
+        if moves[-1]["epoch"] > (sessions[me]["epoch"] if me in sessions else db.last_epoch):
+            yield f"{me!r} moved under epoch {moves[-1]['epoch']}, which it does not have"
+
+
+@RULES.of("session_holds")
+def _session_holds(db: Tables) -> Iterator[str]:
+    """Of a wait with a hold, which has not ended."""
+    for row in db.rows["session_holds"]:
+        me = row["instance_id"]
+        where = f"{me!r}/{row['execution_id']}/{row['hold_id']}"
+        wait = _open_waits(db, me, row["execution_id"]).get(row["hold_id"])
+        if wait is None or wait.hold is None or wait.hold.session_id != row["session_id"]:
+            yield f"{where} of session {row['session_id']!r} is of no wait: {wait}"
+        if row["until"] < db.now - SLACK and db.workers:
+            yield f"{where} is over"
+
+
+def _open_waits(db: Tables, me: str, execution_id: int) -> Mapping[int, Any]:
+    if not db.is_live(me) or db.current(me).execution_id != execution_id:
+        return {}
+    return db.current(me).open(ev.EventAwaited)
+
+
+@RULES.of("session_watches")
+def _session_watches(db: Tables) -> Iterator[str]:
+    """Of an unfinished instance, one of whose executions watches the session."""
+    for row in db.rows["session_watches"]:
+        me = row["instance_id"]
+        runs = [run for (owner, _), run in db.executions.items() if owner == me]
+        watched = {e.session_id for run in runs for e in run.events.values() if isinstance(e, ev.SessionWatched)}
+        if not db.is_live(me) or row["session_id"] not in watched:
+            yield f"{me!r} watches {row['session_id']!r}: it has ended, or never said so"
+
+
+@RULES.of("resources")
+def _resources(db: Tables) -> Iterator[str]:
+    """Used by a record, or by an activity in the queue; none is being destroyed."""
+    used = {(name, value) for row in db.rows["session_states"] for name, value in parsed(row["labels"]).items()}
+    queued = {(r["instance_id"], r["execution_id"], r["activity_id"]) for r in db.rows["worker_queue"]}
+    for row in db.rows["resources"]:
+        me = row["resource_id"]
+        by_record = (f"affinity.resource/{row['name']}", me) in used
+        by_activity = (row["instance_id"], row["execution_id"], row["activity_id"]) in queued
+        if db.workers and not (by_record or by_activity):
+            yield f"{row['name']!r} {me!r} is used by nothing"
+        if row["taken_until"] is not None or (row["handle"] is None and not by_activity):
+            yield f"{row['name']!r} {me!r} is half made, or half destroyed"
+
+
+# -- states of sessions
+
+
+@RULES.of("session_states")
+def _session_states(db: Tables) -> Iterator[str]:
+    """Of an epoch that was issued; it knows its generation."""
+    sessions = db.by("sessions", "session_id")
+    for me, row in db.by("session_states", "session_id").items():
+        last = sessions[me]["epoch"] if me in sessions else db.last_epoch
+        if row["epoch"] is not None and row["epoch"] > last:
+            yield f"{me!r} was written under epoch {row['epoch']}; the last one is {last}"
+        if not row["birth"] or row["version"] < 1 or row["updated_at"] < row["created_at"]:
+            yield f"{me!r}: {row}"
+
+
+@RULES.of("session_labels")
+def _session_labels(db: Tables) -> Iterator[str]:
+    """The labels of the records, to be found by."""
+    there = {
+        (key, value, me)
+        for me, row in db.by("session_states", "session_id").items()
+        for key, value in parsed(row["labels"]).items()
+    }
+    yield from _differences(there, {*db.by("session_labels", "key", "value", "session_id")})
+
+
+@RULES.of("session_participants")
+def _session_participants(db: Tables) -> Iterator[str]:
+    """The participants of the records, to be found by."""
+    there = {
+        (participant, me)
+        for me, row in db.by("session_states", "session_id").items()
+        for participant in parsed(row["participants"])
+    }
+    yield from _differences(there, {*db.by("session_participants", "participant", "session_id")})
+
+
+def _differences(there: set[Key], here: set[Key]) -> Iterator[str]:
+    if there != here:
+        yield f"missing {sorted(there - here)}, left over {sorted(here - there)}"
+
+
+# -- journals
+
+
+@RULES.of("journals")
+def _journals(db: Tables) -> Iterator[str]:
+    """Counters are those of the entries; a deleted one is there for another; an input waits only while something is in
+    its way.
+    """
+    bases = {row["base_id"] for row in db.rows["journals"] if row["base_id"] is not None}
+    parents = {row["parent_id"] for row in db.rows["journal_parents"]}
+    for number, row in db.journals.items():
+        me = row["session_id"] or number
+        yield from (f"{me!r}: {each}" for each in _wrong_numbers(db, row))
+        if row["session_id"] is None:
+            if number not in bases | parents:
+                yield f"{me!r} is deleted, and nothing was made from it"
+        elif row["closed"]:
+            if db.is_live(row["session_id"]):
+                yield f"{me!r} is closed, and its instance is {db.instances[row['session_id']]['status']}"
+        elif waiting := [*db.waiting_inputs(row)]:
+            yield from (f"{me!r}: {waiting} wait: {each}" for each in _unheard(db, row["session_id"]))
+
+
+def _wrong_numbers(db: Tables, row: Row) -> Iterator[str]:
+    own, base, first, last = db.entries[row["journal_id"]], row["base_seq"] or 0, row["first_seq"], row["last_seq"]
+    if row["session_id"] is not None:
+        wanted = {*range(max(first, base + 1), last + 1)}
+        if own.keys() != wanted:
+            yield f"has the entries {sorted(own)}, and should have {sorted(wanted)}"
+        if gone := [seq for seq in range(first, last + 1) if db.entry(row, seq) is None]:
+            yield f"continues another one, whose entries {gone} are gone"
+    if not row["processed"] <= last or not 1 <= first <= last + 1:
+        yield f"has processed {row['processed']} of {first} to {last}"
+    if first <= last and row["size"] != (size := sum(len(e["payload"].encode()) for e in own.values())):
+        yield f"has {row['size']} bytes, and its entries {size}"
+
+
+def _unheard(db: Tables, me: str) -> Iterator[str]:
+    """Why no wake will process the inputs of a conversation."""
+    instance = db.instances.get(me)
+    if instance is None:
+        yield "there is no instance"
+    elif instance["status"] in FINISHED:
+        yield f"the instance is {instance['status']}"
+    elif instance["status"] != "suspended" and db.workers and instance["unknown_since"] is None:
+        queued = [row for row in db.rows["worker_queue"] if row["instance_id"] == me]
+        if not queued and instance["custom_status"] not in {'"failed"', '"rescheduling"'}:
+            yield f"nothing will wake it ({instance['custom_status']})"
+
+
+@RULES.of("journal_entries")
+def _journal_entries(db: Tables) -> Iterator[str]:
+    """Of a journal; one that was copied by a merge says from which entry."""
+    for row in db.rows["journal_entries"]:
+        if row["journal_id"] not in db.journals:
+            yield f"{row['journal_id']}/{row['seq']} is of no journal"
+        if (row["origin_id"] is None) != (row["origin_seq"] is None):
+            yield f"{row['journal_id']}/{row['seq']} comes from {row['origin_id']}/{row['origin_seq']}"
+
+
+def _of_open_journal(db: Tables, row: Row) -> Iterator[str]:
+    journal = db.journals.get(row["journal_id"])
+    if journal is None or journal["session_id"] is None or journal["closed"]:
+        yield f"{row['journal_id']} is not there, or closed: {dict(row)}"
+
+
+def _is_stuck(db: Tables, journal_id: int) -> bool:
+    """Whether an operator has to do something before the conversation goes on."""
+    me = db.journals[journal_id]["session_id"]
+    instance = db.instances.get(me)
+    return not db.workers or instance is None or instance["status"] == "suspended"
+
+
+@RULES.of("journal_requests")
+def _journal_requests(db: Tables) -> Iterator[str]:
+    """Of an open conversation, whose wake made it with an entry that is kept; it has not expired."""
+    for row in db.rows["journal_requests"]:
+        if wrong := [*_of_open_journal(db, row)]:
+            yield wrong[0]
+            continue
+        journal = db.journals[row["journal_id"]]
+        if not journal["first_seq"] <= row["seq"] <= journal["last_seq"] + 1:
+            yield f"{journal['session_id']!r}/{row['request_id']} came with entry {row['seq']}, which is gone"
+        if row["expires_at"] is not None and row["expires_at"] <= db.now and not _is_stuck(db, row["journal_id"]):
+            yield f"{journal['session_id']!r}/{row['request_id']} has expired"
+        if row["seq"] <= journal.get("dropped", journal.get("dropped_seq", 0)):
+            yield f"{journal['session_id']!r}/{row['request_id']} was dropped"
+
+
+@RULES.of("journal_revisits")
+def _journal_revisits(db: Tables) -> Iterator[str]:
+    """Of an open conversation; it is not due."""
+    for row in db.rows["journal_revisits"]:
+        yield from (wrong := [*_of_open_journal(db, row)])
+        if not wrong and row["due_at"] <= db.now and not _is_stuck(db, row["journal_id"]):
+            yield f"{db.journals[row['journal_id']]['session_id']!r}/{row['key']} is due"
+
+
+@RULES.of("journal_streams")
+def _journal_streams(db: Tables) -> Iterator[str]:
+    """Nothing is streamed: no wake runs."""
+    for row in db.rows["journal_streams"]:
+        if row["journal_id"] not in db.journals or not _is_stuck(db, row["journal_id"]):
+            yield f"{row['journal_id']}: a part of attempt {row['attempt']} of wake {row['wake_id']} is left"
+
+
+@RULES.of("journal_parents")
+def _journal_parents(db: Tables) -> Iterator[str]:
+    """Both journals are there."""
+    for row in db.rows["journal_parents"]:
+        if row["journal_id"] not in db.journals or row["parent_id"] not in db.journals:
+            yield f"{row['journal_id']} was made from {row['parent_id']}: one of them is not there"
+
+
+# -- of the database itself
+
+
+def _one(table: str) -> Rule:
+    def check(db: Tables) -> Iterator[str]:
+        if len(db.rows[table]) != 1:
+            yield f"{len(db.rows[table])} rows"
+
+    return check
+
+
+def _at_most_one(table: str) -> Rule:
+    def check(db: Tables) -> Iterator[str]:
+        if len(db.rows[table]) > 1:
+            yield f"{len(db.rows[table])} rows"
+
+    return check
+
+
+RULES.of("timeline")(_one("timeline"))
+RULES.of("sweeps")(_one("sweeps"))
+RULES.of("quotas")(_at_most_one("quotas"))
+
+
+@RULES.of("applied_migrations")
+def _applied_migrations(db: Tables) -> Iterator[str]:
+    """None is left out, but for those before there was this table."""
+    found = sorted(row["version"] for row in db.rows["applied_migrations"])
+    if not found or found != [*range(found[0], found[-1] + 1)]:
+        yield f"versions {found}"
+
+
+@RULES.of("schema_versions")
+def _schema_versions(db: Tables) -> Iterator[str]:
+    """Migrations that were applied and that an older release would not bear."""
+    last = max(row["version"] for row in db.rows["applied_migrations"])
+    if unknown := [row["version"] for row in db.rows["schema_versions"] if row["version"] > last]:
+        yield f"versions {unknown}, and {last} is the last"
+
+
+@RULES.of("counters")
+def _counters(db: Tables) -> Iterator[str]:
+    """The epoch is the greatest; the number of instances is right while there is a quota."""
+    values = {row["name"]: row["value"] for row in db.rows["counters"]}
+    epochs = [row["epoch"] for table in ("sessions", "session_moves") for row in db.rows[table]]
+    if values["epoch"] < max(epochs, default=0):
+        yield f"the epoch is {values['epoch']}, and {max(epochs)} is used"
+    yield from counted(db, values.get("instances", 0))
+
+
+@RULES.of("granted_roles")
+def _granted_roles(db: Tables) -> Iterator[str]:
+    """None in the schema of an env."""
+    yield from (f"{dict(row)}" for row in db.rows["granted_roles"])
+
+
+@RULES.of("sqlite_sequence")
+def _sqlite_sequence(db: Tables) -> Iterator[str]:
+    """No id of a message comes back."""
+    for row in db.rows["sqlite_sequence"]:
+        if row["seq"] < max((each["id"] for each in db.rows[row["name"]]), default=0):
+            yield f"{row['name']} is at {row['seq']}"

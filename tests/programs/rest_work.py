@@ -1,0 +1,301 @@
+"""What must hold at rest of instances, their histories, and the queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from affinity.orchestration import events as ev
+from affinity.provider.contract import FINISHED
+from tests.programs.tables import BEGINNINGS, ENDS, Execution, Row, Rules, Tables, counted
+
+RULES: Final = Rules()
+
+OUTCOMES: Final[Mapping[str, type[ev.Event]]] = {
+    "completed": ev.OrchestrationCompleted,
+    "failed": ev.OrchestrationFailed,
+    "cancelled": ev.OrchestrationCancelled,
+}
+"""The last event of an instance by its status."""
+
+LISTED: Final = frozenset({"suspended", "failed", "cancelled"})
+
+
+# -- instances and their histories
+
+
+@RULES.of("instances")
+def _instances(db: Tables) -> Iterator[str]:
+    """Counters are those of the history; what an unfinished one waits for is there; a finished one ends with its
+    outcome.
+    """
+    for me, row in db.instances.items():
+        run = db.current(me)
+        if row["event_count"] != len(run.rows):
+            yield f"{me!r} counts {row['event_count']} events and has {len(run.rows)}"
+        if not row["birth"]:
+            yield f"{me!r} has no generation"
+        if (outcome := OUTCOMES.get(row["status"])) is not None:
+            if type(run.last) is not outcome:
+                yield f"{me!r} is {row['status']} and ends with {run.last}"
+            if (row["error"] is None) != (row["status"] == "completed"):
+                yield f"{me!r} is {row['status']} with the error {row['error']}"
+            continue
+        if type(run.last) in ev.OUTCOMES:
+            yield f"{me!r} is {row['status']} and ends with {run.last}"
+        if row["claims"] and row["status"] != "suspended" and me not in db.messages:
+            yield f"{me!r} counts {row['claims']} claims without a turn, and has no message"
+        if (row["status"] == "pending") != (not run.rows and row["execution_id"] == 1) and row["status"] != "suspended":
+            yield f"{me!r} is {row['status']} with {len(run.rows)} events"
+        yield from _unserved(db, me, run)
+
+
+def _unserved(db: Tables, me: str, run: Execution) -> Iterator[str]:
+    """Activities, timers and children of a running instance that nothing will end."""
+    at = me, run.execution_id
+    queued = {row["activity_id"] for row in db.rows["worker_queue"] if (row["instance_id"], row["execution_id"]) == at}
+    asleep = {row["activity_id"] for row in _sleeping(db) if (row["instance_id"], row["execution_id"]) == at}
+    timers = {row["timer_id"] for row, *_ in db.messages.get(me, ()) if row["timer_execution"] == run.execution_id}
+    answered = {event.schedule_id for *_, event in db.messages.get(me, ()) if type(event) in ENDS}  # type: ignore[union-attr]
+    for number, event in run.open(ev.ActivityScheduled).items():
+        if number not in queued | asleep | answered:
+            yield f"{me!r} waits for activity {event.name!r} ({number}), which is in no queue"
+    for number in run.open(ev.TimerCreated).keys() - timers:
+        yield f"{me!r} waits for timer {number}, which is in no queue"
+    for number, event in run.open(ev.SubOrchestrationScheduled).items():
+        child = db.instances.get(event.instance_id)
+        is_live = child is not None and child["parent_id"] == me and child["status"] not in FINISHED
+        if number not in answered and not is_live:
+            yield f"{me!r} waits for its child {event.instance_id!r}, which is not there or has ended"
+
+
+@RULES.of("history")
+def _history(db: Tables) -> Iterator[str]:
+    """Dense ids; each thing that is begun ends once at most, after its begin; each turn is recorded."""
+    for (me, number), run in db.executions.items():
+        owner = db.instances.get(me)
+        if owner is None or number > owner["execution_id"]:
+            yield f"{me!r} has events of execution {number} and no instance for it"
+            continue
+        ids = [row["event_id"] for row in run.rows]
+        if ids != [*range(1, len(ids) + 1)]:
+            yield f"{me!r} has the events {ids} in execution {number}"
+        yield from (f"{me!r}/{number}: {each}" for each in _badly_formed(run))
+        covered: set[int] = set()
+        for row in run.rows:
+            if row["recorded_at"] is not None:
+                covered.update(range(row["event_id"], row["event_id"] + row["recorded_events"]))
+        if not covered.issuperset(ids):
+            yield f"{me!r}/{number} has events of no recorded turn: {sorted(set(ids) - covered)}"
+
+
+def _badly_formed(run: Execution) -> Iterator[str]:
+    begun: dict[int, type[ev.Event]] = {}
+    ended: set[int] = set()
+    for number, event in run.events.items():
+        kind = type(event)
+        if kind in ev.OUTCOMES and number != len(run.rows):
+            yield f"event {number} is an outcome, and events follow"
+        if kind in BEGINNINGS:
+            begun[number] = kind
+        elif kind in ENDS:
+            of = event.schedule_id  # type: ignore[union-attr]
+            if begun.get(of) is not ENDS[kind]:
+                yield f"event {number} ends {of}, which is {begun.get(of)}"
+            if of in ended:
+                yield f"event {number} ends {of} once more"
+            ended.add(of)
+    if type(run.last) in ev.OUTCOMES and run.open(ev.ActivityScheduled):
+        yield f"ended with the activities {[*run.open(ev.ActivityScheduled)]} open"
+
+
+@RULES.of("ended_executions")
+def _ended_executions(db: Tables) -> Iterator[str]:
+    """One row for each execution that has ended, as long as its history is there; the last one of a finished instance
+    says so.
+    """
+    rows = db.by("ended_executions", "instance_id", "execution_id")
+    for (me, number), row in rows.items():
+        owner = db.instances.get(me)
+        if owner is None or number > owner["execution_id"]:
+            yield f"{me!r}/{number} is of no instance"
+        elif bool(row["is_last"]) != (number == owner["execution_id"]) or (row["is_last"] and db.is_live(me)):
+            yield f"{me!r}/{number}: is_last is {row['is_last']}, the instance is {owner['status']}"
+    for me, number in db.executions:
+        owner = db.instances.get(me)
+        if owner is not None and (me, number) not in rows and (number < owner["execution_id"] or not db.is_live(me)):
+            yield f"{me!r}/{number} has ended and is not here"
+
+
+@RULES.of("instances_by_status")
+def _instances_by_status(db: Tables) -> Iterator[str]:
+    """The instances of these statuses."""
+    here = {(row["status"], row["instance_id"], row["created_at"]) for row in db.rows["instances_by_status"]}
+    there = {(row["status"], me, row["created_at"]) for me, row in db.instances.items() if row["status"] in LISTED}
+    for status, me, _ in here ^ there:
+        yield f"{me!r} is listed as {status}, or should be"
+
+
+@RULES.of("suspensions")
+def _suspensions(db: Tables) -> Iterator[str]:
+    """Open exactly for the instances that are suspended."""
+    rows = db.by("suspensions", "instance_id")
+    for me, row in rows.items():
+        owner = db.instances.get(me)
+        if owner is None or (row["resumed_at"] is None) != (owner["status"] == "suspended"):
+            yield f"{me!r} was resumed at {row['resumed_at']} and is {owner and owner['status']}"
+        if row.get("unchecked"):
+            yield f"{me!r} was resumed, and no sweep has looked"
+    for me, row in db.instances.items():
+        if row["status"] == "suspended" and me not in rows:
+            yield f"{me!r} is suspended without a reason"
+
+
+@RULES.of("instance_sizes")
+def _instance_sizes(db: Tables) -> Iterator[str]:
+    """Measured correctly, and only while there is a quota of bytes."""
+    bounded = any(row["instance_bytes"] is not None for row in db.rows["quotas"])
+    for me, row in db.by("instance_sizes", "instance_id").items():
+        owner = db.instances.get(me)
+        if owner is None or not bounded:
+            yield f"{me!r} is measured: there is no instance, or no quota"
+        elif (owner["birth"], owner["execution_id"]) == (row["birth"], row["execution_id"]):
+            events = db.current(me).rows[: row["event_count"]]
+            size = sum(len(each["event"].encode()) for each in events)
+            if size != row["bytes"]:
+                yield f"{me!r} has {row['bytes']} bytes, and its events {size}"
+
+
+@RULES.of("instance_counts")
+def _instance_counts(db: Tables) -> Iterator[str]:
+    """Their sum is the number of instances while there is a quota of them."""
+    yield from counted(db, sum(row["instances"] for row in db.rows["instance_counts"]))
+
+
+@RULES.of("message_keys")
+def _message_keys(db: Tables) -> Iterator[str]:
+    """Of an instance. A key without a reply is that of a message that waits, or that the history has."""
+    for row in db.rows["message_keys"]:
+        me = row["instance_id"]
+        if me not in db.instances:
+            yield f"{row['key']!r} is of no instance {me!r}"
+        elif row["birth"] == db.instances[me]["birth"] and db.instances[me]["execution_id"] == 1:
+            events = [*db.current(me).events.values(), *(event for *_, event in db.messages.get(me, ()))]
+            known = {event.key for event in events if isinstance(event, ev.EventRaised | ev.EventReplied)}
+            if db.is_live(me) and row["key"] not in known:
+                yield f"{row['key']!r} of {me!r} is that of no message"
+
+
+# -- queues
+
+
+@RULES.of("orchestrator_queue")
+def _orchestrator_queue(db: Tables) -> Iterator[str]:
+    """Of an unfinished instance. What is visible waits for a worker, or for an operator; a timer is one that the
+    history waits for.
+    """
+    for me, messages in db.messages.items():
+        if not db.is_live(me):
+            yield f"{me!r} gets {len(messages)} messages: it is not there, or has ended"
+            continue
+        status, run = db.instances[me]["status"], db.current(me)
+        for row, _, event in messages:
+            if row["timer_id"] is not None and not _is_open_timer(run, row):
+                yield f"{me!r}: timer {row['timer_execution']}/{row['timer_id']} is none that it waits for"
+            if (row["route"] == "suspended") != (status == "suspended"):
+                yield f"{me!r} is {status}, and a message has the route {row['route']!r}"
+            is_missing = db.instances[me]["unknown_since"] is not None
+            if row["visible_at"] <= db.now and status != "suspended" and db.workers and not is_missing:
+                yield f"{me!r} has not taken {event}"
+
+
+def _is_open_timer(run: Execution, row: Row) -> bool:
+    return row["timer_execution"] == run.execution_id and row["timer_id"] in run.open(ev.TimerCreated)
+
+
+@RULES.of("worker_queue")
+def _worker_queue(db: Tables) -> Iterator[str]:
+    """An activity that an unfinished instance waits for, with the route of its session, and locked by no worker."""
+    for row in db.rows["worker_queue"]:
+        where = f"{row['instance_id']!r}/{row['execution_id']}/{row['activity_id']}"
+        yield from (f"{where}: {each}" for each in _wrong_scheduled(db, row))
+        lock = row["lock_worker"], row["lock_incarnation"]
+        if row["lock_token"] is not None and row["locked_until"] > db.now and lock in db.workers:
+            yield f"{where} is locked by {lock}"
+        if row["attempts"] < row["failures"]:
+            yield f"{where} has failed {row['failures']} times in {row['attempts']} attempts"
+        if row["attend_at"] is not None and row["attend_at"] <= db.now and db.workers:
+            yield f"{where} has waited for as long as it may"
+        if db.workers and row["visible_at"] <= db.now:
+            yield from (f"{where}: {each}" for each in _wrong_route(db, row))
+    yield from _wrong_order(db)
+
+
+def _wrong_scheduled(db: Tables, row: Row) -> Iterator[str]:
+    """Of an item: whether its instance waits for it."""
+    me = row["instance_id"]
+    if not db.is_live(me):
+        yield "its instance is not there, or has ended"
+        return
+    run = db.current(me)
+    event = run.open(ev.ActivityScheduled).get(row["activity_id"])
+    if run.execution_id != row["execution_id"] or event is None:
+        yield "its instance does not wait for it"
+        return
+    session = row["session_id"] or row.get("order_session")
+    if (event.name, event.session_id, event.tag) != (row["name"], session, row.get("tag")):
+        yield f"{row['name']!r} of session {session!r}; it was scheduled as {event}"
+
+
+def _wrong_route(db: Tables, row: Row) -> Iterator[str]:
+    route = row["route"]
+    if row["session_id"] is None:
+        right = route == "blocked" if row["order_session"] is not None else route.split("#")[0] == "free"
+    else:
+        session = db.by("sessions", "session_id").get(row["session_id"])
+        holder = db.holder(session)
+        if holder is None or session is None:
+            right = route.split("#")[0].split(":")[0] == "new"
+        elif session["next_worker"] is not None:
+            right = route == f"new:{session['next_worker']}"
+        else:
+            right = route == f"w:{holder['worker_id']}"
+    if not right:
+        yield f"has the route {route!r}"
+
+
+def _wrong_order(db: Tables) -> Iterator[str]:
+    """The first item of an order has its session, and all behind it are blocked."""
+    for session, rows in db.groups("worker_queue", "order_session").items():
+        if session is None:
+            continue
+        first, *behind = sorted(rows, key=lambda row: row["order_number"])
+        if first["route"] == "blocked" or first["session_id"] != session:
+            yield f"the first item in the order of {session!r} is blocked"
+        if any(row["route"] != "blocked" or row["session_id"] is not None for row in behind):
+            yield f"items behind the first in the order of {session!r} are not blocked"
+
+
+def _sleeping(db: Tables) -> Iterator[Row]:
+    """Rows that count: on PostgreSQL a row stays when its item was queued or cancelled, or its execution has ended."""
+    for row in db.rows["asleep_items"]:
+        owner = db.instances.get(row["instance_id"])
+        is_current = owner is not None and "birth" in row and owner["birth"] == row["birth"]
+        if "asleep" not in row or (row["asleep"] and is_current and db.is_live(row["instance_id"])):
+            yield row
+
+
+@RULES.of("asleep_items")
+def _asleep_items(db: Tables) -> Iterator[str]:
+    """The next wake of a conversation without inputs that wait."""
+    journals = db.by("journals", "session_id")
+    for row in db.rows["asleep_items"]:
+        if row["instance_id"] not in db.instances:
+            yield f"{row['instance_id']!r} is no instance"
+    for row in _sleeping(db):
+        me = row["instance_id"]
+        yield from (f"{me!r}: {each}" for each in _wrong_scheduled(db, row))
+        if (journal := journals.get(me)) is None or journal["closed"]:
+            yield f"{me!r} has no journal, or one that is closed"
+        elif waiting := [*db.waiting_inputs(journal)]:
+            yield f"{me!r} sleeps, and the inputs {waiting} wait"

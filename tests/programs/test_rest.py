@@ -1,0 +1,414 @@
+"""The checker of `rest` finds each kind of row that is left over, and nothing where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from copy import deepcopy
+from typing import Any, Final, Self, TypeAlias
+
+import anyio
+import pytest
+from pydantic import BaseModel
+
+import affinity
+from affinity.testing import Env
+from tests.conftest import Servers
+from tests.programs.rest import RULES, NotAtRest, check, find
+from tests.programs.tables import Row, Tables, read_tables
+
+ONLY: Final = {
+    "sqlite": {"counters", "session_labels", "session_participants", "sqlite_sequence"},
+    "postgres": {"granted_roles", "instance_counts", "instances_by_status", "schema_versions", "sweeps"},
+}
+"""Tables of one database only."""
+
+
+class Chat(BaseModel):
+    """A state."""
+
+    said: list[str] = []
+
+
+def described(chat: Chat) -> affinity.SessionMetadata:
+    return affinity.SessionMetadata(labels={"tier": "gold"}, participants=("ann",))
+
+
+chats = affinity.Sessions(Chat, kind="chat", metadata=described)
+support = affinity.Conversations(Chat, kind="support", metadata=described)
+app = affinity.App("rest")
+app.include(chats)
+hello = affinity.Event("hello", str, reply=str)
+
+
+@support.on_wake
+async def respond(wake: affinity.Wake, chat: Chat) -> None:
+    for event in wake.events:
+        if isinstance(event, affinity.UserMessage) and event.text == "ask":
+            wake.require(affinity.ToolConfirmation(tool="refund", arguments={}))
+        elif isinstance(event, affinity.UserMessage) and event.text == "delegate":
+            await wake.delegate(support, f"{wake.conversation_id}/child", affinity.UserMessage("ask"))
+        else:
+            wake.append(affinity.AgentMessage("yes"))
+
+
+app.include(support)
+
+
+@app.activity
+async def remember(ctx: affinity.ActivityContext, text: str) -> int:
+    async with chats.open(ctx) as chat:
+        chat.said.append(text)
+    return len(chat.said)
+
+
+@app.activity
+async def hang(ctx: affinity.ActivityContext) -> None:
+    await anyio.sleep_forever()
+
+
+@app.orchestration
+async def remembering(ctx: affinity.OrchestrationContext, session: str) -> int:
+    return await ctx.schedule_activity(remember, "x").on_session(session, ordered=True)
+
+
+@app.orchestration
+async def waiting(ctx: affinity.OrchestrationContext) -> None:
+    received = await ctx.schedule_wait(hello)
+    received.reply("hi")
+    moved = ctx.schedule_session_moved("held")
+    go = ctx.schedule_wait("go", str, hold_session="held", hold_for=600_000)
+    await ctx.select(moved, go)
+
+
+@app.orchestration
+async def parent(ctx: affinity.OrchestrationContext) -> None:
+    await ctx.schedule_sub_orchestration(waiting, instance_id=f"{ctx.instance_id}/child")
+
+
+@app.orchestration
+async def again(ctx: affinity.OrchestrationContext, left: int) -> None:
+    if left:
+        ctx.continue_as_new(left - 1)
+    await ctx.schedule_timer(10)
+    raise ValueError("it is broken")
+
+
+@app.orchestration
+async def hanging(ctx: affinity.OrchestrationContext) -> None:
+    await ctx.schedule_activity(hang)
+
+
+@pytest.fixture(params=["sqlite", "old", "new"])
+def env_url(request: pytest.FixtureRequest, servers: Servers) -> Iterator[str | None]:
+    """Where `Env` makes its database."""
+    with ExitStack() as stack:
+        if request.param == "sqlite":
+            yield None
+        else:
+            server = servers.server(request.param)
+            name = server.create_database()
+            stack.callback(server.drop_database, name)
+            yield server.url(name)
+
+
+async def fill(env: Env) -> None:
+    """Leave something in nearly every table that may have something at rest."""
+    client = env.client
+    run = await client.start(waiting, instance_id="w")
+    await client.start(parent, instance_id="p")
+    assert await run.ask(hello("x"), idempotency_key="k") == "hi"
+    await (await client.start(remembering, "s", instance_id="r")).wait()
+    await client.start(again, 2, instance_id="a")
+    talk = client.conversation(support, "c")
+    await talk.ask(affinity.UserMessage("hello"))
+    for text in ("ask", "delegate"):
+        await client.conversation(support, text).ask(affinity.UserMessage(text))
+    await (await talk.fork("f1")).ask(affinity.UserMessage("more"))
+    await (await talk.fork("f2")).delete()
+    await (await client.conversation(support, "f1").fork("f3")).terminate()
+    await client.conversation(support, "f1").delete()
+    await client.start("unknown", instance_id="u")
+    await env.run_until_idle()  # until it is suspended
+    await talk.ask(affinity.UserMessage("hello again"))  # a worker holds the session again
+    await env.run_until_idle()
+
+
+class Rows:
+    """The tables of a snapshot, to be changed."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+
+    def __getitem__(self, table: str) -> list[dict[str, Any]]:
+        return self.tables.rows[table]  # type: ignore[return-value]
+
+    def one(self, table: str, **where: Any) -> dict[str, Any]:
+        """The first row of a table with these values."""
+        return next(row for row in self[table] if all(row[name] == value for name, value in where.items()))
+
+    def change(self, table: str, where: Mapping[str, Any], **values: Any) -> Self:
+        """Give a row other values."""
+        self.one(table, **where).update(values)
+        return self
+
+    def drop(self, table: str, **where: Any) -> Self:
+        """Remove a row."""
+        self[table].remove(self.one(table, **where))
+        return self
+
+    def add(self, table: str, **values: Any) -> Self:
+        """Add a row."""
+        self[table].append(values)
+        return self
+
+    def copy(self, table: str, where: Mapping[str, Any], **values: Any) -> Self:
+        """Add a row as one that is there, with other values."""
+        return self.add(table, **{**self.one(table, **where), **values})
+
+    def queue(self, **values: Any) -> Self:
+        """Put the next wake of a conversation, which sleeps, into the queue of work."""
+        wake = self.one("asleep_items", instance_id="c")
+        self["asleep_items"].remove(wake)
+        none = dict.fromkeys(("lock_token", "lock_worker", "lock_incarnation", "locked_until", "attend_at", "tag"))
+        item = {key: wake[key] for key in ("instance_id", "execution_id", "activity_id", "name", "session_id")}
+        order = {"order_session": None, "order_number": None, "attempts": 0, "failures": 0}
+        held = self.one("sessions", session_id="c")["worker_id"]
+        now = {"route": f"w:{held}", "visible_at": self.now}
+        return self.add("worker_queue", **{**none, **item, **order, **now, **values})
+
+    @property
+    def now(self) -> float:
+        return self.tables.now
+
+    @property
+    def worker(self) -> dict[str, Any]:
+        return self["workers"][0]
+
+    def journal(self, session_id: str, **values: Any) -> Self:
+        """Give the journal of a conversation other values."""
+        return self.change("journals", {"session_id": session_id}, **values)
+
+    def of(self, session_id: str, **values: Any) -> dict[str, Any]:
+        """The start of a row of that journal."""
+        return {"journal_id": self.one("journals", session_id=session_id)["journal_id"], **values}
+
+    def message(self, **values: Any) -> Self:
+        """Queue a message."""
+        payload = '{"execution":0,"event":{"type":"cancel_requested","reason":""}}'
+        row = {"id": 0, "instance_id": "w", "route": "w:worker-0", "timer_execution": None, "timer_id": None}
+        return self.add("orchestrator_queue", **{**row, "visible_at": self.now, "payload": payload, **values})
+
+    def quota(self, **values: Any) -> Self:
+        """Set a quota, without what goes with it."""
+        return self.add("quotas", **{"instances": None, "unread_events": None, "instance_bytes": None, **values})
+
+
+Plant: TypeAlias = Callable[[Rows], object]
+
+PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
+    "instances": (
+        lambda at: at.change("instances", {"instance_id": "r"}, event_count=1),
+        lambda at: at.change("instances", {"instance_id": "r"}, birth=""),
+        lambda at: at.change("instances", {"instance_id": "r"}, status="failed", error="{}"),
+        lambda at: at.change("instances", {"instance_id": "r"}, status="running"),
+        lambda at: at.change("instances", {"instance_id": "r"}, error="{}"),
+        lambda at: at.change("instances", {"instance_id": "w"}, status="completed"),
+        lambda at: at.change("instances", {"instance_id": "w"}, status="pending"),
+        lambda at: at.change("instances", {"instance_id": "w"}, claims=1),
+        lambda at: at.drop("instances", instance_id="p/child"),
+        lambda at: at.drop("asleep_items", instance_id="c"),
+    ),
+    "history": (
+        lambda at: at.drop("instances", instance_id="r"),
+        lambda at: at.drop("history", instance_id="r", event_id=2),
+        lambda at: at.copy("history", {"instance_id": "r", "event_id": 3}, event_id=4),
+        lambda at: at.copy("history", {"instance_id": "r", "event_id": 4}, event_id=5),
+        lambda at: at.change("history", {"instance_id": "r", "event_id": 1}, recorded_at=None),
+        lambda at: at.change("history", {"instance_id": "a", "execution_id": 1}, execution_id=9),
+    ),
+    "ended_executions": (
+        lambda at: at.drop("ended_executions", instance_id="r"),
+        lambda at: at.drop("ended_executions", instance_id="a", execution_id=1),
+        lambda at: at.change("ended_executions", {"instance_id": "r"}, is_last=False),
+        lambda at: at.copy("ended_executions", {"instance_id": "r"}, instance_id="gone"),
+        lambda at: at.copy("ended_executions", {"instance_id": "r"}, instance_id="w"),
+    ),
+    "instances_by_status": (
+        lambda at: at.drop("instances_by_status", instance_id="a"),
+        lambda at: at.copy("instances_by_status", {"instance_id": "a"}, instance_id="r"),
+    ),
+    "suspensions": (
+        lambda at: at.change("suspensions", {"instance_id": "u"}, resumed_at=1.0),
+        lambda at: at.drop("suspensions", instance_id="u"),
+        lambda at: at.copy("suspensions", {"instance_id": "u"}, instance_id="gone"),
+    ),
+    "instance_sizes": (
+        lambda at: at.add("instance_sizes", instance_id="w", birth="", execution_id=1, event_count=1, bytes=1),
+        lambda at: at.quota(instance_bytes=1).add("instance_sizes", **at.one("instances", instance_id="r"), bytes=1),
+    ),
+    "instance_counts": (lambda at: at.quota(instances=9).add("instance_counts", part=7, instances=1),),
+    "counters": (
+        lambda at: at.quota(instances=9).add("counters", name="instances", value=1),
+        lambda at: at.change("counters", {"name": "epoch"}, value=0),
+    ),
+    "message_keys": (
+        lambda at: at.copy("message_keys", {"key": "k"}, instance_id="gone"),
+        lambda at: at.copy("message_keys", {"key": "k"}, key="other"),
+    ),
+    "orchestrator_queue": (
+        lambda at: at.message(),
+        lambda at: at.message(instance_id="r"),
+        lambda at: at.message(instance_id="gone"),
+        lambda at: at.message(route="suspended", visible_at=at.now + 9),
+        lambda at: at.message(instance_id="u", route="new"),
+        lambda at: at.message(timer_execution=1, timer_id=1, visible_at=at.now + 9),
+    ),
+    "worker_queue": (
+        lambda at: at.queue(**lock(at)),
+        lambda at: at.queue(route="new"),
+        lambda at: at.queue(route="blocked"),
+        lambda at: at.queue(activity_id=1),
+        lambda at: at.queue(name="other"),
+        lambda at: at.queue(instance_id="gone"),
+        lambda at: at.queue(instance_id="r"),
+        lambda at: at.queue(failures=2, attempts=1),
+        lambda at: at.queue(attend_at=at.now),
+        lambda at: at.queue(order_session="c", order_number=1, session_id=None, route="blocked"),
+        lambda at: at.queue(order_session="c", order_number=1).copy(
+            "worker_queue", {"instance_id": "c"}, order_number=2
+        ),
+    ),
+    "asleep_items": (
+        lambda at: at.drop("instances", instance_id="c"),
+        lambda at: at.journal("c", processed=0),
+        lambda at: at.journal("c", closed=True),
+        lambda at: at.change("asleep_items", {"instance_id": "c"}, activity_id=1),
+    ),
+    "workers": (lambda at: at.worker.update(capacity=0),),
+    "sessions": (
+        lambda at: at.change("sessions", {"session_id": "c"}, worker_id="gone"),
+        lambda at: at.change("sessions", {"session_id": "c"}, epoch=1_000_000),
+        lambda at: at.change("sessions", {"session_id": "c"}, freed_by="idle"),
+        lambda at: at.change("sessions", {"session_id": "c"}, next_worker="worker-0"),
+        lambda at: at.change("sessions", {"session_id": "c"}, next_worker="gone", next_reason="moved"),
+    ),
+    "session_moves": (
+        lambda at: at.copy("session_moves", {"session_id": "c"}, epoch=1_000_000, from_worker=None),
+        lambda at: at.copy("session_moves", {"session_id": "c"}, epoch=0, to_worker="gone").change(
+            "session_moves", {"session_id": "c"}, from_worker="other"
+        ),
+    ),
+    "session_holds": (
+        lambda at: at.copy("session_holds", {"instance_id": "w"}, hold_id=1),
+        lambda at: at.copy("session_holds", {"instance_id": "w"}, instance_id="r"),
+        lambda at: at.change("session_holds", {"instance_id": "w"}, session_id="other"),
+        lambda at: at.change("session_holds", {"instance_id": "w"}, until=at.now - 2),
+    ),
+    "session_watches": (
+        lambda at: at.copy("session_watches", {"instance_id": "w"}, instance_id="r"),
+        lambda at: at.copy("session_watches", {"instance_id": "w"}, session_id="other"),
+    ),
+    "resources": (
+        lambda at: at.add("resources", **resource(handle="{}")),
+        lambda at: at.add("resources", **resource(handle="{}", taken_until=1.0)),
+        lambda at: at.add("resources", **resource(handle=None)),
+    ),
+    "session_states": (
+        lambda at: at.change("session_states", {"session_id": "s"}, epoch=1_000_000),
+        lambda at: at.change("session_states", {"session_id": "s"}, birth=""),
+        lambda at: at.change("session_states", {"session_id": "s"}, version=0),
+    ),
+    "session_labels": (
+        lambda at: at.drop("session_labels", session_id="s"),
+        lambda at: at.copy("session_labels", {"session_id": "s"}, session_id="gone"),
+    ),
+    "session_participants": (
+        lambda at: at.drop("session_participants", session_id="s"),
+        lambda at: at.copy("session_participants", {"session_id": "s"}, session_id="gone"),
+    ),
+    "journals": (
+        lambda at: at.journal("c", size=1),
+        lambda at: at.journal("c", last_seq=99),
+        lambda at: at.journal("c", first_seq=0),
+        lambda at: at.journal("c", processed=99),
+        lambda at: at.journal("c", closed=True),
+        lambda at: at.copy("journals", {"session_id": "c"}, session_id=None, journal_id=99),
+        lambda at: at.drop("journals", session_id=None),
+        lambda at: at.journal("c", processed=0),
+        lambda at: at.journal("f3", processed=0, closed=False),
+        lambda at: at.journal("c", processed=0).drop("instances", instance_id="c"),
+        lambda at: at.drop("journal_entries", **at.of("c")),
+    ),
+    "journal_entries": (
+        lambda at: at.copy("journal_entries", {}, journal_id=99),
+        lambda at: at.change("journal_entries", {}, origin_id=1, origin_seq=None),
+    ),
+    "journal_requests": (
+        lambda at: at.change("journal_requests", at.of("ask"), journal_id=99),
+        lambda at: at.change("journal_requests", at.of("ask"), seq=99),
+        lambda at: at.change("journal_requests", at.of("ask"), expires_at=at.now),
+        lambda at: at.journal("ask", closed=True),
+        lambda at: at.journal("ask", dropped=99, dropped_seq=99),
+    ),
+    "journal_revisits": (
+        lambda at: at.add("journal_revisits", **at.of("c", key="k", due_at=at.now)),
+        lambda at: at.add("journal_revisits", journal_id=99, key="k", due_at=at.now + 9),
+    ),
+    "journal_streams": (lambda at: at.add("journal_streams", **at.of("c", wake_id="w", attempt=1)),),
+    "journal_parents": (lambda at: at.add("journal_parents", **at.of("c", parent_id=99)),),
+    "timeline": (lambda at: at["timeline"].clear(),),
+    "sweeps": (lambda at: at["sweeps"].clear(),),
+    "quotas": (lambda at: at.quota().quota(),),
+    "applied_migrations": (lambda at: at.drop("applied_migrations", version=20),),
+    "schema_versions": (lambda at: at.add("schema_versions", version=999),),
+    "granted_roles": (lambda at: at.add("granted_roles", role="other", kind="client"),),
+    "sqlite_sequence": (lambda at: at.change("sqlite_sequence", {}, seq=0).message(id=1, visible_at=at.now + 9),),
+}
+"""What makes each rule find something."""
+
+
+def lock(at: Rows) -> Row:
+    by = {"lock_worker": at.worker["worker_id"], "lock_incarnation": at.worker["incarnation"]}
+    return {"lock_token": "t", "locked_until": at.now + 9, **by}
+
+
+def resource(**values: Any) -> Row:
+    activity = {"instance_id": "r", "execution_id": 1, "activity_id": 2}
+    return {"resource_id": "x", "name": "sandbox", "taken_until": None, **activity, **values}
+
+
+async def test_each_rule_finds_what_is_left_over(env_url: str | None) -> None:
+    async with Env(app, url=env_url) as env:
+        await fill(env)
+        await check(env)
+        tables = await read_tables(env)
+    here, there = ("sqlite", "postgres") if env_url is None else ("postgres", "sqlite")
+    assert RULES.keys() - tables.rows.keys() == ONLY[there], f"rules without a table of {here}"
+    assert PLANTS.keys() == RULES.keys()
+    missed = []
+    for table in tables.rows:
+        for number, plant in enumerate(PLANTS[table]):
+            planted = Tables(deepcopy(tables.rows), tables.now, tables.last_epoch)
+            plant(Rows(planted))
+            if not any(each.startswith(f"{table}: ") for each in find(planted)):
+                missed.append(f"plant {number} of {table}")
+    assert not missed
+
+
+async def test_a_table_without_a_rule_is_found(env_url: str | None) -> None:
+    async with Env(app, url=env_url) as env:
+        tables = await read_tables(env)
+    assert not find(tables)
+    tables.rows = {**tables.rows, "novel": []}
+    assert find(tables) == ["novel: no rule says what its rows may be"]
+
+
+async def test_what_runs_is_not_at_rest(env_url: str | None) -> None:
+    async with Env(app, url=env_url) as env:
+        await env.client.start(hanging, instance_id="h")
+        with anyio.fail_after(20):
+            while not await env.client.activities("h"):
+                await anyio.sleep(0.01)
+        with pytest.raises(NotAtRest, match=r"'h' has not ended: .*runs on worker 'worker-0'"):
+            await check(env)
