@@ -10,7 +10,9 @@
     │   ├── InvalidOptions             options that contradict each other, with both values
     │   ├── InvalidUrl                 a database URL that names no provider, or is malformed
     │   ├── InvalidApp                 MODULE:APP that does not import, or a wrong registration
-    │   └── WakeMisuse                 a handler of a conversation makes a call that can never work
+    │   ├── ActivityMisuse             an activity, or a handler, makes a call that only orchestrations make
+    │   ├── WakeMisuse                 a handler of a conversation makes a call that can never work
+    │   └── SessionRecordRefused       a record that its code could not load is to be imported or copied
     ├── ProviderError                  the database refused or failed; ``retryable`` says whether to retry
     │   ├── Contention                 lost to a concurrent transaction: retry immediately
     │   ├── StatementTimeout           the statement took too long: retry less of it, with backoff
@@ -201,11 +203,32 @@ class InvalidApp(InvalidInput):
     """``MODULE:APP`` cannot be imported, or a registration cannot be used."""
 
 
+class ActivityMisuse(InvalidInput, AttributeError):
+    """An activity, or the handler of a conversation, makes a call that only orchestrations make. It is not retried."""
+
+
 class WakeMisuse(InvalidInput):
     """The handler of a conversation makes a call that can never work: it appends a value that is no event, or one that
     only clients or the runtime write, waits for a reply of its own conversation, or gives `run_loop` a model that
     returns no `ModelReply`. The message names what to use. The wake is not retried.
     """
+
+
+class SessionRecordRefused(InvalidInput):
+    """A record that is to be imported or copied could not be loaded by the code of its kind, so it is not stored.
+
+    Attributes:
+        session_id: whose record it is.
+        reason: why it could not be loaded. ``__cause__`` is the error of the load, if one was tried.
+    """
+
+    def __init__(self, session_id: str, reason: str, *, where: str = "", then: str = "") -> None:
+        """``where`` begins the message, ``then`` ends it."""
+        super().__init__(
+            f"{where}the record of session {session_id!r} could not be loaded, so it is not stored: {reason}; mend the "
+            f"record, or use code whose type and migrations can load it{then}"
+        )
+        self.session_id, self.reason = session_id, reason
 
 
 # --- the database ---------------------------------------------------------------------------------------------------
@@ -751,6 +774,7 @@ class SessionLoadFailed(SessionError):
 
     Attributes:
         session_id: whose state it is.
+        reason: why; the message has it too.
     """
 
     category: ClassVar[str] = "load_failed"
@@ -758,7 +782,7 @@ class SessionLoadFailed(SessionError):
 
     def __init__(self, session_id: str, message: str) -> None:
         super().__init__(f"the state of session {session_id!r} could not be loaded: {message}")
-        self.session_id = session_id
+        self.session_id, self.reason = session_id, message
 
 
 class SessionMigrationMissing(SessionLoadFailed):

@@ -22,7 +22,7 @@ from datetime import datetime
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from affinity.limits import check_conditions
-from affinity.records import SessionState, frozen
+from affinity.records import RecordTimes, SessionState, frozen
 
 SEQ_MARK: Final = '"$SEQ"'
 """In `JournalAppend.message`: stands for the number of the entry, or of the last one if none is appended."""
@@ -83,7 +83,9 @@ class JournalStart:
     birth: str  # of the instance
     version: str | None = None
     journal_id: int = field(default_factory=new_journal_id)
-    parent: str | None = None  # session whose wake creates it: only that session, and clients, may append inputs
+    # Session whose wake creates it: only that session, and clients, may append inputs. The journal keeps the journal id
+    # that this session has then, too: see `JournalPage.parent_journal`.
+    parent: str | None = None
 
 
 @frozen(kw_only=True)
@@ -235,6 +237,7 @@ class JournalBirth:
     entries: Sequence[NewEntry] = ()  # then these
     copies_state: bool = False  # the record of the base's session, as it is after the turn
     state: SessionState | None = None  # in place of a copy
+    state_times: RecordTimes | None = None  # of its record; a time in the future becomes now. None: now
     home: str | None = None  # session on whose lease its wakes run; None: its own
 
     @property
@@ -393,6 +396,9 @@ class JournalPage:
     last_seq: int
     closed: bool
     parent: str | None
+    # Journal id of the parent whose wake has created it. Another journal of that session is none of its parents. None:
+    # it has no parent, or that had no journal, or the journal was created before this was kept.
+    parent_journal: int | None = None
     instance_status: str | None  # of its instance, in the same snapshot; None: there is no instance
     entries: Sequence[Entry]
     more: bool  # of the query, behind these
@@ -444,6 +450,7 @@ class JournalFilter:
     kind: str | None = None
     prefix: str | None = None  # of the session id
     parent: str | None = None
+    parent_journal: int | None = None  # of those that know theirs, as `JournalPage.parent_journal`: these
     closed: bool | None = None
     with_requests: bool = False  # with pending requests
     after: tuple[datetime, str] | None = None  # keyset cursor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Protocol, TypeVar, get_args
 
@@ -10,7 +11,7 @@ from affinity.client.background import ClientBase
 from affinity.client.calls import PruneProgress, check_age, no_progress
 from affinity.client.views import read_cursor
 from affinity.errors import InvalidInput, UnknownConversation
-from affinity.journal import ConversationStatus, JournalFilter, JournalInfo, JournalRetention
+from affinity.journal import ConversationStatus, JournalFilter, JournalInfo, JournalQuery, JournalRetention
 from affinity.limits import MAX_PAGE, MAX_QUOTA, check_id
 from affinity.paging import PageIterator
 from affinity.records import frozen
@@ -87,7 +88,8 @@ class ConversationCalls(ClientBase):
             kind: of the conversations.
             status: that they have now. No index has it: the others that fit are looked at in steps, newest first.
             prefix: of their ids.
-            parent: the conversation whose children they are.
+            parent: the conversation whose children they are. If none has this id, those of earlier ones, which were
+                deleted without them.
             terminated: only those that are, or are not.
             with_requests: only those with a request that waits for an answer.
             after: `ConversationPage.next` of the page before.
@@ -109,6 +111,8 @@ class ConversationCalls(ClientBase):
             with_requests=with_requests,
             after=None if after is None else read_cursor(after),
         )
+        if parent is not None and (page := await self.journals.read(JournalQuery(session_id=parent, limit=1))):
+            where = replace(where, parent_journal=page.journal_id)
         rows = await self.journals.list(where, limit)
         last = rows[-1] if len(rows) == limit else None
         cursor = None if last is None else f"{last.created_at.isoformat()}/{last.session_id}"

@@ -32,6 +32,8 @@ from affinity.errors import (
     InvalidInput,
     InvalidOptions,
     NotSerializable,
+    SessionRecordRefused,
+    SessionRecordTooNew,
     UnknownConversation,
     UnknownEntry,
 )
@@ -48,6 +50,7 @@ from affinity.journal import (
 from affinity.limits import MAX_PAGE, check_id, check_payload
 from affinity.records import SessionRecord, SessionState, SessionStore, frozen
 from affinity.session.resources import LABEL
+from affinity.session.transfer import ImportTimes
 
 Summarise: TypeAlias = Callable[[Sequence[JournalEntry]], Awaitable[str | UserMessage | AgentMessage]]
 """Writes a summary of entries. The usage of an `AgentMessage` counts for the new conversation."""
@@ -108,6 +111,10 @@ class LineageState(Protocol):
         """A state, encoded."""
         ...
 
+    async def check_record(self, record: SessionRecord | SessionState) -> None:
+        """Load a record, and drop its state; raises `SessionRecordRefused` if it could not be loaded."""
+        ...
+
 
 class BirthPlanner:
     """Makes the births of one kind of conversations: reads what they are made from, and checks the arguments."""
@@ -149,6 +156,8 @@ class BirthPlanner:
                 )
             copies = at == page.last_seq and not self._in_wake
             state = None if copies else await self._using(source, await self._rebuilt(source, new_id, at))
+        if copies and self._states is not None and not self._in_wake:  # a wake has loaded it
+            await self._check_copied(await self._records.load(source))
         return self._birth(
             new_id,
             lineage=lineage,
@@ -182,6 +191,8 @@ class BirthPlanner:
         home = _home_of_merge({"left": (left, one.home), "right": (right, other.home)}, keep)
         given = None if state is None else await self._encoded(new_id, state)
         copied, page = await self._snapshot(left)
+        if given is None:
+            await self._check_copied(copied)
         base = JournalRange(one.journal_id, page.last_seq)
         used, of_right = _resources_of(copied), _resources_of(await self._records.load(right))
         if keep is None and any(used.get(name, other_id) != other_id for name, other_id in of_right.items()):
@@ -269,12 +280,18 @@ class BirthPlanner:
                 yield entry_line(entry)
             after, more = (page.entries[-1].seq if page.entries else after), page.more
 
-    async def imported(self, new_id: str, found: Imported) -> JournalBirth:
+    async def imported(self, new_id: str, found: Imported, *, times: ImportTimes) -> JournalBirth:
         """See `LineageCalls.import_`."""
         if found.conversation.kind != self._kind.name:
             raise ConversationKindMismatch(
                 new_id, f"the export is of kind {found.conversation.kind!r}, not {self._kind.name!r}"
             )
+        state = None if found.record is None else replace(found.record, session_id=new_id)
+        if state is not None and state.metadata.kind != self._kind.name:
+            raise SessionRecordRefused(new_id, f"it is of kind {state.metadata.kind!r}, not {self._kind.name!r}")
+        if state is not None and self._states is not None:
+            await self._states.check_record(state)
+        is_kept = times == "kept"
         return self._birth(
             new_id,
             lineage="import",
@@ -282,8 +299,9 @@ class BirthPlanner:
             extras=found.extras,
             home=None,
             parents=[],
-            entries=found.entries,
-            state=None if found.record is None else replace(found.record, session_id=new_id),
+            entries=found.entries if is_kept else [replace(each, recorded_at=None) for each in found.entries],
+            state=state,
+            state_times=found.times if is_kept else None,
         )
 
     async def is_taken(self, new_id: str) -> bool:
@@ -380,6 +398,18 @@ class BirthPlanner:
         if self._states is None or not self._states.can_rebuild:
             return None
         return await self._states.rebuilt(new_id, [entry async for entry in self.entries(source, before=at + 1)])
+
+    async def _check_copied(self, record: SessionRecord | None) -> None:
+        """Refuse a record that the code of the kind could not load, if that code is here. One that later code has
+        written is for workers with that code, as its original is.
+        """
+        if self._states is None or record is None:
+            return
+        try:
+            await self._states.check_record(record)
+        except SessionRecordRefused as refused:
+            if not isinstance(refused.__cause__, SessionRecordTooNew):
+                raise
 
     async def _encoded(self, new_id: str, state: Any) -> SessionState | None:
         if self._states is None:

@@ -15,6 +15,7 @@ from affinity.conversation.transfer import read_lines
 from affinity.errors import ConversationExists, QuotaExceeded
 from affinity.journal import JournalBirth
 from affinity.paging import uninterrupted
+from affinity.session.transfer import ImportTimes, check_choice
 
 M = TypeVar("M")
 
@@ -53,6 +54,8 @@ class CommonCalls(EntryReader, Generic[M]):
         Raises:
             UnknownConversation, ConversationKindMismatch: there is none with this id, or of this kind.
             UnknownEntry: there is no such entry, or it is not kept.
+            SessionRecordRefused: the record of state that it would copy could not be loaded; of a handle that knows the
+                `Conversations`, and not their kind alone.
             ConversationExists: the new id is in use.
             QuotaExceeded: there are as many instances as there may be; of a handle.
             PayloadTooLarge: of a wake: what it makes several conversations with, but for copies, has more than
@@ -178,17 +181,27 @@ class LineageCalls(CommonCalls[M], Generic[M]):
         async for line in self._planner.export(self.conversation_id):
             yield line
 
-    async def import_(self, lines: Iterable[str | bytes] | AsyncIterable[str | bytes]) -> None:
+    async def import_(
+        self, lines: Iterable[str | bytes] | AsyncIterable[str | bytes], *, times: ImportTimes = "kept"
+    ) -> None:
         """Make this conversation from an `export`: entries, numbered from 1, and state. The lineage that it had is in
         its extras, under "exported". It is one transaction; repeated, it changes nothing.
 
+        Args:
+            lines: a file open for reading, an `export` of another database, …
+            times: of the entries and of the record of state: "kept" writes those that they had, of which one of the
+                record that is in the future becomes now; "now" writes the time of the import.
+
         Raises:
             InvalidInput: a line is none of an export; the message has its number.
+            SessionRecordRefused: the record of state is of another kind; or it could not be loaded, if this handle
+                knows the `Conversations`, and not their kind alone.
             ConversationKindMismatch: the export is of another kind.
             ConversationExists, QuotaExceeded: as for `fork`.
         """
+        check_choice("times", times, ImportTimes)
         found = await read_lines(lines)
-        await self._derive(self.conversation_id, self._planner.imported, found)
+        await self._derive(self.conversation_id, self._planner.imported, found, times=times)
 
     async def _derive(self, new_id: str, plan: Any, *args: Any, **options: Any) -> M:
         for left in reversed(range(_PLANS)):

@@ -29,7 +29,7 @@ async def conversation_reason(explainer: Explainer, info: InstanceInfo, outstand
         return wake
     if (found := await _between_wakes(explainer, info, outstanding, page)) is not None:
         return found
-    return await _idle(explainer, me)
+    return await _idle(explainer, me, page.journal_id)
 
 
 async def _between_wakes(
@@ -49,7 +49,7 @@ async def _between_wakes(
     return explainer.reason("turn", "waits for a worker to begin its wake") if page.entries else None
 
 
-async def _idle(explainer: Explainer, me: str) -> Explanation:
+async def _idle(explainer: Explainer, me: str, journal_id: int) -> Explanation:
     """All inputs are processed."""
     provider = explainer.provider
     (requests,) = await provider.get_journal_requests([me])
@@ -57,7 +57,8 @@ async def _idle(explainer: Explainer, me: str) -> Explanation:
         first = requests[0]
         text = f"waits for the answer to the request {first.request_id!r} ({first.kind})"
         return explainer.reason("request", text, {"request_id": first.request_id, "due_at": first.expires_at})
-    for child in await provider.list_journals(JournalFilter(parent=me, closed=False), _CHILDREN):
+    children = JournalFilter(parent=me, parent_journal=journal_id, closed=False)
+    for child in await provider.list_journals(children, _CHILDREN):
         found = await explainer.explain_child(child.session_id, "child conversation")
         if found is not None and found.code != "input":
             return found

@@ -48,7 +48,7 @@ from affinity.conversation.trace import WAKE_SPAN, Trace, error_of, root_span
 from affinity.conversation.views import request_of, revisit_of
 from affinity.conversation.wake import Wake, WakeInputs, WakeParts, handling
 from affinity.conversation.writing import WakeWriting, end_of_delegation
-from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict, WakeMisuse
+from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict
 from affinity.journal import (
     Entry,
     HomeLease,
@@ -61,7 +61,7 @@ from affinity.journal import (
 )
 from affinity.limits import MAX_BATCH_BYTES, MAX_PAGE, MAX_STEP_CHILDREN, MAX_WAKE_ENTRIES
 from affinity.orchestration import ActivityContext, RetryPolicy
-from affinity.records import SessionState, SessionStore
+from affinity.records import SessionRecord, SessionState, SessionStore
 from affinity.session import OpenSession
 from affinity.worker.activities import NON_RETRYABLE
 from affinity.worker.results import withdraw
@@ -124,6 +124,10 @@ class Runnable(Protocol[S]):
         ...
 
     async def encoded(self, conversation_id: str, state: Any) -> SessionState | None:
+        """See `LineageState`."""
+        ...
+
+    async def check_record(self, record: SessionRecord | SessionState) -> None:
         """See `LineageState`."""
         ...
 
@@ -397,6 +401,7 @@ class _Attempt(Generic[S]):
         after = done["after"] if done is not None and done["seq"] == seq else None
         where = JournalFilter(
             parent=self.writing.session_id,
+            parent_journal=self.work.journal_id,
             closed=False,
             after=None if after is None else (datetime.fromisoformat(after[0]), after[1]),
         )
@@ -508,7 +513,7 @@ class _Attempt(Generic[S]):
             exc_info=error,
             extra={"session_id": self.writing.session_id, "wake_id": self.task["wake"], "attempt": self.number},
         )
-        pause = None if isinstance(error, (*NON_RETRYABLE, WakeMisuse)) else self._pause(type(error).__name__, error)
+        pause = None if isinstance(error, NON_RETRYABLE) else self._pause(type(error).__name__, error)
         # The state may be staged: what has failed may have come behind the handler.
         withdraw(self.ctx, error, retried=pause is not None)
         self.writing.discard(self.trace.entries)

@@ -67,8 +67,17 @@ from affinity.errors import (
     WaitTimeout,
     WakeMisuse,
 )
-from affinity.journal import Answer, Appended, ConversationStatus, JournalAppend, JournalPage, JournalQuery, NewEntry
-from affinity.limits import MAX_UNREAD_EVENTS, check_id
+from affinity.journal import (
+    Answer,
+    Appended,
+    ConversationStatus,
+    JournalAppend,
+    JournalFilter,
+    JournalPage,
+    JournalQuery,
+    NewEntry,
+)
+from affinity.limits import MAX_PAGE, MAX_UNREAD_EVENTS, check_id
 from affinity.orchestration.app import MISSING
 from affinity.provider.contract import FINISHED
 
@@ -426,11 +435,12 @@ class Talk(LineageCalls["Talk"]):
         has given to it (`ChildEnded`).
 
         Args:
-            cascade: remove its children too, and theirs.
+            cascade: remove its children too, and theirs. A child of an earlier conversation with this id, which was
+                deleted without it, is none of them.
             timeout: seconds that a child may take to end; None: for ever.
 
         Raises:
-            WaitTimeout: the child is terminated and not removed: no worker has ended it yet.
+            WaitTimeout: the child is terminated and not removed: no worker has ended it yet. ``waits_for`` says why.
             InvalidInput: the timeout is negative, or not a number.
         """
         check_timeout(timeout)
@@ -442,8 +452,20 @@ class Talk(LineageCalls["Talk"]):
             if one not in removed:
                 removed[one] = await self._remove_instance(one)
                 if cascade:
-                    waiting += [each.conversation_id async for each in self._client.list_conversations(parent=one)]
+                    waiting += await self._children(one)
         return [await self._remove_rest(one) or removed[one] for one in reversed(removed)][-1]
+
+    async def _children(self, conversation_id: str) -> list[str]:
+        """Ids of the children of the conversation, not of an earlier one of this id."""
+        page = await self._find(conversation_id)
+        if page is None:
+            return []
+        found: list[str] = []
+        where = JournalFilter(parent=conversation_id, parent_journal=page.journal_id)
+        while rows := await self._client.journals.list(where, MAX_PAGE):
+            found += [each.session_id for each in rows]
+            where = replace(where, after=(rows[-1].created_at, rows[-1].session_id))
+        return found
 
     async def _end_delegations(self, timeout: float | None) -> None:
         """Terminate a child, and wait for its end, unless its parent has ended."""
@@ -451,16 +473,17 @@ class Talk(LineageCalls["Talk"]):
         if page is None or page.parent is None or page.instance_status in FINISHED:
             return
         parent = await self._find(page.parent)
-        if parent is None or has_ended(parent):
+        if parent is None or has_ended(parent) or page.parent_journal not in {None, parent.journal_id}:
             return
         with anyio.move_on_after(timeout):
             with suppress(UnknownConversation):  # another call has removed it
                 await self.terminate(reason="it is deleted")
                 await self._wait_end(page.last_seq)
             return
-        raise WaitTimeout(
+        raise await self._client.wait_timeout(
+            self.conversation_id,
             f"conversation {self.conversation_id!r} is terminated, but no worker has ended it within {timeout:g} s: "
-            "repeat the call; or delete its instance before, and its parent is not notified"
+            "repeat the call; or delete its instance before, and its parent is not notified",
         )
 
     async def _wait_end(self, after: int) -> None:

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, Final, TypeAlias
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, JsonValue
 from pydantic_core import from_json, to_json
 
 from affinity.conversation.events import check_kind
@@ -24,16 +23,12 @@ from affinity.conversation.follow import SPAN_COMPLETED
 from affinity.errors import InvalidInput, problem_of
 from affinity.journal import Entry, JournalLineage, JournalPage, NewEntry
 from affinity.limits import check_depth, check_id, check_payload
-from affinity.records import SessionRecord, SessionState
-from affinity.session.transfer import line_of, read_line
+from affinity.records import RecordTimes, SessionRecord, SessionState
+from affinity.session.transfer import Time, line_of, read_line
 
 Lines: TypeAlias = Iterable[str | bytes] | AsyncIterable[str | bytes]
 
 FORMAT: Final = 1
-
-_FIRST_TIME: Final = datetime(1, 1, 1, tzinfo=UTC)
-_END_OF_TIME: Final = datetime(9999, 1, 1, tzinfo=UTC)
-"""What databases round must be in range too."""
 
 _MOST: Final = 20
 """Ancestors whose ids an import keeps in the extras, which are bounded."""
@@ -84,7 +79,7 @@ class _Entry(BaseModel):
     wake_id: _Id | None = None
     is_input: bool = False
     is_copied: bool = False  # by a merge
-    recorded_at: Annotated[AwareDatetime, Field(ge=_FIRST_TIME, lt=_END_OF_TIME)]
+    recorded_at: Time
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,6 +89,7 @@ class Imported:
     conversation: _Conversation
     ancestors: list[_Node] = field(default_factory=list)
     record: SessionState | None = None
+    times: RecordTimes | None = None  # of the record
     entries: list[NewEntry] = field(default_factory=list)
     last_seq: int = 0
     event_ids: set[str] = field(default_factory=set)
@@ -197,7 +193,7 @@ def _take(found: Imported | None, number: int, line: str | bytes) -> Imported:
     if what == "ancestor":
         found.ancestors.append(_Node.model_validate(value))
     elif what == "record":
-        found.record = read_line(number, to_json(value))
+        found.record, found.times = read_line(number, to_json(value))
     elif what == "entry":
         found.add(_Entry.model_validate(value))
     else:

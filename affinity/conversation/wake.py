@@ -439,7 +439,8 @@ class Wake(CommonCalls[None]):
             The id of the delegation.
 
         Raises:
-            NotAParent: the conversation is there, and this one is not its parent.
+            NotAParent: the conversation is there, and this one is not its parent; nor is it the parent of a child of an
+                earlier conversation with the same id, which was deleted without its children.
             ConversationKindMismatch, ConversationTerminated: it is of another kind, or takes no more events.
             WakeMisuse: it is no event, or one that only a wake writes.
             InvalidInput: an argument is out of bounds.
@@ -493,7 +494,8 @@ class Wake(CommonCalls[None]):
         """Ids of the children of this conversation, newest first, at most `limits.MAX_PAGE`; those of this wake are not
         among them yet.
         """
-        where = JournalFilter(parent=self.conversation_id, closed=terminated)
+        journal_id = self._parts.writing.work.journal_id
+        where = JournalFilter(parent=self.conversation_id, parent_journal=journal_id, closed=terminated)
         return [each.session_id for each in await self._parts.journals.list(where, MAX_PAGE)]
 
     async def _check_child(self, child_id: str, kind: str) -> int | None:
@@ -509,6 +511,12 @@ class Wake(CommonCalls[None]):
             raise ConversationKindMismatch(child_id, f"it is of kind {page.kind!r}, not {kind!r}")
         if page.parent != self.conversation_id:
             raise NotAParent(child_id, f"it is no child of {self.conversation_id!r}")
+        if page.parent_journal not in {None, self._writing.work.journal_id}:
+            raise NotAParent(
+                child_id,
+                f"it is a child of an earlier conversation with the id {self.conversation_id!r}, which was deleted "
+                "without it: delete it, or use another id",
+            )
         if page.closed or has_ended(page):
             raise ConversationTerminated(child_id, "it has ended, and takes no more events")
         return page.journal_id

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from affinity.errors import ActivityMisuse
 from affinity.journal import JournalAccess, JournalParticipant
 from affinity.orchestration.signals import ActivityCancelledSignal
 from affinity.records import Participant, SessionStore
@@ -104,13 +105,13 @@ class ActivityContext:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            remedy = ""
+            message = f"an ActivityContext has no {name!r}"
             if name.startswith("schedule_") or name in _OF_ORCHESTRATIONS:
-                remedy = (
-                    ": only orchestrations schedule work. In an activity, or in the handler of a conversation, call a "
-                    "plain function, or start an orchestration with `affinity.Client`"
+                raise ActivityMisuse(
+                    f"{message}: only orchestrations schedule work. In an activity, or in the handler of a "
+                    "conversation, call a plain function, or start an orchestration with `affinity.Client`"
                 )
-            raise AttributeError(f"an ActivityContext has no {name!r}{remedy}", name=name, obj=self)
+            raise AttributeError(message, name=name, obj=self)
 
     @staticmethod
     def _of(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from affinity.errors import InvalidInput, SessionAmbiguous, SessionNotFound
 from affinity.limits import MAX_PAGE, check_id
@@ -24,6 +24,7 @@ from affinity.session.removal import (
     page_cursor,
     read_pages,
 )
+from affinity.session.sessions import Sessions
 from affinity.session.transfer import (
     Imported,
     ImportTimes,
@@ -101,9 +102,12 @@ class SessionManager:
     `ProviderError` when the store refuses or fails.
     """
 
-    def __init__(self, store: SessionStore) -> None:
-        """A manager of the records in ``store``."""
+    def __init__(self, store: SessionStore, sessions: Iterable[Sessions[Any]] = ()) -> None:
+        """A manager of the records in ``store``. It loads each record that it imports first, by those of ``sessions``
+        that are of the record's kind.
+        """
         self._store = store
+        self._sessions = tuple(sessions)
 
     # -- listing
 
@@ -346,6 +350,9 @@ class SessionManager:
     ) -> Imported:
         """Write the records of an `export`, one by one; blank lines are skipped.
 
+        Each line is checked before its record is written: it is JSON with a schema version, within the limits. What the
+        code of the kind could not load is refused too, if the manager has that code (``sessions``).
+
         An import that fails in the middle leaves what it has written, and continues from there when it is started again
         with ``on_exists="skip"``.
 
@@ -353,14 +360,17 @@ class SessionManager:
             lines: a file open for reading, an `export` of another store, …
             on_exists: for a record that the store has: fail there, skip the line, or replace the record.
             times: "kept" writes the times of the lines, of which one in the future becomes now; "now" writes the time
-                of the import, so that the last line is the newest record.
+                of the import, the oldest record first, so that what is newest stays newest. That reads all lines before
+                it writes, and keeps more than 16 MiB of them in a temporary file.
             progress: called after each line with the number of lines done.
 
         Raises:
             InvalidInput: a line is no record; the message has its number, and how many records were written before it.
+            SessionRecordRefused: the code of its kind could not load a record; the message has the same.
             SessionWriteConflict: with "refuse", the store has such a record; the message has the same.
         """
-        return await import_lines(self._store, lines, on_exists, times, progress or no_progress)
+        report = progress or no_progress
+        return await import_lines(self._store, lines, self._sessions, on_exists=on_exists, times=times, progress=report)
 
 
 def _not_found(text: str) -> SessionNotFound:

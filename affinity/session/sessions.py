@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from affinity.errors import InvalidOptions, OrchestrationMisuse, SessionError
 from affinity.limits import check_id, check_integer
-from affinity.records import SessionMetadata, SessionStore
+from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore
 from affinity.session.codec import FieldOverrides, JsonCodec, StateCodec, projection_of
 from affinity.session.migrations import Migrate
 from affinity.session.opening import OpenOptions, OpenSession, StandaloneUnitOfWork, SyncOpenSession, UnitOfWork
@@ -142,6 +142,14 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
     def readable_versions(self) -> frozenset[int]:
         """The schema versions that this code can read: its own, and those from which migrations lead to it."""
         return self._schema.migrations.leading_to(self._schema.version)
+
+    async def check_record(self, record: SessionRecord | SessionState) -> None:
+        """Load a record as an opening does, and drop its state: for a record that is to be stored.
+
+        Raises:
+            SessionRecordRefused: it is of another kind, damaged, fits the type no more, or no migration leads to it.
+        """
+        await self._schema.check(record)
 
     # -- opening
 

@@ -17,6 +17,7 @@ from affinity.errors import (
     NotSerializable,
     SessionLoadFailed,
     SessionMigrationMissing,
+    SessionRecordRefused,
     SessionRecordTooNew,
     problem_of,
 )
@@ -168,6 +169,19 @@ class StateSchema(Generic[S]):
         """Decode into ``cached`` a state that is to be written over ``record`` and is not in the store yet."""
         await self._decode(cached, encoded)
         cached.store, cached.record, cached.metadata = store, record, encoded.metadata
+
+    async def check(self, record: SessionRecord | SessionState) -> None:
+        """Load a record, and drop its state.
+
+        Raises:
+            SessionRecordRefused: it could not be loaded.
+        """
+        loaded = CachedState[S](record.session_id, epoch=0)
+        try:
+            await self._decode(loaded, record)
+        except SessionLoadFailed as error:
+            raise SessionRecordRefused(record.session_id, error.reason) from error
+        await self._dispose(record.session_id, loaded.state)
 
     async def reset_scratch(self, cached: CachedState[S]) -> None:
         """Encode and decode the state, so that what is not stored of it starts from its default; dispose the former.

@@ -2,7 +2,9 @@
 
 A state that is JSON is in the document as JSON (``state``), if nothing is lost that way; every other state as base64
 (``state_base64``). ``version`` and ``epoch`` are of the store that the record comes from; the store that imports it
-sets its own. An import keeps the times, so that what is newest stays newest, or sets new ones.
+sets its own. An import keeps the times, or sets new ones in the same order: what is newest stays newest.
+
+A record is checked before it is stored: its form and limits, and, where the code of its kind is at hand, by loading it.
 """
 
 from __future__ import annotations
@@ -13,15 +15,17 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Ma
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from tempfile import SpooledTemporaryFile
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json, to_json
 
-from affinity.errors import InvalidInput, SessionLoadFailed, SessionWriteConflict, problem_of
+from affinity.errors import InvalidInput, SessionLoadFailed, SessionRecordRefused, SessionWriteConflict, problem_of
 from affinity.limits import MAX_ID_BYTES, MAX_INTEGER, MAX_LABELS, MAX_PARTICIPANTS, check_id
 from affinity.records import RecordTimes, SessionMetadata, SessionRecord, SessionState, SessionStore
 from affinity.session.codec import pack, unpack
+from affinity.session.sessions import Sessions
 
 
 def readable(record: SessionRecord) -> dict[str, Any]:
@@ -94,6 +98,9 @@ def _check_text(text: str) -> str:
     return text
 
 
+Time: TypeAlias = Annotated[AwareDatetime, Field(ge=datetime(1, 1, 1, tzinfo=UTC), lt=datetime(9999, 1, 1, tzinfo=UTC))]
+"""A time of an export. What databases round must be in range too, in UTC."""
+
 _Id = Annotated[str, AfterValidator(partial(check_id, what="it"))]
 _Text = Annotated[str, AfterValidator(_check_text)]
 
@@ -110,11 +117,11 @@ class _ExportLine(BaseModel):
     labels: Annotated[dict[_Text, _Text], Field(max_length=MAX_LABELS)] = {}
     message_count: Annotated[int, Field(strict=True, ge=0, le=MAX_INTEGER)] | None = None
     participants: Annotated[list[_Text], Field(max_length=MAX_PARTICIPANTS)] = []
-    schema_version: Annotated[int, Field(strict=True, ge=0, le=MAX_INTEGER)] = 1
+    schema_version: Annotated[int, Field(strict=True, ge=0, le=MAX_INTEGER)]
     version: int | None = None
     epoch: int | None = None
-    created_at: AwareDatetime | None = None
-    updated_at: AwareDatetime | None = None
+    created_at: Time | None = None
+    updated_at: Time | None = None
     state: Any = None
     state_base64: str = ""
 
@@ -132,16 +139,12 @@ class _ExportLine(BaseModel):
         return state
 
 
-def read_line(number: int, line: str | bytes) -> SessionState:
-    """The record in line ``number``, without its times.
+def read_line(number: int, line: str | bytes) -> tuple[SessionState, RecordTimes | None]:
+    """The record in line ``number``, and its times, if the line has them.
 
     Raises:
         InvalidInput: the line is not such a document; the message has its number and the reason.
     """
-    return _read_line(number, line)[0]
-
-
-def _read_line(number: int, line: str | bytes) -> tuple[SessionState, RecordTimes | None]:
     try:
         parsed = _ExportLine.model_validate(from_json(line, allow_inf_nan=False))
         state, encoding = pack(parsed.bytes_of_state())
@@ -177,7 +180,11 @@ OnExists: TypeAlias = Literal["refuse", "skip", "replace"]
 ImportTimes: TypeAlias = Literal["kept", "now"]
 """Which times an import writes: the record's own, or the time of the import."""
 
+IN_MEMORY: Final = 16 * 1024 * 1024
+"""Bytes of lines that are read twice before they go to a temporary file."""
+
 _LONG_AGO: Final = timedelta(days=365)
+_LAST: Final = datetime.max.replace(tzinfo=UTC)
 
 Progress: TypeAlias = Callable[[int], None]
 """Called repeatedly with the number of records processed so far."""
@@ -192,44 +199,76 @@ class Imported:
     skipped: int
     old: int = 0
     """Of the records written: last updated more than a year ago, so that retention by age may remove them soon."""
+    unloaded: int = 0
+    """Of all: not loaded before, since the code of their kind is not at hand; only their form is checked."""
 
 
 async def import_lines(
-    store: SessionStore, lines: Lines, on_exists: OnExists, times: ImportTimes, progress: Progress
+    store: SessionStore,
+    lines: Lines,
+    sessions: Iterable[Sessions[Any]],
+    *,
+    on_exists: OnExists,
+    times: ImportTimes,
+    progress: Progress,
 ) -> Imported:
     """Write the records of an export into a store; `SessionManager.import_` describes the arguments."""
-    _check_choice("on_exists", on_exists, OnExists)
-    _check_choice("times", times, ImportTimes)
+    check_choice("on_exists", on_exists, OnExists)
+    check_choice("times", times, ImportTimes)
     done = dict.fromkeys(("added", "replaced", "skipped"), 0)
-    long_ago, old = datetime.now(UTC) - _LONG_AGO, 0
-    async for number, line in _numbered(lines):
-        try:
-            new, kept = _read_line(number, line)
+    long_ago, old, unloaded, number = datetime.now(UTC) - _LONG_AGO, 0, 0, 0
+    try:
+        async for number, line in _numbered(lines) if times == "kept" else _oldest_first(lines):
+            new, kept = read_line(number, line)
+            unloaded += not await _load(new, sessions)
             what = await _write(store, new, on_exists, kept if times == "kept" else None)
             done[what] += 1
             old += what != "skipped" and times == "kept" and kept is not None and kept.updated_at < long_ago
-        except InvalidInput as error:
-            raise InvalidInput(f"{error}{_so_far(done)}") from error
-        except SessionWriteConflict as error:
-            raise _refusal(number, error, done) from error
-        progress(sum(done.values()))
-    return Imported(**done, old=old)
+            progress(sum(done.values()))
+    except SessionRecordRefused as error:
+        raise _located(number, error, _so_far(done)) from error.__cause__
+    except InvalidInput as error:
+        raise InvalidInput(f"{error}{_so_far(done)}") from error
+    except SessionWriteConflict as error:
+        raise _refusal(number, error, done) from error
+    return Imported(**done, old=old, unloaded=unloaded)
 
 
-def _check_choice(name: str, value: object, choices: object) -> None:
+async def _load(new: SessionState, sessions: Iterable[Sessions[Any]]) -> bool:
+    """Load a record by the code of its kind; whether there is any."""
+    of_kind = [each for each in sessions if each.kind == new.metadata.kind]
+    for each in of_kind:
+        await each.check_record(new)
+    return bool(of_kind)
+
+
+def _located(number: int, error: SessionRecordRefused, then: str = "") -> SessionRecordRefused:
+    return SessionRecordRefused(error.session_id, error.reason, where=f"line {number}: ", then=then)
+
+
+def check_choice(name: str, value: object, choices: object) -> None:
+    """Refuse a value that is none of a ``Literal``.
+
+    Raises:
+        InvalidInput: it is none.
+    """
     if value not in get_args(choices):
         raise InvalidInput(f"{name} = {value!r}: must be one of {', '.join(get_args(choices))}")
 
 
-def check_lines(lines: Iterable[str | bytes]) -> None:
-    """Validate every line as an import would, and write nothing.
+async def check_lines(lines: Iterable[str | bytes], sessions: Iterable[Sessions[Any]] = ()) -> None:
+    """Check every line as an import would, and write nothing.
 
     Raises:
         InvalidInput: a line is no record; the message has its number.
+        SessionRecordRefused: a record could not be loaded; the same.
     """
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            read_line(number, line)
+    async for number, line in _numbered(lines):
+        new, _ = read_line(number, line)
+        try:
+            await _load(new, sessions)
+        except SessionRecordRefused as error:
+            raise _located(number, error) from error.__cause__
 
 
 def no_progress(done: int) -> None:
@@ -255,6 +294,24 @@ async def _numbered(lines: Lines) -> AsyncIterator[tuple[int, str | bytes]]:
         number += 1
         if line.strip():
             yield number, line
+
+
+async def _oldest_first(lines: Lines) -> AsyncIterator[tuple[int, str | bytes]]:
+    """As `_numbered`, in the order in which the records were last written: an export has the newest first. Records
+    without times are the last ones, in the order of their lines.
+
+    Raises:
+        InvalidInput: a line is no record.
+    """
+    with SpooledTemporaryFile(max_size=IN_MEMORY) as copy:
+        found: list[tuple[datetime, int, int, int]] = []
+        async for number, line in _numbered(lines):
+            _, times = read_line(number, line)
+            order = (_LAST, number) if times is None else (times.updated_at, -number)
+            found.append((*order, copy.tell(), copy.write(line.encode() if isinstance(line, str) else line)))
+        for _, number, start, size in sorted(found):
+            copy.seek(start)
+            yield abs(number), copy.read(size)
 
 
 async def _each(lines: Iterable[str | bytes]) -> AsyncIterator[str | bytes]:

@@ -15,6 +15,7 @@ import anyio
 import anyio.to_thread
 
 from affinity.errors import (
+    ActivityMisuse,
     ActivityTimeout,
     NotSerializable,
     NoWorkerWithTag,
@@ -27,6 +28,7 @@ from affinity.errors import (
     SessionSelfConflict,
     SessionTagMismatch,
     SessionWriteConflict,
+    WakeMisuse,
 )
 from affinity.limits import MAX_NOTED_ERROR_BYTES, truncate
 from affinity.orchestration import ActivityContext, App, RetryPolicy
@@ -54,12 +56,14 @@ it.
 
 
 NON_RETRYABLE: Final = (
+    ActivityMisuse,
     NotSerializable,
     PayloadTooLarge,
     SessionSelfConflict,
     SessionMigrationMissing,
     SessionMigrationAmbiguous,
     SessionMigrationFailed,
+    WakeMisuse,
 )
 """Errors that no policy retries: the same code would raise them again."""
 

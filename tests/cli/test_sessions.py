@@ -360,7 +360,9 @@ def test_export_misused(directory: Path) -> None:
 
 @pytest.mark.usefixtures("database")
 def test_a_wrong_line_is_named_before_anything_is_written(directory: Path) -> None:
-    (directory / "bad.jsonl").write_text('{"session_id": "a", "state": 1}\n\n{"session_id": "b"}\n')
+    (directory / "bad.jsonl").write_text(
+        '{"session_id": "a", "schema_version": 1, "state": 1}\n\n{"session_id": "b"}\n'
+    )
     assert "line 3" in refused(MISUSED, "sessions", "import", "bad.jsonl")
     assert listed() == []
     assert "absent.jsonl" in refused(MISUSED, "sessions", "import", "absent.jsonl")
@@ -368,7 +370,7 @@ def test_a_wrong_line_is_named_before_anything_is_written(directory: Path) -> No
 
 def test_an_import_that_ends_in_the_middle_names_how_to_continue(database: Path, directory: Path) -> None:
     put(database, "b")
-    lines = [json.dumps({"session_id": session_id, "state": 1}) for session_id in ("a", "b", "c")]
+    lines = [json.dumps({"session_id": session_id, "schema_version": 1, "state": 1}) for session_id in ("a", "b", "c")]
     (directory / "three.jsonl").write_text("\n".join(lines))
     said = refused(FAILED, "sessions", "import", "three.jsonl")
     assert "lines done: 1 before it ended" in said
@@ -379,6 +381,36 @@ def test_an_import_that_ends_in_the_middle_names_how_to_continue(database: Path,
         "skipped": 2,
         "old": 0,
     }
+
+
+APP = """
+import affinity
+from pydantic import BaseModel, Field
+
+class Basket(BaseModel):
+    total: int = Field(0, le=10)
+
+app = affinity.App("shop")
+app.include(affinity.Sessions(Basket, kind="basket"))
+"""
+
+
+@pytest.mark.usefixtures("database")
+def test_an_import_with_the_app_loads_each_record_first(directory: Path) -> None:
+    (directory / "basket_app.py").write_text(APP)
+    lines = [
+        {"session_id": name, "kind": kind, "schema_version": 1, "state": {"total": total}}
+        for name, kind, total in (("a", "basket", 1), ("b", "other", 11), ("c", "basket", 11))
+    ]
+    (directory / "all.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (directory / "good.jsonl").write_text("\n".join(map(json.dumps, lines[:2])))
+    said = refused(MISUSED, "sessions", "import", "all.jsonl", "--app", "basket_app:app")
+    assert "line 3: the record of session 'c' could not be loaded" in said
+    assert listed() == []
+    done = run("sessions", "import", "good.jsonl", "--app", "basket_app:app")
+    assert done.stderr == "added 2; 1 of kinds that basket_app:app does not have: only their form was checked\n"
+    assert document("sessions", "import", "all.jsonl", "--on-exists", "skip")["added"] == 1
+    assert "no module" in refused(MISUSED, "sessions", "import", "all.jsonl", "--app", "absent_app:app")
 
 
 def test_ctrl_c_is_clean(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:

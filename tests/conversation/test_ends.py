@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Any
 
 import anyio
 import pytest
@@ -22,7 +21,7 @@ from affinity.errors import (
     WaitTimeout,
     WakeFailed,
 )
-from affinity.journal import JournalPruning, JournalRetention, JournalWrite
+from affinity.journal import JournalFilter, JournalInfo, JournalPruning, JournalRetention, JournalWrite
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider import open_provider
 from tests.conversation.application import Chat, echo, make, stage, status, until
@@ -189,8 +188,12 @@ async def test_a_child_without_its_parent_is_deleted_immediately(url: str) -> No
         await until(ended)
     async with affinity.Client(url) as client:  # no worker runs
         below = client.conversation(child, "c/one")
-        with pytest.raises(WaitTimeout):
+        with pytest.raises(
+            WaitTimeout, match=r"is terminated, but .*: 'c/one' waits for a worker: none is alive"
+        ) as refused:
             await below.delete(timeout=0.2)
+        assert refused.value.waits_for is not None
+        assert refused.value.waits_for.code == "no_worker"
         assert await below.status() == "terminated"
         await client.delete("c/one", force=True)
         assert await below.delete() is True
@@ -563,15 +566,15 @@ async def test_a_delegation_does_not_recreate_a_child_that_is_deleted_meanwhile(
 async def test_a_deletion_leaves_no_child_of_a_wake_under_way(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wake delegates to a new child, and would commit when the children have been listed."""
     parent = Delegating()
-    list_conversations = affinity.Client.list_conversations
+    list_journals = Journals.list
 
-    async def list_before(self: affinity.Client, **where: Any) -> AsyncIterator[Any]:
-        async for each in list_conversations(self, **where):
-            yield each
-        if where.get("parent") == "c":
+    async def list_before(self: Journals, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
+        found = await list_journals(self, where, limit)
+        if where.parent == "c":
             parent.go.set()
             with anyio.move_on_after(0.5):
                 await until(lambda: talk.history(kinds=["child.delegated"], after=first.processed))
+        return found
 
     async with stage(url, parent.conversations, parent.child) as on:
         talk = on.talk()
@@ -579,7 +582,7 @@ async def test_a_deletion_leaves_no_child_of_a_wake_under_way(url: str, monkeypa
         await until(parent.has_ended)
         await talk.send(UserMessage("second"))
         await parent.delegated.wait()
-        monkeypatch.setattr(affinity.Client, "list_conversations", list_before)
+        monkeypatch.setattr(Journals, "list", list_before)
         assert await talk.delete(cascade=True)
         monkeypatch.undo()
         assert await left(on.client) == []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from secrets import token_hex
-from typing import Any
+from typing import Any, get_args
 
 import anyio
 import pytest
@@ -14,7 +16,11 @@ import affinity
 from affinity import AgentMessage, JournalEntry, UserMessage
 from affinity.client import Quotas
 from affinity.conversation import wake as waking
-from affinity.errors import Contention, ConversationExists, InvalidInput, WakeFailed
+from affinity.conversation.talk import Talk
+from affinity.errors import Contention, ConversationExists, InvalidInput, SessionRecordRefused, WakeFailed
+from affinity.journal import JournalQuery
+from affinity.records import SessionState
+from affinity.session.transfer import ImportTimes
 from tests.conversation.application import Chat, Stage, make, stage
 from tests.conversation.openrath import LONG, say, texts
 
@@ -309,3 +315,94 @@ async def test_what_has_large_extras_is_imported(idle: Stage) -> None:
     again = [line async for line in idle.talk("c").export()]
     await idle.talk("d").import_(again)
     assert (await idle.talk("d").ancestors())[0].extras["x"] == "y" * 16_350
+
+
+# --- the record of state ----------------------------------------------------------------------------------------------
+
+
+async def export_with(idle: Stage, **fields: Any) -> list[str]:
+    """The export of a conversation with a message and a state, whose record has these fields."""
+    talk = idle.talk("a")
+    await talk.send(UserMessage("one"))
+    async with idle.conversations.open("a", store=idle.client.session_store) as chat:
+        chat.wakes = 1
+    lines = [json.loads(line) async for line in talk.export()]
+    return [json.dumps({"record": line["record"] | fields} if "record" in line else line) for line in lines]
+
+
+@pytest.mark.parametrize("times", get_args(ImportTimes))
+async def test_an_import_keeps_the_times_of_the_record_and_of_the_entries_or_neither(
+    idle: Stage, times: ImportTimes
+) -> None:
+    then = datetime(2020, 1, 2, 3, 4, 5, tzinfo=UTC)
+    about = {"created_at": then.isoformat(), "updated_at": (then + timedelta(days=1)).isoformat()}
+    head, record, entry = await export_with(idle, **about)
+    entry = json.dumps({"entry": json.loads(entry)["entry"] | {"recorded_at": then.isoformat()}})
+    await idle.talk("b").import_([head, record, entry], times=times)
+    made = await idle.client.session_manager.show("b")
+    (first,) = await idle.talk("b").history()
+    found = [made.created_at, made.updated_at, first.recorded_at]
+    if times == "kept":
+        assert found == [then, then + timedelta(days=1), then]
+    else:
+        assert min(found) > datetime.now(UTC) - timedelta(hours=1)
+    with pytest.raises(InvalidInput, match="times = 'later': must be one of kept, now"):
+        await idle.talk("c").import_([head, record, entry], times="later")  # type: ignore[arg-type]
+
+
+async def test_a_time_in_the_future_becomes_that_of_the_import(idle: Stage) -> None:
+    lines = await export_with(idle, updated_at="2999-01-01T00:00:00Z")
+    await idle.talk("b").import_(lines)
+    assert (await idle.client.session_manager.show("b")).updated_at < datetime.now(UTC) + timedelta(hours=1)
+
+
+async def test_a_record_that_could_not_be_loaded_is_not_imported(idle: Stage) -> None:
+    """Its kind is always known; its type is where the handle was made with the `Conversations`."""
+    kind_alone = Talk(idle.client, idle.conversations.spec, "k")
+    damaged = await export_with(idle, state={"wakes": "many"})
+    for to, lines, reason in (
+        (idle.talk("b"), damaged, "wakes: Input should be a valid integer"),
+        (idle.talk("b"), await export_with(idle, schema_version=2), "no migration from schema version 2 to 1"),
+        (idle.talk("b"), await export_with(idle, kind="other"), "of kind 'other', not 'chat'"),
+        (kind_alone, await export_with(idle, kind="other"), "of kind 'other', not 'chat'"),
+    ):
+        with pytest.raises(SessionRecordRefused, match=f"{to.conversation_id!r}.*{reason}.*mend") as refused:
+            await to.import_(lines)
+        assert refused.value.session_id == to.conversation_id
+    assert [each.conversation_id async for each in idle.client.list_conversations()] == ["a"]
+    await kind_alone.import_(damaged)
+
+
+async def damage(idle: Stage, **fields: Any) -> None:
+    """Write what the code cannot load into the record of a conversation."""
+    store = idle.client.session_store
+    record = await store.load("a")
+    assert record is not None
+    about = {"encoding": record.encoding, "schema_version": record.schema_version, "metadata": record.metadata}
+    await store.save(SessionState(session_id="a", **{**about, "state": record.state, **fields}))
+
+
+@pytest.mark.parametrize("made", ["fork", "fork at the end", "detach", "merge"])
+async def test_a_record_that_could_not_be_loaded_is_not_copied(idle: Stage, made: str) -> None:
+    await export_with(idle)
+    await damage(idle, state=b"{")
+    talk = idle.talk("a")
+    await (await talk.fork("other", at=0)).send(UserMessage("two"))
+    calls: dict[str, Callable[..., Awaitable[Any]]] = {
+        "fork": partial(talk.fork, "b"),
+        "fork at the end": partial(talk.fork, "b", at=1),
+        "detach": partial(talk.detach, "b"),
+        "merge": partial(talk.merge, "other", into="b"),
+    }
+    with pytest.raises(SessionRecordRefused, match=r"'a' could not be loaded.*mend the record"):
+        await calls[made]()
+    assert not await idle.client.journals.read(JournalQuery(session_id="b", limit=1))
+    await talk.fork("b", at=0)  # with a state of its own
+
+
+async def test_a_record_of_later_code_is_copied(idle: Stage) -> None:
+    """Workers with that code load the copy, as they load the original."""
+    await export_with(idle)
+    await damage(idle, schema_version=2)
+    await idle.talk("a").fork("b")
+    assert (await idle.client.session_manager.show("b")).schema_version == 2

@@ -256,13 +256,20 @@ async def test_a_model_that_is_no_async_function_runs_in_a_thread(sqlite_url: st
 
 
 async def test_an_activity_s_context_names_what_schedules(sqlite_url: str) -> None:
+    attempts: list[int] = []
+
     async def handler(wake: Wake, chat: Chat) -> None:
+        attempts.append(wake.attempt)
         assert not hasattr(wake.context, "schedule_timer")
         await wake.context.schedule_activity("work")  # type: ignore[attr-defined]
 
-    async with stage(sqlite_url, handler, retry=affinity.RetryPolicy(max_attempts=1)) as on:
-        with pytest.raises(WakeFailed, match=r"no 'schedule_activity': only orchestrations .* plain function"):
+    async with stage(sqlite_url, handler) as on:
+        with pytest.raises(
+            WakeFailed, match=r"no 'schedule_activity': only orchestrations .* plain function"
+        ) as failed:
             await on.talk().ask(UserMessage("x"), timeout=30)
+        assert failed.value.error_type == "ActivityMisuse"
+        assert attempts == [1]
 
 
 async def test_an_id_of_another_kind_is_refused_with_both_kinds(url: str) -> None:

@@ -173,6 +173,7 @@ async def test_a_listing_reads_the_index_of_its_condition(tmp_path: Path, statem
         "status",
         "prefix",
         "parent",
+        "parent_journal",
         "closed",
         "now",
         "window",

@@ -6,20 +6,19 @@ import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from tempfile import SpooledTemporaryFile
-from typing import IO, Any, Final, get_args
+from typing import IO, Any, get_args
 
 import click
 
 from affinity.cli.files import written
+from affinity.cli.loading import load_app
 from affinity.cli.output import counted
 from affinity.cli.sessions.filters import filter_of, filters
 from affinity.cli.shell import Command, Progress, Shell, command, with_client
 from affinity.client import Client
 from affinity.records import SessionFilter
-from affinity.session import Imported
-from affinity.session.transfer import ImportTimes, OnExists, check_lines
-
-_IN_MEMORY: Final = 16 * 1024 * 1024  # bytes of stdin before they go to a temporary file
+from affinity.session import Imported, SessionManager, Sessions
+from affinity.session.transfer import IN_MEMORY, ImportTimes, OnExists, check_lines
 
 
 @click.command(cls=Command, short_help="Write records as lines of JSON.")
@@ -67,7 +66,7 @@ def _read_twice(file: IO[bytes]) -> Iterator[tuple[IO[bytes], int]]:
     if file.seekable():
         yield file, file.tell()
         return
-    with SpooledTemporaryFile(max_size=_IN_MEMORY) as copy:
+    with SpooledTemporaryFile(max_size=IN_MEMORY) as copy:
         shutil.copyfileobj(file, copy)
         copy.seek(0)
         yield copy, 0
@@ -89,31 +88,43 @@ def _read_twice(file: IO[bytes]) -> Iterator[tuple[IO[bytes], int]]:
     show_default=True,
     help="The times of the records: their own, of which one in the future becomes now; or the time of the import.",
 )
+@click.option("--app", "target", metavar="MODULE:APP", help="Load each record by the code of this app first.")
 @command
-def import_records(shell: Shell, *, file: IO[bytes], on_exists: OnExists, times: ImportTimes) -> None:
+def import_records(
+    shell: Shell, *, file: IO[bytes], on_exists: OnExists, times: ImportTimes, target: str | None
+) -> None:
     """Read the records of an export from FILE, or from stdin when that is -, and write them.
 
-    All lines are checked first: when one is wrong nothing is written, and the exit code is 2. Versions begin anew.
-    Records keep their times, which retention goes by; --times now gives them the time of the import. Continue an
-    interrupted import with --on-exists skip.
+    All lines are checked first: when one is wrong nothing is written, and the exit code is 2. Without --app that is
+    their form: JSON, a schema version, the limits. With --app each record is loaded as well, as its sessions would be
+    opened: one that does not fit its type, or that no migration leads to, is wrong.
+
+    Versions begin anew. Records keep their times, which retention goes by; --times now gives them the time of the
+    import, and leaves their order. Continue an interrupted import with --on-exists skip.
 
     Examples:
-      affinity sessions import sessions.jsonl
+      affinity sessions import sessions.jsonl --app support:app
       affinity sessions export | affinity sessions import - --on-exists skip --url postgresql://db/app
     """
+    listeners = load_app(target).session_listeners if target else ()
+    sessions = [each for each in listeners if isinstance(each, Sessions)]
 
     async def run(client: Client) -> Imported:
+        await check_lines(lines, sessions)
+        lines.seek(start)
         with Progress("lines done:", hint="; what is written stays: continue with --on-exists skip") as progress:
-            manager = client.session_manager
+            manager = SessionManager(client.session_store, sessions)
             return await manager.import_(lines, on_exists=on_exists, times=times, progress=progress)
 
     with _read_twice(file) as (lines, start):
-        check_lines(lines)
-        lines.seek(start)
         done = with_client(shell, run)
     document = {"added": done.added, "replaced": done.replaced, "skipped": done.skipped}
     text = ", ".join(f"{what} {number}" for what, number in document.items() if number) or "no records in it"
     document["old"] = done.old
+    if target:
+        document["unloaded"] = done.unloaded
+    if target and done.unloaded:
+        text += f"; {done.unloaded} of kinds that {target} does not have: only their form was checked"
     if done.old:
         text += f"; {done.old} of them older than a year: retention by age may remove them, --times now makes them new"
     shell.show(document, lambda: click.echo(text, err=True))

@@ -35,6 +35,7 @@ class JournalAdministration(Operations):
             "kind": where.kind,
             "prefix": where.prefix,
             "parent": where.parent,
+            "parent_journal": where.parent_journal,
             "closed": where.closed,
             "with_requests": where.with_requests or where.status == "requires_action",
             "after_time": after_time,

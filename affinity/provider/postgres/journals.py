@@ -273,7 +273,7 @@ def _is_plain(query: JournalQuery) -> bool:
 
 def _page(head: Sequence[Any], **more: Any) -> JournalPage:
     """A page of the journal whose own columns are ``head``."""
-    journal_id, kind, processed, first_seq, last_seq, closed, parent = head
+    journal_id, kind, processed, first_seq, last_seq, closed, parent, parent_journal = head
     return JournalPage(
         journal_id=journal_id,
         kind=kind,
@@ -282,16 +282,17 @@ def _page(head: Sequence[Any], **more: Any) -> JournalPage:
         last_seq=last_seq,
         closed=closed,
         parent=parent,
+        parent_journal=parent_journal,
         **more,
     )
 
 
 def _to_plain_page(rows: Sequence[Row], limit: int) -> JournalPage:
-    _, has_next, fits, seq, *_ = rows[-1][9:]
-    entries = [Entry._make(row[12:]) for row in rows if row[11] and row[12] is not None]
+    _, has_next, fits, seq, *_ = rows[-1][10:]
+    entries = [Entry._make(row[13:]) for row in rows if row[12] and row[13] is not None]
     return _page(
-        rows[0][2:9],
-        instance_status=rows[0][9],
+        rows[0][2:10],
+        instance_status=rows[0][10],
         entries=entries[:limit],
         more=has_next or len(entries) > limit or (seq is not None and not fits),
         stream=[],
@@ -299,11 +300,11 @@ def _to_plain_page(rows: Sequence[Row], limit: int) -> JournalPage:
 
 
 def _to_page(session_id: str, rows: Sequence[Row]) -> JournalPage:
-    journal_id, found = rows[0][1], rows[0][8]
-    wake_id, attempt, number, numbers, payloads, status = rows[0][17:]
-    entries = [Entry._make(row[9:17]) for row in rows if row[9] is not None]
+    journal_id, found = rows[0][1], rows[0][9]
+    wake_id, attempt, number, numbers, payloads, status = rows[0][18:]
+    entries = [Entry._make(row[10:18]) for row in rows if row[10] is not None]
     return _page(
-        rows[0][1:8],
+        rows[0][1:9],
         instance_status=status,
         entries=entries,
         more=found > len(entries),

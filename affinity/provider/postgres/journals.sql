@@ -43,12 +43,12 @@ WHERE p.place = 1 OR p.place <= %(limit)s AND p.before < %(max_bytes)s
 ORDER BY p.n, p.seq
 
 -- read_plain: as `read`, of pages by number, oldest first, without streams and without what a journal inherits
-SELECT p.n, p.is_inherited, p.journal_id, p.kind, p.processed, p.first_seq, p.last_seq, p.closed, p.parent,
+SELECT p.n, p.is_inherited, p.journal_id, p.kind, p.processed, p.first_seq, p.last_seq, p.closed, p.parent, p.parent_journal,
     CASE WHEN p.is_first THEN (SELECT i.status FROM instances i WHERE i.instance_id = p.session_id) END,
     p.has_next, p.fits, p.seq, p.entry_kind, CASE WHEN p.fits THEN p.payload END, p.event_id, p.wake_id, p.is_input,
     p.recorded_at, p.is_copied
 FROM (
-    SELECT q.n, q.session_id, j.journal_id, j.kind, j.processed, j.first_seq, j.last_seq, j.closed, j.parent,
+    SELECT q.n, q.session_id, j.journal_id, j.kind, j.processed, j.first_seq, j.last_seq, j.closed, j.parent, j.parent_journal,
         b.is_inherited, f.seq, f.kind AS entry_kind, f.payload, f.event_id, f.wake_id, f.is_input, f.recorded_at,
         f.origin_id IS NOT NULL AS is_copied,
         lag(q.n) OVER in_order IS DISTINCT FROM q.n AS is_first,
@@ -69,13 +69,13 @@ WHERE p.is_first OR p.fits
 ORDER BY p.n, p.seq
 
 -- read: a page of each journal, and the stream that is under way; a row for each entry, or one
-SELECT p.n, p.journal_id, p.kind, p.processed, p.first_seq, p.last_seq, p.closed, p.parent, p.found,
+SELECT p.n, p.journal_id, p.kind, p.processed, p.first_seq, p.last_seq, p.closed, p.parent, p.parent_journal, p.found,
     CASE WHEN p.fits THEN p.seq END, p.entry_kind, CASE WHEN p.fits THEN p.payload END, p.event_id, p.wake_id,
     p.is_input, p.recorded_at, p.is_copied, t.wake_id, t.attempt, t.number, parts.numbers, parts.payloads,
     CASE WHEN p.place = 1 THEN (SELECT i.status FROM instances i WHERE i.instance_id = p.session_id) END
 FROM (
-    SELECT q.n, q.session_id, q.lim, j.journal_id, j.kind, j.processed, j.first_seq, j.last_seq, j.closed, j.parent, j.ended_wake,
-        j.ended_attempt, q.stream_wake, q.stream_attempt, q.stream_number,
+    SELECT q.n, q.session_id, q.lim, j.journal_id, j.kind, j.processed, j.first_seq, j.last_seq, j.closed, j.parent,
+        j.parent_journal, j.ended_wake, j.ended_attempt, q.stream_wake, q.stream_attempt, q.stream_number,
         f.seq, f.kind AS entry_kind, f.payload, f.event_id, f.wake_id, f.is_input, f.recorded_at,
         f.origin_id IS NOT NULL AS is_copied,
         row_number() OVER of_query AS place, count(f.seq) OVER (PARTITION BY q.n) AS found,

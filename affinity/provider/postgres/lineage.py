@@ -13,7 +13,7 @@ from affinity.provider.lineage import to_lineage
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.operations import Operations
 from affinity.provider.statements import load_statements
-from affinity.records import SessionState
+from affinity.records import RecordTimes, SessionState
 
 _SQL: Final = load_statements(__package__, "lineage.sql")
 
@@ -72,13 +72,15 @@ def birth_document(birth: JournalBirth) -> Mapping[str, Any]:
         ],
         "copies_state": birth.copies_state,
         "home": birth.home,
-        **({} if birth.state is None else _state_document(birth.state)),
+        **({} if birth.state is None else _state_document(birth.state, birth.state_times)),
     }
 
 
-def _state_document(state: SessionState) -> Mapping[str, Any]:
+def _state_document(state: SessionState, times: RecordTimes | None) -> Mapping[str, Any]:
     about = state.metadata
     return {
+        "created_at": None if times is None else times.created_at.isoformat(),
+        "updated_at": None if times is None else times.updated_at.isoformat(),
         "state": base64.b64encode(state.state).decode(),
         "encoding": state.encoding,
         "schema_version": state.schema_version,

@@ -41,6 +41,7 @@ def list_journals(tx: Tx, where: JournalFilter, window: int, limit: int) -> list
         "kind": where.kind,
         "prefix": where.prefix,
         "parent": where.parent,
+        "parent_journal": where.parent_journal,
         "closed": where.closed,
         "now": tx.now,
         "window": window,

@@ -32,6 +32,7 @@ class Head:
     base_seq: int | None = None
     dropped: int = 0
     home: str | None = None
+    parent_journal: int | None = None
     epoch: int | None = 0  # with a home: of the journal's own session
     instance_status: str | None = None  # if it was read
     ended_wake: str | None = None  # of the batch

@@ -1,7 +1,7 @@
 -- heads: the journals of some sessions, and, if wanted, the status of their instances
 SELECT json_group_array(json_array(
     j.journal_id, j.session_id, j.kind, j.parent, j.processed, j.first_seq, j.last_seq, j.closed, j.base_id, j.base_seq,
-    j.dropped, j.home, iif(j.home IS NULL, 0, (SELECT l.epoch FROM sessions AS l WHERE l.session_id = j.session_id)),
+    j.dropped, j.home, j.parent_journal, iif(j.home IS NULL, 0, (SELECT l.epoch FROM sessions AS l WHERE l.session_id = j.session_id)),
     iif(:with_status, (SELECT i.status FROM instances AS i WHERE i.instance_id = j.session_id), NULL)))
 FROM json_each(:session_ids) AS a CROSS JOIN journals AS j ON j.session_id = a.value;
 
@@ -28,8 +28,10 @@ SELECT json_group_array(json_array(p.journal_id, coalesce(p.base_seq, 0), p.upto
 WHERE p.upto > coalesce(p.base_seq, 0);
 
 -- create: new journals
-INSERT INTO journals (journal_id, session_id, kind, parent, created_at, updated_at)
-SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, :now, :now FROM json_each(:rows);
+INSERT INTO journals (journal_id, session_id, kind, parent, parent_journal, created_at, updated_at)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3,
+       (SELECT p.journal_id FROM journals AS p WHERE p.session_id = value ->> 3), :now, :now
+FROM json_each(:rows);
 
 -- append: entries, whose numbers are the next of their journals
 INSERT INTO journal_entries (journal_id, seq, kind, event_id, wake_id, is_input, recorded_at, payload)

@@ -414,6 +414,7 @@ def _read_page(tx: Tx, head: Head, query: JournalQuery, max_bytes: int) -> tuple
         last_seq=head.last_seq,
         closed=bool(head.closed),
         parent=head.parent,
+        parent_journal=head.parent_journal,
         instance_status=head.instance_status,
         entries=entries,
         more=len(entries) < len(places),

@@ -167,7 +167,7 @@ def _add_journal(tx: Tx, birth: JournalBirth, sources: dict[int, _Source]) -> in
 
 def _add_state(tx: Tx, birth: JournalBirth, sources: dict[int, _Source]) -> None:
     if birth.state is not None:
-        session_states.save(tx, session_states.encode(birth.state, epoch=None), 0)
+        session_states.save(tx, session_states.encode(birth.state, epoch=None, times=birth.state_times), 0)
     elif birth.copies_state and birth.base is not None:
         values = {"session_id": birth.session_id, "source": sources[birth.base.journal_id].session_id, "now": tx.now}
         sessions.renew_epochs(tx, [birth.session_id])

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from affinity.journal import REFUSAL_MARK, JournalAppend, NewRequest, NewRevisit
+from affinity.journal import REFUSAL_MARK, JournalAppend, JournalFilter, NewRequest, NewRevisit
 from affinity.provider.contract import NewMessage, Quotas, Token, WorkAck, WorkItem
 from affinity.records import StateWrite
 from affinity.testing.conformance.providers.base import Rules
@@ -296,7 +296,9 @@ class JournalWriteRules(Rules):
         await waker.wake(appends=[brief, brief])
         child = Conversation(waker.peer.provider, "child")
         assert await child.texts() == ["brief"]
-        assert (await child.page()).parent == "s"
+        page, parent = await child.page(), await waker.conversation.page()
+        assert (page.parent, page.parent_journal) == ("s", parent.journal_id)
+        assert parent.parent_journal is None
         found = {item.instance_id: payloads(item) for item in await waker.peer.take_instances()}
         assert found["child"] == ["start", "[1]"]
 
@@ -394,6 +396,22 @@ class JournalWriteRules(Rules):
         await parent.append(text="new")
         await waker.wake(appends=[to_parent], wake_id="w2")
         assert await parent.texts() == ["new"]
+
+    async def test_children_are_those_of_the_journal_that_has_created_them(self, cluster: Cluster) -> None:
+        """Of another journal of the same session they are none, but a child that does not know its parent's is one of
+        both (contract: JournalFilter.parent_journal).
+        """
+        waker = await Waker.begin(cluster)
+        provider, journal_id = waker.peer.provider, (await waker.conversation.page()).journal_id
+        await Conversation(provider, "unknown").append(start=new_start("unknown", parent="gone"))
+        assert (await Conversation(provider, "unknown").page()).parent_journal is None
+        await waker.wake(appends=[new_input("child", start=new_start("child", parent="s"), sender="s")])
+        found = []
+        for parent in (journal_id, journal_id + 1):
+            for name in ("s", "gone"):
+                where = JournalFilter(parent=name, parent_journal=parent)
+                found.append([row.session_id for row in await provider.list_journals(where, 10)])
+        assert found == [["child"], ["unknown"], [], ["unknown"]]
 
     async def test_an_ack_brings_back_what_is_refused(self, cluster: Cluster) -> None:
         """The slow path: for the acks that pass, and for no other (contract: JournalAppend.if_refused)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from affinity.journal import (
 )
 from affinity.provider.contract import Quotas, WorkAck, WorkItem
 from affinity.provider.contract.journal_side import JournalProvider
+from affinity.records import RecordTimes
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import ORCHESTRATION, TIMEOUTS, payloads, state, state_write, turn
 from affinity.testing.conformance.providers.cluster import Cluster, concurrently
@@ -304,6 +306,21 @@ class LineageRules(Rules):
         assert dict(copy.metadata.labels) == {"x": "1"}
         assert (await cluster.record("c")).state == b"of c"
         assert await (await cluster.states()).load("d") is None
+
+    async def test_the_record_of_a_given_state_has_given_times(self, cluster: Cluster, journals: Journals) -> None:
+        """One in the future becomes now; without them both are now (contract: JournalBirth.state_times)."""
+        then, later = datetime(2020, 1, 2, 3, 4, 5, 6, tzinfo=UTC), datetime(2999, 1, 1, tzinfo=UTC)
+        for name, times in (
+            ("a", RecordTimes(created_at=then, updated_at=then + timedelta(days=1))),
+            ("b", RecordTimes(created_at=then, updated_at=later)),
+            ("c", None),
+        ):
+            await journals.create(birth_of(name, lineage="import", state=state(name, kind=KIND), state_times=times))
+        a, b, c = [await cluster.record(name) for name in ("a", "b", "c")]
+        assert (a.created_at, a.updated_at) == (then, then + timedelta(days=1))
+        assert b.created_at == then
+        assert a.updated_at < b.updated_at < later
+        assert c.created_at == c.updated_at > a.updated_at
 
     async def test_a_birth_counts_as_an_instance(self, cluster: Cluster, journals: Journals) -> None:
         """The quota of instances holds, and nothing of the birth is applied."""
