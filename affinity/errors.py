@@ -209,8 +209,8 @@ class ActivityMisuse(InvalidInput, AttributeError):
 
 class WakeMisuse(InvalidInput):
     """The handler of a conversation makes a call that can never work: it appends a value that is no event, or one that
-    only clients or the runtime write, waits for a reply of its own conversation, or gives `run_loop` a model that
-    returns no `ModelReply`. The message names what to use. The wake is not retried.
+    only clients or the runtime write, waits for a reply of its own conversation or of one that waits for it, or gives
+    `run_loop` a model that returns no `ModelReply`. The message names what to use. The wake is not retried.
     """
 
 
@@ -422,6 +422,7 @@ ExplanationCode: TypeAlias = Literal[
     "workers_draining",  # all live workers that could take the activity drain
     "workers_full",  # all of them hold as many sessions as they may
     "holder_draining",  # the holder of the activity's session drains
+    "holder_restarting",  # that holder has left for a restart (restart_grace), and has not come back yet
     "holder_lapsed",  # the lease of that holder has ended; another worker takes the session
     "holder_busy",  # that holder is alive, and has not taken the activity yet
     "session_moving",  # the session goes to another worker, when what runs of it has ended

@@ -89,7 +89,10 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Before xdist starts its processes."""
-    if session.config.option.numprocesses and session.config.args_source is not pytest.Config.ArgsSource.ARGS:
+    if (
+        session.config.getoption("numprocesses", None)
+        and session.config.args_source is not pytest.Config.ArgsSource.ARGS
+    ):
         compiled.share()
 
 

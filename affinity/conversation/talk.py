@@ -49,7 +49,7 @@ from affinity.conversation.views import (
     request_of,
     revisit_of,
 )
-from affinity.conversation.wake import handled_journal
+from affinity.conversation.wake import blocked_journals, waiting_for
 from affinity.errors import (
     ConversationKindMismatch,
     ConversationTerminated,
@@ -143,13 +143,14 @@ class Talk(LineageCalls["Talk"]):
             ConversationTerminated: before the event was processed; or an operator has ended the instance.
             UnknownConversation: it was deleted before the event was processed.
             UnknownEntry: the event was sent before, and its reply is not there; see `reply`.
-            WakeMisuse: the handler of a wake of this very conversation asks, or a task that it has started. Nothing is
-                sent. A wait by way of another process, or of the handler of another conversation, is not found out.
+            WakeMisuse: the handler of a wake of this very conversation asks, or a task that it has started; or a
+                handler for which the handler of this one waits, in the same process. Nothing is sent, unless both begin
+                to wait at one moment. A circle by way of another process is not found out.
             ClientError, InvalidInput: as for `send`; or the timeout is negative, or not a number.
         """
         check_timeout(timeout)
         with anyio.move_on_after(timeout):
-            await self._check_not_own()
+            await self._check_not_blocked()
             async with self._client.journals.changes(self.conversation_id, only_wakes=True) as change:
                 event_id = event_id or self._client.journals.new_event_id()
                 while True:
@@ -499,17 +500,18 @@ class Talk(LineageCalls["Talk"]):
             else:
                 return
 
-    async def _check_not_own(self) -> None:
-        """Refuse to wait for a wake of this conversation in the handler of one."""
-        own = handled_journal(self.conversation_id)
-        if own is None:
+    async def _check_not_blocked(self) -> None:
+        """Refuse to wait in a handler for a wake that cannot begin before that handler has ended."""
+        blocked = blocked_journals(self.conversation_id)
+        if not blocked:
             return
         page = await self._find(self.conversation_id)
-        if page is not None and page.journal_id == own:  # not one of the same id in another database
+        if page is not None and page.journal_id in blocked:  # not one of the same id in another database
             raise WakeMisuse(
-                f"the handler of conversation {self.conversation_id!r} waits for a reply of its own conversation, "
-                "whose next wake begins when this handler has ended: use wake.revisit() to run again, send() without "
-                "waiting, or wake.delegate() to give the work to another conversation"
+                f"this handler waits for a reply of conversation {self.conversation_id!r}, whose next wake begins when "
+                "this handler has ended: it is its own conversation, or one whose handler waits for this one. Use "
+                "wake.revisit() to run again, send() without waiting, or wake.delegate() to give the work to another "
+                "conversation"
             )
 
     async def _find(self, conversation_id: str) -> JournalPage | None:
@@ -538,8 +540,9 @@ class Talk(LineageCalls["Talk"]):
         look = not is_new  # an event that was sent before may be processed already
         while True:
             if not look:
-                await self._check_not_own()
-                await change.wait()
+                with waiting_for(self.conversation_id, seq):
+                    await self._check_not_blocked()
+                    await change.wait()
             query = JournalQuery(session_id=self.conversation_id, after=reader.position, limit=REPLY_PAGE)
             try:
                 page = await self._page(query)

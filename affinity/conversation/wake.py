@@ -164,12 +164,51 @@ def handling(parts: WakeParts) -> Iterator[None]:
         _handling.reset(token)
 
 
-def handled_journal(conversation_id: str) -> int | None:
-    """The journal id of the wake whose handler calls this, if its conversation has this id; None in other code."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _WakeWait:
+    """The handler of a wake waits for the reply to an input of a conversation."""
+
+    by: WakeParts
+    conversation_id: str
+    seq: int
+
+
+_waits: Final[set[_WakeWait]] = set()
+"""Of this process."""
+
+
+@contextmanager
+def waiting_for(conversation_id: str, seq: int) -> Iterator[None]:
+    """The caller waits in the block for the reply to this input; it is noted if the caller is a handler."""
     parts = _handling.get()
-    if parts is None or parts.has_ended or parts.writing.session_id != conversation_id:
-        return None
-    return parts.writing.work.journal_id
+    if parts is None:
+        yield
+        return
+    wait = _WakeWait(parts, conversation_id, seq)
+    _waits.add(wait)
+    try:
+        yield
+    finally:
+        _waits.discard(wait)
+
+
+def blocked_journals(conversation_id: str) -> Collection[int]:
+    """The journal ids of the wakes of this conversation that cannot end before the handler that calls this: its own,
+    and those whose handlers wait for it in this process, directly or through others.
+    """
+    parts = _handling.get()
+    if parts is None or parts.has_ended:
+        return ()
+    found = [parts]
+    for one in found:
+        found += [each.by for each in tuple(_waits) if _is_for(each, one) and each.by not in found]
+    return [one.writing.work.journal_id for one in found if one.writing.session_id == conversation_id]
+
+
+def _is_for(wait: _WakeWait, parts: WakeParts) -> bool:
+    """It cannot end before this wake. The reply to an earlier input is there already."""
+    is_of_it = wait.conversation_id == parts.writing.session_id and wait.seq > parts.writing.work.processed
+    return is_of_it and not wait.by.has_ended
 
 
 class Wake(CommonCalls[None]):

@@ -16,6 +16,7 @@ from affinity.provider.contract import (
     HistoryPage,
     InstanceInfo,
     Provider,
+    SessionInfo,
     WorkerInfo,
     WorkItemInfo,
 )
@@ -44,6 +45,7 @@ _URGENCY: Final[Sequence[ExplanationCode]] = (
     "workers_draining",
     "workers_full",
     "holder_draining",
+    "holder_restarting",
     "holder_lapsed",
     "ordered_behind",
     "session_moving",
@@ -90,9 +92,11 @@ class Explainer:
 
     async def alive(self) -> Sequence[WorkerInfo]:
         """The live workers."""
+        return [one for one in await self._known_workers() if one.alive and not one.restarting]
+
+    async def _known_workers(self) -> Sequence[WorkerInfo]:
         if self._workers is None:
-            found = await self.provider.list_workers()
-            self._workers = [one for one in found if one.alive and not one.restarting]
+            self._workers = await self.provider.list_workers()
         return self._workers
 
     async def explain(self, instance_id: str) -> Explanation | None:
@@ -121,7 +125,7 @@ class Explainer:
         """
         if len(self.path) >= MAX_DEPTH or instance_id in self.path:
             return None
-        found = await Explainer(self.provider, self.path, await self.alive()).explain(instance_id)
+        found = await Explainer(self.provider, self.path, await self._known_workers()).explain(instance_id)
         if found is None:
             return None
         sentence = f"{self.path[-1]!r} waits for its {relation} {instance_id!r}: {found.sentence}"
@@ -232,7 +236,7 @@ class Explainer:
             able = [one for one in able if item.tag in one.tags]
         else:
             able = [one for one in able if not one.only_tagged] or able
-        if item.session_id is not None and (found := await self._why_held(item.session_id)) is not None:
+        if item.session_id is not None and (found := await self._why_held(item.session_id, item.name)) is not None:
             return found
         taking = [one for one in able if not one.draining]
         if able and not taking:
@@ -243,24 +247,32 @@ class Explainer:
             return "workers_full", text, {}
         return "activity_queued", "which no worker has taken yet", {}
 
-    async def _why_held(self, session_id: str) -> _Reason | None:
+    async def _why_held(self, session_id: str, activity: str) -> _Reason | None:
         """Why the holder of the session has not taken its work; None: it has no holder."""
         (session,) = await self.provider.get_session([session_id])
         if session is None or not session.worker_id:
             return None
-        holder = next((one for one in await self.alive() if one.worker_id == session.worker_id), None)
-        about = {"worker_id": session.worker_id}
-        held = f"whose session {session_id!r} is held by worker {session.worker_id!r}"
-        if not session.held:
-            lapsed = session.expires_in > 0 and holder is None
-            return (
-                ("holder_lapsed", f"{held}, whose lease has ended; another worker takes it", about) if lapsed else None
-            )
-        if session.next_worker is not None:
-            return "session_moving", f"{held} and moves to worker {session.next_worker!r} as its work ends", about
-        if holder is not None and holder.draining:
-            return "holder_draining", f"{held}, which drains", about
-        return "holder_busy", f"{held}, which is busy with other work", about
+        workers = await self._known_workers()
+        holder = next((one for one in workers if one.alive and one.worker_id == session.worker_id), None)
+        if not session.held and (holder is not None or session.expires_in <= 0):
+            return None
+        code, text = _holding(session, holder, activity)
+        text = f"whose session {session_id!r} is held by worker {session.worker_id!r}{text}"
+        return code, text, {"worker_id": session.worker_id}
+
+
+def _holding(session: SessionInfo, holder: WorkerInfo | None, activity: str) -> tuple[ExplanationCode, str]:
+    if not session.held:
+        return "holder_lapsed", ", whose lease has ended; another worker takes it"
+    if session.next_worker is not None:
+        return "session_moving", f" and moves to worker {session.next_worker!r} as its work ends"
+    if holder is not None and holder.restarting:
+        return "holder_restarting", ", which has left for a restart, and takes it when it is back"
+    if holder is not None and holder.draining:
+        return "holder_draining", ", which drains"
+    if holder is not None and not has_code(holder, ACTIVITIES, activity):
+        return "session_moving", ", which does not register the activity, and gives the session up as its work ends"
+    return "holder_busy", ", which has not taken it yet: its worker_concurrency may be used up"
 
 
 def _delayed(item: WorkItemInfo) -> _Reason:

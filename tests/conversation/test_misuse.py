@@ -14,9 +14,10 @@ import pytest
 
 import affinity
 from affinity import AgentMessage, UserMessage, Wake
-from affinity.conversation import ModelReply, ModelRequest, ToolConfirmation, run_loop
+from affinity.conversation import JournalEntry, ModelReply, ModelRequest, ToolConfirmation, run_loop
+from affinity.conversation import wake as wakes
 from affinity.errors import ConversationKindMismatch, EventIdConflict, InvalidOptions, WakeFailed, WakeMisuse
-from tests.conversation.application import Chat, echo, make, stage, until
+from tests.conversation.application import Chat, echo, kinds, make, stage, until
 
 pytestmark = pytest.mark.anyio
 
@@ -156,6 +157,67 @@ async def test_a_handler_may_read_its_own_replies_and_ask_other_conversations(sq
         clients.append(on.client)
         await on.talk().ask(UserMessage("a"), timeout=30)
         assert (await on.talk().ask(UserMessage("x"), timeout=30)).text == "re: a, re: b"
+
+
+async def test_handlers_that_wait_for_each_other_are_refused(url: str) -> None:
+    """The one that closes the circle, before it has sent anything; the others go on."""
+    refused: list[tuple[str, str]] = []
+
+    async def others_wait() -> bool:
+        return len(wakes._waits) == 2
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        following = {"a": "b", "b": "c", "c": "a"}[wake.conversation_id]
+        if following == "a":
+            await until(others_wait)
+        try:
+            reply = await clients[0].conversation(conversations, following).ask(UserMessage("you"))
+        except WakeMisuse as error:
+            refused.append((wake.conversation_id, str(error)))
+            wake.append(AgentMessage("refused"))
+        else:
+            wake.append(AgentMessage(f"{following} was {reply.text}"))
+
+    conversations = make(handler)
+    clients: list[affinity.Client] = []
+    async with stage(url, conversations) as on:
+        clients.append(on.client)
+        with anyio.fail_after(30):
+            assert (await on.talk("a").ask(UserMessage("x"))).text == "b was c was refused"
+        ((name, why),) = refused
+        assert name == "c"
+        assert "'a', whose next wake begins when this handler has ended" in why
+        assert kinds(await on.talk("a").history()).count("user.message") == 1
+
+
+async def test_a_handler_whose_reply_has_been_written_does_not_wait_for_its_writer(sqlite_url: str) -> None:
+    """It may not have noticed yet, while the next wake of that conversation asks."""
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        if wake.events == [UserMessage("begin")]:
+            other = clients[0].conversation(conversations, "d")
+            seq = await other.send(UserMessage("work"))
+            await other.reply(seq, timeout=30)
+            with wakes.waiting_for("d", seq):
+                await other.send(UserMessage("ask back"))
+                await until_said("c", UserMessage("and you?"))
+        elif wake.events == [UserMessage("ask back")]:
+            await clients[0].conversation(conversations, "c").ask(UserMessage("and you?"), timeout=30)
+        await echo(wake, chat)
+
+    async def until_said(name: str, event: affinity.JournalEvent) -> None:
+        async with clients[0].conversation(conversations, name).events(follow=True) as feed:
+            async for each in feed:
+                if isinstance(each, JournalEntry) and each.event == event:
+                    return
+
+    conversations = make(handler)
+    clients: list[affinity.Client] = []
+    async with stage(sqlite_url, conversations) as on:
+        clients.append(on.client)
+        with anyio.fail_after(30):
+            await on.talk().ask(UserMessage("begin"))
+            await until_said("d", AgentMessage("re: ask back"))
 
 
 # -- event ids

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -11,8 +12,12 @@ import pytest
 
 from affinity import ActivityContext, App, OrchestrationContext, RetryPolicy, RuntimeOptions, Worker
 from affinity.client import Client
-from affinity.errors import ConnectionLost, Explanation, WaitTimeout
-from affinity.worker import registrations
+from affinity.errors import ConnectionLost, Explanation, UnknownInstance, WaitTimeout
+from affinity.explain.reasons import MAX_DEPTH
+from affinity.provider import open_provider
+from affinity.provider.contract import Incarnation, Provider, WorkerIdentity, WorkerProfile
+from affinity.testing import Env
+from affinity.worker import activities, registrations
 from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -88,6 +93,23 @@ async def parent(ctx: OrchestrationContext) -> None:
     await ctx.schedule_sub_orchestration("lost", instance_id="c")
 
 
+@app.activity
+async def quick(ctx: ActivityContext) -> None:
+    pass
+
+
+@app.orchestration
+async def visits(ctx: OrchestrationContext, session: str) -> None:
+    await ctx.schedule_activity(quick).on_session(session)
+
+
+@app.orchestration
+async def nested(ctx: OrchestrationContext, depth: int) -> None:
+    if depth:
+        await ctx.schedule_sub_orchestration(nested, depth - 1, instance_id=f"depth-{depth - 1}")
+    await ctx.schedule_wait("one")
+
+
 @pytest.fixture
 async def client(any_url: str) -> AsyncIterator[Client]:
     async with Client(any_url) as client:
@@ -100,7 +122,8 @@ async def explained(client: Client, instance_id: str, code: str) -> Explanation:
 
     async def look() -> bool:
         nonlocal found
-        found = await client.explain(instance_id)
+        with suppress(UnknownInstance):
+            found = await client.explain(instance_id)
         return found is not None and found.code == code
 
     try:
@@ -110,6 +133,21 @@ async def explained(client: Client, instance_id: str, code: str) -> Explanation:
         raise
     assert found is not None
     return found
+
+
+async def stand_by(provider: Provider, worker_id: str, registered: Mapping[str, Mapping[str, str]]) -> None:
+    """Register a worker that is alive, and takes no work."""
+    identity = WorkerIdentity(worker_id=worker_id, incarnation=Incarnation(worker_id))
+    await provider.register_worker(identity, 300, {}, profile=WorkerProfile(registered=registered))
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Provider]:
+    provider = await open_provider(url, one_connection=True)
+    try:
+        yield provider
+    finally:
+        await provider.aclose()
 
 
 async def test_without_a_worker_it_says_so(any_url: str, client: Client) -> None:
@@ -203,6 +241,117 @@ async def test_a_session_says_why_its_work_waits(any_url: str, client: Client) -
         await client.drain_worker("w")
         assert (await explained(client, "busy", "holder_draining")).worker_id == "w"
         await explained(client, "full", "workers_draining")
+
+
+async def test_a_turn_that_no_worker_has_run(any_url: str, client: Client) -> None:
+    async with opened(any_url) as provider:
+        await stand_by(provider, "w", {"orchestrations": {"events": "digest"}})
+        await client.start(events, instance_id="i")
+        found = await explained(client, "i", "turn")
+        assert found.sentence == "'i' waits for a worker to run its next turn"
+
+
+async def test_children_too_deep_to_be_followed(any_url: str, client: Client) -> None:
+    """The path ends at the limit; the last instance of it says for which child it waits."""
+    async with Worker(app, any_url, options(drain_timeout=0.1)):
+        await client.start(nested, MAX_DEPTH, instance_id="top")
+        await explained(client, "depth-0", "event")
+        found = await explained(client, "top", "child")
+        assert found.path == ("top", *(f"depth-{n}" for n in range(MAX_DEPTH - 1, 0, -1)))
+        assert found.sentence.endswith("'depth-1' waits for its sub-orchestration 'depth-0'")
+        assert (await explained(client, f"depth-{MAX_DEPTH - 1}", "event")).instance_id == "depth-0"
+
+
+async def test_an_activity_for_which_no_worker_has_a_slot(any_url: str, client: Client) -> None:
+    async with Worker(app, any_url, options(worker_concurrency=1, drain_timeout=0.1)):
+        await client.start(works, instance_id="first")
+        await explained(client, "first", "activity_running")
+        await client.start(works, instance_id="second")
+        found = await explained(client, "second", "activity_queued")
+        assert (found.name, found.worker_id) == ("work", None)
+
+
+def without_work() -> App:
+    """An app as `app`, without the activity `work`."""
+    made = App("explained")
+    made.include(app)
+    del made._activities["work"]
+    return made
+
+
+async def test_an_activity_that_was_given_back_for_a_while(
+    any_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker without its code gives it back with its session, for the one that has it."""
+    monkeypatch.setattr(activities, "UNKNOWN_PAUSE", 600.0)
+    async with opened(any_url) as provider:
+        await stand_by(provider, "able", {"activities": {"work": "digest"}})
+        async with Worker(without_work(), any_url, options(unregistered_timeout=900.0)):
+            await client.start(uses, "s", instance_id="i")
+            found = await explained(client, "i", "activity_delayed")
+            assert found.due_at is not None
+            assert 500 < (found.due_at - (await client.status("i")).created_at).total_seconds() < 700
+
+
+async def test_a_session_that_moves(any_url: str, client: Client) -> None:
+    async with (
+        Worker(app, any_url, options("a", drain_timeout=0.1)),
+        opened(any_url) as provider,
+    ):
+        await client.start(uses, "s", instance_id="first")
+        await explained(client, "first", "activity_running")
+        await stand_by(provider, "b", {"activities": {"work": "digest"}})
+        assert await client.move_session("s", "b") == "planned"
+        await client.start(uses, "s", instance_id="second")
+        found = await explained(client, "second", "session_moving")
+        assert (found.session_id, found.worker_id) == ("s", "a")
+        assert "moves to worker 'b'" in found.sentence
+
+
+async def test_a_holder_without_the_code_is_not_called_busy(any_url: str, client: Client) -> None:
+    """It gives the session up: more slots would not help."""
+    limits = {"worker_concurrency": 1, "drain_timeout": 0.1, "unregistered_timeout": 900.0}
+    holder = without_work()
+
+    @holder.activity(name="work2")
+    async def other(ctx: ActivityContext) -> None:
+        await anyio.sleep(60)
+
+    @holder.orchestration
+    async def holds(ctx: OrchestrationContext, session: str) -> None:
+        await ctx.schedule_activity(other).on_session(session)
+
+    async with Worker(holder, any_url, options("a", **limits)), opened(any_url) as provider:
+        await client.start(holds, "s", instance_id="first")
+        await explained(client, "first", "activity_running")
+        await stand_by(provider, "b", {"activities": {"work": "digest"}})
+        await client.start(uses, "s", instance_id="second")
+        found = await explained(client, "second", "session_moving")
+        assert found.worker_id == "a"
+        assert "does not register the activity" in found.sentence
+
+
+async def test_a_holder_that_restarts_is_not_called_busy(any_url: str, client: Client) -> None:
+    async with Worker(app, any_url, options("a", restart_grace=300)):
+        await (await client.start(visits, "s")).wait(20)
+    async with Worker(app, any_url, options("b", drain_timeout=0.1)):
+        await client.start(visits, "s", instance_id="i")
+        found = await explained(client, "i", "holder_restarting")
+        assert (found.session_id, found.worker_id) == ("s", "a")
+
+
+async def test_a_holder_whose_lease_has_ended(any_url: str) -> None:
+    async with Env(app, url=None if any_url.startswith("sqlite") else any_url) as env:
+        await env.client.start(uses, "s", instance_id="i")
+        with env.freeze():
+            await env.advance(1)
+            await explained(env.client, "i", "activity_running")
+            await env.crash(0, restart=False)
+            names = {"activities": {"work": "digest"}, "orchestrations": {"uses@1.0.0": "digest"}}
+            await stand_by(env._own, "b", names)
+            await env.advance(20)
+            found = await explained(env.client, "i", "holder_lapsed")
+            assert (found.session_id, found.worker_id) == ("s", "worker-0")
 
 
 async def test_a_failing_explanation_does_not_hide_the_time_out(

@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 
 from affinity.provider.contract import Provider
-from affinity.provider.postgres.driver import connections
+from affinity.provider.postgres.driver import attempts
 from affinity.testing.conformance.providers import Harness, ProviderConformance
 from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.fault_verbs import VERBS
@@ -37,7 +37,7 @@ class TestPostgres(ProviderConformance):
     async def harness(
         self, postgres_shared: str, postgres_age: str, monkeypatch: pytest.MonkeyPatch
     ) -> AsyncIterator[Harness]:
-        monkeypatch.setattr(connections, "LONGEST_PAUSE", 0.02)  # hundreds of verbs meet a server without room
+        monkeypatch.setattr(attempts, "LONGEST_PAUSE", 0.02)  # hundreds of verbs meet a server without room
         harness = await PostgresHarness.create(postgres_shared, with_roles=postgres_age == "old")
         yield harness
         await harness.aclose()

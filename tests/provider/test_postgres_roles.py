@@ -17,14 +17,8 @@ from psycopg import AsyncConnection
 from affinity.errors import ConnectionLost
 from affinity.provider.contract import Hint
 from affinity.provider.postgres.driver import connections
-from affinity.provider.postgres.driver.connections import (
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
-    Attempts,
-    Connection,
-    Connections,
-    Role,
-)
+from affinity.provider.postgres.driver.attempts import FIRST_PAUSE, LONGEST_PAUSE, Attempts
+from affinity.provider.postgres.driver.connections import Connection, Connections, Role
 from affinity.provider.postgres.driver.target import COLD, HOT, Target
 from tests.provider.postgres_stage import PATIENCE, SOMEBODY_WAITS, administrator, opened, registered, terminate, until
 

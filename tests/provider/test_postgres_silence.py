@@ -16,7 +16,7 @@ from affinity.provider.postgres.driver import connections
 from affinity.provider.postgres.driver.connections import Connection, Connections, Role
 from affinity.provider.postgres.driver.target import HOT, Target
 from tests.provider.postgres_stage import PATIENCE, SOMEBODY_WAITS, until
-from tests.servers.proxy import Proxy, proxy
+from tests.servers.proxy import ProxiedConnection, Proxy, proxy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -203,6 +203,62 @@ async def test_closing_does_not_wait_for_a_probe(connection: Connection, network
         await connection.aclose()
     with pytest.raises(ConnectionLost, match="closed"):
         await call
+
+
+CHECK: Final = "SELECT 'the check'"
+
+
+async def check(connection: psycopg.AsyncConnection[Any]) -> None:
+    await connection.execute(CHECK, prepare=False)
+
+
+async def test_a_connection_that_dies_between_its_handshake_and_its_check_is_replaced(
+    network: Proxy, postgres_database: str
+) -> None:
+    """The call waits for the second attempt, and not for the end of the first."""
+
+    def lose_the_first(line: ProxiedConnection, data: bytes) -> bytes:
+        if CHECK.encode() in data and line is network.lines[0]:
+            line.loses_requests = line.loses_replies = True
+        return data
+
+    network.inspect = lose_the_first
+    link = Connection(Target.parse(network.url), NAME, HOT, check, probe_after=PROBE_AFTER)
+    async with aclosing(link) as connection:
+        with anyio.fail_after(PATIENCE):
+            assert len(await connection.run(PID)) == 1
+        assert len(network.lines) >= 2  # a request to cancel what the first one waits for has one too
+        assert connection._protocol is not None
+
+
+async def test_a_connection_that_dies_in_its_handshake_is_replaced(network: Proxy, postgres_database: str) -> None:
+    network.hold(NAME)
+    link = Connection(Target.parse(network.url), NAME, HOT, check, probe_after=PROBE_AFTER)
+    async with aclosing(link) as connection:
+        call = asyncio.create_task(connection.run(PID))
+        with anyio.fail_after(PATIENCE):
+            while not any(line.startup for line in network.lines):
+                await anyio.sleep(0.01)
+            network.lose()
+            network.let_go(NAME)
+            assert len(await call) == 1
+        assert len(network.lines) == 2
+
+
+async def test_an_attempt_to_connect_that_ends_late_closes_its_connection(
+    network: Proxy, admin: psycopg.Connection[Any]
+) -> None:
+    """The first one is answered after the second has begun; of the two one remains."""
+    network.hold(NAME)
+    link = Connection(Target.parse(network.url), NAME, HOT, check, probe_after=PROBE_AFTER)
+    async with aclosing(link) as connection:
+        call = asyncio.create_task(connection.run(PID))
+        with anyio.fail_after(PATIENCE):
+            while sum(bool(line.startup) for line in network.lines) < 2:
+                await anyio.sleep(0.01)
+            network.let_go(NAME)
+            assert len(await call) == 1
+            await until(admin, f"SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name = '{NAME}'")
 
 
 async def test_every_socket_has_keepalives_and_a_timeout_of_its_own_unless_the_url_sets_them(

@@ -49,6 +49,8 @@ ROOM: Final = 4 << 30
 class LocalServer(PostgresServer):
     """A server of the programs in ``bin``. Data that need not survive are in memory, as far as there is room."""
 
+    host = "127.0.0.1"
+
     def __init__(self, programs: Path, major: int, *, fsync: bool) -> None:
         self.major = major
         self._owner = _unprivileged()
@@ -71,12 +73,12 @@ class LocalServer(PostgresServer):
         return self._home / "server.log"
 
     def url(self, database: str = "postgres") -> str:
-        return f"postgresql://postgres@127.0.0.1:{self._port}/{database}"
+        return f"postgresql://postgres@{self.host}:{self._port}/{database}"
 
     def start(self) -> None:
         if self._process is not None:
             return
-        options = {"listen_addresses": "127.0.0.1", "unix_socket_directories": str(self._home), **self._settings}
+        options = {"listen_addresses": self.host, "unix_socket_directories": str(self._home), **self._settings}
         arguments = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
         command: list[str | Path] = [self._programs / "postgres", "-D", self._data, "-p", str(self._port), *arguments]
         with self.log.open("ab") as log:

@@ -18,7 +18,7 @@ from affinity.conversation import (
     ToolConfirmation,
     UserMessage,
 )
-from affinity.errors import NothingWillHappen
+from affinity.errors import NothingWillHappen, WaitTimeout
 from affinity.testing import Env
 
 DAY = timedelta(days=1)
@@ -134,3 +134,21 @@ async def test_a_conversation_from_which_nothing_will_come_says_so() -> None:
         async with talk.events(after=seq, follow=True) as feed:
             with pytest.raises(NothingWillHappen, match="'c-1' waits for"):
                 _ = [item async for item in feed]
+
+
+async def test_an_ask_that_nothing_can_answer_says_so() -> None:
+    """With the sentence of `affinity.explain`, once; a time-out has it in a field, too."""
+    async with Env(app, workers=0) as env:
+        talk = env.client.conversation(support, "c-1")
+        expected = "'c-1' waits for a worker: none is alive; start one"
+        with pytest.raises(NothingWillHappen) as raised:
+            await talk.ask(UserMessage("hello"))
+        assert str(raised.value) == f"nothing will ever happen: {expected}"
+        with pytest.raises(WaitTimeout) as late, env.freeze():
+            await talk.ask(UserMessage("hello"), timeout=0.05)
+        assert str(late.value).count(expected) == 1
+        assert late.value.waits_for is not None
+        with pytest.raises(WaitTimeout) as late, env.freeze():
+            await env.client.wait("c-1", 0.05)
+        assert str(late.value).count(expected) == 1
+        assert late.value.waits_for is not None

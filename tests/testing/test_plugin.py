@@ -75,8 +75,8 @@ def run(directory: Path, *options: str) -> str:
 def test_the_fixture_and_what_a_failed_test_prints(tmp_path: Path, options: tuple[str, ...]) -> None:
     printed = run(tmp_path, *options)
     assert "2 failed, 4 passed" in printed, printed
-    assert "instance 'i-2' waits for event 'paid'" in printed
-    assert "instance 'i-3' waits for event 'paid'" in printed
+    assert "'i-2' waits for the event 'paid'" in printed
+    assert "'i-3' waits for the event 'paid'" in printed
     assert printed.count("timer_created delay=86400.0") == 2
     assert "i-1" not in printed
 

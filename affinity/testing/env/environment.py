@@ -30,7 +30,6 @@ from affinity.provider.contract import Provider
 from affinity.provider.timeline import Timeline
 from affinity.provider.urls import sqlite_path
 from affinity.tasks import BackgroundTask
-from affinity.testing.env.clients import EnvClient
 from affinity.testing.env.fakes import Fake
 from affinity.testing.env.reasons import describe, explain
 from affinity.testing.env.sqlite import SqliteDatabase
@@ -119,7 +118,7 @@ class Env(AsyncBlock):
             stack.push_async_callback(self._end_crashes)
             for number in range(self._count):
                 await self._start_worker(f"worker-{number}")
-            self.client = EnvClient.from_provider(observed(self._own, self._traffic))
+            self.client = Client.from_provider(observed(self._own, self._traffic))
             await stack.enter_async_context(self.client)
             driver = BackgroundTask(self._drive)
             stack.push_async_callback(driver.join)

@@ -13,6 +13,7 @@ States of one `Connection`::
     answered ──the hint has ended, well or not──► open               its error is ignored
     answered ──a prepared statement is gone──► answered              the hint is repeated, with new prepared statements
     answered ──the connection broke, or `CALL_TIMEOUT`──► closed     the next call connects again
+    connecting ──silent for ``probe_after``──► connecting            a second attempt beside it; the first to end counts
     connecting, busy ──`CALL_TIMEOUT`──► closed                      ConnectionLost
     busy, answered ──a probe says that no answer will come──► closed ConnectionLost; the next call connects again
     connecting, busy ──its caller is cancelled──► abandoned
@@ -47,18 +48,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, LiteralString, Protocol
+from typing import Any, Final, LiteralString, Protocol, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
 
 from affinity.errors import ConnectionLost, ProviderError, ReadOnly
 from affinity.limits import PROBE_AFTER
+from affinity.provider.postgres.driver.attempts import Attempts, first_connection
 from affinity.provider.postgres.driver.errors import is_prepared_anew, translate
 from affinity.provider.postgres.driver.target import COLD, HOT, Target
 from affinity.provider.postgres.driver.timeline import TimelineCheck
@@ -66,6 +67,8 @@ from affinity.provider.postgres.driver.wire import Outcome, Params, Row, Stateme
 from affinity.provider.timeline import Timeline
 
 logger = logging.getLogger("affinity.provider")
+
+T = TypeVar("T")
 
 CALL_TIMEOUT: Final = 40.0
 """Seconds for one call, above the server's own statement_timeout: past it the network must be gone."""
@@ -81,13 +84,6 @@ IDLE_TIMEOUT: Final = 30.0
 milliseconds.
 """
 
-FIRST_PAUSE: Final = 0.1
-"""Longest time in seconds from the loss of a connection to the first attempt to connect again."""
-
-LONGEST_PAUSE: Final = 1.0
-"""Longest time in seconds between two attempts to connect."""
-
-
 # A session that waits for a standby (SyncRep) is not ended: its transaction would be committed on the primary alone.
 # For a second after the end of a statement, its reply may be under way.
 _PROBE: Final[LiteralString] = """
@@ -97,34 +93,6 @@ SELECT CASE WHEN wait_event IN ('ClientRead', 'ClientWrite')
 FROM pg_stat_activity
 WHERE pid = %(pid)s AND application_name = %(name)s AND usename = current_user AND datname = current_database()"""
 """Whether a server session is still at work; no row: it is gone. One that is not at work is ended."""
-
-
-class Attempts:
-    """When the connections of one provider try to connect: the first time immediately; after a loss or a failure after
-    a random time, so that the connections of many workers do not come back at one moment.
-    """
-
-    def __init__(self) -> None:
-        self._failures: int | None = None
-
-    def pause(self) -> float:
-        """Seconds to wait before an attempt."""
-        if self._failures is None:
-            return 0.0
-        longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._failures, 16))
-        return random.uniform(longest / 2 if self._failures else 0.0, longest)  # noqa: S311 -- jitter, not a secret
-
-    def failed(self) -> None:
-        """An attempt failed."""
-        self._failures = (self._failures or 0) + 1
-
-    def lost(self) -> None:
-        """A connection broke."""
-        self._failures = self._failures or 0
-
-    def succeeded(self) -> None:
-        """There is a connection."""
-        self._failures = None
 
 
 class Subscriber(Protocol):
@@ -227,7 +195,7 @@ class Connection(Calls):
         self._probing: asyncio.Task[None] | None = None
         self._protocol: WireProtocol | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()  # attempts to connect, those that were given up too
+        self._tasks: set[asyncio.Task[Any]] = set()  # attempts to connect, those that were given up too
         self._closed = False
 
     async def aclose(self) -> None:
@@ -326,7 +294,8 @@ class Connection(Calls):
     async def _connect(self) -> None:
         try:
             await asyncio.sleep(self._attempts.pause())
-            connection = await self._checked()
+            patience = min(self._probe_after, CALL_TIMEOUT)
+            connection = await first_connection(lambda: self._spawn(self._attempt()), patience)
         except Exception as error:
             self._connecting = None
             self._attempts.failed()
@@ -345,7 +314,7 @@ class Connection(Calls):
                 self._ask(call, self._protocol)
         self._go_on()
 
-    async def _checked(self) -> AsyncConnection[Row]:
+    async def _attempt(self) -> AsyncConnection[Row]:
         connection = await connect(self._conninfo)
         if self._check is not None:
             try:
@@ -518,7 +487,7 @@ class Connection(Calls):
         else:
             self._close_when_idle()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
