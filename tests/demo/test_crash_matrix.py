@@ -60,7 +60,9 @@ def url(any_url: str) -> str | None:
     return None if any_url.startswith("sqlite") else any_url
 
 
+@pytest.mark.parametrize("any_url", ["sqlite", "new"], indirect=True)
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 async def test_the_demo_passes(url: str | None) -> None:
     matrix = await crash_matrix(make_app, converse, agree, url=url, workers=2)
     assert matrix.commits >= 5, "one for each turn, unless they share one"

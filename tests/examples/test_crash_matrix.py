@@ -148,6 +148,11 @@ async def step(env: Env, of: ModuleType) -> object:
     return await talk_by_events(env, "message", of.conversation, ["hello", "bye"])
 
 
+async def next_release(env: Env, of: ModuleType) -> object:
+    """Its conversation is that of the former."""
+    return await talk_by_events(env, "message", of.step05.conversation, ["hello", "bye"])
+
+
 async def long_step(env: Env, of: ModuleType) -> object:
     """It ends when no message comes for a second."""
     return await talk_by_events(env, "message", of.long_conversation, ["hello", "and", "bye"])
@@ -173,7 +178,7 @@ CASES = [
     Case("tutorial.step05", step, 2),
     Case("tutorial.step07", step, 2),
     Case("tutorial.step08", long_step, 3, kills=0),  # its app is that of step 5, with an orchestration more
-    Case("tutorial.step09", step, 2),
+    Case("tutorial.step09", next_release, 2),
     Case("testing.test_reminders", reminder, "sent to ann"),
 ]
 

@@ -11,7 +11,6 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
-from functools import partial
 from typing import Any
 
 import anyio
@@ -144,14 +143,20 @@ def _opener(url: str) -> OpenProvider:
     if (path := sqlite_path(url)) is None:
         from affinity.provider.postgres import PostgresProvider  # imported late, as by `open_provider`
 
-        return partial(PostgresProvider.open, url, application_name="affinity env")
+        async def open_schema(timeline: Timeline | None = None, *, one_connection: bool = False) -> Provider:
+            return await PostgresProvider.open(
+                url, application_name="affinity env", timeline=timeline, one_connection=one_connection
+            )
+
+        return open_schema
     from affinity.provider.sqlite import SqliteProvider
     from affinity.testing.env.sqlite import StillClock
+
+    clock = StillClock(path)
 
     async def open_file(timeline: Timeline | None = None, *, one_connection: bool = False) -> Provider:
         return await SqliteProvider.open(path, clock=clock, timeline=timeline)
 
-    clock = StillClock(path)
     return open_file
 
 
