@@ -113,8 +113,7 @@ class Scheduler:
                     self.history.record_command(command)
         except Nondeterminism as error:
             traced = self.pending.source if isinstance(self.pending, TracedRequests) else None
-            waiting = command.owner_source if isinstance(command, CommandFuture) else None
-            error.source = describe_sources([traced or waiting])
+            error.source = describe_sources([traced or _owner_source(command)])
             raise
 
     def _cancel_as_recorded(self, future: CommandFuture[Any]) -> None:
@@ -344,11 +343,6 @@ class CommandFuture(DurableFuture[T]):
         scheduler.pending.append(self)
         scheduler.never_awaited[self] = None
 
-    @property
-    def owner_source(self) -> CodeLine | None:
-        """The line at which the task waits that has created it."""
-        return None if self._owner is None else self._owner.source
-
     def schedule(self) -> None:
         """Record the command, unless it is cancelled already."""
         if not self.settled:
@@ -512,6 +506,12 @@ class Task(DurableFuture[T]):
                 "%s failed in its cleanup after cancellation", self.description, exc_info=error
             )
         self.settle(value, error)
+
+
+def _owner_source(command: object) -> CodeLine | None:
+    """The line at which the task waits that has created a command."""
+    owner = command._owner if isinstance(command, CommandFuture) else None
+    return None if owner is None else owner.source
 
 
 def refuse_awaitable(value: object, what: str) -> None:

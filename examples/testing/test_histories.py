@@ -27,7 +27,7 @@ def anyio_backend() -> str:
 
 @pytest.mark.anyio
 async def test_a_longer_pause_does_not_fit_what_runs() -> None:
-    """A reminder waits since six days for a week to pass; the new code would wait for two."""
+    """A reminder has waited for six days of its week; the new code would wait for two weeks."""
     async with affinity.testing.Env(app) as env:
         run = await env.client.start(reminder, "ann")
         await env.advance(timedelta(days=6))

@@ -18,11 +18,14 @@ import pytest
 from affinity import Client, Worker
 from affinity.cli.replay.command import NOTHING
 from affinity.cli.shell import FAILED, INTERRUPTED, MISUSED, NO_DATABASE
-from affinity.provider import change_rights
+from affinity.errors import AffinityError
+from affinity.provider import change_rights, migrate
 from tests.cli.conftest import document, launch, refused, run, succeed
 from tests.processes import PATIENCE
 from tests.provider.roles import CLIENT, CREATE, as_role
 from tests.replayed import changed, line_of, record, record_mixed
+from tests.servers.lost_tail import Pair
+from tests.servers.programs import LocalServer, programs
 from tests.waiting import until
 
 APPS = "tests.replayed:"
@@ -188,6 +191,29 @@ def test_the_database_is_only_read(postgres_migrated: str) -> None:
     before = dump(postgres_migrated)
     assert document("replay", f"{APPS}recorded", "--url", url)["matched"] == 1
     assert dump(postgres_migrated) == before
+
+
+async def has_events(url: str, count: int) -> bool:
+    try:
+        async with Client(url) as client:
+            return len(await client.history("a")) == count
+    except AffinityError:  # the standby has not even the schema yet
+        return False
+
+
+@pytest.mark.slow
+def test_a_standby_is_read() -> None:
+    newest = max(programs(), key=lambda offer: offer.major)
+    with newest.open() as primary:
+        assert isinstance(primary, LocalServer)
+        with primary.standby() as standby:
+            pair = Pair(primary, standby)
+            anyio.run(migrate, pair.url)
+            anyio.run(record, pair.url, "a")
+            url = standby.url(pair.database)
+            anyio.run(until, partial(has_events, url, 6))
+            assert document("replay", f"{APPS}recorded", "--url", url)["matched"] == 1
+            assert pair.run(standby, "SELECT pg_is_in_recovery()") == [(True,)]
 
 
 def dump(url: str) -> Any:

@@ -41,7 +41,7 @@ DEFAULT_SAMPLE: Final = 500
 @click.option("--name", "names", multiple=True, help="Only of this orchestration; may be repeated.")
 @click.option("--since", type=DURATION, help="Only those whose last turn was within this time: 90s, 15m, 12h, 30d, 4w.")
 @click.option(
-    "--sample", type=LIMIT, help=f"How many instances, chosen at random; or none  [default: {DEFAULT_SAMPLE}]"
+    "--sample", type=LIMIT, help=f"Instances at most, chosen at random; none: all  [default: {DEFAULT_SAMPLE}]"
 )
 @click.option("--earlier", is_flag=True, help="Also the executions before continue_as_new, which no worker replays.")
 @click.option("--junit", "xml", metavar="FILE", help="Also write the results as JUnit's XML, which CI systems show.")
