@@ -216,7 +216,7 @@ async def test_a_state_that_is_saved_apart_from_the_result_is_found(
     assert "crash_matrix(…, seed=5, only=(2, 'behind'))" in text
     assert "the others: (3, 'before')" in text
     assert "only=(2, 'behind')" in capsys.readouterr().out, "printed as soon as it is known"
-    assert "instance 'o-7' is completed" in "\n".join(failed.value.__notes__), "the histories of the env"
+    assert "'o-7' is completed" in "\n".join(failed.value.__notes__), "the histories of the env"
     assert isinstance(failed.value.__cause__, AssertionError)
 
     with pytest.raises(CrashMatrixFailed, match="the result of 'add_early', completed"):
@@ -226,7 +226,7 @@ async def test_a_state_that_is_saved_apart_from_the_result_is_found(
 
 
 async def test_an_orchestration_that_reads_a_global_is_found() -> None:
-    with pytest.raises(CrashMatrixFailed, match="is suspended: Nondeterminism"):
+    with pytest.raises(CrashMatrixFailed, match=r"is suspended since .*Nondeterminism"):
         await crash_matrix(broken, start("reads_a_global"), is_one, kills=0)
 
 
