@@ -76,8 +76,20 @@ class ActivityList:
         self._finished |= record.type in OUTCOMES
 
     def all(self) -> list[Activity]:
-        """In the order in which they were scheduled."""
-        return [self._with_row(one) for one in self._found.values()]
+        """In the order in which they were scheduled; also what is queued of an event that cannot be read."""
+        unreadable = {} if self._finished else {key: self._queued(row) for key, row in self._rows.items()}
+        found = unreadable | {key: self._with_row(one) for key, one in self._found.items()}
+        return [found[key] for key in sorted(found)]
+
+    def _queued(self, row: WorkItemInfo) -> Activity:
+        activity = Activity(
+            execution_id=self._execution_id,
+            activity_id=row.key.activity_id,
+            name=row.name,
+            session_id=row.session_id,
+            status="queued",
+        )
+        return _with_row(activity, row)
 
     def _begun(self, record: HistoryRecord) -> Activity:
         return Activity(
@@ -95,23 +107,26 @@ class ActivityList:
             return activity
         if self._finished:
             return replace(activity, status="cancelled", attempt=None)
-        if (row := self._rows.get(activity.activity_id)) is None:
-            return activity
-        is_running = row.state == "running"
-        is_retrying = row.state == "delayed" and row.failures > 0
-        return replace(
-            activity,
-            session_id=row.session_id,
-            status="running" if is_running else "queued",
-            attempt=row.attempts if is_running else row.attempts + 1,
-            worker_id=row.worker_id,
-            scheduled_at=row.queued_at,
-            next_attempt_at=row.visible_at if is_retrying else None,
-            last_error=row.last_error,
-            blocked=row.state == "blocked",
-            tag=row.tag,
-            has_worker=row.has_worker,
-        )
+        row = self._rows.get(activity.activity_id)
+        return activity if row is None else _with_row(activity, row)
+
+
+def _with_row(activity: Activity, row: WorkItemInfo) -> Activity:
+    is_running = row.state == "running"
+    is_retrying = row.state == "delayed" and row.failures > 0
+    return replace(
+        activity,
+        session_id=row.session_id,
+        status="running" if is_running else "queued",
+        attempt=row.attempts if is_running else row.attempts + 1,
+        worker_id=row.worker_id,
+        scheduled_at=row.queued_at,
+        next_attempt_at=row.visible_at if is_retrying else None,
+        last_error=row.last_error,
+        blocked=row.state == "blocked",
+        tag=row.tag,
+        has_worker=row.has_worker,
+    )
 
 
 def _ended(activity: Activity, status: ActivityStatus, record: HistoryRecord) -> Activity:
