@@ -5,7 +5,8 @@ The public names: what an application imports, and every type that these take or
 """
 
 from affinity.client import (
-    ActivityState,
+    Activity,
+    ActivityStatus,
     Client,
     Connectable,
     ConversationInfo,
@@ -20,7 +21,6 @@ from affinity.client import (
     Instance,
     InstanceTree,
     Page,
-    PendingActivity,
     PrunedInstances,
     SessionMoveOutcome,
     Start,
@@ -140,11 +140,12 @@ from affinity.session import (
 from affinity.worker import RuntimeOptions, Worker
 
 __all__ = [
+    "Activity",
     "ActivityCancelledSignal",
     "ActivityContext",
     "ActivityDefinition",
     "ActivityFuture",
-    "ActivityState",
+    "ActivityStatus",
     "AgentMessage",
     "Ancestor",
     "AnswerEvent",
@@ -197,7 +198,6 @@ __all__ = [
     "OrchestrationDefinition",
     "Page",
     "Participant",
-    "PendingActivity",
     "PendingRequest",
     "PendingRevisit",
     "Pruned",

@@ -13,12 +13,12 @@ from affinity.cli.instances import error_details
 from affinity.cli.output import cell, compact, pairs, printable, seconds, table
 from affinity.cli.shell import Command, PageOptions, Progress, Shell, command, paged, with_client
 from affinity.client import (
+    Activity,
     Client,
     ExecutionSummary,
     HistoryRecord,
     Instance,
     Page,
-    PendingActivity,
     TreeNode,
     WorkStatistics,
 )
@@ -47,13 +47,14 @@ def show(shell: Shell, instance_id: str, *, stack: bool) -> None:
 
     async def read(
         client: Client,
-    ) -> tuple[Instance, Sequence[PendingActivity], Sequence[HistoryRecord], Explanation | None]:
+    ) -> tuple[Instance, Sequence[Activity], Sequence[HistoryRecord], Explanation | None]:
         instance = await client.status(instance_id)
         if instance.finished:
             return instance, (), (), None
         events = client.iter_history(instance_id, execution_id=instance.execution_id)
         refused = [event async for event in events if event.type == "event_refused"]
-        return instance, await client.activities(instance_id), refused, await client.explain(instance_id)
+        activities = [each for each in await client.activities(instance_id) if not each.finished]
+        return instance, activities, refused, await client.explain(instance_id)
 
     instance, activities, refused, waits_for = with_client(shell, read)
     document = {
@@ -222,22 +223,22 @@ def _row(instance: Instance) -> tuple[object, ...]:
     )
 
 
-def _activity_lines(activities: Sequence[PendingActivity]) -> list[tuple[str, object]]:
+def _activity_lines(activities: Sequence[Activity]) -> list[tuple[str, object]]:
     """Pending activities as lines of `affinity show`; first those that wait for their next attempt."""
-    ordered = sorted(activities, key=lambda one: one.state != "retrying")
+    ordered = sorted(activities, key=lambda one: one.next_attempt_at is None)
     lines: list[tuple[str, object]] = [(f"activity {one.activity_id}", _activity(one)) for one in ordered[:_MAX_LINES]]
     if len(ordered) > _MAX_LINES:
         lines.append(("activities", f"{len(ordered) - _MAX_LINES} more: see --json"))
     return lines
 
 
-def _activity(one: PendingActivity) -> str:
+def _activity(one: Activity) -> str:
     why = "" if one.last_error is None else f", after {one.last_error}"
-    if one.state == "running":
+    if one.status == "running":
         return f"{one.name}: attempt {one.attempt} runs on {one.worker_id}{why}"
-    if one.state == "retrying":
+    if one.next_attempt_at is not None:
         return f"{one.name}: attempt {one.attempt} at {printable(one.next_attempt_at)}{why}"
-    if one.state == "blocked":
+    if one.blocked:
         return f"{one.name}: waits for an ordered activity of session {one.session_id!r} that is before it"
     where = "" if one.tag is None else f" with the tag {one.tag!r}" + ("" if one.has_worker else "; none is alive")
     return f"{one.name}: attempt {one.attempt} waits for a worker{where}{why}"

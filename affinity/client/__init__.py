@@ -1,25 +1,25 @@
 """The client: start orchestrations, send them events, wait for them, inspect them."""
 
+from affinity.client.activities import Activity, ActivityStatus
 from affinity.client.administration import EndedStatus, PrunedInstances, SessionMoveOutcome
 from affinity.client.client import Client, Handle, open_store
 from affinity.client.conversations import Connectable, ConversationInfo, ConversationPage
 from affinity.client.requests import ExternalEvent, IfEnded, Start, StartOutcome
 from affinity.client.views import (
-    ActivityState,
     ExecutionSummary,
     Failure,
     HistoryRecord,
     Instance,
     InstanceTree,
     Page,
-    PendingActivity,
     TreeNode,
     WorkStatistics,
 )
 from affinity.provider.contract import Quotas
 
 __all__ = [
-    "ActivityState",
+    "Activity",
+    "ActivityStatus",
     "Client",
     "Connectable",
     "ConversationInfo",
@@ -34,7 +34,6 @@ __all__ = [
     "Instance",
     "InstanceTree",
     "Page",
-    "PendingActivity",
     "PrunedInstances",
     "Quotas",
     "SessionMoveOutcome",

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 import anyio
 from pydantic_core import to_json
 
+from affinity.client.activities import Activity
 from affinity.client.administration import Administration
 from affinity.client.background import IsAwaited, has_ended
 from affinity.client.calls import batches, check_delivery, check_timeout, retry, retry_on, unknown_instance
@@ -34,7 +35,6 @@ from affinity.client.views import (
     ExecutionSummary,
     Instance,
     InstanceTree,
-    PendingActivity,
     error_of,
     instance_of,
 )
@@ -543,9 +543,9 @@ class Handle(Generic[R]):
         """Its executions, newest first; see `Client.executions`."""
         return await self._client.executions(self.instance_id, limit=limit, before=before)
 
-    async def activities(self, *, limit: int = 100) -> Sequence[PendingActivity]:
-        """Its activities that have no result yet; see `Client.activities`."""
-        return await self._client.activities(self.instance_id, limit=limit)
+    async def activities(self) -> Sequence[Activity]:
+        """The activities of its current execution, with their status; see `Client.activities`."""
+        return await self._client.activities(self.instance_id)
 
     async def tree(self, *, limit: int = MAX_PAGE) -> InstanceTree:
         """It and its sub-orchestrations; see `Client.tree`."""

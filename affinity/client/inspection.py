@@ -10,6 +10,7 @@ from typing import Any, Final, cast, get_args
 
 import anyio
 
+from affinity.client.activities import Activity, ActivityList
 from affinity.client.background import ClientBase
 from affinity.client.calls import retry, unknown_instance
 from affinity.client.exports import document_parts
@@ -20,9 +21,7 @@ from affinity.client.views import (
     Instance,
     InstanceTree,
     Page,
-    PendingActivity,
     WorkStatistics,
-    activity_of,
     cursor_of,
     execution_of,
     instance_of,
@@ -32,7 +31,7 @@ from affinity.client.views import (
 )
 from affinity.errors import Explanation, InvalidInput, UnknownInstance, WaitTimeout
 from affinity.explain import explain
-from affinity.limits import MAX_COUNT, MAX_PAGE, SCRAPE_COUNT, check_id
+from affinity.limits import MAX_COUNT, MAX_HISTORY_EVENTS, MAX_PAGE, SCRAPE_COUNT, check_id
 from affinity.orchestration.codec import read_json
 from affinity.paging import PageIterator, uninterrupted
 from affinity.provider.contract import (
@@ -191,22 +190,22 @@ class Inspection(ClientBase):
         rows = await retry(partial(self._provider.list_executions, instance_id, limit, before=before))
         return [execution_of(row, instance) for row in rows]
 
-    async def activities(self, instance_id: str, *, limit: int = 100) -> Sequence[PendingActivity]:
-        """Activities of an instance that have no result yet, oldest first: which run, which wait for a worker, which
-        wait for their next attempt, and why.
-
-        Args:
-            instance_id: the instance.
-            limit: activities at most, from 1 to `limits.MAX_PAGE`.
+    async def activities(self, instance_id: str) -> Sequence[Activity]:
+        """The activities of an instance's current execution, in the order in which they were scheduled: which have
+        ended and how, which run, which wait for a worker or for their next attempt, and why. Reads the history of the
+        execution. A wake that a conversation keeps ready for its next message is not listed.
 
         Raises:
             UnknownInstance: there is none.
-            InvalidInput: the id is refused, or a limit out of range.
+            InvalidId: the id is refused.
         """
-        _check_limit(limit, MAX_PAGE)
-        await self._present(instance_id)
-        rows = await retry(partial(self._provider.list_work_items, instance_id, limit))
-        return [activity_of(row) for row in rows]
+        check_id(instance_id, "instance id")
+        rows = await retry(partial(self._provider.list_work_items, instance_id, MAX_HISTORY_EVENTS))
+        instance = await self.status(instance_id)
+        found = ActivityList(instance.execution_id, rows, finished=instance.finished)
+        async for record in self.iter_history(instance_id, execution_id=instance.execution_id):
+            found.add(record)
+        return found.all()
 
     async def tree(self, instance_id: str, *, limit: int = MAX_PAGE) -> InstanceTree:
         """An instance with its sub-orchestrations and theirs.

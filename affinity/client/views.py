@@ -22,7 +22,6 @@ from affinity.provider.contract import (
     MessageState,
     Suspension,
     TreeMember,
-    WorkItemInfo,
     WorkItemState,
 )
 from affinity.records import ActivityRun
@@ -32,20 +31,16 @@ ExecutionStatus: TypeAlias = InstanceStatus | Literal["continued", "ended"]
 reset has replaced, and those of whose history only the beginning is kept.
 """
 
-ActivityState: TypeAlias = Literal["running", "waiting", "retrying", "blocked"]
-"""It runs, it can be fetched by a worker, it waits for its next attempt, or an ordered one of its session is before
-it.
-"""
-
 _ERROR_TEXTS: Final = {"type": "Error", "message": "", "stack": ""}
 _RESULTS: Final = frozenset({"activity_completed", "activity_failed"})
 _TYPE: Final = re.compile(r'\{"type":"(\w+)"')
-_OUTCOMES: Final[dict[str, ExecutionStatus]] = {
+OUTCOMES: Final[dict[str, ExecutionStatus]] = {
     "orchestration_completed": "completed",
     "orchestration_failed": "failed",
     "orchestration_cancelled": "cancelled",
     "continued_as_new": "continued",
 }
+"""The status of an execution that ends with an event of this type."""
 
 
 class Failure(NamedTuple):
@@ -112,24 +107,6 @@ class ExecutionSummary:
     event_count: int  # events of it that are kept
     started_at: datetime | None  # None: not known
     ended_at: datetime | None  # None: it has not ended, or its end is not known
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PendingActivity:
-    """An activity of an instance that has no result yet."""
-
-    execution_id: int
-    activity_id: int  # event id of its scheduling
-    name: str
-    session_id: str | None
-    state: ActivityState
-    attempt: int  # the one that runs, or the next
-    worker_id: str | None  # that runs it
-    scheduled_at: datetime
-    next_attempt_at: datetime | None  # while it is retrying
-    last_error: str | None  # "ValueError: …", of the attempt before
-    tag: str | None = None  # that a worker must have to run it: its own, or that of its session
-    has_worker: bool = True  # False: it waits, and no live worker has the tag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,34 +243,13 @@ def _decoded(text: str | None) -> Any:
 def execution_of(row: ExecutionInfo, instance: InstanceInfo) -> ExecutionSummary:
     """The execution with its status, which is in its last event; that of the current one is its instance's."""
     found = _TYPE.match(row.last_event or "")
-    former = _OUTCOMES.get(found[1], "ended") if found else "ended"
+    former = OUTCOMES.get(found[1], "ended") if found else "ended"
     return ExecutionSummary(
         execution_id=row.execution_id,
         status=instance.status if row.execution_id == instance.execution_id else former,
         event_count=row.event_count,
         started_at=row.started_at,
         ended_at=row.ended_at,
-    )
-
-
-def activity_of(row: WorkItemInfo) -> PendingActivity:
-    """The activity that a work item stands for."""
-    is_running = row.state == "running"
-    is_blocked = row.state == "blocked"
-    is_retrying = row.state == "delayed" and row.failures > 0
-    return PendingActivity(
-        execution_id=row.key.execution_id,
-        activity_id=row.key.activity_id,
-        name=row.name,
-        session_id=row.session_id,
-        state="running" if is_running else "blocked" if is_blocked else "retrying" if is_retrying else "waiting",
-        attempt=row.attempts if is_running else row.attempts + 1,
-        worker_id=row.worker_id,
-        scheduled_at=row.queued_at,
-        next_attempt_at=row.visible_at if is_retrying else None,
-        last_error=row.last_error,
-        tag=row.tag,
-        has_worker=row.has_worker,
     )
 
 

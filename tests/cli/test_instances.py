@@ -377,7 +377,7 @@ def test_show_tells_of_an_activity_in_back_off(play: Play) -> None:
     assert "after ValueError: " in text
     assert "\x1b" not in text
     (activity,) = document("show", "t")["activities"]
-    assert (activity["state"], activity["attempt"], activity["session_id"]) == ("retrying", 2, "s")
+    assert (activity["status"], activity["attempt"], activity["session_id"]) == ("queued", 2, "s")
     assert activity["next_attempt_at"] > activity["scheduled_at"]
 
 

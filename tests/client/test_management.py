@@ -79,7 +79,7 @@ async def client(any_url: str) -> AsyncIterator[Client]:
 async def test_an_activity_in_back_off_has_its_next_time_and_its_last_error(client: Client) -> None:
     handle = await client.start(stuck)
     with anyio.fail_after(30):
-        while not [one for one in await handle.activities() if one.state == "retrying"]:
+        while not [one for one in await handle.activities() if one.next_attempt_at]:
             await anyio.sleep(0.01)
     (activity,) = await handle.activities()
     assert (activity.name, activity.attempt, activity.worker_id) == ("refuse", 2, None)
@@ -94,9 +94,10 @@ async def test_an_activity_in_back_off_has_its_next_time_and_its_last_error(clie
 async def test_an_ordered_activity_behind_another_is_blocked(client: Client, any_url: str) -> None:
     handle = await client.start(line)
     with anyio.fail_after(30):
-        while [one.state for one in await handle.activities()] != ["retrying", "blocked"]:
+        while not any(one.next_attempt_at for one in await handle.activities()):
             await anyio.sleep(0.01)
     first, second = await handle.activities()
+    assert (first.status, first.blocked, second.status, second.blocked) == ("queued", False, "queued", True)
     assert (first.session_id, second.session_id, second.attempt, second.next_attempt_at) == ("s", "s", 1, None)
     assert (await client.statistics()).work_items == {"running": 0, "waiting": 0, "delayed": 1, "blocked": 1}
     shown = await to_thread.run_sync(CliRunner().invoke, main, ["--url", any_url, "show", handle.instance_id])
@@ -148,9 +149,10 @@ async def test_unknown_instances_and_invalid_limits_are_refused(client: Client) 
     for ask in (client.executions, client.activities, client.tree):
         with pytest.raises(UnknownInstance):
             await ask("nobody")
-        for limit in (0, 1_001):
+    for limit in (0, 1_001):
+        for listing in (client.executions, client.tree):
             with pytest.raises(InvalidInput, match="limit"):
-                await ask("nobody", limit=limit)
+                await listing("nobody", limit=limit)
     with pytest.raises(InvalidInput, match="limit"):
         await client.statistics(limit=0)
 

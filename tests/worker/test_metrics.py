@@ -120,7 +120,7 @@ async def test_what_there_is_in_the_database_is_published(any_url: str, monkeypa
         handle, unknown = await client.start(stuck), await client.start("unheard of")
         await (await client.start(countdown, 2)).wait(30)
         with anyio.fail_after(30):
-            while not any(one.state == "retrying" for one in await handle.activities()):
+            while not any(one.next_attempt_at for one in await handle.activities()):
                 await anyio.sleep(0.01)
             while (await unknown.status()).status != "suspended":
                 await anyio.sleep(0.01)

@@ -142,7 +142,7 @@ async def test_work_of_the_former_generation_does_not_reach_the_new_one(client: 
 
 
 async def _runs(client: Client) -> bool:
-    return [one.state for one in await client.activities("i")] == ["running"]
+    return [one.status for one in await client.activities("i")] == ["running"]
 
 
 async def test_an_event_of_the_former_generation_does_not_reach_the_new_one(client: Client) -> None:

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from affinity import RuntimeOptions, Worker
-from affinity.client import Client, PendingActivity
+from affinity.client import Activity, Client
 from affinity.errors import OrchestrationFailed
 from tests.everywhere import everywhere
 from tests.processes import FAST as OPTIONS
@@ -38,10 +38,10 @@ async def working(url: str, **workers: dict[str, Any]) -> AsyncIterator[None]:
         yield
 
 
-async def _waiting(client: Client, instance_id: str) -> PendingActivity:
+async def _waiting(client: Client, instance_id: str) -> Activity:
     """Its activity, once it is queued."""
     with anyio.fail_after(60):
-        while not (found := await client.activities(instance_id)):
+        while not (found := [one for one in await client.activities(instance_id) if not one.finished]):
             await anyio.sleep(0.02)
     return found[0]
 
@@ -92,7 +92,7 @@ async def test_work_whose_tag_no_worker_has_waits_and_says_so(any_url: str, clie
     async with working(any_url, cpu={}):
         run = await client.start("tagged", "gpu")
         waiting = await _waiting(client, run.instance_id)
-        assert (waiting.state, waiting.tag, waiting.has_worker) == ("waiting", "gpu", False)
+        assert (waiting.status, waiting.tag, waiting.has_worker) == ("queued", "gpu", False)
         async with working(any_url, gpu={"tags": ("gpu",)}):
             assert await client.wait(run.instance_id, timeout=60) == "gpu"
 
@@ -116,7 +116,7 @@ async def a_full_holder(url: str, client: Client, how: dict[str, float]) -> Asyn
                 await anyio.sleep(0.02)
         hog = await client.start("hogs", 60.0)
         with anyio.fail_after(60):
-            while not [one for one in await client.activities(hog.instance_id) if one.state == "running"]:
+            while not [one for one in await client.activities(hog.instance_id) if one.status == "running"]:
                 await anyio.sleep(0.02)
         async with working(url, other={}):
             await client.raise_event(run.instance_id, "go", None)

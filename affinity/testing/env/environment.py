@@ -97,6 +97,7 @@ class Env(AsyncBlock):
         self._traffic = Traffic()
         self._round = anyio.Event()  # at each jump
         self._jumping = asyncio.Lock()
+        self._ticked = -1  # changes at the last `_tick`
         self._held = 0  # blocks in which the clock does not jump by itself
         self._max_jump = max_jump
         self._timing = Timing(pause=self._pause, monotonic=self._monotonic)
@@ -410,13 +411,14 @@ class Env(AsyncBlock):
         """Jump while the client waits, until cancelled."""
         begun: datetime | None = None  # of the wait
         while True:
-            if self._held or not self.client._awaited:
-                begun = None
-                await self._traffic.wait(LOOK_SECONDS)
-                await steps()
-                continue
-            begun = begun or self.now()
             try:
+                if self._held or not self.client._awaited:
+                    begun = None
+                    await self._traffic.wait(LOOK_SECONDS)
+                    await steps()
+                    await self._tick()
+                    continue
+                begun = begun or self.now()
                 async with self._jumping:
                     await self._jump_once(begun)
             except ProviderError:  # as every loop of a worker
@@ -424,6 +426,16 @@ class Env(AsyncBlock):
             except Exception as error:  # a defect too: the test must not hang
                 self.client._fail_waits(error)
                 await steps()
+
+    async def _tick(self) -> None:
+        """Let the microseconds pass by which what was queued last is due later: work begins before anything waits."""
+        if self._ticked == self._traffic.changes or not self._database.puts_later or self._jumping.locked():
+            return
+        async with self._jumping:
+            self._ticked = self._traffic.changes
+            due = await self._database.next_due(self._waiting())
+            if due is not None and due - self._database.now() <= TICK:
+                await self._jump(due)
 
     async def _jump_once(self, begun: datetime) -> None:
         """Wait until nothing can run; if the client still waits then, since ``begun``, jump to what is due next.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
+import anyio
 from psycopg import AsyncConnection, sql
 from psycopg.rows import TupleRow
 
@@ -24,6 +25,8 @@ SQL: Final = load_statements(__package__, "postgres.sql")
 
 class PostgresDatabase:
     """A schema that nothing else uses; made by `create`."""
+
+    puts_later = True
 
     def __init__(self, url: str, schema: str, connection: AsyncConnection[TupleRow]) -> None:
         self.url = url
@@ -81,18 +84,23 @@ class PostgresDatabase:
             "unknown": waiting.unknown,
             "offer": OFFER_SECONDS,
         }
-        found = await (await self._connection.execute(SQL["next_due"], at)).fetchone()
+        with anyio.CancelScope(shield=True):  # psycopg closes the connection of a call that is cancelled
+            found = await (await self._connection.execute(SQL["next_due"], at)).fetchone()
         assert found is not None
         return None if found[0] is None else float(found[0])
 
     async def jump(self, to: float, alive: Collection[str]) -> None:
         at = {"seconds": to - self._time, "alive": list(alive)}
         body = f"SELECT timestamptz '{datetime.fromtimestamp(to, UTC).isoformat()}'"
+        with anyio.CancelScope(shield=True):
+            await self._jump(at, body)
+        self._time = to
+
+    async def _jump(self, at: Mapping[str, object], body: str) -> None:
         async with self._connection.transaction():
             for statement in ("move_sessions", "move_items", "move_workers"):
                 await self._connection.execute(SQL[statement], at)
             await self._connection.execute(sql.SQL(SQL["set_clock"]).format(sql.Literal(body)))
-        self._time = to
 
     async def aclose(self) -> None:
         try:

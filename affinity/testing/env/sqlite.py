@@ -63,6 +63,8 @@ class StillClock(Clock):
 class SqliteDatabase:
     """A file in a directory of its own; made by `create`."""
 
+    puts_later = False
+
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._path = directory / "env.db"

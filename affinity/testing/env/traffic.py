@@ -196,7 +196,7 @@ class Link:
 
     async def cross_from_thread(self) -> None:
         """As `cross`, on another event loop."""
-        while self.is_held:
+        while self.is_held:  # noqa: ASYNC110 -- an event belongs to one loop
             await anyio.sleep(HOLD_SECONDS)
         self.check()
 

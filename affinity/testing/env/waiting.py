@@ -25,6 +25,8 @@ class EnvDatabase(Protocol):
 
     url: str
     """For other processes, as of `affinity.testing.env.child`."""
+    puts_later: bool
+    """Whether what is queued is due some microseconds later."""
 
     def now(self) -> float:
         """Its time in Unix seconds."""

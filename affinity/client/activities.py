@@ -1,0 +1,141 @@
+"""The activities of one execution: from its history, with what the queue knows of those without a result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final, Literal, TypeAlias
+
+from affinity.client.views import OUTCOMES, HistoryRecord
+from affinity.provider.contract import WorkItemInfo
+
+ActivityStatus: TypeAlias = Literal["queued", "running", "completed", "failed", "cancelled"]
+"""``"queued"``: it waits for a worker, for its next attempt, or for an ordered activity before it. ``"cancelled"``: its
+orchestration does not wait for it any more, or has ended before it.
+"""
+
+_ENDS: Final[dict[str, ActivityStatus]] = {
+    "activity_completed": "completed",
+    "activity_failed": "failed",
+    "activity_cancelled": "cancelled",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """An activity of an execution of an instance."""
+
+    execution_id: int
+    activity_id: int  # event id of its scheduling
+    name: str
+    session_id: str | None
+    status: ActivityStatus
+    attempt: int | None = 1  # the one that runs, is next, or was the last; None: not known
+    worker_id: str | None = None  # that runs it, or whose run gave the result
+    scheduled_at: datetime | None = None  # None: by a release that did not keep it
+    ended_at: datetime | None = None  # when its result was recorded
+    next_attempt_at: datetime | None = None  # while it waits after a failed attempt
+    last_error: str | None = None  # "ValueError: …", of the attempt before, or of the one that failed
+    blocked: bool = False  # it waits for an ordered activity of its session that is before it
+    tag: str | None = None  # that a worker must have to run it: its own, or that of its session
+    has_worker: bool = True  # False: it waits, and no live worker has the tag
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.status not in {"queued", "running"}
+
+
+class ActivityList:
+    """Collects the activities of one execution.
+
+    Args:
+        execution_id: which.
+        rows: what was in the queue before the history was read: an activity that ends meanwhile has its result there.
+        finished: the instance had ended by then.
+    """
+
+    def __init__(self, execution_id: int, rows: Iterable[WorkItemInfo], *, finished: bool) -> None:
+        self._execution_id = execution_id
+        self._rows: Mapping[int, WorkItemInfo] = {
+            row.key.activity_id: row for row in rows if row.key.execution_id == execution_id
+        }
+        self._finished = finished
+        self._found: dict[int, Activity] = {}
+
+    def add(self, record: HistoryRecord) -> None:
+        """Take the next event of the history."""
+        if record.type == "activity_scheduled":
+            if not record.fields.get("asleep") or record.event_id in self._rows:
+                self._found[record.event_id] = self._begun(record)
+        elif (status := _ENDS.get(record.type)) is not None:
+            scheduled = record.fields["schedule_id"]
+            if scheduled in self._found:
+                self._found[scheduled] = _ended(self._found[scheduled], status, record)
+        self._finished |= record.type in OUTCOMES
+
+    def all(self) -> list[Activity]:
+        """In the order in which they were scheduled; also what is queued of an event that cannot be read."""
+        unreadable = {} if self._finished else {key: self._queued(row) for key, row in self._rows.items()}
+        found = unreadable | {key: self._with_row(one) for key, one in self._found.items()}
+        return [found[key] for key in sorted(found)]
+
+    def _queued(self, row: WorkItemInfo) -> Activity:
+        activity = Activity(
+            execution_id=self._execution_id,
+            activity_id=row.key.activity_id,
+            name=row.name,
+            session_id=row.session_id,
+            status="queued",
+        )
+        return _with_row(activity, row)
+
+    def _begun(self, record: HistoryRecord) -> Activity:
+        return Activity(
+            execution_id=self._execution_id,
+            activity_id=record.event_id,
+            name=record.fields["name"],
+            session_id=record.fields.get("session_id"),
+            status="queued",
+            scheduled_at=record.recorded_at,
+            tag=record.fields.get("tag"),
+        )
+
+    def _with_row(self, activity: Activity) -> Activity:
+        if activity.finished:
+            return activity
+        if self._finished:
+            return replace(activity, status="cancelled", attempt=None)
+        row = self._rows.get(activity.activity_id)
+        return activity if row is None else _with_row(activity, row)
+
+
+def _with_row(activity: Activity, row: WorkItemInfo) -> Activity:
+    is_running = row.state == "running"
+    is_retrying = row.state == "delayed" and row.failures > 0
+    return replace(
+        activity,
+        session_id=row.session_id,
+        status="running" if is_running else "queued",
+        attempt=row.attempts if is_running else row.attempts + 1,
+        worker_id=row.worker_id,
+        scheduled_at=row.queued_at,
+        next_attempt_at=row.visible_at if is_retrying else None,
+        last_error=row.last_error,
+        blocked=row.state == "blocked",
+        tag=row.tag,
+        has_worker=row.has_worker,
+    )
+
+
+def _ended(activity: Activity, status: ActivityStatus, record: HistoryRecord) -> Activity:
+    is_result = status != "cancelled"
+    return replace(
+        activity,
+        status=status,
+        attempt=record.attempt if is_result else None,
+        worker_id=record.worker_id if is_result else None,
+        ended_at=record.recorded_at,
+        last_error=f"{record.fields['error_type']}: {record.fields['message']}" if status == "failed" else None,
+    )

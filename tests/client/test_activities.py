@@ -1,0 +1,96 @@
+"""`Client.activities`: all of an execution, with their status."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+
+import affinity
+from affinity.errors import UnknownInstance
+from affinity.testing import Env
+
+app = affinity.App("activities")
+
+RETRY = affinity.RetryPolicy(max_attempts=2, initial_interval=60, max_interval=60)
+
+
+@app.activity
+async def send(ctx: affinity.ActivityContext) -> str:
+    return "sent"
+
+
+@app.activity
+async def refuse(ctx: affinity.ActivityContext) -> None:
+    raise ValueError(f"no {ctx.attempt}")
+
+
+@app.orchestration
+async def several(ctx: affinity.OrchestrationContext) -> None:
+    await ctx.schedule_activity(send).on_session("s")
+    with suppress(affinity.errors.ActivityFailed):
+        await ctx.schedule_activity(refuse, retry=RETRY)
+    await ctx.select(ctx.schedule_activity(send).with_tag("gpu"), ctx.schedule_timer(60))
+    rarely = affinity.RetryPolicy(initial_interval=86_400, max_interval=86_400)
+    await ctx.gather(ctx.schedule_activity(refuse, retry=rarely), ctx.schedule_activity(send).with_tag("gpu"))
+
+
+@app.orchestration
+async def two_executions(ctx: affinity.OrchestrationContext, number: int) -> None:
+    await ctx.schedule_activity(send)
+    if number == 1:
+        ctx.continue_as_new(2)
+
+
+@pytest.fixture
+async def env(env_url: str | None) -> AsyncIterator[Env]:
+    async with Env(app, url=env_url) as env:
+        yield env
+
+
+async def test_all_of_them_are_listed_in_order_with_their_status(env: Env) -> None:
+    run = await env.client.start(several)
+    await env.advance(121)
+    sent, failed, cancelled, retried, waits = found = await run.activities()
+    assert [one.name for one in found] == ["send", "refuse", "send", "refuse", "send"]
+    assert [one.activity_id for one in found] == sorted(one.activity_id for one in found)
+    assert [one.finished for one in found] == [True, True, True, False, False]
+    assert (sent.status, sent.attempt, sent.worker_id, sent.session_id) == ("completed", 1, "worker-0", "s")
+    assert (failed.status, failed.attempt, failed.last_error) == ("failed", 2, "ValueError: no 2")
+    assert failed.scheduled_at is not None
+    assert failed.ended_at is not None
+    assert failed.ended_at - failed.scheduled_at == pytest.approx(timedelta(minutes=1), abs=timedelta(seconds=1))
+    assert (cancelled.status, cancelled.attempt, cancelled.tag) == ("cancelled", None, "gpu")
+    assert (retried.status, retried.attempt, retried.last_error) == ("queued", 2, "ValueError: no 1")
+    assert retried.next_attempt_at is not None
+    assert timedelta(hours=23) < retried.next_attempt_at - env.now() < timedelta(hours=24)
+    assert (waits.status, waits.attempt, waits.tag, waits.has_worker) == ("queued", 1, "gpu", False)
+
+
+async def test_what_has_no_result_when_its_instance_ends_is_cancelled(env: Env) -> None:
+    run = await env.client.start(several)
+    await env.advance(121)
+    await run.cancel("enough")
+    with pytest.raises(affinity.errors.OrchestrationCancelled):
+        await run.wait()
+    assert [one.status for one in await run.activities()] == [
+        "completed",
+        "failed",
+        "cancelled",
+        "cancelled",
+        "cancelled",
+    ]
+
+
+async def test_the_ones_of_the_current_execution_are_listed(env: Env) -> None:
+    run = await env.client.start(two_executions, 1)
+    await run.wait()
+    (activity,) = await run.activities()
+    assert (activity.execution_id, activity.status) == (2, "completed")
+
+
+async def test_an_unknown_instance_has_none(env: Env) -> None:
+    with pytest.raises(UnknownInstance):
+        await env.client.activities("nothing")
