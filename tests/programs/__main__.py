@@ -24,6 +24,7 @@ BATCH: Final = 50
 TRIES: Final = 4
 """How often a program is run once one has failed: the threads of a database make no two runs the same."""
 
+REPORT_SECONDS: Final = 30.0
 ALL_MINUTES: Final = 10.0
 FIXED_SEED: Final = 1
 FIXED_PROGRAMS: Final = 50
@@ -98,7 +99,7 @@ class Look:
         self._areas = areas
         self._shrink = shrink
         self._totals = Totals()
-        self._begun = time.monotonic()
+        self._begun = self._told = time.monotonic()
         self._has_failed = False
         self.seed = 0
         """Of the programs that are run now."""
@@ -116,7 +117,6 @@ class Look:
                 judged = lambda program: self._judge(runner, program)  # noqa: E731
                 search(judged, areas=self._areas, count=left, seed=self.seed, shrink=self._shrink)
                 self.seed += 1
-                print(self.report(), flush=True)
 
     def _is_over(self, minutes: float | None) -> bool:
         return minutes is not None and time.monotonic() - self._begun > minutes * 60
@@ -128,6 +128,9 @@ class Look:
             except BaseException:
                 self._has_failed = True
                 raise
+        if time.monotonic() - self._told > REPORT_SECONDS:
+            self._told = time.monotonic()
+            print(self.report(), flush=True)
 
     def report(self) -> str:
         """What was done so far."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal, TypeAlias
 
 from hypothesis import strategies as st
@@ -216,7 +216,8 @@ _PLAIN: Final[SearchStrategy[Statement]] = st.one_of(
 def _nested(inner: SearchStrategy[Statement]) -> SearchStrategy[Statement]:
     body = st.lists(inner, min_size=1, max_size=4).map(tuple)
     named = st.sampled_from((None, None, None, 0, 1))
-    block = st.builds(Block, body, cleanup=st.lists(_activities(), max_size=1).map(tuple))
+    cleanups = _activities().map(lambda one: replace(one, tagged=False))  # it ends, also where no worker has the tag
+    block = st.builds(Block, body, cleanup=st.lists(cleanups, max_size=1).map(tuple))
     child = st.builds(Child, body, named=named)
     parts = st.lists(st.one_of(_LEAVES, block, child), min_size=1, max_size=4).map(tuple)
     return st.one_of(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any as Commit
 from typing import Final
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from affinity.errors import ConnectionLost, DatabaseFailure
+from affinity.testing.env.traffic import Commit
 from tests.programs.play import Play
 from tests.programs.program import Fault
 
@@ -25,7 +25,7 @@ FAULTS: Final[SearchStrategy[tuple[Fault, ...]]] = st.lists(
     st.builds(
         Fault,
         at=st.integers(1, 60),
-        kind=st.sampled_from(("refuse", "outage", "lost")),
+        kind=st.sampled_from(("refuse", "outage", "lost", "before", "behind", "takeover", "stall")),
     ),
     max_size=MAX_FAULTS,
 ).map(tuple)
@@ -71,7 +71,7 @@ class Faults:
             case "before" | "takeover":
                 self._crash(commit, restart=fault.kind == "before")
             case "stall":
-                await self._play.env.pause(commit.worker_id)
+                self._play.env.pause(commit.worker_id)
                 self._play.later(STALL_TICKS, self._play.env.resume, commit.worker_id)
             case _:
                 self._behind = fault

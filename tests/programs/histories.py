@@ -22,8 +22,13 @@ class Run:
     origins: Mapping[int, EventOrigin]
 
     @property
+    def copied(self) -> int:
+        """How many events it has of one that was reset."""
+        return max((n for n, event in enumerate(self.events) if type(event) is ev.ExecutionReset), default=0)
+
+    @property
     def is_reset(self) -> bool:
-        """Whether it began with events of a former one."""
+        """Whether it began by a reset."""
         return any(type(event) is ev.ExecutionReset for event in self.events)
 
     @property

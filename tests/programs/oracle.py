@@ -87,7 +87,7 @@ class Oracle:
             if number not in self._seen.deleted:
                 assert past is not None, f"{name} is gone"
             if past is not None and self._seen.cancelled.get(number) == self._seen.opened[number]:
-                assert number in self._seen.deleted or past.has_ended or _cleans_up(past), (
+                assert number in self._seen.deleted or past.has_ended, (
                     f"{name} was cancelled and is {past.info.status}, it waits for {past.last.open_commands()}"
                 )
 
@@ -214,17 +214,14 @@ class Oracle:
 
 
 def activities(run: Run) -> Iterator[tuple[int, Activity, ev.Event | None]]:
-    """The activities of an execution: event id, task, and what answered or cancelled it."""
+    """The activities of an execution: event id, task, and what answered or cancelled it. Those whose answer was copied
+    from an execution that was reset are of that one.
+    """
     answers = run.answers()
+    copied = {getattr(event, "schedule_id", 0) for event in run.events[: run.copied]}
     for number, event in enumerate(run.events, 1):
-        if isinstance(event, ev.ActivityScheduled):
+        if isinstance(event, ev.ActivityScheduled) and number not in copied:
             yield number, _TASK.validate_json(event.input), answers.get(number)
-
-
-def _cleans_up(past: Past) -> bool:
-    """Whether it waits for an activity that no worker may take: the one thing that can hold up a cleanup."""
-    waits = past.last.open_commands().values()
-    return any(isinstance(event, ev.ActivityScheduled) and event.tag is not None for event in waits)
 
 
 def _kinds(task: Activity) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,6 +11,7 @@ import anyio
 
 import affinity
 from affinity.testing import Env
+from tests.programs import rest
 from tests.programs.areas import AREAS
 from tests.programs.databases import Copies, CopyEnv
 from tests.programs.faults import Faults
@@ -20,7 +22,7 @@ APP: Final = affinity.App("programs")
 for _area in AREAS.values():
     _area.include(APP)
 
-PATIENCE: Final = 60.0
+PATIENCE: Final = float(os.environ.get("PATIENCE", "60"))
 """Real seconds after which a program hangs."""
 
 
@@ -47,12 +49,12 @@ async def run(program: Program, where: str | Copies | None = None, totals: Total
         AssertionError: what is wrong.
     """
     totals = Totals() if totals is None else totals
-    with anyio.fail_after(PATIENCE):
-        async with _env(program, where) as env:
-            play = Play(env)
-            faults = Faults(play, program.faults)
-            env._traffic.on_commit = faults.on_commit
-            try:
+    async with _env(program, where) as env:
+        play = Play(env)
+        faults = Faults(play, program.faults)
+        env._traffic.on_commit = faults.on_commit
+        try:
+            with anyio.fail_after(PATIENCE):
                 seen = await _play(play, program)
                 faults.end()
                 await play.end()
@@ -60,12 +62,29 @@ async def run(program: Program, where: str | Copies | None = None, totals: Total
                 await play.end_calls()
                 for name, part in program.parts.items():
                     await AREAS[name].check(play, part, seen[name])
-            finally:
-                totals.programs += 1
-                totals.turns += env._traffic.turns
-                totals.commits += env._traffic.turns
-                totals.jumps += env.jumps
-                totals.faults += faults.done
+                await rest.check(env)
+        except TimeoutError as error:
+            error.add_note(_state(env))
+            raise
+        finally:
+            totals.programs += 1
+            totals.turns += env._traffic.turns
+            totals.commits += env._traffic.commits
+            totals.jumps += env.jumps
+            totals.faults += faults.done
+
+
+def _state(env: Env) -> str:
+    """What holds an env up."""
+    traffic = env._traffic
+    return "\n".join(
+        [f"{env.jumps} jumps, {traffic.in_flight} calls in flight, {traffic.changes} changes"]
+        + [
+            f"{one.identity.worker_id}: alive {one.is_alive}, activities {len(one.runtime.activities)}, "
+            f"unwritten {one.has_unwritten}, has looked {one.has_looked}"
+            for one in env._workers
+        ]
+    )
 
 
 def _env(program: Program, where: str | Copies | None) -> Env:

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
@@ -33,6 +34,9 @@ _RENEWALS: Final = frozenset({"renew_worker", "register_worker"})
 
 HOLD_SECONDS: Final = 0.005
 """Between two looks of a lease renewer at whether its worker stands still: it has an event loop of its own."""
+
+_FETCHES: Final = frozenset({"fetch_work_item", "fetch_orchestration_item"})
+"""Calls whose result says when the next row becomes due."""
 
 COMMITS: Final = frozenset({"commit_turn", "ack_work_item", "abandon_work_item", "suspend_instance", "save"})
 """Calls by which a worker writes what its code has done; ``save`` is that of session states."""
@@ -149,6 +153,14 @@ class Traffic:
             await self._gate.wait()
 
 
+class _StoreLost(ConnectionLost):
+    """Of a worker that has crashed. The call is not repeated: a thread of that worker would wait with it, and keep the
+    state of its session from the other workers of this process.
+    """
+
+    retryable = False
+
+
 class Link:
     """What one worker has between its code and the database: it can hold its calls back, and be cut."""
 
@@ -217,7 +229,7 @@ class _Observed:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._observed, name)
         if name == "states":
-            found = _Observed(found, self._traffic, self._link)
+            found = _ObservedStore(found, self._traffic, self._link)
         elif inspect.iscoroutinefunction(found) and name != "aclose":
             found = self._counted(name, found)
         else:
@@ -228,6 +240,7 @@ class _Observed:
     def _counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         traffic, link, brought = self._traffic, self._link, _BROUGHT.get(name)
         commits, aside, reads = name in COMMITS, name in _ASIDE, name.startswith(_READS)
+        fetches = name in _FETCHES
 
         @wraps(call)
         async def counted(*args: Any, **kwargs: Any) -> Any:
@@ -252,6 +265,8 @@ class _Observed:
                     await traffic.end_commit(commit)
                 if brought is not None:
                     changed = bool(brought(result))
+                if fetches and result.next_due:  # by itself, nothing becomes due: after a jump the workers look
+                    result = replace(result, next_due=None)
             finally:
                 traffic.end(changed=changed)
             if link is not None:
@@ -259,6 +274,24 @@ class _Observed:
             return result
 
         return counted
+
+
+class _ObservedStore(_Observed):
+    """The same for the store of session states."""
+
+    def _counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        counted = super()._counted(name, call)
+
+        @wraps(counted)
+        async def ending(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await counted(*args, **kwargs)
+            except ConnectionLost as error:
+                if self._link is not None and self._link.is_cut:
+                    raise _StoreLost(str(error)) from None
+                raise
+
+        return ending
 
 
 def observed(provider: Provider, traffic: Traffic, link: Link | None = None) -> Provider:

@@ -49,7 +49,7 @@ class Orchestrations(Area[OrchestrationsPart, Seen]):
             OrchestrationsPart,
             jobs=st.lists(JOBS, min_size=1, max_size=INSTANCES).map(tuple),
             clients=st.lists(st.lists(ACTS, max_size=10).map(tuple), max_size=3).map(tuple),
-            copies=st.sampled_from((1, 2, 5, 10)),
+            copies=st.sampled_from((1, 5, 10, 20)),
         )
 
     def include(self, app_: affinity.App) -> None:
