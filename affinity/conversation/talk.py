@@ -270,7 +270,7 @@ class Talk(LineageCalls["Talk"]):
         """
         event = SessionStatusChanged(status="terminated", reason=reason)
         entry = self._entry(event, self._client.journals.new_event_id(), is_input=False)
-        append = self._new(entry=entry, message=terminate_message(cascade=cascade), closes=True)
+        append = self._new(entry=entry, message=terminate_message(cascade=cascade), closes=True, drops=True)
         while (appended := await self._append_lasting(append)).outcome == "closed":
             if (await self._page(JournalQuery(session_id=self.conversation_id, limit=1))).closed:
                 return
@@ -524,11 +524,18 @@ class Talk(LineageCalls["Talk"]):
         return False
 
     async def _remove_rest(self, conversation_id: str) -> bool:
-        """Remove journal and state, and an instance that an event has created again meanwhile."""
-        (journal,) = await self._client.journals.delete([conversation_id])
-        state = await self._client.session_store.delete([conversation_id])
-        if journal and await self._find(conversation_id) is None:
+        """Remove state and journal, and an instance that an event has created again meanwhile. What an event begins
+        between two of these calls is removed as a whole, or not at all.
+        """
+        removed = False
+        while await self._remove_record(conversation_id):
+            removed = True
             await self._remove_instance(conversation_id)
+        return removed
+
+    async def _remove_record(self, conversation_id: str) -> bool:
+        state = await self._client.session_store.delete([conversation_id])  # with its journal
+        (journal,) = await self._client.journals.delete([conversation_id])
         return bool(state) or journal
 
     async def _reply(self, change: Change, seq: int, appended: Appended | None = None) -> Reply:

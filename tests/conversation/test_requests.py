@@ -42,6 +42,14 @@ async def test_a_conversation_waits_for_the_answer(url: str) -> None:
         assert await until(lambda: status(talk, "idle"))
 
 
+async def test_a_terminated_conversation_waits_for_no_answer(url: str) -> None:
+    async with stage(url, ask_first) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("tea"), timeout=30)
+        await talk.terminate()
+        assert await talk.requests() == []
+
+
 async def test_a_result_of_a_tool_that_the_client_runs(url: str) -> None:
     async def handler(wake: affinity.Wake, chat: Chat) -> None:
         if any(isinstance(each, UserMessage) for each in wake.events):

@@ -110,12 +110,10 @@ def _resources(db: Tables) -> Iterator[str]:
 
 @RULES.of("session_states")
 def _session_states(db: Tables) -> Iterator[str]:
-    """Of an epoch that was issued; it knows its generation."""
-    sessions = db.by("sessions", "session_id")
+    """Of an epoch that was issued, maybe of another session, beside which it is; it knows its generation."""
     for me, row in db.by("session_states", "session_id").items():
-        last = sessions[me]["epoch"] if me in sessions else db.last_epoch
-        if row["epoch"] is not None and row["epoch"] > last:
-            yield f"{me!r} was written under epoch {row['epoch']}; the last one is {last}"
+        if row["epoch"] is not None and row["epoch"] > db.last_epoch:
+            yield f"{me!r} was written under epoch {row['epoch']}; the last one is {db.last_epoch}"
         if not row["birth"] or row["version"] < 1 or row["updated_at"] < row["created_at"]:
             yield f"{me!r}: {row}"
 
@@ -178,18 +176,18 @@ def _wrong_numbers(db: Tables, row: Row) -> Iterator[str]:
             yield f"has the entries {sorted(own)}, and should have {sorted(wanted)}"
         if gone := [seq for seq in range(first, last + 1) if db.entry(row, seq) is None]:
             yield f"continues another one, whose entries {gone} are gone"
+        if row["size"] != (size := sum(len(e["payload"].encode()) for e in own.values())):
+            yield f"has {row['size']} bytes, and its entries {size}"  # that of a deleted one stays as it was
     if not row["processed"] <= last or not 1 <= first <= last + 1:
         yield f"has processed {row['processed']} of {first} to {last}"
-    if first <= last and row["size"] != (size := sum(len(e["payload"].encode()) for e in own.values())):
-        yield f"has {row['size']} bytes, and its entries {size}"
 
 
 def _unheard(db: Tables, me: str) -> Iterator[str]:
     """Why no wake will process the inputs of a conversation."""
     instance = db.instances.get(me)
-    if instance is None:
-        yield "there is no instance"
-    elif instance["status"] in FINISHED:
+    if instance is None or instance["status"] == "cancelled":
+        return  # by an operator; once it is deleted, the next input begins another one
+    if instance["status"] in FINISHED:
         yield f"the instance is {instance['status']}"
     elif instance["status"] != "suspended" and db.workers and instance["unknown_since"] is None:
         queued = [row for row in db.rows["worker_queue"] if row["instance_id"] == me]

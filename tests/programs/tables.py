@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Final, LiteralString, TypeAlias, cast
+from typing import Any, Final, LiteralString, TypeAlias
 
 import anyio.to_thread
 from psycopg import AsyncConnection, sql
@@ -220,7 +220,7 @@ def _read_sqlite(tx: Tx) -> Mapping[str, Sequence[Row]]:
     found = {}
     for (name,) in tx.rows("SELECT name FROM sqlite_master WHERE type = 'table'"):
         columns = [column for (column,) in tx.rows("SELECT name FROM pragma_table_info(?)", [name])]
-        rows = tx.rows(cast("LiteralString", f'SELECT * FROM "{name}"'))
+        rows = tx.rows(f'SELECT * FROM "{name}"')
         found[name] = [dict(zip(columns, map(_sized, row), strict=True)) for row in rows]
     return found
 

@@ -1,0 +1,478 @@
+"""Runs two operations, the first of which stops at a chosen call of the database until the second has run.
+
+The points of an operation are the calls that it causes when it runs alone: its client's own ones, and those of the
+workers until nothing is left to do. A point is before a call or behind it, so that an operation is held between what it
+read and what it commits, and between a commit and its reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+from collections import Counter
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import dataclass, field
+from functools import wraps
+from itertools import count
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, cast
+
+import anyio
+
+import affinity
+from affinity.errors import AffinityError
+from affinity.provider.contract import Provider
+from affinity.provider.timeline import Timeline
+from affinity.testing import Env
+from affinity.testing.env.clients import EnvClient
+from affinity.testing.env.environment import LOOK_SECONDS, _steps
+from affinity.testing.env.traffic import _BROUGHT, observed
+from tests.programs.rest import find, unexplained
+from tests.programs.tables import Tables, read_tables
+
+ASIDE: Final = frozenset(
+    {
+        "renew_worker", "renew_work_item_lock", "notify_journals", "wake", "exchange_load", "sweep", "end_waits",
+        "retry_suspended", "check_work_item", "check_session", "report_session_moves", "register_worker",
+        "list_workers",
+        "take_unused_resources", "release_idle_session", "list_work_items", "read_origins", "write_stream", "aclose",
+        "get_load", "release_unknown_locks",
+    }
+)  # fmt: skip
+"""Calls that workers repeat whatever happens, and those that only explain."""
+
+REPEATS: Final = 3
+"""Points at calls of one name; further ones are as these."""
+
+HANG_SECONDS: Final = 10.0
+"""Of real time, in which two operations end that nothing holds any more."""
+
+CALM: Final = 2
+"""Looks of all workers that bring nothing: then an operation that has not ended waits for the one that is held."""
+
+ORDERS: Final = ((False, False), (True, False), (False, True), (True, True))
+"""Of two operations, one after the other: whether the second comes first, and whether the workers rest between."""
+
+Outcome: TypeAlias = str
+"""What an operation returned, or the name of the error that it raised."""
+
+
+class Point(NamedTuple):
+    """Where an operation is held."""
+
+    side: Literal["client", "worker"]
+    call: str
+    nth: int
+    """Of the calls of this name on this side since the operation began, from 1; of fetches, those that brought work."""
+    place: Literal["before", "after"]
+
+    def __str__(self) -> str:
+        return f"{self.place} {self.side}.{self.call}#{self.nth}"
+
+
+class Gates:
+    """Counts the calls of one operation, and holds one of them."""
+
+    def __init__(self) -> None:
+        self.trace: list[Point] = []
+        self.target: Point | None = None
+        self.held = 0
+        self.reached = anyio.Event()
+        self.release = anyio.Event()
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def begin(self, target: Point | None = None) -> None:
+        """Count from now on, and hold the call at ``target``."""
+        self.trace, self.target = [], target
+        self.reached, self.release = anyio.Event(), anyio.Event()
+        self._counts.clear()
+
+    def count(self, side: str, call: str) -> int:
+        """The number of this call."""
+        self._counts[side, call] += 1
+        return self._counts[side, call]
+
+    async def reach(self, point: Point) -> None:
+        """Wait here if this is the point."""
+        self.trace.append(point)
+        if point == self.target:
+            self.target = None
+            self.held += 1
+            self.reached.set()
+            try:
+                await self.release.wait()
+            finally:
+                self.held -= 1
+
+
+class _Gated:
+    """Forwards everything; calls of the database pass the gates; so for the store of session states in it."""
+
+    def __init__(self, gated: Any, gates: Gates, side: Literal["client", "worker"], prefix: str = "") -> None:
+        self._gated, self._gates, self._side, self._prefix = gated, gates, side, prefix
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._gated, name)
+        if name == "states":
+            found = _Gated(found, self._gates, self._side, "states.")
+        elif inspect.iscoroutinefunction(found) and name not in ASIDE:
+            found = self._held(self._prefix + name, found)
+        else:
+            return found
+        setattr(self, name, found)  # the next look-up does not come here
+        return found
+
+    def _held(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        gates, side, brought = self._gates, self._side, _BROUGHT.get(name)
+
+        @wraps(call)
+        async def held(*args: Any, **kwargs: Any) -> Any:
+            if brought is not None:  # a call that brings nothing is repeated: it is known behind it
+                result = await call(*args, **kwargs)
+                if brought(result):
+                    await gates.reach(Point(side, name, gates.count(side, name), "after"))
+                return result
+            nth = gates.count(side, name)
+            await gates.reach(Point(side, name, nth, "before"))
+            result = await call(*args, **kwargs)
+            await gates.reach(Point(side, name, nth, "after"))
+            return result
+
+        return held
+
+
+class RaceEnv(Env):
+    """An `Env` whose clock moves by hand, and whose calls of the database pass gates."""
+
+    def __init__(self, app: affinity.App, *, url: str | None = None) -> None:
+        super().__init__(app, url=url, workers=2)
+        self.gates = Gates()
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        gated = cast("Provider", _Gated(self._own, self.gates, "client"))
+        self.client = await self._stack.enter_async_context(EnvClient.from_provider(observed(gated, self._traffic)))
+        self._stack.enter_context(self.freeze())
+        return self
+
+    async def _open(self, timeline: Timeline | None = None, *, one_connection: bool = False) -> Provider:
+        provider = await super()._open(timeline, one_connection=one_connection)
+        if one_connection:  # of a thread that renews leases
+            return provider
+        return cast("Provider", _Gated(provider, self.gates, "worker"))
+
+    async def calm(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Run until nothing more happens beside the call that is held, or until this holds. The clock stands still."""
+        looks = 0
+        while looks < CALM and not until():
+            changes = self._traffic.changes
+            for worker in self._alive:
+                worker.look()
+            self.client._look_now()
+            await self._finish_calls(until)
+            for _ in range(CALM):
+                if self.gates.held or all(worker.has_looked for worker in self._alive):
+                    break
+                await self._traffic.wait(LOOK_SECONDS)
+            await self._finish_calls(until)
+            looks = looks + 1 if self._traffic.changes == changes else 0
+
+    async def _finish_calls(self, until: Callable[[], bool]) -> None:
+        await _steps()
+        while self._traffic.in_flight > self.gates.held and not until():
+            await self._traffic.wait(LOOK_SECONDS)
+            await _steps()
+
+
+@dataclass
+class Stage:
+    """What the operations of one run act on. Each run has ids of its own, so that runs share a database."""
+
+    env: RaceEnv
+    number: int
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What the setup has found out: ids of requests, exports."""
+
+    @property
+    def client(self) -> affinity.Client:
+        return self.env.client
+
+    def id(self, name: str) -> str:
+        """The id of an instance, session or conversation of this run."""
+        return f"{self.number}.{name}"
+
+    def name(self, text: str) -> str:
+        """The part of an id behind the number of the run."""
+        return text.partition(".")[2]
+
+    def mine(self, text: str | None) -> bool:
+        """Whether it is an id of this run."""
+        return text is not None and text.startswith(f"{self.number}.")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One call, or a few, of a client."""
+
+    name: str
+    run: Callable[[Stage], Awaitable[Hashable]]
+    errors: Collection[type[AffinityError]] = ()
+    """That its documentation names, and that another operation at the same time may cause."""
+
+    async def outcome(self, stage: Stage) -> Outcome:
+        """Run it.
+
+        Raises:
+            Exception: one that it may not raise: not an error of affinity.
+        """
+        try:
+            return repr(await self.run(stage))
+        except AffinityError as error:
+            return type(error).__name__
+
+    def allows(self, outcome: Outcome) -> bool:
+        """Whether it is one of the errors."""
+        return outcome in {error.__name__ for error in self.errors}
+
+
+State: TypeAlias = Mapping[str, Hashable]
+"""What is left at the end, by id."""
+
+
+@dataclass(frozen=True)
+class Area:
+    """Operations on the same things."""
+
+    name: str
+    app: affinity.App
+    setup: Callable[[Stage], Awaitable[None]]
+    operations: Sequence[Operation]
+    describe: Callable[[Stage, Tables], State]
+
+    def pairs(self, only: Collection[str] = ()) -> Iterator[tuple[Operation, Operation]]:
+        """All ordered pairs, each operation with itself too; ``only``: of these two, or with this one."""
+        for first in self.operations:
+            for second in self.operations:
+                if set(only) <= {first.name, second.name}:
+                    yield first, second
+
+
+class Ended(NamedTuple):
+    """A run."""
+
+    outcomes: tuple[Outcome, Outcome]
+    state: State
+    wrong: Sequence[str]
+    """By the rules of tables at rest."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong in one run."""
+
+    area: str
+    first: str
+    second: str
+    point: Point | None
+    wrong: Sequence[str]
+
+    def __str__(self) -> str:
+        where = "one after the other" if self.point is None else f"held {self.point}"
+        return f"{self.area}: {self.first} {where}, {self.second}:\n  " + "\n  ".join(self.wrong)
+
+
+class Races:
+    """Runs the pairs of one area; reuses an env for several runs."""
+
+    def __init__(self, area: Area, *, url: str | None = None, runs_per_env: int = 25) -> None:
+        self.area, self.url, self._most = area, url, runs_per_env
+        self.runs = 0
+        self.missed = 0
+        """Runs in which the first operation did not come to its point: the second could not be held back by it."""
+        self._env: RaceEnv | None = None
+        self._left = 0
+        self._points: dict[str, Sequence[Point]] = {}
+        self._serial: dict[tuple[str, str], list[Ended]] = {}
+        self._states: dict[str, State] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._close()
+
+    async def points(self, operation: Operation) -> Sequence[Point]:
+        """Where it can be held: its calls when it runs alone."""
+        if operation.name not in self._points:
+            stage = await self._stage()
+            stage.env.gates.begin()
+            await self._alone(stage, operation)
+            self._points[operation.name] = [one for one in stage.env.gates.trace if one.nth <= REPEATS]
+        return self._points[operation.name]
+
+    async def look(
+        self, only: Collection[str] = (), *, at: str = "", draw: random.Random | None = None, runs: int | None = None
+    ) -> AsyncIterator[Finding]:
+        """The findings of all pairs at all points.
+
+        Args:
+            only: pairs of these two operations, or with this one.
+            at: points with this text.
+            draw: takes one point of each pair in a random order, and begins again.
+            runs: how many, at most.
+        """
+        pairs = [*self.area.pairs(only)]
+        for _ in count() if draw is not None else range(1):
+            if draw is not None:
+                draw.shuffle(pairs)
+            for first, second in pairs:
+                points = [point for point in await self.points(first) if at in str(point)]
+                for point in points if draw is None else draw.sample(points, min(len(points), 1)):
+                    if runs is not None and self.runs >= runs:
+                        return
+                    if (finding := await self.race(first, second, point)) is not None:
+                        yield finding
+
+    async def race(self, first: Operation, second: Operation, point: Point) -> Finding | None:
+        """Hold the first at the point while the second runs; what is wrong then."""
+        stage = await self._stage()
+        self.runs += 1
+        try:
+            ended = await self._held(stage, first, second, point)
+        except TimeoutError as error:
+            await self._close()
+            return self._finding(first, second, point, [str(error)])
+        if ended.wrong:
+            await self._close()
+            return self._finding(first, second, point, ended.wrong)
+        return await self._judge(first, second, point, ended)
+
+    async def _judge(self, first: Operation, second: Operation, point: Point, ended: Ended) -> Finding | None:
+        """Compare with what comes out of both, one after the other, in one order after the next while they differ."""
+        serial = self._serial.setdefault((first.name, second.name), [])
+        for number, (swapped, rests) in enumerate(ORDERS):
+            if number == len(serial):
+                serial.append(await self._one_after_the_other(first, second, swapped=swapped, rests=rests))
+            if serial[number].wrong:
+                return self._finding(first, second, None, serial[number].wrong)
+            if not [*_differences((first, second), ended, serial, [one.state for one in serial])]:
+                return None
+        states = [one.state for one in serial]
+        for operation, outcome, other in zip((first, second), ended.outcomes, (second, first), strict=True):
+            if operation.allows(outcome):  # it may have changed nothing
+                states.append(await self._left_by(other))
+        return self._finding(first, second, point, [*_differences((first, second), ended, serial, states)])
+
+    def _finding(
+        self, first: Operation, second: Operation, point: Point | None, wrong: Sequence[str]
+    ) -> Finding | None:
+        return Finding(self.area.name, first.name, second.name, point, wrong) if wrong else None
+
+    async def _left_by(self, operation: Operation) -> State:
+        """What is left when only this operation runs."""
+        if operation.name not in self._states:
+            stage = await self._stage()
+            outcome = await self._alone(stage, operation)
+            self._states[operation.name] = (await self._end(stage, (outcome, outcome))).state
+        return self._states[operation.name]
+
+    async def _one_after_the_other(self, first: Operation, second: Operation, *, swapped: bool, rests: bool) -> Ended:
+        stage = await self._stage()
+        stage.env.gates.begin()
+        outcomes = []
+        for operation in (second, first) if swapped else (first, second):
+            if rests:
+                outcomes.append(await self._alone(stage, operation))
+            else:
+                outcomes.append(await self._drive(stage, asyncio.ensure_future(operation.outcome(stage))))
+        one, two = outcomes[::-1] if swapped else outcomes
+        return await self._end(stage, (one, two))
+
+    async def _held(self, stage: Stage, first: Operation, second: Operation, point: Point) -> Ended:
+        env, gates = stage.env, stage.env.gates
+        gates.begin(point)
+        one = asyncio.ensure_future(first.outcome(stage))
+        await env.calm(gates.reached.is_set)
+        if not gates.reached.is_set():
+            self.missed += 1
+        two = asyncio.ensure_future(second.outcome(stage))
+        await env.calm()
+        gates.target = None
+        gates.release.set()
+        outcomes = await self._drive(stage, one), await self._drive(stage, two)
+        return await self._end(stage, outcomes)
+
+    async def _alone(self, stage: Stage, operation: Operation) -> Outcome:
+        outcome = await self._drive(stage, asyncio.ensure_future(operation.outcome(stage)))
+        await stage.env.run_until_idle()
+        return outcome
+
+    async def _drive(self, stage: Stage, task: asyncio.Future[Outcome]) -> Outcome:
+        """Run until the operation has ended; jump to what is due if it waits for that.
+
+        Raises:
+            TimeoutError: it does not end.
+        """
+        with anyio.move_on_after(HANG_SECONDS):
+            await stage.env.calm(task.done)
+            while not task.done():
+                await stage.env.run_until_idle()
+                await asyncio.wait([task], timeout=LOOK_SECONDS)
+        if not task.done():
+            task.cancel()
+            raise TimeoutError(f"hangs: {await stage.env.describe()}")
+        return await task
+
+    async def _end(self, stage: Stage, outcomes: tuple[Outcome, Outcome]) -> Ended:
+        await stage.env.run_until_idle()
+        tables = await read_tables(stage.env)
+        wrong = [*find(tables), *await unexplained(stage.env, tables)]
+        return Ended(outcomes, self.area.describe(stage, tables), wrong)
+
+    async def _stage(self) -> Stage:
+        """A new one, in the env as long as it serves."""
+        if self._env is not None and self._left <= 0:
+            await self._close()
+        if self._env is None:
+            self._env = await RaceEnv(self.area.app, url=self.url).__aenter__()
+            self._left = self._most
+        self._left -= 1
+        stage = Stage(self._env, self._left)
+        await self._setup(stage)
+        return stage
+
+    async def _setup(self, stage: Stage) -> None:
+        stage.env.gates.begin()
+        task = asyncio.ensure_future(self.area.setup(stage))
+        await self._drive(stage, cast("asyncio.Future[Outcome]", task))
+        await stage.env.run_until_idle()
+
+    async def _close(self) -> None:
+        env, self._env = self._env, None
+        if env is not None:
+            await env.__aexit__(None, None, None)
+
+
+def _differences(
+    operations: tuple[Operation, Operation], ended: Ended, allowed: Sequence[Ended], states: Sequence[State]
+) -> Iterable[str]:
+    """Outcomes, and what is left, that no serial order gives."""
+    for place, operation in enumerate(operations):
+        outcome = ended.outcomes[place]
+        known = {one.outcomes[place] for one in allowed}
+        if outcome not in known and not operation.allows(outcome):
+            yield f"{operation.name} gives {outcome}; one after the other they give {sorted(known)}"
+    for key in dict.fromkeys([*ended.state, *(key for state in states for key in state)]):
+        value, known_values = ended.state.get(key), {state.get(key) for state in states}
+        if value not in known_values:
+            yield f"{key} is {value}; one after the other it is {' or '.join(map(str, known_values))}"

@@ -1,0 +1,61 @@
+"""Races on purpose: that they find what is wrong, the pairs that have been wrong, and a sample of all."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Final
+
+import pytest
+
+from affinity.conversation.talk import Talk
+from tests.races.driver import Area, Finding, Races
+from tests.races.operations import AREAS
+
+RUNS: Final = 60
+"""Of each area, in the sample."""
+
+AREA: Final = {area.name: area for area in AREAS}
+
+MENDED: Final = (
+    ("new", "delete,send", "client"),  # what began between two steps of a deletion lost its journal
+    ("new", "delete_cascade,ask", "client"),
+)
+"""Area, operations and points that have found something."""
+
+
+async def findings(races: Races, only: str, at: str) -> Sequence[Finding]:
+    return [each async for each in races.look(only.split(","), at=at)]
+
+
+async def test_a_race_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deletion in the wrong order takes the record of a conversation that has begun meanwhile, not its instance."""
+
+    async def remove_rest(talk: Talk, conversation_id: str) -> bool:
+        (journal,) = await talk._client.journals.delete([conversation_id])
+        state = await talk._client.session_store.delete([conversation_id])
+        return bool(state) or journal
+
+    monkeypatch.setattr(Talk, "_remove_rest", remove_rest)
+    async with Races(AREA["new"]) as races:
+        found = await findings(races, "delete,send", "states.delete")
+    (one,) = found
+    assert (one.first, one.second, str(one.point)) == ("delete", "send", "before client.states.delete#1")
+    assert "c is (None, 'running', False)" in one.wrong[0]
+    assert races.missed == 0
+
+
+@pytest.mark.parametrize(("area", "only", "at"), MENDED)
+async def test_mended_races(area: str, only: str, at: str) -> None:
+    async with Races(AREA[area]) as races:
+        assert not await findings(races, only, at)
+    assert races.runs > races.missed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("area", AREAS, ids=lambda area: area.name)
+async def test_a_sample(area: Area, env_url: str | None) -> None:
+    async with Races(area, url=env_url) as races:
+        found = [str(each) async for each in races.look(draw=random.Random(1), runs=RUNS)]
+    assert not found, "\n".join(found)
+    assert races.missed < RUNS / 5
