@@ -164,6 +164,7 @@ def test_misuse(directory: Path) -> None:
     assert "not a history" in refused(MISUSED, "replay", f"{APPS}recorded", "a.json")
     assert "FILEs, or a database" in refused(MISUSED, "replay", f"{APPS}recorded", "a.json", "--since", "1h")
     assert "FILEs, or a database" in refused(MISUSED, "replay", f"{APPS}recorded", "a.json", "--url", "sqlite:///a.db")
+    assert "FILEs, or a database" in refused(MISUSED, "--url", "sqlite:///a.db", "replay", f"{APPS}recorded", "a.json")
     assert "duration" in refused(MISUSED, "replay", f"{APPS}recorded", "--since", "1")
     assert "no module" in refused(MISUSED, "replay", "nowhere:app")
     assert "JSON document" in refused(MISUSED, "history", "a", "--export", "-", "--json")

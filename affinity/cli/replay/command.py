@@ -71,7 +71,8 @@ def replay(shell: Shell, *, target: str, files: tuple[str, ...], earlier: bool, 
       affinity replay support:app tests/histories/*.json
     """
     options = {name: value for name, value in {**chosen, "earlier": earlier}.items() if value}
-    if files and (options or click.get_current_context().params.get("url")):
+    context = click.get_current_context()
+    if files and (options or context.params.get("url") or context.obj):
         raise click.UsageError("give FILEs, or a database with --status, --name, --since, --sample and --earlier")
     app = load_app(target)
     app.check()
@@ -91,7 +92,7 @@ def _selection(chosen: dict[str, Any]) -> ReplaySelection:
     sample = chosen["sample"]
     return ReplaySelection(
         status=chosen["status"] or DEFAULT_STATUS,
-        names=chosen["names"],
+        names=list(dict.fromkeys(chosen["names"])),
         since=chosen["since"],
         sample=DEFAULT_SAMPLE if sample is None else sample,
     )
@@ -113,7 +114,7 @@ def _replay_file(app: App, file: str, report: ReplayReport) -> None:
             instance_id=history.instance_id,
             name=history.name,
             execution_id=execution.execution_id,
-            suspended_for=history.suspended_for,
+            suspended_for=history.suspended_for if execution is history.executions[-1] else None,
             file=file,
         )
         try:
