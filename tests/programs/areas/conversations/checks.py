@@ -41,7 +41,7 @@ class Checks:
         Raises:
             AssertionError: says which conversation, and what is wrong.
         """
-        imported = {act.made: act.inherited for act in self.played.acts if act.inherited}
+        imported = {act.made: act.inherited for act in self.played.acts if act.op.do in {"copy", "compress"}}
         async for info in self.client.list_conversations(prefix=f"{NAME}-"):
             self.infos[info.conversation_id] = info
             journal = await read_journal(self.client, info.conversation_id, imported.get(info.conversation_id))
@@ -85,7 +85,7 @@ class Checks:
             assert info.status in {"failed", "terminated"}, f"{name} is {info.status}, and has not read {seqs}"
         if info.status == "failed":
             last = journal.attempts[-1].completed if journal.attempts else {}
-            assert last.get("result") == "error", f"{name} has failed, and its last wake is {last}"
+            assert last.get("result") == "error" or not journal.is_whole, f"{name} has failed, and its last wake is {last}"
         if info.status == "terminated":
             assert journal.page.instance_status != "running", f"{name} is terminated, and its instance runs"
             return
@@ -114,7 +114,7 @@ class Checks:
 
     async def _usage(self, name: str) -> None:
         journal = self.journals[name]
-        if journal.own.lineage not in {None, "fork"}:
+        if any(each.lineage not in {None, "fork"} for each in journal.lineage):
             return
         spent = [fields(each).get("usage", {}).get("tokens", 0) for each in journal.entries]
         chat = self.folded[name].chat
@@ -187,7 +187,8 @@ class Checks:
             (wake,) = wakes
             span = wake.completed
             assert span["base"] < act.seq <= span["processed"], f"{_shown(act)}: the reply is that of another wake"
-            assert [*reply.events] == wake.events, f"{_shown(act)}: {reply.events}, not {wake.events}"
+            made = [each for each in reply.events if not each.kind.startswith("user.")]  # answers that have expired
+            assert made == wake.events, f"{_shown(act)}: {made}, not {wake.events}"
         if isinstance(act.error, WakeFailed):
             failed = [each for each in journal.attempts if not each.is_ok and each.completed["read"] >= act.seq]
             assert failed or not journal.is_whole, f"{_shown(act)} has failed, and no wake has"
@@ -232,6 +233,8 @@ class Checks:
         stored = {each.seq: each.payload for each in journal.entries}
         for each in entries:
             assert stored.get(each.seq, each.payload) == each.payload, f"{where} has {each}, not {stored[each.seq]}"
+        if numbers[-1] + 1 < journal.page.first_seq:
+            return
         async with self.talk(feed.name).events(after=at) as rest:
             found = [each.seq async for each in rest if isinstance(each, JournalEntry)]
         expected = [*range(numbers[-1] + 1, journal.page.last_seq + 1)]

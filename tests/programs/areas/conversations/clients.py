@@ -35,6 +35,7 @@ _GONE: Final = (UnknownConversation, ConversationTerminated)
 _NEW: Final = (UnknownConversation, ConversationExists, InvalidOptions, Contention, EntriesRemoved)
 
 EXPECTED: Final[dict[Do, tuple[type[AffinityError], ...]]] = {
+    "pause": (),
     "send": (ConversationTerminated,),
     "ask": (*_GONE, WakeFailed, EntriesRemoved),
     "repeat": (*_GONE, EventIdConflict),
@@ -301,7 +302,12 @@ async def _follow(clients: _Clients, act: Act) -> None:
             await anyio.sleep(0.01)
 
 
+async def _pause(clients: _Clients, act: Act) -> None:
+    """Only the ticks behind it."""
+
+
 CALLS: Final[dict[Do, Call]] = {
+    "pause": _pause,
     "send": _send,
     "ask": _ask,
     "repeat": _repeat,

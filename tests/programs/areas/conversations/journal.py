@@ -112,7 +112,7 @@ async def read_journal(client: Client, name: str, imported: int | None) -> Journ
     found = Journal(name, page, entries, await client.journals.lineage(name))
     base = found.own.base
     copied = [each.seq for each in entries if each.is_copied]
-    found.inherited = max(copied, default=0 if base is None else base.up_to or 0)
+    found.inherited = max(0 if base is None else base.up_to or 0, *copied, 0)
     if found.own.lineage in {"import", "compress"}:
         found.inherited = page.last_seq if imported is None else imported
     found.attempts = list(_attempts([each for each in entries if each.seq > found.inherited]))

@@ -59,7 +59,7 @@ class Fold:
         lineage = journal.own.lineage
         inherited = [each for each in journal.entries if each.seq <= journal.inherited and not each.is_copied]
         kept = [event.chat for each in inherited if isinstance(event := read(each), Kept)]
-        chat = kept[-1] if kept else Chat() if self.knows_all else None
+        chat = kept[-1] if kept else Chat() if self.knows_all and lineage != "import" else None
         first = journal.attempts[0].completed["base"] if journal.attempts else journal.page.processed
         self.now = Folded(0 if lineage is None and self.knows_all else first, chat)
 
@@ -130,12 +130,22 @@ class Fold:
         assert base == now.mark, f"begins at {base}, not at {now.mark}"
         result = done.get("result", "ok")
         assert (result == "ok") or not attempt.is_ok, f"is {result}, and has the handler's entries"
-        if attempt.is_ok:
+        if attempt.is_ok and base + 1 < self.journal.page.first_seq:
+            self._skip(attempt)
+        elif attempt.is_ok:
             await self._wake(attempt, self.journal.inputs(base, processed))
         else:
             assert processed == base, f"has processed {base} to {processed} without the handler's entries"
             assert not attempt.events, f"has failed, and left {attempt.events}"
         now.mark = processed
+
+    def _skip(self, attempt: Attempt) -> None:
+        """Retention has removed inputs of the wake."""
+        *_, last = attempt.events
+        assert isinstance(last, Kept), f"ends with {last}"
+        self.now.chat = last.chat
+        self.now.requests |= {each.request_id: attempt.first for each in attempt.events if hasattr(each, "request_id")}
+        self.now.delegations |= {each.delegation: each.child for each in attempt.events if isinstance(each, ChildDelegated)}
 
     async def _wake(self, attempt: Attempt, inputs: Sequence[Entry]) -> None:
         now, base, processed = self.now, attempt.completed["base"], attempt.completed["processed"]

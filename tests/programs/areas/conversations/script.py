@@ -21,6 +21,7 @@ FOR_GOOD: Final = 3
 """Failures of a handler that it has no attempt left for."""
 
 Do: TypeAlias = Literal[
+    "pause",
     "send",
     "ask",
     "repeat",
@@ -46,7 +47,7 @@ Do: TypeAlias = Literal[
 class Op:
     """A call of a client, or of an operator."""
 
-    do: Do
+    do: Do = "pause"
     on: int = 0
     """The conversation: below `ROOTS`, one that clients begin; else one of those that are there."""
     steps: Steps = ()
@@ -98,12 +99,12 @@ def _step(depth: int) -> st.SearchStrategy[Step]:
     )
 
 
-def _steps(depth: int) -> st.SearchStrategy[Steps]:
-    return st.lists(_step(depth), max_size=3).map(tuple)
+def _steps(depth: int, most: int = 3) -> st.SearchStrategy[Steps]:
+    return st.lists(_step(depth), max_size=most).map(tuple)
 
 
-_on = st.integers(0, ROOTS - 1) | st.integers(0, 12)
-_ticks = st.integers(0, 8)
+_on = st.sampled_from((0, 0, 0, 1, 1, 2)) | st.integers(0, 12)
+_ticks = st.sampled_from((0, 0, 1, 2, 5, 20))
 
 
 def _op() -> st.SearchStrategy[Op]:
@@ -111,21 +112,24 @@ def _op() -> st.SearchStrategy[Op]:
         return st.builds(Op, do=st.sampled_from(names), on=_on, ticks=_ticks, **fields)
 
     some = st.integers(0, 12)
+    sent = op("send", "ask", steps=_steps(3, most=6))
     return st.one_of(
-        op("send", "ask", steps=_steps(3)),
-        op("send", "ask", steps=_steps(3)),
-        op("answer", yes=st.booleans()),
+        op("pause"),
+        *[sent] * 6,
+        *[op("answer", yes=st.sampled_from((True, True, False)))] * 3,
         op("interrupt", yes=st.booleans(), n=st.integers(0, 1)),
         op("repeat", "differ", "resume", "move", "release"),
         op("fork", "detach", yes=st.booleans(), n=some),
         op("merge", "follow", n=some),
         op("copy", "compress"),
         op("terminate", "delete", yes=st.booleans()),
-        op("prune", n=some),
+        op("prune", n=st.sampled_from((30, 20, 10, 0))),
     )
 
 
 def parts() -> st.SearchStrategy[Talks]:
     """Parts, the smallest ones first."""
-    client = st.lists(_op(), min_size=1, max_size=8).map(tuple)
+    begins = st.builds(Op, do=st.sampled_from(("ask", "send")), on=_on, steps=_steps(3, most=6), ticks=_ticks)
+    goes_on = st.lists(_op(), min_size=5, max_size=20)  # a pause is the smallest one
+    client = st.builds(lambda first, rest: (first, *rest), begins, goes_on)
     return st.builds(Talks, st.lists(client, min_size=1, max_size=3).map(tuple))
