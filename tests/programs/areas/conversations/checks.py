@@ -78,14 +78,18 @@ class Checks:
     async def _rest(self, name: str) -> None:
         """It waits for something that has a name."""
         info, journal = self.infos[name], self.journals[name]
-        assert info.status not in {"running", "rescheduling"}, f"{name} is {info.status} at rest: {await self._why(name)}"
+        assert info.status not in {"running", "rescheduling"}, (
+            f"{name} is {info.status} at rest: {await self._why(name)}"
+        )
         unread = journal.inputs(self.folded[name].mark, journal.page.last_seq)
         if unread:
             seqs = [each.seq for each in unread]
             assert info.status in {"failed", "terminated"}, f"{name} is {info.status}, and has not read {seqs}"
         if info.status == "failed":
             last = journal.attempts[-1].completed if journal.attempts else {}
-            assert last.get("result") == "error" or not journal.is_whole, f"{name} has failed, and its last wake is {last}"
+            assert last.get("result") == "error" or not journal.is_whole, (
+                f"{name} has failed, and its last wake is {last}"
+            )
         if info.status == "terminated":
             assert journal.page.instance_status != "running", f"{name} is terminated, and its instance runs"
             return
@@ -106,10 +110,14 @@ class Checks:
         if info.status in {"idle", "requires_action"}:
             expected = set(folded.requests)
             complete = self.journals[name].is_whole
-            assert requests == expected or (not complete and requests >= expected), f"{name}: {requests}, not {expected}"
+            assert requests == expected or (not complete and requests >= expected), (
+                f"{name}: {requests}, not {expected}"
+            )
             assert not revisits, f"{name} is at rest, and has the revisits {revisits}"
             left = [key for key, each in folded.revisits.items() if each.dropped_at is None]
-            used_up = any(each.outcome == "max_cycles" for other in self.folded.values() for each in other.ended.values())
+            used_up = any(
+                each.outcome == "max_cycles" for other in self.folded.values() for each in other.ended.values()
+            )
             assert not left or used_up or "/" in name, f"{name}: the revisits {left} are gone"
 
     async def _usage(self, name: str) -> None:
@@ -211,7 +219,9 @@ class Checks:
     def _may_come_back(self, act: Act) -> bool:
         """Another call may have begun it again, or a wake of its parent."""
         assert act.ended is not None
-        others = [each for each in self.played.acts if each is not act and (each.ended is None or each.ended > act.began)]
+        others = [
+            each for each in self.played.acts if each is not act and (each.ended is None or each.ended > act.began)
+        ]
         return "/" in act.name or "~" in act.name or any(each.name == act.name for each in others)
 
     # -- feeds

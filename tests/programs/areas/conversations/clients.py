@@ -15,7 +15,6 @@ from affinity.conversation.follow import EntryNumber
 from affinity.errors import (
     AffinityError,
     Contention,
-    ConversationError,
     ConversationExists,
     ConversationTerminated,
     EntriesRemoved,
@@ -178,7 +177,9 @@ class _Clients:
 
     def before(self, act: Act) -> Act | None:
         """A message that was sent to the same conversation."""
-        sent = [each for each in self.played.acts if each.name == act.name and each.seq and each.op.do in ("send", "ask")]
+        sent = [
+            each for each in self.played.acts if each.name == act.name and each.seq and each.op.do in ("send", "ask")
+        ]
         return sent[-1] if sent else None
 
 

@@ -87,7 +87,9 @@ class Broken(Exception):
     """An error without a second attempt."""
 
 
-RETRY: Final = affinity.RetryPolicy(max_attempts=FOR_GOOD, initial_interval=60, max_interval=60, non_retryable=(Broken,))
+RETRY: Final = affinity.RetryPolicy(
+    max_attempts=FOR_GOOD, initial_interval=60, max_interval=60, non_retryable=(Broken,)
+)
 
 OWN_EVENTS: Final = (Script, Seen, Noted, Refused, Kept)
 
@@ -136,36 +138,49 @@ def _digest(chat: Chat, text: str) -> None:
 
 async def _do(port: Port, chat: Chat, steps: Sequence[Any]) -> None:
     for step in steps:
-        match step:
-            case ["say", number]:
-                chat.tokens += number
-                await port.emit(AgentMessage(f"said {number}", usage={"tokens": number}))
-            case ["note", number]:
-                await port.emit(Noted(f"note {number}"))
-            case ["add", number]:
-                chat.number += number
-            case ["stream", number]:
-                await port.stream(number)
-            case ["sleep"]:
-                await port.stream(0)
-            case ["finish", number]:
-                port.finish(number)
-            case ["fail", attempts, final]:
-                await port.fail(attempts, final)
-            case ["span", inner]:
-                with port.span():
-                    await _do(port, chat, inner)
-            case [("confirm" | "tool") as kind, expires_in, inner]:
-                if (request_id := await port.require(kind, expires_in)) is not None:
-                    chat.waiting[request_id] = list(inner)
-            case ["revisit", delay, key, inner]:
-                await port.revisit(delay, key, list(inner))
-            case ["delegate", child, cycles, inner]:
-                await port.delegate(child, cycles, list(inner))
-            case ["fork", name]:
-                await port.fork(name)
-            case _:
-                raise AssertionError(f"unknown step {step!r}")
+        if not await _do_simply(port, chat, step):
+            await _do_more(port, chat, step)
+
+
+async def _do_simply(port: Port, chat: Chat, step: Sequence[Any]) -> bool:
+    """Do a step that has no steps in it; False: it is another one."""
+    match step:
+        case ["say", number]:
+            chat.tokens += number
+            await port.emit(AgentMessage(f"said {number}", usage={"tokens": number}))
+        case ["note", number]:
+            await port.emit(Noted(f"note {number}"))
+        case ["add", number]:
+            chat.number += number
+        case ["stream", number]:
+            await port.stream(number)
+        case ["sleep"]:
+            await port.stream(0)
+        case ["finish", number]:
+            port.finish(number)
+        case ["fail", attempts, final]:
+            await port.fail(attempts, final)
+        case ["fork", name]:
+            await port.fork(name)
+        case _:
+            return False
+    return True
+
+
+async def _do_more(port: Port, chat: Chat, step: Sequence[Any]) -> None:
+    match step:
+        case ["span", inner]:
+            with port.span():
+                await _do(port, chat, inner)
+        case [("confirm" | "tool") as kind, expires_in, inner]:
+            if (request_id := await port.require(kind, expires_in)) is not None:
+                chat.waiting[request_id] = list(inner)
+        case ["revisit", delay, key, inner]:
+            await port.revisit(delay, key, list(inner))
+        case ["delegate", child, cycles, inner]:
+            await port.delegate(child, cycles, list(inner))
+        case _:
+            raise AssertionError(f"unknown step {step!r}")
 
 
 class WakePort:
@@ -245,9 +260,7 @@ def make() -> tuple[Conversations[Chat], Conversations[Chat]]:
     """The conversations that clients begin, and their children. Each call makes others: their states in memory are
     those of one database.
     """
-    made = [
-        Conversations(Chat, kind=kind, events=OWN_EVENTS, limits=LIMITS, rebuild=rebuilt) for kind in (NAME, CHILD)
-    ]
+    made = [Conversations(Chat, kind=kind, events=OWN_EVENTS, limits=LIMITS, rebuild=rebuilt) for kind in (NAME, CHILD)]
     roots, children = made
 
     async def handle(wake: affinity.Wake, chat: Chat) -> None:

@@ -19,6 +19,9 @@ from affinity.journal import Entry
 from tests.programs.areas.conversations.handler import LIMITS, Chat, Kept, Noted, Refused, Seen, perform
 from tests.programs.areas.conversations.journal import Attempt, Journal, fields, read
 
+ERRORS = ("OSError", "Broken")
+"""Those that the steps raise."""
+
 ANSWERS = ("user.tool_confirmation", "user.custom_tool_result")
 
 
@@ -135,6 +138,8 @@ class Fold:
         elif attempt.is_ok:
             await self._wake(attempt, self.journal.inputs(base, processed))
         else:
+            error = done["error"]["type"] if result == "error" else None
+            assert error in {None, *ERRORS}, f"has failed: {done['error']}"
             assert processed == base, f"has processed {base} to {processed} without the handler's entries"
             assert not attempt.events, f"has failed, and left {attempt.events}"
         now.mark = processed
@@ -144,8 +149,17 @@ class Fold:
         *_, last = attempt.events
         assert isinstance(last, Kept), f"ends with {last}"
         self.now.chat = last.chat
-        self.now.requests |= {each.request_id: attempt.first for each in attempt.events if hasattr(each, "request_id")}
-        self.now.delegations |= {each.delegation: each.child for each in attempt.events if isinstance(each, ChildDelegated)}
+        for each in attempt.expired:
+            self.now.requests.pop(each, None)
+        for event in attempt.events:
+            if isinstance(event, ToolConfirmation | CustomToolUse) and not self._is_dropped(attempt):
+                self.now.requests[event.request_id] = attempt.first
+            elif isinstance(event, ChildDelegated):
+                self.now.delegations[event.delegation] = event.child
+
+    def _is_dropped(self, attempt: Attempt) -> bool:
+        """An interrupt that the wake has not read drops its requests and revisits."""
+        return bool(self.journal.interrupts(attempt.completed["processed"], attempt.first))
 
     async def _wake(self, attempt: Attempt, inputs: Sequence[Entry]) -> None:
         now, base, processed = self.now, attempt.completed["base"], attempt.completed["processed"]
@@ -155,7 +169,6 @@ class Fold:
         assert isinstance(seen, Seen), f"begins with {seen}"
         events = [*self._inputs(attempt, seen, inputs), *self._expired(attempt, seen)]
         due = self._due(attempt, seen)
-        is_new = self.journal.interrupts(processed, attempt.first)
         port = EntryPort(self.journal.name, attempt)
         chat = now.chat.model_copy(deep=True) if now.chat is not None else seen.before.model_copy(deep=True)
         assert chat == seen.before, f"was given the state {seen.before!r}, not {chat!r}"
@@ -163,7 +176,7 @@ class Fold:
         await port.emit(Kept(chat))
         port.end()
         now.chat = chat
-        self._add(attempt, port, is_interrupted=bool(is_new))
+        self._add(attempt, port)
 
     def _inputs(self, attempt: Attempt, seen: Seen, inputs: Sequence[Entry]) -> Sequence[JournalEvent]:
         """The inputs that the handler was given: all but the answers that an interrupt has cleared."""
@@ -198,10 +211,10 @@ class Fold:
             assert late, f"revisit {key} is due, and {known.dropped_at} has dropped it"
         return seen.due
 
-    def _add(self, attempt: Attempt, port: EntryPort, *, is_interrupted: bool) -> None:
-        """What the wake has begun. An interrupt that it has not read drops its requests and revisits."""
+    def _add(self, attempt: Attempt, port: EntryPort) -> None:
+        """What the wake has begun."""
         now = self.now
-        if not is_interrupted:
+        if not self._is_dropped(attempt):
             now.requests |= dict.fromkeys(port.requests, attempt.first)
             for key, steps in port.revisits:
                 known = now.revisits.get(key)
@@ -259,7 +272,8 @@ class EntryPort:
             return None
         found = self._next(kind)
         of_kind = ToolConfirmation if kind == "confirm" else CustomToolUse
-        assert isinstance(found, of_kind) and found.request_id == self._new_id(), f"has {found!r}, not {kind}"
+        assert isinstance(found, of_kind), f"has {found!r}, not {kind}"
+        assert found.request_id == self._new_id(), f"has {found!r}, another id"
         self.requests.append(found.request_id)
         return found.request_id
 

@@ -57,8 +57,8 @@ class Op:
     ``terminate``: the children too.
     """
     n: int = 0
-    """``interrupt``: the children too, if it is odd. ``fork``, ``detach``: entries that are left out at the end. ``prune``:
-    entries that are kept. ``follow``: items until another feed goes on. ``merge``: the other side.
+    """``interrupt``: the children too, if it is odd. ``fork``, ``detach``: entries that are left out at the end.
+    ``prune``: entries that are kept. ``follow``: items until another feed goes on. ``merge``: the other side.
     """
     ticks: int = 0
     """Commits of the workers before the next call."""
