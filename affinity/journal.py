@@ -344,7 +344,9 @@ class PendingWork:
     revisits: Collection[str]  # keys of all that are pending, ``due`` ones too
     next_due: float | None  # seconds until the next revisit is due or a request expires; None: neither
     home: str | None = None  # session on whose lease the wakes run; None: its own
-    epoch: int = 0  # with a home: of the journal's own session, which changes when its record is written by others
+    # With a home: the greater one of the journal's own session, which changes when its record is written by others, and
+    # of its record, which outlasts that session's row.
+    epoch: int = 0
     has_record: bool = True  # the session may have a record of its state; False: it has had none so far
 
 

@@ -16,7 +16,9 @@ SELECT p.n, p.journal_id, p.kind, p.processed, p.last_seq, p.closed, p.parent, p
         SELECT json_agg(json_build_array(r.key, r.due_at, r.priority, r.reason, r.note, r.wake_id,
             extract(epoch FROM r.due_at - p.now)::float8) ORDER BY r.due_at, r.key)::text
         FROM journal_revisits r WHERE r.journal_id = p.journal_id) END,
-    p.home, CASE WHEN p.home IS NOT NULL THEN (SELECT s.epoch FROM sessions s WHERE s.session_id = p.session_id) END,
+    p.home, CASE WHEN p.home IS NOT NULL THEN greatest(
+        (SELECT s.epoch FROM sessions s WHERE s.session_id = p.session_id),
+        (SELECT r.epoch FROM session_states r WHERE r.session_id = p.session_id)) END,
     p.processed > 0 OR (SELECT true FROM session_states r WHERE r.session_id = p.session_id) IS NOT NULL
 FROM (
     SELECT q.n, q.session_id, j.home, j.journal_id, j.kind, j.processed, j.last_seq, j.closed, j.parent, i.seq, i.kind AS entry_kind,

@@ -33,7 +33,7 @@ class Head:
     dropped: int = 0
     home: str | None = None
     parent_journal: int | None = None
-    epoch: int | None = 0  # with a home: of the journal's own session
+    epoch: int = 0  # with a home: the greater one of the journal's own session and of its record
     instance_status: str | None = None  # if it was read
     ended_wake: str | None = None  # of the batch
     ended_attempt: int | None = None

@@ -1,7 +1,9 @@
 -- heads: the journals of some sessions, and, if wanted, the status of their instances
 SELECT json_group_array(json_array(
     j.journal_id, j.session_id, j.kind, j.parent, j.processed, j.first_seq, j.last_seq, j.closed, j.base_id, j.base_seq,
-    j.dropped, j.home, j.parent_journal, iif(j.home IS NULL, 0, (SELECT l.epoch FROM sessions AS l WHERE l.session_id = j.session_id)),
+    j.dropped, j.home, j.parent_journal, iif(j.home IS NULL, 0, max(
+        coalesce((SELECT l.epoch FROM sessions AS l WHERE l.session_id = j.session_id), 0),
+        coalesce((SELECT r.epoch FROM session_states AS r WHERE r.session_id = j.session_id), 0))),
     iif(:with_status, (SELECT i.status FROM instances AS i WHERE i.instance_id = j.session_id), NULL)))
 FROM json_each(:session_ids) AS a CROSS JOIN journals AS j ON j.session_id = a.value;
 

@@ -331,7 +331,7 @@ def _pending(tx: Tx, head: Head, inputs: _Inputs, requests: list[Request], revis
         revisits=[each.key for each in revisits],
         next_due=max((min(times) - now).total_seconds(), 0.0) if times else None,
         home=head.home,
-        epoch=head.epoch or 0,
+        epoch=head.epoch,
     )
 
 

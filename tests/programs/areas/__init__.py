@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from tests.programs.area import AnyArea
+from tests.programs.areas.conversations import CONVERSATIONS
 from tests.programs.areas.orchestrations import ORCHESTRATIONS
 
-AREAS: Final[Mapping[str, AnyArea]] = {each.name: each for each in (ORCHESTRATIONS,)}
+AREAS: Final[Mapping[str, AnyArea]] = {each.name: each for each in (ORCHESTRATIONS, CONVERSATIONS)}

@@ -1,0 +1,44 @@
+"""Conversations: journals, wakes, requests, revisits, delegations, streams, feeds and lineage.
+
+The handler does what its inputs say; see `script`. The oracle folds each journal, and compares.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hypothesis.strategies import SearchStrategy
+
+import affinity
+from tests.programs.area import Area
+from tests.programs.areas.conversations.checks import Checks
+from tests.programs.areas.conversations.clients import Played, play_clients
+from tests.programs.areas.conversations.handler import NAME, make
+from tests.programs.areas.conversations.script import Talks, parts
+from tests.programs.play import Play
+
+
+class ConversationsArea(Area[Talks, Played]):
+    """See the module."""
+
+    name = NAME
+
+    def strategy(self) -> SearchStrategy[Talks]:
+        """See `Area`."""
+        return parts()
+
+    def include(self, app: affinity.App) -> None:
+        """See `Area`."""
+        for each in make():
+            app.include(each)
+
+    async def run(self, play: Play, part: Talks) -> Played:
+        """See `Area`."""
+        return await play_clients(play, part)
+
+    async def check(self, play: Play, part: Talks, seen: Played) -> None:
+        """See `Area`."""
+        await Checks(play, seen).run()
+
+
+CONVERSATIONS: Final = ConversationsArea()

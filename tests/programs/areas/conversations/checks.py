@@ -1,0 +1,276 @@
+"""What is checked at rest: each conversation by itself, and the conversations and clients against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic_core import from_json
+
+from affinity.client import ConversationInfo
+from affinity.conversation import Conversations, JournalEntry, Retracted, Streamed, Talk
+from affinity.errors import EventIdConflict, WakeFailed
+from tests.programs.areas.conversations.clients import Act, Feed, Played
+from tests.programs.areas.conversations.handler import CHILD, NAME, make
+from tests.programs.areas.conversations.journal import Journal, fields, read_journal
+from tests.programs.areas.conversations.oracle import Fold, Folded
+from tests.programs.play import Play
+
+REASONS = {"request", "input", "revisit", "wake_failed"}
+"""What a conversation at rest may wait for."""
+
+
+class Checks:
+    """Of one part."""
+
+    def __init__(self, play: Play, played: Played) -> None:
+        self.play, self.played, self.client = play, played, play.env.client
+        self.kinds: Mapping[str, Conversations[Any]] = dict(zip((NAME, CHILD), make(), strict=True))
+        self.infos: dict[str, ConversationInfo] = {}
+        self.journals: dict[str, Journal] = {}
+        self.folded: dict[str, Folded] = {}
+        self.has_pruned = any(act.op.do == "prune" for act in played.acts)
+
+    def talk(self, name: str) -> Talk:
+        """The handle of a conversation that is there."""
+        return self.client.conversation(self.kinds[self.infos[name].kind], name)
+
+    async def run(self) -> None:
+        """All of them.
+
+        Raises:
+            AssertionError: says which conversation, and what is wrong.
+        """
+        imported = {act.made: act.inherited for act in self.played.acts if act.op.do in {"copy", "compress"}}
+        async for info in self.client.list_conversations(prefix=f"{NAME}-"):
+            self.infos[info.conversation_id] = info
+            journal = await read_journal(self.client, info.conversation_id, imported.get(info.conversation_id))
+            assert journal is not None, f"{info.conversation_id} is listed, and has no journal"
+            self.journals[info.conversation_id] = journal
+        for name, journal in self.journals.items():
+            self.folded[name] = await Fold(journal).run()
+        for name in self.journals:
+            await self._state(name)
+            await self._rest(name)
+            await self._pending(name)
+            await self._usage(name)
+            self._delegations(name)
+            self._results(name)
+        assert not self.played.hung, f"have not returned: {[*map(_shown, self.played.hung)]}"
+        for act in self.played.acts:
+            self._sent(act)
+            self._reply(act)
+            await self._ended(act)
+        for feed in self.played.feeds:
+            await self._feed(feed)
+
+    # -- each conversation
+
+    async def _state(self, name: str) -> None:
+        """The record is the state that the entries lead to."""
+        record = await self.client.session_store.load(name)
+        expected = self.folded[name].chat
+        if expected is not None and (expected.wakes or record is not None):
+            assert record is not None, f"{name} has no state, instead of {expected!r}"
+            found = from_json(record.state)
+            assert found == expected.model_dump(), f"{name} has the state {found}, not {expected!r}"
+
+    async def _rest(self, name: str) -> None:
+        """It waits for something that has a name."""
+        info, journal = self.infos[name], self.journals[name]
+        assert info.status not in {"running", "rescheduling"}, (
+            f"{name} is {info.status} at rest: {await self._why(name)}"
+        )
+        unread = journal.inputs(self.folded[name].mark, journal.page.last_seq)
+        if unread:
+            seqs = [each.seq for each in unread]
+            assert info.status in {"failed", "terminated"}, f"{name} is {info.status}, and has not read {seqs}"
+        if info.status == "failed":
+            last = journal.attempts[-1].completed if journal.attempts else {}
+            assert last.get("result") == "error" or not journal.is_whole, (
+                f"{name} has failed, and its last wake is {last}"
+            )
+        if info.status == "terminated":
+            assert journal.page.instance_status != "running", f"{name} is terminated, and its instance runs"
+            return
+        explanation = await self.client.explain(name)
+        code = None if explanation is None else explanation.code
+        assert code in REASONS or code is None, f"{name}: {explanation}"
+        assert (code is None) == (journal.page.instance_status is None), f"{name}: {explanation} of {journal.page}"
+
+    async def _why(self, name: str) -> str:
+        found = await self.client.explain(name)
+        return "no reason" if found is None else found.sentence
+
+    async def _pending(self, name: str) -> None:
+        """Requests and revisits are those of the entries."""
+        info, folded, talk = self.infos[name], self.folded[name], self.talk(name)
+        requests = {each.request_id for each in await talk.requests()}
+        revisits = {each.key for each in await talk.revisits()}
+        if info.status in {"idle", "requires_action"}:
+            expected = set(folded.requests)
+            complete = self.journals[name].is_whole
+            assert requests == expected or (not complete and requests >= expected), (
+                f"{name}: {requests}, not {expected}"
+            )
+            assert not revisits, f"{name} is at rest, and has the revisits {revisits}"
+            left = [key for key, each in folded.revisits.items() if each.dropped_at is None]
+            used_up = any(
+                each.outcome == "max_cycles" for other in self.folded.values() for each in other.ended.values()
+            )
+            assert not left or used_up or "/" in name, f"{name}: the revisits {left} are gone"
+
+    async def _usage(self, name: str) -> None:
+        journal = self.journals[name]
+        if any(each.lineage not in {None, "fork"} for each in journal.lineage):
+            return
+        spent = [fields(each).get("usage", {}).get("tokens", 0) for each in journal.entries]
+        chat = self.folded[name].chat
+        expected = sum(spent) if journal.is_whole else chat.tokens if chat and journal.own.lineage is None else None
+        found = (await self.talk(name).usage()).get("tokens", 0)
+        assert expected is None or found == expected, f"{name} has used {found} tokens, not {expected}"
+
+    # -- parents and children
+
+    def _delegations(self, name: str) -> None:
+        """No parent waits for a child that waits for nothing."""
+        if self.infos[name].status == "terminated":
+            return
+        for delegation, child in self.folded[name].delegations.items():
+            assert self._has_reason(child, {name}), f"{name} waits for {delegation} of {child}, {self.infos.get(child)}"
+
+    def _has_reason(self, child: str, path: set[str]) -> bool:
+        info = self.infos.get(child)
+        if info is None or child in path:
+            return False
+        if info.status == "requires_action":
+            return True
+        others = self.folded[child].delegations.values()
+        return info.status == "idle" and any(self._has_reason(each, path | {child}) for each in others)
+
+    def _results(self, name: str) -> None:
+        """What a parent was given is what the child has made of it."""
+        for event in self.folded[name].ended.values():
+            child = self.folded.get(event.child)
+            if event.outcome in {"completed", "max_cycles"} and child is not None and child.results:
+                made = self.journals[event.child]
+                is_same = any(each.event_id == f"delegation/{event.delegation}" for each in made.entries)
+                assert not is_same or event.result in child.results, f"{name} was given {event}, not {child.results}"
+
+    # -- clients
+
+    def _here(self, act: Act) -> Journal | None:
+        """The journal to which an act has sent, if it is still there."""
+        journal = self.journals.get(act.name)
+        number = None if act.seq is None else act.seq.journal
+        return journal if journal and number and number.journal_id == journal.page.journal_id else None
+
+    def _sent(self, act: Act) -> None:
+        """What was accepted is in the journal, once."""
+        first = act.repeats
+        if first is not None and first.seq is not None and first.seq.journal and not self.has_pruned:
+            if isinstance(act.error, EventIdConflict):
+                assert act.op.do == "differ", f"{_shown(act)} was refused"
+            elif act.seq is not None and act.seq.journal == first.seq.journal:
+                assert act.op.do == "repeat", f"{_shown(act)} was accepted"
+                assert act.seq == first.seq, f"{_shown(act)} is entry {act.seq}, not {first.seq}"
+        journal = self._here(act)
+        if journal is None or act.seq is None or act.seq < journal.page.first_seq:
+            return
+        (entry,) = [each for each in journal.entries if each.seq == act.seq]
+        assert (entry.event_id, entry.is_input) == (act.event_id, True), f"{_shown(act)}: entry {entry}"
+        if act.event is not None:
+            assert fields(entry) == from_json(act.event.model_dump_json()), f"{_shown(act)}: entry {entry}"
+
+    def _reply(self, act: Act) -> None:
+        """The reply is what the wake has written that has processed the event."""
+        journal = self._here(act)
+        if journal is None or act.seq is None:
+            return
+        if (reply := act.reply) is not None:
+            wakes = [each for each in journal.attempts if each.wake_id == reply.wake_id and each.is_ok]
+            if not wakes:
+                assert not journal.is_whole, f"{_shown(act)}: no wake is {reply.wake_id}"
+                return
+            (wake,) = wakes
+            span = wake.completed
+            assert span["base"] < act.seq <= span["processed"], f"{_shown(act)}: the reply is that of another wake"
+            made = [each for each in reply.events if not each.kind.startswith("user.")]  # answers that have expired
+            assert made == wake.events, f"{_shown(act)}: {made}, not {wake.events}"
+        if isinstance(act.error, WakeFailed):
+            failed = [each for each in journal.attempts if not each.is_ok and each.completed["read"] >= act.seq]
+            assert failed or not journal.is_whole, f"{_shown(act)} has failed, and no wake has"
+
+    async def _ended(self, act: Act) -> None:
+        """What was terminated, or deleted, does not come back."""
+        if act.error is not None or act.op.do not in {"terminate", "delete"}:
+            return
+        info = self.infos.get(act.name)
+        if act.op.do == "terminate":
+            deleted = any(each.op.do == "delete" and each.name == act.name for each in self.played.acts)
+            deleted |= any(each.op.do == "delete" and act.name.startswith(f"{each.name}/") for each in self.played.acts)
+            assert info is not None or deleted, f"{_shown(act)} is gone"
+            assert deleted or (info is not None and info.terminated), f"{_shown(act)} goes on: {info}"
+        elif not self._may_come_back(act):
+            assert info is None, f"{_shown(act)} is there again: {info}"
+            left = await self.client.session_store.load(act.name)
+            assert left is None, f"{_shown(act)} has left its state"
+
+    def _may_come_back(self, act: Act) -> bool:
+        """Another call may have begun it again, or a wake of its parent."""
+        assert act.ended is not None
+        others = [
+            each for each in self.played.acts if each is not act and (each.ended is None or each.ended > act.began)
+        ]
+        return "/" in act.name or "~" in act.name or any(each.name == act.name for each in others)
+
+    # -- feeds
+
+    async def _feed(self, feed: Feed) -> None:
+        """Every entry once, in order; what was streamed is retracted before its entries."""
+        entries = [item for item in feed.items if isinstance(item, JournalEntry)]
+        numbers = [each.seq for each in entries]
+        if not numbers:
+            return
+        where = f"the feed of {feed.name}"
+        assert numbers == [*range(numbers[0], numbers[-1] + 1)], f"{where} has the entries {numbers}"
+        assert numbers[0] == 1 or self.has_pruned, f"{where} begins with {numbers[0]}"
+        _check_stream(where, feed.items)
+        journal = self.journals.get(feed.name)
+        at = str(feed.position)
+        if journal is None or f"@{journal.page.journal_id:x}-" not in at:
+            return
+        stored = {each.seq: each.payload for each in journal.entries}
+        for each in entries:
+            assert stored.get(each.seq, each.payload) == each.payload, f"{where} has {each}, not {stored[each.seq]}"
+        if numbers[-1] + 1 < journal.page.first_seq:
+            return
+        async with self.talk(feed.name).events(after=at) as rest:
+            found = [each.seq async for each in rest if isinstance(each, JournalEntry)]
+        expected = [*range(numbers[-1] + 1, journal.page.last_seq + 1)]
+        assert found == expected or self.has_pruned, f"{where} goes on from {at} with {found}, not {expected}"
+
+
+def _check_stream(where: str, items: Sequence[object]) -> None:
+    shown: Streamed | None = None
+    replaced: Retracted | None = None
+    for item in items:
+        match item:
+            case Streamed():
+                same = shown is not None and (shown.wake_id, shown.attempt) == (item.wake_id, item.attempt)
+                assert same or shown is None, f"{where}: {item} comes before the retraction of {shown}"
+                assert item.number == (shown.number + 1 if shown else 1), f"{where}: {item} is behind {shown}"
+                shown = item
+            case Retracted():
+                assert shown is not None, f"{where}: {item} retracts nothing"
+                assert (shown.wake_id, shown.attempt) == (item.wake_id, item.attempt), f"{where}: {item} of {shown}"
+                shown, replaced = None, item if item.replaced else None
+            case JournalEntry():
+                assert shown is None or item.wake_id != shown.wake_id, f"{where}: {item} comes before a retraction"
+                if replaced is not None:
+                    assert item.wake_id == replaced.wake_id, f"{where}: {item} is not what replaces {replaced}"
+                replaced = None
+
+
+def _shown(act: Act) -> str:
+    return f"{act.op.do} {act.event_id} of {act.name}"

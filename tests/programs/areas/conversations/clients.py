@@ -1,0 +1,345 @@
+"""The clients: they make the calls of a part, and remember what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Final, TypeAlias
+
+import anyio
+
+from affinity.conversation import FeedItem, JournalEvent, Reply, Talk, ToolConfirmation, UserInterrupt
+from affinity.conversation.follow import EntryNumber
+from affinity.errors import (
+    AffinityError,
+    Contention,
+    ConversationExists,
+    ConversationTerminated,
+    EntriesRemoved,
+    EventIdConflict,
+    InvalidInput,
+    InvalidOptions,
+    RequestNotPending,
+    UnknownConversation,
+    UnknownEntry,
+    WakeFailed,
+)
+from tests.programs.areas.conversations.handler import NAME, Script, make
+from tests.programs.areas.conversations.script import ROOTS, Do, Op, Talks
+from tests.programs.play import Play
+
+_GONE: Final = (UnknownConversation, ConversationTerminated)
+_NEW: Final = (UnknownConversation, ConversationExists, InvalidOptions, Contention, EntriesRemoved)
+
+EXPECTED: Final[dict[Do, tuple[type[AffinityError], ...]]] = {
+    "pause": (),
+    "send": (ConversationTerminated,),
+    "ask": (*_GONE, WakeFailed, EntriesRemoved),
+    "repeat": (*_GONE, EventIdConflict),
+    "differ": (*_GONE, EventIdConflict),
+    "answer": (*_GONE, RequestNotPending),
+    "interrupt": _GONE,
+    "resume": _GONE,
+    "terminate": (UnknownConversation,),
+    "delete": (),
+    "fork": (*_NEW, UnknownEntry),
+    "detach": (*_NEW, UnknownEntry),
+    "merge": (*_NEW, InvalidInput),
+    "compress": _NEW,
+    "copy": _NEW,
+    "prune": (),
+    "move": (),
+    "release": (),
+    "follow": (),
+}
+"""The errors that the documentation of each call names, and that these calls can lead to."""
+
+ROUNDS: Final = 200
+"""Pauses after which an `ask` should have returned."""
+
+DELETE_SECONDS: Final = 20.0
+"""Real seconds."""
+
+
+@dataclass(eq=False)
+class Act:
+    """A call that was made."""
+
+    op: Op
+    name: str
+    """The conversation."""
+    began: int
+    ended: int | None = None
+    """By one counter, as ``began``: calls that overlap are known by it."""
+    error: AffinityError | None = None
+    seq: EntryNumber | None = None
+    event: JournalEvent | None = None
+    event_id: str = ""
+    reply: Reply | None = None
+    made: str = ""
+    """Id of the conversation that it has made."""
+    inherited: int = 0
+    """Entries that it was imported with."""
+    repeats: Act | None = None
+    """Another one with the same event id."""
+
+
+@dataclass(eq=False)
+class Feed:
+    """What one reader has been given."""
+
+    name: str
+    items: list[FeedItem] = field(default_factory=list)
+    position: int | str = 0
+    starts_late: bool = False
+    """Retention has removed entries before its first one."""
+
+
+@dataclass(eq=False)
+class Played:
+    """What the clients have done."""
+
+    acts: list[Act] = field(default_factory=list)
+    feeds: list[Feed] = field(default_factory=list)
+    hung: list[Act] = field(default_factory=list)
+    """Calls that have not returned although nothing ran any more."""
+
+
+Call: TypeAlias = Callable[["_Clients", Act], Awaitable[None]]
+
+
+class _Clients:
+    """The clients of one part."""
+
+    def __init__(self, play: Play, part: Talks) -> None:
+        self.play, self.part = play, part
+        self.client = play.env.client
+        self.played = Played()
+        self.clock = count(1)
+        self.roots, self.children = make()
+        self._asking: dict[asyncio.Task[None], Act] = {}
+        self._following: list[asyncio.Task[None]] = []
+
+    def talk(self, name: str) -> Talk:
+        """The handle of a conversation: children have a slash in their ids."""
+        return self.client.conversation(self.children if "/" in name else self.roots, name)
+
+    async def run(self) -> Played:
+        """All calls, each client's in order."""
+        async with anyio.create_task_group() as tasks:
+            for number, ops in enumerate(self.part.clients):
+                tasks.start_soon(self._client, number, ops)
+        for _ in range(ROUNDS):
+            if all(task.done() for task in self._asking):
+                break
+            await self.play.pause(20)
+            await anyio.sleep(0.005)
+        self.played.hung = [act for task, act in self._asking.items() if not task.done()]
+        for task in (*self._asking, *self._following):
+            task.cancel()
+        for ended in await asyncio.gather(*self._asking, *self._following, return_exceptions=True):
+            if isinstance(ended, Exception):
+                raise ended
+        return self.played
+
+    async def _client(self, number: int, ops: tuple[Op, ...]) -> None:
+        for place, op in enumerate(ops):
+            act = Act(op, await self._find(op.on), next(self.clock), event_id=f"{number}.{place}")
+            self.played.acts.append(act)
+            call = self._call(CALLS[op.do], act)
+            if op.do == "ask":
+                self._asking[asyncio.create_task(call)] = act
+            elif op.do == "follow":
+                self._following.append(asyncio.create_task(call))
+            else:
+                await call
+            await self.play.pause(op.ticks)
+
+    async def _call(self, call: Call, act: Act) -> None:
+        try:
+            await call(self, act)
+        except EXPECTED[act.op.do] as error:
+            act.error = error
+        act.ended = next(self.clock)
+
+    async def _find(self, on: int) -> str:
+        if on < ROOTS:
+            return f"{NAME}-{on}"
+        names = await self.names()
+        return names[(on - ROOTS) % len(names)] if names else f"{NAME}-0"
+
+    async def names(self) -> list[str]:
+        """The conversations that are there."""
+        found = self.client.list_conversations(prefix=f"{NAME}-")
+        return sorted([each.conversation_id async for each in found])
+
+    def before(self, act: Act) -> Act | None:
+        """A message that was sent to the same conversation."""
+        sent = [
+            each for each in self.played.acts if each.name == act.name and each.seq and each.op.do in ("send", "ask")
+        ]
+        return sent[-1] if sent else None
+
+
+async def _send(clients: _Clients, act: Act) -> None:
+    act.event = Script([*act.op.steps])
+    act.seq = _number(await clients.talk(act.name).send(act.event, event_id=act.event_id))
+
+
+async def _ask(clients: _Clients, act: Act) -> None:
+    act.event = Script([*act.op.steps])
+    talk = clients.talk(act.name)
+    act.seq = _number(await talk.send(act.event, event_id=act.event_id))
+    act.reply = await talk.ask(act.event, event_id=act.event_id)
+
+
+async def _repeat(clients: _Clients, act: Act) -> None:
+    if (first := clients.before(act)) is not None and first.event is not None:
+        act.repeats, act.event = first, first.event
+        act.event_id = first.event_id
+        act.seq = _number(await clients.talk(act.name).send(act.event, event_id=act.event_id))
+
+
+async def _differ(clients: _Clients, act: Act) -> None:
+    if (first := clients.before(act)) is not None:
+        act.repeats, act.event = first, Script([("note", 9)])
+        act.event_id = first.event_id
+        act.seq = _number(await clients.talk(act.name).send(act.event, event_id=act.event_id))
+
+
+async def _answer(clients: _Clients, act: Act) -> None:
+    talk = clients.talk(act.name)
+    for request in (await talk.requests())[:1]:
+        options: dict[str, Any] = {"allowed": act.op.yes}
+        if not isinstance(request.event, ToolConfirmation):
+            options = {"result": 1, "is_error": not act.op.yes}
+        act.seq = _number(await talk.answer(request.request_id, event_id=act.event_id, **options))
+
+
+async def _interrupt(clients: _Clients, act: Act) -> None:
+    act.event = UserInterrupt(cancel=act.op.yes, cascade=act.op.n % 2 == 1)
+    act.seq = _number(await clients.talk(act.name).send(act.event, event_id=act.event_id))
+
+
+async def _resume(clients: _Clients, act: Act) -> None:
+    await clients.talk(act.name).resume()
+
+
+async def _terminate(clients: _Clients, act: Act) -> None:
+    await clients.talk(act.name).terminate(cascade=act.op.yes)
+
+
+async def _delete(clients: _Clients, act: Act) -> None:
+    await clients.talk(act.name).delete(cascade=act.op.yes, timeout=DELETE_SECONDS)
+
+
+async def _fork(clients: _Clients, act: Act) -> None:
+    talk = clients.talk(act.name)
+    at = None
+    if act.op.n:
+        at = max(0, (await clients.client.get_conversation(act.name)).last_seq - act.op.n)
+    make = talk.fork if act.op.do == "fork" else talk.detach
+    await make(_new(act), at=at, beside=True if act.op.yes else None)
+    act.made = _new(act)
+
+
+async def _merge(clients: _Clients, act: Act) -> None:
+    other = await clients._find(act.op.n)
+    if ("/" in other) != ("/" in act.name):
+        return
+    await clients.talk(act.name).merge(other, into=_new(act), keep="left")
+    act.made = _new(act)
+
+
+async def _compress(clients: _Clients, act: Act) -> None:
+    async def summarise(_: Any) -> str:
+        return "what was said"
+
+    await clients.talk(act.name).compress(into=_new(act), summarise=summarise)
+    act.made, act.inherited = _new(act), 1
+
+
+async def _copy(clients: _Clients, act: Act) -> None:
+    lines = [line async for line in clients.talk(act.name).export()]
+    await clients.talk(_new(act)).import_(lines)
+    act.made, act.inherited = _new(act), sum(line.startswith('{"entry"') for line in lines)
+
+
+async def _prune(clients: _Clients, act: Act) -> None:
+    await clients.client.prune_conversations(max_entries=act.op.n)
+
+
+async def _move(clients: _Clients, act: Act) -> None:
+    workers = clients.play.env.workers
+    if workers:
+        await clients.client.move_session(act.name, workers[act.op.n % len(workers)])
+
+
+async def _release(clients: _Clients, act: Act) -> None:
+    await clients.client.release_session(act.name)
+
+
+async def _follow(clients: _Clients, act: Act) -> None:
+    """Read until cancelled; another feed goes on from the position after each few items."""
+    talk, feed = clients.talk(act.name), Feed(act.name)
+    clients.played.feeds.append(feed)
+    while True:
+        try:
+            left = act.op.n + 1
+            async with talk.events(after=feed.position, follow=True) as events:
+                async for item in events:
+                    feed.items.append(item)
+                    feed.position = events.position
+                    left -= 1
+                    if not left:
+                        break
+                else:
+                    return  # the conversation has ended
+        except (UnknownConversation, UnknownEntry) as error:
+            feed = Feed(act.name, starts_late=isinstance(error, EntriesRemoved))
+            clients.played.feeds.append(feed)
+            await anyio.sleep(0.01)
+
+
+async def _pause(clients: _Clients, act: Act) -> None:
+    """Only the ticks behind it."""
+
+
+CALLS: Final[dict[Do, Call]] = {
+    "pause": _pause,
+    "send": _send,
+    "ask": _ask,
+    "repeat": _repeat,
+    "differ": _differ,
+    "answer": _answer,
+    "interrupt": _interrupt,
+    "resume": _resume,
+    "terminate": _terminate,
+    "delete": _delete,
+    "fork": _fork,
+    "detach": _fork,
+    "merge": _merge,
+    "compress": _compress,
+    "copy": _copy,
+    "prune": _prune,
+    "move": _move,
+    "release": _release,
+    "follow": _follow,
+}
+
+
+def _number(seq: int) -> EntryNumber:
+    assert isinstance(seq, EntryNumber)
+    return seq
+
+
+def _new(act: Act) -> str:
+    """The id of what an act makes: it is of the kind of its source."""
+    return f"{act.name}~{act.event_id}"
+
+
+async def play_clients(play: Play, part: Talks) -> Played:
+    """Make the calls of all clients."""
+    return await _Clients(play, part).run()

@@ -1,0 +1,281 @@
+"""The handler of the conversations: it does what the events say that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import Any, Final, Literal, Protocol
+
+import anyio
+from pydantic import BaseModel, Field
+
+import affinity
+from affinity.conversation import (
+    AgentMessage,
+    AnswerEvent,
+    ChildEnded,
+    ConfirmationAnswer,
+    ConversationLimits,
+    Conversations,
+    CustomToolResult,
+    CustomToolUse,
+    JournalEntry,
+    JournalEvent,
+    ToolConfirmation,
+    UserInterrupt,
+)
+from affinity.errors import ClientError, InvalidInput
+from tests.programs.areas.conversations.script import FOR_GOOD
+
+NAME: Final = "conversations"
+CHILD: Final = f"{NAME}.child"
+
+LIMITS: Final = ConversationLimits(inputs=4, requests=3, revisits=3)
+
+
+class Chat(BaseModel):
+    """The state."""
+
+    wakes: int = 0
+    tokens: int = 0
+    number: int = 0
+    digest: str = ""  # of all inputs, in order
+    waiting: dict[str, list[Any]] = Field(default_factory=dict)  # steps by the id of the request for which they wait
+
+
+class Script(JournalEvent):
+    """Steps for the handler."""
+
+    steps: list[Any]
+    kind: Literal["user.script"] = "user.script"
+
+
+class Seen(JournalEvent):
+    """What a wake was given: its first entry."""
+
+    inputs: list[int]  # numbers
+    expired: list[str]  # ids of requests
+    due: list[list[Any]]  # key and steps of each revisit
+    before: Chat
+    kind: Literal["agent.seen"] = "agent.seen"
+
+
+class Noted(JournalEvent):
+    """A step that has no other effect."""
+
+    text: str
+    kind: Literal["agent.noted"] = "agent.noted"
+
+
+class Refused(JournalEvent):
+    """A step that was refused."""
+
+    what: str
+    error: str
+    kind: Literal["agent.refused"] = "agent.refused"
+
+
+class Kept(JournalEvent):
+    """The state behind a wake: its last entry."""
+
+    chat: Chat
+    kind: Literal["agent.kept"] = "agent.kept"
+
+
+class Broken(Exception):
+    """An error without a second attempt."""
+
+
+RETRY: Final = affinity.RetryPolicy(
+    max_attempts=FOR_GOOD, initial_interval=60, max_interval=60, non_retryable=(Broken,)
+)
+
+OWN_EVENTS: Final = (Script, Seen, Noted, Refused, Kept)
+
+
+class Port(Protocol):
+    """Where the steps have their effects: a wake, or the oracle, which compares them with the entries of one."""
+
+    async def emit(self, event: JournalEvent) -> None: ...
+    async def stream(self, parts: int) -> None: ...
+    async def require(self, kind: str, expires_in: float | None) -> str | None: ...
+    async def revisit(self, delay: float, key: str | None, steps: list[Any]) -> None: ...
+    async def delegate(self, child: str, cycles: int, steps: list[Any]) -> None: ...
+    async def fork(self, name: str) -> None: ...
+    async def fail(self, attempts: int, final: bool) -> None: ...
+    def finish(self, result: int) -> None: ...
+    def span(self) -> Any: ...
+
+
+async def perform(port: Port, chat: Chat, due: Sequence[Sequence[Any]], events: Sequence[JournalEvent]) -> None:
+    """Do what the revisits that are due, and the inputs, say."""
+    chat.wakes += 1
+    for key, steps in due:
+        _digest(chat, f"due {key}")
+        await _do(port, chat, steps)
+    for event in events:
+        _digest(chat, event.model_dump_json())
+        match event:
+            case Script():
+                await _do(port, chat, event.steps)
+            case ConfirmationAnswer() | CustomToolResult():
+                allowed = event.allowed if isinstance(event, ConfirmationAnswer) else not event.is_error
+                steps = chat.waiting.pop(event.request_id, [])
+                await port.emit(Noted(f"answered {event.request_id} {allowed}"))
+                if allowed:
+                    await _do(port, chat, steps)
+            case UserInterrupt():
+                chat.waiting.clear()
+                await port.emit(Noted("interrupted"))
+            case ChildEnded():
+                await port.emit(Noted(f"{event.child} {event.outcome} {event.result}"))
+
+
+def _digest(chat: Chat, text: str) -> None:
+    chat.digest = sha256(f"{chat.digest} {text}".encode()).hexdigest()[:12]
+
+
+async def _do(port: Port, chat: Chat, steps: Sequence[Any]) -> None:
+    for step in steps:
+        if not await _do_simply(port, chat, step):
+            await _do_more(port, chat, step)
+
+
+async def _do_simply(port: Port, chat: Chat, step: Sequence[Any]) -> bool:
+    """Do a step that has no steps in it; False: it is another one."""
+    match step:
+        case ["say", number]:
+            chat.tokens += number
+            await port.emit(AgentMessage(f"said {number}", usage={"tokens": number}))
+        case ["note", number]:
+            await port.emit(Noted(f"note {number}"))
+        case ["add", number]:
+            chat.number += number
+        case ["stream", number]:
+            await port.stream(number)
+        case ["sleep"]:
+            await port.stream(0)
+        case ["finish", number]:
+            port.finish(number)
+        case ["fail", attempts, final]:
+            await port.fail(attempts, final)
+        case ["fork", name]:
+            await port.fork(name)
+        case _:
+            return False
+    return True
+
+
+async def _do_more(port: Port, chat: Chat, step: Sequence[Any]) -> None:
+    match step:
+        case ["span", inner]:
+            with port.span():
+                await _do(port, chat, inner)
+        case [("confirm" | "tool") as kind, expires_in, inner]:
+            if (request_id := await port.require(kind, expires_in)) is not None:
+                chat.waiting[request_id] = list(inner)
+        case ["revisit", delay, key, inner]:
+            await port.revisit(delay, key, list(inner))
+        case ["delegate", child, cycles, inner]:
+            await port.delegate(child, cycles, list(inner))
+        case _:
+            raise AssertionError(f"unknown step {step!r}")
+
+
+class WakePort:
+    """The effects are those of a wake."""
+
+    def __init__(self, wake: affinity.Wake, children: Conversations[Chat]) -> None:
+        self._wake, self._children = wake, children
+
+    async def emit(self, event: JournalEvent) -> None:
+        self._wake.append(event)
+
+    async def stream(self, parts: int) -> None:
+        for number in range(parts):
+            self._wake.stream(f"{number} ")
+            await anyio.sleep(0.002)
+        await anyio.sleep(0.002)
+
+    async def require(self, kind: str, expires_in: float | None) -> str | None:
+        request = ToolConfirmation("tool") if kind == "confirm" else CustomToolUse("tool")
+        try:
+            return self._wake.require(request, expires_in=expires_in).request_id
+        except InvalidInput as error:
+            self._refuse("require", error)
+            return None
+
+    async def revisit(self, delay: float, key: str | None, steps: list[Any]) -> None:
+        try:
+            self._wake.revisit(delay, key=key, note=steps)
+        except InvalidInput as error:
+            self._refuse("revisit", error)
+
+    async def delegate(self, child: str, cycles: int, steps: list[Any]) -> None:
+        name = f"{self._wake.conversation_id}/{child}"
+        try:
+            await self._wake.delegate(self._children, name, Script(steps), max_cycles=cycles)
+        except ClientError as error:
+            self._refuse("delegate", error)
+
+    async def fork(self, name: str) -> None:
+        new_id = f"{self._wake.conversation_id}~{name}"
+        try:
+            await self._wake.fork(new_id)
+        except ClientError as error:
+            self._refuse("fork", error)
+        else:
+            self._wake.append(Noted(f"fork {new_id}"))
+
+    async def fail(self, attempts: int, final: bool) -> None:
+        wake = self._wake
+        lasts = (final or attempts >= FOR_GOOD) and len(wake.pending) + len(wake.due) == 1
+        if lasts or (wake.attempt <= attempts and not final and attempts < FOR_GOOD):
+            raise Broken("for good") if final else OSError("the model is down")
+
+    def finish(self, result: int) -> None:
+        self._wake.finish(result)
+
+    @contextmanager
+    def span(self) -> Iterator[None]:
+        with self._wake.span("part"):
+            yield
+
+    def _refuse(self, what: str, error: Exception) -> None:
+        self._wake.append(Refused(what, type(error).__name__))
+
+
+def is_expired(event: JournalEvent) -> bool:
+    """The answer of the conversation itself to a request that has expired."""
+    return isinstance(event, ConfirmationAnswer | CustomToolResult) and event.expired
+
+
+def rebuilt(entries: Sequence[JournalEntry]) -> Chat:
+    """The state that entries lead to."""
+    return next((each.event.chat for each in reversed(entries) if isinstance(each.event, Kept)), Chat())
+
+
+def make() -> tuple[Conversations[Chat], Conversations[Chat]]:
+    """The conversations that clients begin, and their children. Each call makes others: their states in memory are
+    those of one database.
+    """
+    made = [Conversations(Chat, kind=kind, events=OWN_EVENTS, limits=LIMITS, rebuild=rebuilt) for kind in (NAME, CHILD)]
+    roots, children = made
+
+    async def handle(wake: affinity.Wake, chat: Chat) -> None:
+        events = wake.events
+        answers = [each for each in events if isinstance(each, AnswerEvent)]
+        seen = Seen(
+            inputs=[each.seq for each in wake.pending if not is_expired(each.event)],
+            expired=[each.request_id for each in answers if is_expired(each)],
+            due=[[each.key, each.note] for each in wake.due],
+            before=chat.model_copy(deep=True),
+        )
+        wake.append(seen)
+        await perform(WakePort(wake, children), chat, seen.due, events)
+        wake.append(Kept(chat.model_copy(deep=True)))
+
+    for each in made:
+        each.on_wake(retry=RETRY, max_cycles=3)(handle)
+    return roots, children

@@ -1,0 +1,136 @@
+"""One journal as the oracle sees it: its entries, and the wakes that have committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_core import from_json
+
+from affinity.client import Client
+from affinity.conversation import JournalEvent
+from affinity.conversation.events import EventTypes
+from affinity.conversation.trace import WAKE_SPAN
+from affinity.journal import Entry, JournalLineage, JournalPage, JournalQuery
+from affinity.limits import MAX_PAGE
+from tests.programs.areas.conversations.handler import OWN_EVENTS
+
+TYPES = EventTypes(OWN_EVENTS)
+
+
+@dataclass(eq=False)
+class Attempt:
+    """What one attempt of a wake has committed."""
+
+    wake_id: str
+    entries: Sequence[Entry]
+    started: Mapping[str, Any]
+    completed: Mapping[str, Any]
+
+    @property
+    def first(self) -> int:
+        """Number of its first entry."""
+        return self.entries[0].seq
+
+    @property
+    def is_ok(self) -> bool:
+        """The handler has returned."""
+        return any(each.kind == "agent.seen" for each in self.entries)
+
+    @property
+    def events(self) -> list[JournalEvent]:
+        """What the handler has appended."""
+        return [read(each) for each in self.entries if is_of_handler(each)]
+
+    @property
+    def expired(self) -> list[str]:
+        """Ids of the requests that it has answered itself."""
+        return [fields(each)["request_id"] for each in self.entries if each.kind.startswith("user.")]
+
+
+@dataclass(eq=False)
+class Journal:
+    """A journal at rest."""
+
+    name: str
+    page: JournalPage
+    """Where it stands; its entries are in ``entries``."""
+    entries: Sequence[Entry]
+    lineage: Sequence[JournalLineage]
+    inherited: int = 0
+    """The number up to which entries are those of others."""
+    attempts: Sequence[Attempt] = field(default_factory=list)
+    """Of its own wakes, in order."""
+
+    @property
+    def own(self) -> JournalLineage:
+        """Where it came from."""
+        return self.lineage[0]
+
+    @property
+    def is_whole(self) -> bool:
+        """Retention has removed nothing."""
+        return self.page.first_seq == 1
+
+    def inputs(self, after: int, up_to: int) -> list[Entry]:
+        """The inputs between two numbers."""
+        return [each for each in self.entries if each.is_input and after < each.seq <= up_to]
+
+    def interrupts(self, after: int, before: int) -> list[int]:
+        """The numbers of the interrupts between two others, both excluded."""
+        return [each.seq for each in self.entries if each.kind == "user.interrupt" and after < each.seq < before]
+
+
+def fields(entry: Entry) -> dict[str, Any]:
+    """The fields of an entry's event."""
+    found: dict[str, Any] = from_json(entry.payload)
+    return found
+
+
+def read(entry: Entry) -> JournalEvent:
+    """An entry's event."""
+    return TYPES.decode(entry.kind, entry.payload)
+
+
+def is_of_handler(entry: Entry) -> bool:
+    """Whether a handler has appended it: not a span, nor an answer of the conversation itself."""
+    return entry.wake_id is not None and entry.kind.startswith(("agent.", "child."))
+
+
+async def read_journal(client: Client, name: str, imported: int | None) -> Journal | None:
+    """The journal of a conversation; ``imported``: entries that it was imported with, as far as that is known."""
+    entries: list[Entry] = []
+    while True:
+        after = entries[-1].seq if entries else 0
+        page = await client.journals.read(JournalQuery(session_id=name, after=after, limit=MAX_PAGE))
+        if page is None:
+            return None
+        entries += page.entries
+        if not page.more:
+            break
+    found = Journal(name, page, entries, await client.journals.lineage(name))
+    base = found.own.base
+    copied = [each.seq for each in entries if each.is_copied]
+    found.inherited = max(0 if base is None else base.up_to or 0, *copied, 0)
+    if found.own.lineage in {"import", "compress"}:
+        found.inherited = page.last_seq if imported is None else imported
+    found.attempts = list(_attempts([each for each in entries if each.seq > found.inherited]))
+    return found
+
+
+def _attempts(entries: Sequence[Entry]) -> Iterator[Attempt]:
+    begun: dict[str, list[Entry]] = {}
+    for entry in entries:
+        if entry.wake_id is None:
+            continue
+        what = fields(entry) if entry.kind.startswith("span.") else {}
+        is_root = what.get("span") == WAKE_SPAN
+        if is_root and entry.kind == "span.started":
+            begun[entry.wake_id] = []
+        if entry.wake_id not in begun:
+            continue  # retention has cut it, or a later wake closes its trace
+        begun[entry.wake_id].append(entry)
+        if is_root and entry.kind == "span.completed":
+            group = begun.pop(entry.wake_id)
+            yield Attempt(entry.wake_id, group, fields(group[0]), what)

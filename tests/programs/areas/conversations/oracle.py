@@ -1,0 +1,303 @@
+"""The oracle: what must hold of a conversation at rest, whatever was done to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from affinity.conversation import (
+    AgentMessage,
+    ChildDelegated,
+    ChildEnded,
+    CustomToolUse,
+    JournalEvent,
+    ToolConfirmation,
+)
+from affinity.journal import Entry
+from tests.programs.areas.conversations.handler import LIMITS, Chat, Kept, Noted, Refused, Seen, perform
+from tests.programs.areas.conversations.journal import Attempt, Journal, fields, read
+
+ERRORS = ("OSError", "Broken")
+"""Those that the steps raise."""
+
+ANSWERS = ("user.tool_confirmation", "user.custom_tool_result")
+
+
+@dataclass(eq=False)
+class Revisit:
+    """A revisit that was requested."""
+
+    steps: list[Any]
+    dropped_at: int | None = None
+    """Number of the interrupt that has dropped it."""
+
+
+@dataclass(eq=False)
+class Folded:
+    """What the journal says of the conversation."""
+
+    mark: int
+    """The number up to which all inputs are processed."""
+    chat: Chat | None
+    """The state; None: it is not known."""
+    requests: dict[str, int] = field(default_factory=dict)
+    """The pending ones, each with the number of its entry."""
+    resolved: set[str] = field(default_factory=set)
+    revisits: dict[str, Revisit] = field(default_factory=dict)
+    delegations: dict[str, str] = field(default_factory=dict)
+    """The children by the ids of the delegations that have not ended."""
+    ended: dict[str, ChildEnded] = field(default_factory=dict)
+    results: list[Any] = field(default_factory=list)
+    """What its wakes may have given to a parent."""
+
+
+class Fold:
+    """Goes through a journal, in order, and checks each entry against those before it."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.knows_all = journal.is_whole
+        lineage = journal.own.lineage
+        inherited = [each for each in journal.entries if each.seq <= journal.inherited and not each.is_copied]
+        kept = [event.chat for each in inherited if isinstance(event := read(each), Kept)]
+        chat = kept[-1] if kept else Chat() if self.knows_all and lineage != "import" else None
+        first = journal.attempts[0].completed["base"] if journal.attempts else journal.page.processed
+        self.now = Folded(0 if lineage is None and self.knows_all else first, chat)
+
+    async def run(self) -> Folded:
+        """What the journal says.
+
+        Raises:
+            AssertionError: an entry contradicts those before it.
+        """
+        journal = self.journal
+        numbers = [each.seq for each in journal.entries]
+        expected = [*range(journal.page.first_seq, journal.page.last_seq + 1)]
+        assert numbers == expected, f"{journal.name}: entries {numbers}, not {expected}"
+        ids = [each.event_id for each in journal.entries if each.event_id is not None]
+        assert len(ids) == len(set(ids)), f"{journal.name}: an event id twice: {sorted(ids)}"
+        attempts = {each.first: each for each in journal.attempts}
+        for entry in journal.entries:
+            if entry.seq <= journal.inherited:
+                continue
+            if entry.wake_id is None:
+                self._input(entry)
+            elif (attempt := attempts.get(entry.seq)) is not None:
+                with self._about(attempt):
+                    await self._attempt(attempt)
+        assert journal.page.processed == self.now.mark, f"{self._at()}: processed {journal.page.processed}"
+        return self.now
+
+    def _at(self) -> str:
+        return f"{self.journal.name}, by its entries processed up to {self.now.mark}"
+
+    @contextmanager
+    def _about(self, attempt: Attempt) -> Iterator[None]:
+        try:
+            yield
+        except AssertionError as error:
+            raise AssertionError(f"{self.journal.name}, wake at {attempt.first}: {error}") from error
+
+    # -- inputs
+
+    def _input(self, entry: Entry) -> None:
+        now = self.now
+        if entry.kind in ANSWERS:
+            self._resolve(fields(entry)["request_id"], f"{self.journal.name}: answer {entry.seq}")
+        elif entry.kind == "user.interrupt":
+            now.requests.clear()
+            for revisit in now.revisits.values():
+                revisit.dropped_at = revisit.dropped_at or entry.seq
+        elif entry.kind == "child.ended":
+            event = read(entry)
+            assert isinstance(event, ChildEnded)
+            known = now.delegations.pop(event.delegation, None)
+            assert event.delegation not in now.ended, f"{self.journal.name}: {entry.seq} is the second end of {event}"
+            assert known is not None or not self.knows_all, f"{self.journal.name}: {entry.seq} ends nothing: {event}"
+            now.ended[event.delegation] = event
+
+    def _resolve(self, request_id: str, what: str) -> None:
+        now = self.now
+        assert request_id not in now.resolved, f"{what} resolves request {request_id} again"
+        now.resolved.add(request_id)
+        known = now.requests.pop(request_id, None)
+        assert known is not None or not self.knows_all, f"{what}: request {request_id} does not wait"
+
+    # -- wakes
+
+    async def _attempt(self, attempt: Attempt) -> None:
+        now, done = self.now, attempt.completed
+        base, processed = done["base"], done["processed"]
+        assert base == now.mark, f"begins at {base}, not at {now.mark}"
+        result = done.get("result", "ok")
+        assert (result == "ok") or not attempt.is_ok, f"is {result}, and has the handler's entries"
+        if attempt.is_ok and base + 1 < self.journal.page.first_seq:
+            self._skip(attempt)
+        elif attempt.is_ok:
+            await self._wake(attempt, self.journal.inputs(base, processed))
+        else:
+            error = done["error"]["type"] if result == "error" else None
+            assert error in {None, *ERRORS}, f"has failed: {done['error']}"
+            assert processed == base, f"has processed {base} to {processed} without the handler's entries"
+            assert not attempt.events, f"has failed, and left {attempt.events}"
+        now.mark = processed
+
+    def _skip(self, attempt: Attempt) -> None:
+        """Retention has removed inputs of the wake."""
+        *_, last = attempt.events
+        assert isinstance(last, Kept), f"ends with {last}"
+        self.now.chat = last.chat
+        for each in attempt.expired:
+            self.now.requests.pop(each, None)
+        for event in attempt.events:
+            if isinstance(event, ToolConfirmation | CustomToolUse) and not self._is_dropped(attempt):
+                self.now.requests[event.request_id] = attempt.first
+            elif isinstance(event, ChildDelegated):
+                self.now.delegations[event.delegation] = event.child
+
+    def _is_dropped(self, attempt: Attempt) -> bool:
+        """An interrupt that the wake has not read drops its requests and revisits."""
+        return bool(self.journal.interrupts(attempt.completed["processed"], attempt.first))
+
+    async def _wake(self, attempt: Attempt, inputs: Sequence[Entry]) -> None:
+        now, base, processed = self.now, attempt.completed["base"], attempt.completed["processed"]
+        assert processed == (inputs[-1].seq if inputs else base), f"has processed up to {processed}, which is no input"
+        assert len(inputs) <= LIMITS.inputs, f"has {len(inputs)} inputs"
+        seen = attempt.events[0]
+        assert isinstance(seen, Seen), f"begins with {seen}"
+        events = [*self._inputs(attempt, seen, inputs), *self._expired(attempt, seen)]
+        due = self._due(attempt, seen)
+        port = EntryPort(self.journal.name, attempt)
+        chat = now.chat.model_copy(deep=True) if now.chat is not None else seen.before.model_copy(deep=True)
+        assert chat == seen.before, f"was given the state {seen.before!r}, not {chat!r}"
+        await perform(port, chat, due, events)
+        await port.emit(Kept(chat))
+        port.end()
+        now.chat = chat
+        self._add(attempt, port)
+
+    def _inputs(self, attempt: Attempt, seen: Seen, inputs: Sequence[Entry]) -> Sequence[JournalEvent]:
+        """The inputs that the handler was given: all but the answers that an interrupt has cleared."""
+        given = set(seen.inputs)
+        for each in inputs:
+            if each.kind not in ANSWERS:
+                assert each.seq in given, f"the handler was not given input {each.seq}"
+            elif self.journal.interrupts(each.seq, attempt.completed["processed"] + 1):
+                assert each.seq not in given, f"the handler was given answer {each.seq}, which is interrupted"
+            elif not self.journal.interrupts(each.seq, attempt.first):
+                assert each.seq in given, f"the handler was not given answer {each.seq}"
+        shown = [each for each in inputs if each.seq in given]
+        assert [each.seq for each in shown] == seen.inputs, f"the handler was given {seen.inputs}"
+        return [read(each) for each in shown]
+
+    def _expired(self, attempt: Attempt, seen: Seen) -> Sequence[JournalEvent]:
+        assert attempt.expired == seen.expired, f"has answered {attempt.expired}, the handler was given {seen.expired}"
+        for each in seen.expired:
+            self._resolve(each, "the wake")
+        return [read(each) for each in attempt.entries if each.kind.startswith("user.")]
+
+    def _due(self, attempt: Attempt, seen: Seen) -> Sequence[Sequence[Any]]:
+        keys = [key for key, _ in seen.due]
+        assert keys == attempt.started.get("revisits", []), f"the handler was given the revisits {keys}"
+        for key, steps in seen.due:
+            known = self.now.revisits.pop(key, None)
+            if known is None:
+                assert not self.knows_all, f"revisit {key} is due, and was not requested"
+                continue
+            assert known.steps == steps, f"revisit {key} has {steps}, not {known.steps}"
+            late = known.dropped_at is None or known.dropped_at > attempt.completed["processed"]
+            assert late, f"revisit {key} is due, and {known.dropped_at} has dropped it"
+        return seen.due
+
+    def _add(self, attempt: Attempt, port: EntryPort) -> None:
+        """What the wake has begun."""
+        now = self.now
+        if not self._is_dropped(attempt):
+            now.requests |= dict.fromkeys(port.requests, attempt.first)
+            for key, steps in port.revisits:
+                known = now.revisits.get(key)
+                if known is None or known.dropped_at is not None:
+                    now.revisits[key] = Revisit(steps)
+        now.delegations |= port.delegations
+        messages = [event.text for event in port.events if isinstance(event, AgentMessage)]
+        now.results.append(port.result if port.result is not None else messages[-1] if messages else None)
+
+
+class EntryPort:
+    """Compares the steps with the entries that a wake has committed."""
+
+    def __init__(self, name: str, attempt: Attempt) -> None:
+        self.name, self.wake_id, self.events = name, attempt.wake_id, attempt.events[1:]
+        self.requests: list[str] = []
+        self.revisits: list[tuple[str, list[Any]]] = []
+        self.delegations: dict[str, str] = {}
+        self.result: Any = None
+        self._at = 0
+        self._number = 0
+
+    def _next(self, expected: object) -> JournalEvent:
+        assert self._at < len(self.events), f"ends without {expected!r}"
+        self._at += 1
+        return self.events[self._at - 1]
+
+    def _refused(self, what: str) -> bool:
+        """Whether the step was refused."""
+        event = self.events[self._at] if self._at < len(self.events) else None
+        found = isinstance(event, Refused) and event.what == what
+        self._at += found
+        return found
+
+    def _new_id(self) -> str:
+        self._number += 1
+        return f"{self.wake_id}.{self._number}"
+
+    def end(self) -> None:
+        """There are no more entries."""
+        assert self._at == len(self.events), f"has {self.events[self._at :]} behind what the steps give"
+
+    async def emit(self, event: JournalEvent) -> None:
+        found = self._next(event)
+        assert found == event, f"has {found!r}, not {event!r}"
+
+    async def stream(self, parts: int) -> None:
+        pass
+
+    async def fail(self, attempts: int, final: bool) -> None:
+        pass
+
+    async def require(self, kind: str, expires_in: float | None) -> str | None:
+        if self._refused("require"):
+            return None
+        found = self._next(kind)
+        of_kind = ToolConfirmation if kind == "confirm" else CustomToolUse
+        assert isinstance(found, of_kind), f"has {found!r}, not {kind}"
+        assert found.request_id == self._new_id(), f"has {found!r}, another id"
+        self.requests.append(found.request_id)
+        return found.request_id
+
+    async def revisit(self, delay: float, key: str | None, steps: list[Any]) -> None:
+        own = self._new_id() if key is None else key
+        if not self._refused("revisit"):
+            self.revisits.append((own, steps))
+
+    async def delegate(self, child: str, cycles: int, steps: list[Any]) -> None:
+        if self._refused("delegate"):
+            return
+        found = self._next(child)
+        assert isinstance(found, ChildDelegated), f"has {found!r}, not a delegation"
+        expected = (f"{self.name}/{child}", cycles, self._new_id())
+        assert (found.child, found.max_cycles, found.delegation) == expected, f"has {found!r}"
+        self.delegations[found.delegation] = found.child
+
+    async def fork(self, name: str) -> None:
+        if not self._refused("fork"):
+            await self.emit(Noted(f"fork {self.name}~{name}"))
+
+    def finish(self, result: int) -> None:
+        self.result = result
+
+    @contextmanager
+    def span(self) -> Iterator[None]:
+        yield
