@@ -481,12 +481,14 @@ class Wake(CommonCalls[None]):
             NotAParent: the conversation is there, and this one is not its parent; nor is it the parent of a child of an
                 earlier conversation with the same id, which was deleted without its children.
             ConversationKindMismatch, ConversationTerminated: it is of another kind, or takes no more events.
-            WakeMisuse: it is no event, or one that only a wake writes.
+            WakeMisuse: it is no event, or one that only a wake writes; or no `Conversations` are given.
             InvalidInput: an argument is out of bounds.
             NotSerializable, PayloadTooLarge: as `append`.
         """
         check_input(event, refusal=WakeMisuse)
-        spec = conversations.spec
+        spec = getattr(conversations, "spec", None)
+        if not isinstance(spec, ConversationKind):
+            raise WakeMisuse(f"{conversations!r:.80} is no kind of conversations: give the Conversations of the child")
         cycles = check_integer(conversations.max_cycles if max_cycles is None else max_cycles, "max_cycles")
         if not 1 <= cycles <= MAX_CYCLES:
             raise InvalidOptions(f"max_cycles must be from 1 to {MAX_CYCLES}, not {cycles}")

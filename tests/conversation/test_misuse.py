@@ -40,6 +40,10 @@ async def delegate(value: Any, wake: Wake) -> None:
     await wake.delegate(make(kind="child"), "child", value)
 
 
+async def delegate_to(value: Any, wake: Wake) -> None:
+    await wake.delegate(value, "child", UserMessage("work"))
+
+
 @pytest.mark.parametrize(
     ("call", "value", "remedy"),
     [
@@ -55,6 +59,7 @@ async def delegate(value: Any, wake: Wake) -> None:
         (require, AgentMessage("x"), "require takes a RequestEvent"),
         (delegate, "work", r"'work' is no event: .*UserMessage"),
         (delegate, AgentMessage("work"), "by wakes only"),
+        (delegate_to, "child", "'child' is no kind of conversations: give the Conversations"),
     ],
 )
 async def test_a_call_that_can_never_work_fails_the_wake_in_its_first_attempt(

@@ -30,11 +30,11 @@ from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, cast
 import anyio
 
 import affinity
+from affinity.client import Client
 from affinity.errors import AffinityError
 from affinity.provider.contract import Provider
 from affinity.provider.timeline import Timeline
 from affinity.testing import Env
-from affinity.testing.env.clients import EnvClient
 from affinity.testing.env.environment import LOOK_SECONDS, _steps
 from affinity.testing.env.traffic import _BROUGHT, observed
 from tests.programs.rest import find, unexplained
@@ -161,7 +161,7 @@ class RaceEnv(Env):
     async def __aenter__(self) -> Self:
         await super().__aenter__()
         gated = cast("Provider", _Gated(self._own, self.gates, "client"))
-        self.client = await self._stack.enter_async_context(EnvClient.from_provider(observed(gated, self._traffic)))
+        self.client = await self._stack.enter_async_context(Client.from_provider(observed(gated, self._traffic)))
         self._stack.enter_context(self.freeze())
         return self
 
