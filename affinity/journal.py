@@ -497,6 +497,10 @@ class JournalParticipant(Protocol):
 class JournalAccess(Protocol):
     """The journals of a worker's database, for its activities. What only reads is repeated while the database fails."""
 
+    def monotonic(self) -> float:
+        """Seconds on a clock that goes as the database's, and never back; its zero means nothing."""
+        ...
+
     async def get_pending(self, session_id: str, limit: int) -> PendingWork | None:
         """What a wake has to do; concurrent calls are one call of the database."""
         ...

@@ -157,7 +157,7 @@ class WakeRunner(Generic[S]):
         if ctx.journals is None:
             raise InvalidOptions("a wake runs on a worker, whose database has journals")
         task = _of_execution(task, ctx.execution_id)
-        read_at = time.monotonic()
+        read_at, asked_at = time.monotonic(), ctx.journals.monotonic()
         is_last = "terminated" in task
         limit = MAX_WAKE_ENTRIES if is_last else self._conversations.spec.limits.inputs
         work = await ctx.journals.get_pending(ctx.instance_id, limit)
@@ -175,7 +175,8 @@ class WakeRunner(Generic[S]):
             # watermark before the wake: an interrupt would pass for one that came too late, and it would be lost what
             # was read by a wake that has ended before it was cancelled.
             return _unchanged(task, work) | {"more": True}
-        attempt = _Attempt(self._conversations, ctx, ctx.journals, task, work, read_at, self._streams_of(ctx.journals))
+        streams = self._streams_of(ctx.journals)
+        attempt = _Attempt(self._conversations, ctx, ctx.journals, task, work, read_at, asked_at, streams)
         return await attempt.run()
 
     def _streams_of(self, journals: JournalAccess) -> Streams:
@@ -195,6 +196,9 @@ class _Attempt(Generic[S]):
     task: WakeTask
     work: PendingWork
     read_at: float
+    """When it began, in real monotonic seconds."""
+    asked_at: float
+    """When it began, by the clock that goes as the database's."""
     streams: Streams
     spec: ConversationKind = field(init=False)
     number: int = field(init=False)
@@ -529,7 +533,7 @@ class _Attempt(Generic[S]):
         """Seconds until the next attempt; None: there is none."""
         policy, failures = self.conversations.retry, self.task.get("failures", 0) + 1
         pause = policy.delay(failures, self.task["wake"])
-        self.elapsed = self.task.get("elapsed", 0.0) + time.monotonic() - self.read_at + pause
+        self.elapsed = self.task.get("elapsed", 0.0) + self._passed() + pause
         if name in policy.non_retryable or not policy.retries(error or Exception(), failures, self.elapsed):
             return None
         return pause
@@ -600,10 +604,13 @@ class _Attempt(Generic[S]):
             result["cancelled_wakes"] = cancelled
         return result
 
+    def _passed(self) -> float:
+        """Seconds since the attempt began, as the database counts them."""
+        return self.journals.monotonic() - self.asked_at
+
     def _next_due(self) -> float | None:
         """Seconds until something is due that this wake has not processed."""
-        passed = time.monotonic() - self.read_at
-        times = [] if self.work.next_due is None else [max(0.0, self.work.next_due - passed)]
+        times = [] if self.work.next_due is None else [max(0.0, self.work.next_due - self._passed())]
         times += [each.delay for each in self.writing.revisits]
         times += [each.expires_in for each in self.writing.requests if each.expires_in is not None]
         return min(times, default=None)

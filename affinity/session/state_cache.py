@@ -174,9 +174,10 @@ class StateCache(Generic[E]):
         if idle_timeout is not None and not idle_timeout > 0:
             raise InvalidOptions(f"idle_timeout = {idle_timeout!r}: must be a positive number of seconds, or None")
         self._make, self._dispose_entry = make, dispose
+        self._timer, self._skipped = timer, 0.0
         self._max_sessions = max_sessions
         self._max_bytes = math.inf if max_bytes is None else max_bytes
-        self._idle = IdleLru(math.inf if idle_timeout is None else idle_timeout, timer, self._evict)
+        self._idle = IdleLru(math.inf if idle_timeout is None else idle_timeout, self._time, self._evict)
         self._current: dict[str, E] = {}
         self._current_bytes = 0
         self._retired: dict[str, E] = {}
@@ -195,6 +196,13 @@ class StateCache(Generic[E]):
         retired = sum(entry.bytes for entry in self._retired.values())
         size = len(self._current) + len(self._retired)
         return CacheStats(**self._counts, size=size, bytes=self._current_bytes + retired)
+
+    def _time(self) -> float:
+        return self._timer() + self._skipped
+
+    def pass_time(self, seconds: float) -> None:
+        """Let all entries have been idle for so much longer."""
+        self._skipped += seconds
 
     def count(self, what: str) -> None:
         """Add one to a counter of `CacheStats`."""
@@ -451,6 +459,10 @@ class CacheLeaseListener(Generic[E]):
         settled. Each use does this too; the sweep is for times without uses.
         """
         await self._cache.sweep()
+
+    def pass_time(self, seconds: float) -> None:
+        """Let so much time pass for ``idle_timeout``: for tests whose clock jumps. The next use or sweep evicts."""
+        self._cache.pass_time(seconds)
 
     async def aclose(self) -> None:
         """Dispose every state that is not in use; the others follow as their users leave.

@@ -71,6 +71,7 @@ class Fetcher:
         self._state = services.fetch_state
         self._wakeups = services.wakeups
         self._health = services.health
+        self._monotonic = services.timing.monotonic
         self._capacity = capacity
         self._commits = commits
         self._sessions = sessions
@@ -224,9 +225,9 @@ class Fetcher:
 
     async def _make_room(self, options: FetchOptions) -> float:
         """Release idle sessions for work that no worker has room for; returns the seconds until the next fetch."""
-        if (pause := self._state.next_room_at - time.monotonic()) > 0:
+        if (pause := self._state.next_room_at - self._monotonic()) > 0:
             return pause
-        self._state.next_room_at = time.monotonic() + ROOM_SECONDS
+        self._state.next_room_at = self._monotonic() + ROOM_SECONDS
         release = self._provider.release_idle_session(
             self._identity,
             options,

@@ -33,7 +33,8 @@ class _Ahead(NamedTuple):
     """What is read ahead for one wake."""
 
     limit: int
-    read_at: float  # monotonic time
+    read_at: float  # real monotonic time
+    due_from: float  # from which what is due next is counted, by the clock that goes as the database's
     answer: PendingWork | asyncio.Future[PendingWork | None]
 
     def is_old(self, now: float) -> bool:
@@ -46,6 +47,7 @@ class WorkerJournals:
     def __init__(self, services: WorkerServices) -> None:
         self._provider = services.provider
         self._retry = services.health.retry
+        self.monotonic = services.timing.monotonic
         self._wakeups = services.wakeups
         self._pending = SharedReads(self._read_pending)
         self._ahead: dict[str, _Ahead] = {}  # by session, oldest first
@@ -57,7 +59,7 @@ class WorkerJournals:
         self._forget_old()
         self._ahead.pop(session_id, None)
         answer = found or self._pending.submit(session_id, limit)
-        self._ahead[session_id] = _Ahead(limit, time.monotonic(), answer)
+        self._ahead[session_id] = _Ahead(limit, time.monotonic(), self.monotonic(), answer)
 
     def _forget_old(self) -> None:
         """Forget what was read for wakes that run elsewhere, or not at all."""
@@ -75,7 +77,7 @@ class WorkerJournals:
         work = await ahead.answer
         if work is None or work.next_due is None:
             return work
-        return replace(work, next_due=max(0.0, work.next_due - (now - ahead.read_at)))
+        return replace(work, next_due=max(0.0, work.next_due - (self.monotonic() - ahead.due_from)))
 
     async def _read_pending(self, session_ids: Sequence[str], limit: int) -> Sequence[PendingWork | None]:
         return await self._retry(partial(self._provider.get_pending, session_ids, limit=limit))

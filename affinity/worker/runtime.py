@@ -82,6 +82,7 @@ class Runtime:
         self._options = options
         self._health = health
         self._tasks: TaskGroup | None = None
+        self._drain_limit: anyio.CancelScope | None = None
         self.restart_grace = options.restart_grace
         """For how long the sessions stay with the name when this incarnation has left."""
         state = FetchState()
@@ -224,6 +225,7 @@ class Runtime:
         if self.restart_grace and await self._leaves_for_good():
             self.restart_grace = 0.0
         with anyio.move_on_after(self._options.drain_timeout) as limit:
+            self._drain_limit = limit
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._guarded, self._free_sessions)
                 tasks.start_soon(self._cancel_when_ended, tasks.cancel_scope)
@@ -235,6 +237,12 @@ class Runtime:
             self.activities.interrupt_all()
             with anyio.move_on_after(self._options.worker_lease_timeout):
                 await self.commits.flush()
+
+    def pass_time(self, seconds: float) -> None:
+        """Let so much time pass for the limits of activities that run, and of the drain: for tests."""
+        self.activities.pass_time(seconds)
+        if self._drain_limit is not None:
+            self._drain_limit.deadline -= seconds
 
     async def _cancel_when_ended(self, scope: anyio.CancelScope) -> None:
         """There is nothing left to drain."""

@@ -1,14 +1,11 @@
-"""Tests of an application, on an SQLite file that is gone afterwards. Run with ``pytest examples/testing``."""
+"""Tests of an application with sessions, in virtual time. Run with ``pytest examples/testing``."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
+from datetime import timedelta
 
-import anyio
 import pytest
 from pydantic import BaseModel
 
-import affinity
-from affinity.client import Handle
+import affinity.testing
 
 # --- the application; yours is in a module of its own -----------------------------------------------------------------
 
@@ -41,7 +38,6 @@ async def conversation(ctx: affinity.OrchestrationContext) -> list[int]:
         if chosen == 1 or text == "bye":
             return counts
         counts.append(await ctx.schedule_activity(remember, text).on_session("ann"))
-        ctx.set_custom_status(counts)
 
 
 # --- the tests --------------------------------------------------------------------------------------------------------
@@ -56,71 +52,57 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-async def url(tmp_path: Path) -> str:
-    """A database of this test's own."""
-    url = f"sqlite:///{tmp_path / 'test.db'}"
-    await affinity.migrate(url)
-    return url
+def affinity_app() -> affinity.App:
+    """What `affinity_env` runs."""
+    return app
 
 
-@pytest.fixture
-async def client(url: str) -> AsyncIterator[affinity.Client]:
-    """Open for one test."""
-    async with affinity.Client(url) as client:
-        yield client
-
-
-async def shown(chat: Handle[list[int]], status: list[int]) -> None:
-    """Wait until the custom status is that."""
-    with anyio.fail_after(10):
-        while True:
-            if (await chat.status()).custom_status == status:
-                return
-            await anyio.sleep(0.02)
-
-
-async def test_messages_are_counted(url: str, client: affinity.Client) -> None:
+async def test_messages_are_counted(affinity_env: affinity.testing.Env) -> None:
     """Events may be raised before the orchestration waits for them."""
-    async with affinity.Worker(app, url):
-        chat = await client.start(conversation)
-        for text in ["hello", "how are you?", "bye"]:
-            await chat.raise_event("message", text)
-        assert await chat.wait(timeout=10) == [1, 2]
+    chat = await affinity_env.client.start(conversation)
+    for text in ["hello", "how are you?", "bye"]:
+        await chat.raise_event("message", text)
+    assert await chat.wait() == [1, 2]
+    assert [one.name for one in await chat.activities()] == ["remember", "remember"]
 
 
-async def test_a_conversation_survives_its_worker(url: str, client: affinity.Client) -> None:
-    """The second worker replays the history and loads the state: a test of determinism, too."""
-    chat = await client.start(conversation)
-    async with affinity.Worker(app, url, affinity.RuntimeOptions(worker_node_id="a")):
-        await chat.raise_event("message", "hello")
-        await shown(chat, [1])
-    async with affinity.Worker(app, url, affinity.RuntimeOptions(worker_node_id="b")):
-        await chat.raise_event("message", "still there?")
-        await chat.raise_event("message", "bye")
-        assert await chat.wait(timeout=10) == [1, 2]
+async def test_a_conversation_ends_after_a_day_of_silence(affinity_env: affinity.testing.Env) -> None:
+    chat = await affinity_env.client.start(conversation)
+    await affinity_env.advance(timedelta(hours=23))
+    await chat.raise_event("message", "hello")
+    assert await chat.wait() == [1]
+    assert affinity_env.now() - affinity_env.started == timedelta(hours=47)
 
 
-async def test_an_orchestration_without_its_activities(url: str, client: affinity.Client) -> None:
-    """Another app registers the orchestration, and under the activity's name a function of the test."""
-    fake = affinity.App("fake")
-    fake.orchestration(conversation)
-
-    @fake.activity(name="remember")
-    async def refuse(ctx: affinity.ActivityContext, text: str) -> int:
-        raise ValueError("the disk is full")
-
-    async with affinity.Worker(fake, url):
-        chat = await client.start(conversation)
-        await chat.raise_event("message", "hello")
-        with pytest.raises(affinity.errors.OrchestrationFailed, match="the disk is full"):
-            await chat.wait(timeout=10)
+@pytest.mark.affinity_env(workers=2)
+async def test_a_conversation_survives_its_worker(affinity_env: affinity.testing.Env) -> None:
+    """The other worker replays the history and loads the state."""
+    chat = await affinity_env.client.start(conversation)
+    await chat.raise_event("message", "hello")
+    await affinity_env.advance(1)
+    (session,) = [each async for each in affinity_env.client.sessions()]
+    await affinity_env.crash(session.worker_id, restart=False)
+    await chat.raise_event("message", "still there?")
+    await chat.raise_event("message", "bye")
+    assert await chat.wait() == [1, 2]
 
 
-async def test_state_without_a_worker(url: str) -> None:
-    """A script opens a session by its id."""
-    async with affinity.open_store(url) as store:
-        async with chats.open("ann", store=store) as chat:
-            chat.messages.append("from the test")
-        record = await store.load("ann")
-    assert record is not None
-    assert b"from the test" in record.state
+async def test_an_orchestration_without_its_activities(affinity_env: affinity.testing.Env) -> None:
+    affinity_env.fake(remember, ValueError("the disk is full"))
+    chat = await affinity_env.client.start(conversation)
+    await chat.raise_event("message", "hello")
+    with pytest.raises(affinity.errors.OrchestrationFailed, match="the disk is full"):
+        await chat.wait()
+
+
+async def test_the_state_of_a_session(affinity_env: affinity.testing.Env) -> None:
+    """A test opens a session by its id, as a script does: to prepare its state, or to look at it."""
+    store = affinity_env.client.session_store
+    async with chats.open("ann", store=store) as chat:
+        chat.messages.append("from the test")
+    run = await affinity_env.client.start(conversation)
+    await run.raise_event("message", "hello")
+    await run.raise_event("message", "bye")
+    assert await run.wait() == [2]
+    async with chats.open("ann", store=store) as chat:
+        assert chat.messages == ["from the test", "hello"]

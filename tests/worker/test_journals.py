@@ -19,6 +19,7 @@ from affinity.records import SessionMetadata, SessionState, StateWrite
 from affinity.worker.journals import READ_AHEAD_SECONDS, SharedReads, WorkerJournals
 from affinity.worker.live import Input, staged_of, unwanted_results
 from affinity.worker.results import StagedResult
+from affinity.worker.services import REAL_TIME
 
 pytestmark = pytest.mark.anyio
 
@@ -116,7 +117,7 @@ def journals(reads: Reads) -> WorkerJournals:
         return await reads(session_ids, limit)
 
     provider = SimpleNamespace(get_pending=get_pending)
-    services = SimpleNamespace(provider=provider, health=SimpleNamespace(retry=retry), wakeups=None)
+    services = SimpleNamespace(provider=provider, health=SimpleNamespace(retry=retry), wakeups=None, timing=REAL_TIME)
     return WorkerJournals(services)  # type: ignore[arg-type]
 
 
@@ -142,6 +143,7 @@ async def test_what_was_read_ahead_grows_old(monkeypatch: pytest.MonkeyPatch) ->
     reads.next_due = 5.0
     of, now = journals(reads), 100.0
     monkeypatch.setattr("affinity.worker.journals.time", SimpleNamespace(monotonic=lambda: now))
+    of.monotonic = lambda: now
     of.read_ahead("a", 10)
     now += READ_AHEAD_SECONDS / 2
     assert await of.get_pending("a", 10) == replace(work("a"), next_due=5.0 - READ_AHEAD_SECONDS / 2)

@@ -33,6 +33,7 @@ from affinity.worker.journals import WorkerJournals
 from affinity.worker.metrics import Metrics
 from affinity.worker.retry import DatabaseHealth
 from affinity.worker.runtime import Runtime
+from affinity.worker.services import REAL_TIME
 from affinity.worker.wakeups import FEW_WORKERS
 
 pytestmark = pytest.mark.anyio
@@ -256,6 +257,7 @@ async def test_what_a_fetch_brings_is_read_ahead_in_one_batch() -> None:
     services: Any = SimpleNamespace(
         provider=SimpleNamespace(get_pending=get_pending),
         health=SimpleNamespace(retry=lambda call: call()),
+        timing=REAL_TIME,
         wakeups=None,
     )
     journals, started = WorkerJournals(services), list[WorkItem]()

@@ -23,7 +23,7 @@ from affinity.provider.timeline import Timeline
 from affinity.provider.urls import sqlite_path
 from affinity.testing.env.peer import Fields, Peer, PeerGone
 from affinity.testing.env.traffic import LOOK_SECONDS, Commit, Traffic, steps
-from affinity.testing.env.workers import EnvWorker, OpenProvider, names_in
+from affinity.testing.env.workers import EnvWorker, OpenProvider, names_in, pass_idle_time
 from affinity.worker import RuntimeOptions
 from affinity.worker.services import Timing
 
@@ -102,6 +102,7 @@ class Child:
         seconds, self._now = now - self._now, now
         await self._stack.aclose()
         self._worker.pass_time(seconds)
+        pass_idle_time(self._worker.runtime.sessions.listeners, seconds)
         self._traffic.go_on()
         before, self._round = self._round, anyio.Event()
         before.set()

@@ -35,7 +35,7 @@ from affinity.testing.env.reasons import describe, explain
 from affinity.testing.env.sqlite import SqliteDatabase
 from affinity.testing.env.traffic import LOOK_SECONDS, Commit, Traffic, observed, steps
 from affinity.testing.env.waiting import EnvDatabase, Waiting
-from affinity.testing.env.workers import EnvWorker, WorkerOfEnv
+from affinity.testing.env.workers import EnvWorker, WorkerOfEnv, pass_idle_time
 from affinity.worker import RuntimeOptions
 from affinity.worker.services import Timing
 
@@ -248,6 +248,21 @@ class Env(AsyncBlock):
     async def _end_crashes(self) -> None:
         for crash in self._crashes:
             await crash.join()
+
+    async def drain(self, worker: int | str = 0) -> None:
+        """Have a worker leave, as a process by SIGTERM: it lets running activities end, or interrupts them after
+        ``drain_timeout``. That is real time, which `advance` moves.
+
+        Args:
+            worker: its number or name.
+
+        Raises:
+            InvalidInput: no such worker runs.
+        """
+        found = self._worker(worker)
+        await found.__aexit__(None, None, None)
+        self._workers.remove(found)
+        self._traffic.changes += 1
 
     async def move(self, session_id: str, worker: int | str) -> SessionMoveOutcome:
         """Move a session to a worker; see `Client.move_session` for the outcomes.
@@ -463,6 +478,7 @@ class Env(AsyncBlock):
                 await self._database.jump(to, [worker.identity.incarnation for worker in alive])
             for worker in alive:
                 worker.pass_time(seconds)
+            pass_idle_time(self._app.session_listeners, seconds)
         finally:
             self._traffic.go_on()
         self.jumps += seconds > TICK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import wraps
 from types import TracebackType
@@ -18,6 +18,7 @@ from affinity.errors import ProviderError
 from affinity.orchestration import App
 from affinity.provider.contract import OrchestrationFetch, Provider, WorkerIdentity
 from affinity.provider.timeline import Timeline
+from affinity.session.state_cache import CacheLeaseListener
 from affinity.testing.env.traffic import HOLD_SECONDS, Link, Traffic, locked, observed
 from affinity.worker import RuntimeOptions, Worker
 from affinity.worker.lease import LeaseRenewer
@@ -41,6 +42,13 @@ class OpenProvider(Protocol):
 def names_in(app: App) -> list[str]:
     """The names of the activities and orchestrations of an app."""
     return [*app.activities, *app.orchestrations]
+
+
+def pass_idle_time(listeners: Iterable[object], seconds: float) -> None:
+    """Let so much time pass for the states in the memory of this process."""
+    for listener in listeners:
+        if isinstance(listener, CacheLeaseListener):
+            listener.pass_time(seconds)
 
 
 class WorkerOfEnv(Protocol):
@@ -132,6 +140,7 @@ class EnvWorker(Worker):
     @asynccontextmanager
     async def _running(self, runtime: Runtime, renewer: LeaseRenewer, registered_at: float) -> AsyncIterator[None]:
         self._renewer = renewer
+        runtime.lease.now = self._timing.monotonic  # type: ignore[method-assign] # it is the database's, and exact
         async with super()._running(runtime, renewer, registered_at):
             yield
 
@@ -174,7 +183,7 @@ class EnvWorker(Worker):
         """Go on, with the lease that is left; returns once the worker has a lease again, or has ended."""
         if not self.is_paused:
             return
-        self.runtime.activities.pass_time(self._timing.monotonic() - self._held_at)
+        self.runtime.pass_time(self._timing.monotonic() - self._held_at)
         self._link.go_on()
         self._traffic.changes += 1
         while not (self._link.is_renewed and self.is_alive) and self._error is None and not self.has_crashed:
@@ -209,8 +218,8 @@ class EnvWorker(Worker):
             self._renewing.release()
 
     def pass_time(self, seconds: float) -> None:
-        """Let so much time pass for the activities that run."""
-        self.runtime.activities.pass_time(seconds)
+        """Let so much time pass for the activities that run, and for a drain."""
+        self.runtime.pass_time(seconds)
 
     async def sweep(self) -> None:
         """One round of maintenance; a worker that stands still meanwhile ends it later."""
