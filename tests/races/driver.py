@@ -30,13 +30,11 @@ from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, cast
 import anyio
 
 import affinity
-from affinity.client import Client
 from affinity.errors import AffinityError
 from affinity.provider.contract import Provider
 from affinity.provider.timeline import Timeline
 from affinity.testing import Env
-from affinity.testing.env.environment import LOOK_SECONDS, _steps
-from affinity.testing.env.traffic import _BROUGHT, observed
+from affinity.testing.env.traffic import _BROUGHT, LOOK_SECONDS, observed, steps
 from tests.programs.rest import find, unexplained
 from tests.programs.tables import Tables, read_tables
 
@@ -61,7 +59,9 @@ CALM: Final = 2
 """Looks of all workers that bring nothing: then an operation that has not ended waits for the one that is held."""
 
 ORDERS: Final = ((False, False), (True, False), (False, True), (True, True))
-"""Of two operations, one after the other: whether the second comes first, and whether the workers rest between."""
+"""Of two operations, one after the other: whether the second comes first, and whether the workers do what the earlier
+one causes before the later one begins.
+"""
 
 Outcome: TypeAlias = str
 """What an operation returned, or the name of the error that it raised."""
@@ -89,7 +89,24 @@ class Gates:
         self.held = 0
         self.reached = anyio.Event()
         self.release = anyio.Event()
+        self._workers = anyio.Event()
+        self._workers.set()
         self._counts: Counter[tuple[str, str]] = Counter()
+
+    def stop_workers(self) -> None:
+        """Hold all calls of workers that begin, until `start_workers`."""
+        self._workers = anyio.Event()
+
+    def start_workers(self) -> None:
+        """Let them go on."""
+        self._workers.set()
+
+    async def enter(self, side: str) -> None:
+        """Wait while the workers are stopped."""
+        if side == "worker" and not self._workers.is_set():
+            self.held += 1
+            await self._workers.wait()
+            self.held -= 1
 
     def begin(self, target: Point | None = None) -> None:
         """Count from now on, and hold the call at ``target``."""
@@ -137,6 +154,7 @@ class _Gated:
 
         @wraps(call)
         async def held(*args: Any, **kwargs: Any) -> Any:
+            await gates.enter(side)
             if brought is not None:  # a call that brings nothing is repeated: it is known behind it
                 result = await call(*args, **kwargs)
                 if brought(result):
@@ -161,7 +179,9 @@ class RaceEnv(Env):
     async def __aenter__(self) -> Self:
         await super().__aenter__()
         gated = cast("Provider", _Gated(self._own, self.gates, "client"))
-        self.client = await self._stack.enter_async_context(Client.from_provider(observed(gated, self._traffic)))
+        self.client = await self._stack.enter_async_context(
+            affinity.Client.from_provider(observed(gated, self._traffic))
+        )
         self._stack.enter_context(self.freeze())
         return self
 
@@ -188,10 +208,10 @@ class RaceEnv(Env):
             looks = looks + 1 if self._traffic.changes == changes else 0
 
     async def _finish_calls(self, until: Callable[[], bool]) -> None:
-        await _steps()
+        await steps()
         while self._traffic.in_flight > self.gates.held and not until():
             await self._traffic.wait(LOOK_SECONDS)
-            await _steps()
+            await steps()
 
 
 @dataclass
@@ -228,6 +248,8 @@ class Operation:
     run: Callable[[Stage], Awaitable[Hashable]]
     errors: Collection[type[AffinityError]] = ()
     """That its documentation names, and that another operation at the same time may cause."""
+    atomic: bool = True
+    """With an error, it has changed nothing."""
 
     async def outcome(self, stage: Stage) -> Outcome:
         """Run it.
@@ -360,17 +382,17 @@ class Races:
     async def _judge(self, first: Operation, second: Operation, point: Point, ended: Ended) -> Finding | None:
         """Compare with what comes out of both, one after the other, in one order after the next while they differ."""
         serial = self._serial.setdefault((first.name, second.name), [])
-        for number, (swapped, rests) in enumerate(ORDERS):
+        for number, (swapped, works) in enumerate(ORDERS):
             if number == len(serial):
-                serial.append(await self._one_after_the_other(first, second, swapped=swapped, rests=rests))
+                serial.append(await self._one_after_the_other(first, second, swapped=swapped, works=works))
             if serial[number].wrong:
                 return self._finding(first, second, None, serial[number].wrong)
             if not [*_differences((first, second), ended, serial, [one.state for one in serial])]:
                 return None
         states = [one.state for one in serial]
         for operation, outcome, other in zip((first, second), ended.outcomes, (second, first), strict=True):
-            if operation.allows(outcome):  # it may have changed nothing
-                states.append(await self._left_by(other))
+            if operation.allows(outcome):
+                states.append(await self._left_by(other) if operation.atomic else ended.state)
         return self._finding(first, second, point, [*_differences((first, second), ended, serial, states)])
 
     def _finding(
@@ -386,15 +408,20 @@ class Races:
             self._states[operation.name] = (await self._end(stage, (outcome, outcome))).state
         return self._states[operation.name]
 
-    async def _one_after_the_other(self, first: Operation, second: Operation, *, swapped: bool, rests: bool) -> Ended:
+    async def _one_after_the_other(self, first: Operation, second: Operation, *, swapped: bool, works: bool) -> Ended:
         stage = await self._stage()
         stage.env.gates.begin()
-        outcomes = []
-        for operation in (second, first) if swapped else (first, second):
-            if rests:
-                outcomes.append(await self._alone(stage, operation))
-            else:
-                outcomes.append(await self._drive(stage, asyncio.ensure_future(operation.outcome(stage))))
+        earlier, later = (second, first) if swapped else (first, second)
+        if works:
+            outcomes = [await self._alone(stage, earlier), await self._alone(stage, later)]
+        else:
+            stage.env.gates.stop_workers()
+            tasks = []
+            for operation in (earlier, later):
+                tasks.append(asyncio.ensure_future(operation.outcome(stage)))
+                await stage.env.calm(tasks[-1].done)
+            stage.env.gates.start_workers()
+            outcomes = [await self._drive(stage, task) for task in tasks]
         one, two = outcomes[::-1] if swapped else outcomes
         return await self._end(stage, (one, two))
 

@@ -449,7 +449,7 @@ JOBS: Final = (
     Operation("note", commanding("note"), ENDED),
     Operation("ask", asking("note"), ENDED),
     Operation("ask_key", asking("note", idempotency_key="k"), ENDED),
-    Operation("ask_or_start", _ask_or_start, ENDED),
+    Operation("ask_or_start", _ask_or_start, ENDED, atomic=False),
     Operation("again", commanding("again"), ENDED),
     Operation("end", commanding("end"), ENDED),
     Operation("fail", commanding("fail"), ENDED),

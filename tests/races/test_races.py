@@ -12,7 +12,7 @@ from affinity.conversation.talk import Talk
 from tests.races.driver import Area, Finding, Races
 from tests.races.operations import AREAS
 
-RUNS: Final = 60
+RUNS: Final = 20
 """Of each area, in the sample."""
 
 AREA: Final = {area.name: area for area in AREAS}
