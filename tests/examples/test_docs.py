@@ -152,7 +152,9 @@ def test_every_test_that_the_rules_name_exists() -> None:
 
 def test_every_test_that_the_comparisons_name_exists() -> None:
     named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "understand" / "comparisons.md").read_text()))
-    found = {name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
+    found = {
+        name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
     assert named
     assert named <= found
 
