@@ -8,7 +8,7 @@ import inspect
 import logging
 import random
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -224,12 +224,18 @@ class Maintenance:
         return len(taken) == RETRY_LIMIT
 
 
+@cache
+def release() -> str:
+    """The version of this package. Python reads it from a file each time."""
+    return version("affinity")
+
+
 def code_version(app: App) -> str:
     """What tells one release of an application from another: a digest of affinity's version, of the names that the app
     registers, and of the files that hold its orchestrations, its activities and the handlers of its conversations. A
     change in another file does not show: ``RuntimeOptions.code_version`` is for that.
     """
-    digest = sha256(version("affinity").encode())
+    digest = sha256(release().encode())
     for key in sorted([*app.orchestrations, *app.activities]):
         digest.update(key.encode() + b"\0")
     functions = [one.function for one in [*app.orchestrations.values(), *app.activities.values()]]

@@ -31,7 +31,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import CancelledError
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from importlib.metadata import version
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -47,6 +46,7 @@ from affinity.provider.timeline import Timeline
 from affinity.tasks import BackgroundTask
 from affinity.telemetry import instrumented
 from affinity.worker.lease import LeaseRenewer, LoopProgress, probe_after
+from affinity.worker.maintenance import release
 from affinity.worker.metrics import Measured, Metrics
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.retry import DatabaseHealth
@@ -460,4 +460,4 @@ async def _close(provider: Provider) -> None:
 
 def _describe_process(app: App) -> dict[str, str]:
     """The labels of this process in the ``workers`` table."""
-    return {"host": socket.gethostname(), "pid": str(os.getpid()), "app": app.name, "affinity": version("affinity")}
+    return {"host": socket.gethostname(), "pid": str(os.getpid()), "app": app.name, "affinity": release()}

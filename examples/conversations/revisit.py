@@ -3,7 +3,7 @@ from datetime import timedelta
 import anyio
 from pydantic import BaseModel
 
-import affinity
+import affinity.testing
 from affinity.conversation import AgentMessage, JournalEntry, UserMessage
 
 
@@ -26,17 +26,17 @@ async def respond(wake: affinity.Wake, chat: Chat) -> None:
         chat.nudges += 1
         wake.append(AgentMessage(f"Are you still there? ({revisit.reason}, {chat.nudges})"))
     if chat.nudges < 2:
-        wake.revisit(timedelta(seconds=0.2), key="nudge", reason="no reply yet")
+        wake.revisit(timedelta(days=1), key="nudge", reason="no reply yet")
 
 
 app = affinity.App("support")
 app.include(support)
 
 
-async def main(url: str = "sqlite:///revisit.db") -> None:
-    """No answer comes."""
-    async with affinity.Worker(app, url), affinity.Client(url) as client:
-        talk = client.conversation(support, "chat-7")
+async def main() -> None:
+    """No answer comes, for two days of virtual time."""
+    async with affinity.testing.Env(app) as env:
+        talk = env.client.conversation(support, "chat-7")
         await talk.ask(UserMessage("I have a question"))
         async with talk.events(kinds=[AgentMessage], follow=True, stream=False) as feed:
             async for item in feed:

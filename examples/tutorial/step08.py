@@ -5,7 +5,7 @@ from pydantic import BaseModel
 from step05 import answer, app
 from talk import say
 
-import affinity
+import affinity.testing
 
 
 class Progress(BaseModel):
@@ -21,11 +21,11 @@ TURNS_PER_EXECUTION = 2
 
 @app.orchestration(version="2.0.0")
 async def long_conversation(ctx: affinity.OrchestrationContext, before: Progress | None = None) -> int:
-    """Answer messages until there is none for a second."""
+    """Answer messages until there is none for a day."""
     progress = before or Progress(session_id=await ctx.new_guid())
     for _ in range(TURNS_PER_EXECUTION):
         message = ctx.schedule_wait("message", str, hold_session=progress.session_id, hold_for=600)
-        chosen, text = await ctx.select(message, ctx.schedule_timer(1))
+        chosen, text = await ctx.select(message, ctx.schedule_timer(86_400))
         if chosen == 1:
             return progress.turns
         reply = await ctx.schedule_activity(answer, text).on_session(progress.session_id)
@@ -34,14 +34,14 @@ async def long_conversation(ctx: affinity.OrchestrationContext, before: Progress
     ctx.continue_as_new(progress)
 
 
-async def main(url: str = "sqlite:///step08.db") -> None:
-    """Three messages, then silence."""
-    options = affinity.RuntimeOptions(worker_node_id="worker-a")
-    async with affinity.Worker(app, url, options), affinity.Client(url) as client:
-        chat = await client.start(long_conversation)
+async def main() -> None:
+    """Three messages, then a day of silence, in virtual time."""
+    async with affinity.testing.Env(app) as env:
+        chat = await env.client.start(long_conversation)
         for text in ["hello", "how are you?", "what did I say?"]:
-            await say(client, chat.instance_id, text)
+            await say(env.client, chat.instance_id, text)
         print(await chat.wait(), "turns in", (await chat.status()).execution_id, "executions")
+        print("one day later:", (env.now() - env.started).days == 1)
 
 
 if __name__ == "__main__":

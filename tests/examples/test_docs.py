@@ -150,6 +150,15 @@ def test_every_test_that_the_rules_name_exists() -> None:
     assert not missing
 
 
+def test_every_test_that_the_comparisons_name_exists() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "understand" / "comparisons.md").read_text()))
+    found = {
+        name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    assert named
+    assert named <= found
+
+
 def test_every_verb_of_the_contract_is_in_the_guide_and_no_other() -> None:
     guide = (ROOT / "docs" / "understand" / "provider-contract.md").read_text()
     section = guide.split("## The verbs", 1)[1].split("\n## ", 1)[0]
