@@ -21,6 +21,7 @@ TIMEOUT: Final = 0.02
 
 SOFT_SECONDS: Final = 5.0
 IMPATIENT_SECONDS: Final = 20.0
+HOLD_SECONDS: Final = 90.0
 LIMIT_SECONDS: Final = 12.0
 
 ASK: Final = affinity.Event("ask", str, reply=str)
@@ -198,7 +199,8 @@ def _future(ctx: affinity.OrchestrationContext, statement: Statement) -> Durable
             return ctx.schedule_timer(statement.seconds)
         case bodies.Wait():
             held = None if statement.hold is None else session_id(statement.hold)
-            return ctx.schedule_wait(event_name(statement.name), hold_session=held)
+            hold_for = None if held is None else HOLD_SECONDS
+            return ctx.schedule_wait(event_name(statement.name), hold_session=held, hold_for=hold_for)
         case bodies.Answer():
             return ctx.schedule_wait(ASK)
         case bodies.Moved():
