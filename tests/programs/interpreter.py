@@ -211,17 +211,17 @@ def _future(ctx: affinity.OrchestrationContext, statement: Statement) -> Durable
     raise TypeError(statement)
 
 
-def _activity(ctx: affinity.OrchestrationContext, task: bodies.Activity) -> DurableFuture[int]:
+def _activity(ctx: affinity.OrchestrationContext, task: bodies.Activity) -> DurableFuture[Any]:
     total = LIMIT_SECONDS if task.limited else None
     policy = affinity.RetryPolicy(max_attempts=task.attempts, initial_interval=5, total_timeout=total)
     retry = policy if task.attempts > 1 else None
     timeout = TIMEOUT if task.hangs else None
-    future = ctx.schedule_activity(threaded if task.threaded else work, task, retry=retry, timeout=timeout)
+    name = f"{NAME}.{'threaded' if task.threaded else 'work'}"
+    future = ctx.schedule_activity(name, task, retry=retry, timeout=timeout)
     if task.session is not None:
         wait = SOFT_SECONDS if task.soft else None
         fail_after = IMPATIENT_SECONDS if task.impatient else None
-        name = session_id(task.session)
-        future = future.on_session(name, ordered=task.ordered, wait=wait, fail_after=fail_after)
+        future = future.on_session(session_id(task.session), ordered=task.ordered, wait=wait, fail_after=fail_after)
     if task.tagged:
         future = future.with_tag(TAG)
     return future
