@@ -571,6 +571,13 @@ class InstanceTable:
             self._forget(results)
             self._drop(live)
 
+    def close_all(self) -> None:
+        """Close the coroutines that are left when the worker has ended: the interpreter reports what the cleanup of one
+        raises that it finds later.
+        """
+        for live in self._live.values():
+            live.execution.close()
+
     def drop_idle(self) -> None:
         """Drop every instance that is between two turns: safe at any time, it only costs replays."""
         for live in [live for live in self._live.values() if live.idle]:

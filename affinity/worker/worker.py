@@ -296,6 +296,7 @@ class Worker(AsyncBlock):
                 metrics=self.metrics,
                 timing=self._timing,
             )
+            stack.callback(runtime.instances.close_all)
             renewer = LeaseRenewer(
                 connect=partial(self._connect, timeline),
                 identity=self.identity,

@@ -21,6 +21,7 @@ TIMEOUT: Final = 0.02
 
 SOFT_SECONDS: Final = 5.0
 IMPATIENT_SECONDS: Final = 20.0
+HOLD_SECONDS: Final = 90.0
 LIMIT_SECONDS: Final = 12.0
 
 ASK: Final = affinity.Event("ask", str, reply=str)
@@ -198,7 +199,8 @@ def _future(ctx: affinity.OrchestrationContext, statement: Statement) -> Durable
             return ctx.schedule_timer(statement.seconds)
         case bodies.Wait():
             held = None if statement.hold is None else session_id(statement.hold)
-            return ctx.schedule_wait(event_name(statement.name), hold_session=held)
+            hold_for = None if held is None else HOLD_SECONDS
+            return ctx.schedule_wait(event_name(statement.name), hold_session=held, hold_for=hold_for)
         case bodies.Answer():
             return ctx.schedule_wait(ASK)
         case bodies.Moved():
@@ -209,17 +211,17 @@ def _future(ctx: affinity.OrchestrationContext, statement: Statement) -> Durable
     raise TypeError(statement)
 
 
-def _activity(ctx: affinity.OrchestrationContext, task: bodies.Activity) -> DurableFuture[int]:
+def _activity(ctx: affinity.OrchestrationContext, task: bodies.Activity) -> DurableFuture[Any]:
     total = LIMIT_SECONDS if task.limited else None
     policy = affinity.RetryPolicy(max_attempts=task.attempts, initial_interval=5, total_timeout=total)
     retry = policy if task.attempts > 1 else None
     timeout = TIMEOUT if task.hangs else None
-    future = ctx.schedule_activity(threaded if task.threaded else work, task, retry=retry, timeout=timeout)
+    name = f"{NAME}.{'threaded' if task.threaded else 'work'}"
+    future = ctx.schedule_activity(name, task, retry=retry, timeout=timeout)
     if task.session is not None:
         wait = SOFT_SECONDS if task.soft else None
         fail_after = IMPATIENT_SECONDS if task.impatient else None
-        name = session_id(task.session)
-        future = future.on_session(name, ordered=task.ordered, wait=wait, fail_after=fail_after)
+        future = future.on_session(session_id(task.session), ordered=task.ordered, wait=wait, fail_after=fail_after)
     if task.tagged:
         future = future.with_tag(TAG)
     return future

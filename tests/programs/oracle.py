@@ -123,10 +123,8 @@ class Oracle:
         """An event arrives once, and always where its receiver still runs."""
         for past in self._pasts.values():
             for run in past.runs:
-                data = Counter(
-                    event.data for event in run.events if isinstance(event, ev.EventRaised) and _is_ours(event)
-                )
-                twice = [one for one, count in data.items() if count > 1]
+                raised = [event for event in run.events if isinstance(event, ev.EventRaised) and _is_ours(event)]
+                twice = [one for one, count in Counter(event.data for event in raised).items() if count > 1]
                 assert not twice, f"{past.id}/{run.execution_id} got {twice} more than once"
         for data, (to, born) in self._seen.sent.items():
             if born == self._seen.born[to]:

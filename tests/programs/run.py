@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,7 +21,7 @@ APP: Final = affinity.App("programs")
 for _area in AREAS.values():
     _area.include(APP)
 
-PATIENCE: Final = float(os.environ.get("PATIENCE", "60"))
+PATIENCE: Final = 120.0
 """Real seconds after which a program hangs."""
 
 
@@ -35,6 +34,14 @@ class Totals:
     commits: int = 0
     faults: int = 0
     jumps: int = 0
+
+    def add(self, env: Env, faults: int) -> None:
+        """Count one program."""
+        self.programs += 1
+        self.turns += env._traffic.turns
+        self.commits += env._traffic.commits
+        self.faults += faults
+        self.jumps += env.jumps
 
 
 async def run(program: Program, where: str | Copies | None = None, totals: Totals | None = None) -> None:
@@ -67,24 +74,17 @@ async def run(program: Program, where: str | Copies | None = None, totals: Total
             error.add_note(_state(env))
             raise
         finally:
-            totals.programs += 1
-            totals.turns += env._traffic.turns
-            totals.commits += env._traffic.commits
-            totals.jumps += env.jumps
-            totals.faults += faults.done
+            totals.add(env, faults.done)
 
 
 def _state(env: Env) -> str:
     """What holds an env up."""
     traffic = env._traffic
-    return "\n".join(
-        [f"{env.jumps} jumps, {traffic.in_flight} calls in flight, {traffic.changes} changes"]
-        + [
-            f"{one.identity.worker_id}: alive {one.is_alive}, activities {len(one.runtime.activities)}, "
-            f"unwritten {one.has_unwritten}, has looked {one.has_looked}"
-            for one in env._workers
-        ]
-    )
+    lines = [f"{env.jumps} jumps, {traffic.in_flight} calls in flight, {traffic.changes} changes"]
+    for one in env._workers:
+        what = f"alive {one.is_alive}, unwritten {one.has_unwritten}, has looked {one.has_looked}"
+        lines.append(f"{one.identity.worker_id}: runs code {one.runs_code}, {what}")
+    return "\n".join(lines)
 
 
 def _env(program: Program, where: str | Copies | None) -> Env:

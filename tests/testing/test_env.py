@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from datetime import timedelta
 
 import anyio
@@ -276,3 +278,23 @@ async def test_always_replay_finds_code_that_is_not_deterministic() -> None:
         assert await (await env.client.start(naps, 3)).wait() == 3
         with pytest.raises(NothingWillHappen, match=r"is suspended since .*Nondeterminism"):
             await (await env.client.start(random)).wait()
+
+
+@app.orchestration
+async def cleaning(ctx: affinity.OrchestrationContext) -> None:
+    try:
+        await ctx.schedule_wait("never")
+    finally:
+        await ctx.schedule_activity(where)
+
+
+async def test_a_worker_that_ends_closes_its_coroutines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector, which finds them else, reports that their cleanup could not run."""
+    reported: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda report: reported.append(report.object))
+    async with Env(app, workers=2) as env:
+        await env.client.start(cleaning)
+        await env.run_until_idle()
+        await env.crash(0)
+    gc.collect()
+    assert reported == []
