@@ -255,7 +255,8 @@ class Talk(LineageCalls["Talk"]):
         await self._append(self._new(entry=entry, message=RESUME_MESSAGE))
 
     async def terminate(self, *, reason: str = "", cascade: bool = False) -> None:
-        """End the conversation: it takes no more events, and a wake under way is cancelled. Idempotent.
+        """End the conversation: it takes no more events, a wake under way is cancelled, and pending requests and revisits
+        are dropped. Idempotent.
 
         When an operator has cancelled the instance, it is removed, and another one ends the conversation: it
         terminates the children, if they are to be, and notifies the parent of delegations that no wake has read. The
@@ -270,7 +271,7 @@ class Talk(LineageCalls["Talk"]):
         """
         event = SessionStatusChanged(status="terminated", reason=reason)
         entry = self._entry(event, self._client.journals.new_event_id(), is_input=False)
-        append = self._new(entry=entry, message=terminate_message(cascade=cascade), closes=True)
+        append = self._new(entry=entry, message=terminate_message(cascade=cascade), closes=True, drops=True)
         while (appended := await self._append_lasting(append)).outcome == "closed":
             if (await self._page(JournalQuery(session_id=self.conversation_id, limit=1))).closed:
                 return
