@@ -110,10 +110,11 @@ def _resources(db: Tables) -> Iterator[str]:
 
 @RULES.of("session_states")
 def _session_states(db: Tables) -> Iterator[str]:
-    """Of an epoch that was issued; it knows its generation."""
+    """Of an epoch that was issued; it knows its generation. That of a conversation with a home may be one of the home."""
     sessions = db.by("sessions", "session_id")
+    homed = {row["session_id"] for row in db.rows["journals"] if row["home"] is not None}
     for me, row in db.by("session_states", "session_id").items():
-        last = sessions[me]["epoch"] if me in sessions else db.last_epoch
+        last = sessions[me]["epoch"] if me in sessions and me not in homed else db.last_epoch
         if row["epoch"] is not None and row["epoch"] > last:
             yield f"{me!r} was written under epoch {row['epoch']}; the last one is {last}"
         if not row["birth"] or row["version"] < 1 or row["updated_at"] < row["created_at"]:
@@ -217,7 +218,9 @@ def _is_stuck(db: Tables, journal_id: int) -> bool:
     """Whether an operator has to do something before the conversation goes on."""
     me = db.journals[journal_id]["session_id"]
     instance = db.instances.get(me)
-    return not db.workers or instance is None or instance["status"] == "suspended"
+    if not db.workers or instance is None or instance["status"] == "suspended":
+        return True
+    return bool(instance["custom_status"] == '"failed"')
 
 
 @RULES.of("journal_requests")
