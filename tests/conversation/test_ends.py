@@ -11,7 +11,7 @@ import pytest
 import affinity
 from affinity import AgentMessage, UserMessage
 from affinity.client.journals import Journals
-from affinity.conversation import ChildEnded, DefineOutcome, SessionStatusChanged
+from affinity.conversation import ChildEnded, DefineOutcome, SessionStatusChanged, ToolConfirmation
 from affinity.conversation.writing import WakeWriting
 from affinity.errors import (
     ConversationTerminated,
@@ -95,6 +95,24 @@ async def test_a_conversation_whose_instance_was_cancelled_is_terminated(url: st
         await on.client.delete("c", force=True)
         with pytest.raises(ConversationTerminated):  # for good
             await talk.send(UserMessage("two"))
+
+
+async def test_a_termination_drops_requests_and_revisits(url: str) -> None:
+    """Nothing waits for an answer that would be refused, and retention removes the entries."""
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        wake.require(ToolConfirmation("refund"))
+        wake.revisit(3600, key="later")
+
+    async with stage(url, handler) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("one"), timeout=30)
+        await talk.terminate()
+        assert ([*await talk.requests()], [*await talk.revisits()]) == ([], [])
+        assert [one async for one in on.client.list_conversations(with_requests=True)] == []
+        await on.client.prune_conversations(max_entries=0)
+        info = await on.client.get_conversation("c")
+        assert info.first_seq == info.last_seq + 1
 
 
 @pytest.mark.parametrize("stream", [True, False])

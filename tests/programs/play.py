@@ -23,6 +23,7 @@ class Play:
         self._numbers = itertools.count()
         self._beside: list[asyncio.Task[None]] = []
         self._later: list[asyncio.Task[None]] = []
+        self._is_over = False
 
     async def pause(self, ticks: int) -> None:
         """Wait until the workers have made this many commits; a jump of the clock counts as one. It ends earlier when
@@ -55,8 +56,10 @@ class Play:
             self._pauses.pop(0)[2].set()
 
     async def drive(self) -> None:
-        """Move the clock whenever nothing runs; where nothing is due, end the next pause. Runs until cancelled."""
-        while True:
+        """Move the clock whenever nothing runs; where nothing is due, end the next pause. Runs until `stop`: a step
+        that is cancelled may close the connection to the database.
+        """
+        while not self._is_over:
             if await self.env.step():
                 self.tick()
             elif self._pauses:
@@ -64,6 +67,10 @@ class Play:
                 self.tick()
             else:
                 await asyncio.sleep(0.001)
+
+    def stop(self) -> None:
+        """End `drive` behind its present step."""
+        self._is_over = True
 
     async def end(self) -> None:
         """End all pauses, and what was to be done later."""

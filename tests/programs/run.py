@@ -108,5 +108,5 @@ async def _play(play: Play, program: Program) -> Mapping[str, Any]:
         async with anyio.create_task_group() as tasks:
             for name, part in program.parts.items():
                 tasks.start_soon(one, name, part)
-        driver.cancel_scope.cancel()
+        play.stop()
     return seen

@@ -20,7 +20,11 @@ _BEAR: Final = "bear_"
 _APPEND: Final = "append_"
 
 
-_PASSED: Final = "(SELECT f.place FROM fenced f WHERE f.n IN (SELECT n FROM ours))"
+# The counts have the states written before the calls, of which a birth copies them.
+_PASSED: Final = (
+    "(SELECT f.place FROM fenced f WHERE f.n IN (SELECT n FROM ours)"
+    " AND (SELECT count(*) FROM states_added) + (SELECT count(*) FROM states_written) >= 0)"
+)
 _ONLY_WRITES: Final[LiteralString] = f", _only => ARRAY {_PASSED}"
 _ONLY_APPENDS: Final[LiteralString] = (
     ", _only => ARRAY (SELECT a.k FROM unnest(%(append_of)s) WITH ORDINALITY AS a (place, k)"  # noqa: S608 -- literals

@@ -113,6 +113,7 @@ locked AS MATERIALIZED (
     CROSS JOIN (SELECT clock() AS now) c
     WHERE w.base = 0 AND (w.ord IN (SELECT ord FROM passed WHERE place = 1)) IS TRUE
     ORDER BY w.session_id
+    RETURNING 1
 ), states_written AS (
     UPDATE session_states r
     SET state = (%(state)s)[w.ord], encoding = w.encoding, schema_version = w.schema, kind = w.kind, name = w.name,
@@ -124,6 +125,7 @@ locked AS MATERIALIZED (
          WITH ORDINALITY AS w (n, session_id, base, epoch, encoding, schema, kind, name, parent, labels, messages,
                                participants, ord)
     WHERE r.session_id = w.session_id AND w.base > 0 AND (w.ord IN (SELECT ord FROM passed WHERE place = 1)) IS TRUE
+    RETURNING 1
 -- state]
 ), held AS MATERIALIZED (
     SELECT s.session_id FROM sessions s

@@ -457,6 +457,22 @@ class LineageRules(Rules):
         assert await ack_journal(worker, second, again) is True
         assert await journals.texts("d") == ["1"]
 
+    async def test_a_fork_by_an_ack_has_the_state_of_the_wake(self, cluster: Cluster, journals: Journals) -> None:
+        """The first state of a session, too. It was copied before it was written."""
+        base = await journals.say("a", "1")
+        worker = await cluster.worker("w")
+        await cluster.enqueue("a", "a")
+        first, second = await worker.take(2)
+        for version, (item, name) in enumerate(((first, "b"), (second, "c"))):
+            births = [birth_of(name, base, copies_state=True)]
+            write = JournalWrite(
+                session_id="a", journal_id=base, base=version, processed=1, wake_id=f"w {name}", births=births
+            )
+            written = state_write(item, f"state of {name}".encode(), base=version)
+            ack = WorkAck(lock=item.lock, message="done", journal=write, state=written)
+            assert await worker.provider.ack_work_item(worker.identity, [ack], TIMEOUTS) == [True]
+            assert (await cluster.record(name)).state == f"state of {name}".encode()
+
     async def test_what_a_fork_needs_outlives_its_base(self, journals: Journals) -> None:
         """A deleted base keeps the entries that forks continue, and its place in their lineage, until they are deleted
         too; its session may begin anew.

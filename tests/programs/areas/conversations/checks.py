@@ -107,7 +107,9 @@ class Checks:
         info, folded, talk = self.infos[name], self.folded[name], self.talk(name)
         requests = {each.request_id for each in await talk.requests()}
         revisits = {each.key for each in await talk.revisits()}
-        if info.status in {"idle", "requires_action"}:
+        if info.terminated:
+            assert not (requests or revisits), f"{name} is terminated, and has {requests} and {revisits}"
+        elif info.status in {"idle", "requires_action"}:
             expected = set(folded.requests)
             complete = self.journals[name].is_whole
             assert requests == expected or (not complete and requests >= expected), (
