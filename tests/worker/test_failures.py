@@ -68,6 +68,15 @@ async def parent(ctx: OrchestrationContext) -> None:
     await ctx.schedule_sub_orchestration(order, "pay", instance_id="child")
 
 
+misused: list[int] = []
+
+
+@app.activity
+async def misuse(ctx: ActivityContext, number: int) -> None:
+    misused.append(ctx.attempt)
+    await ctx.schedule_activity(dawdle)  # type: ignore[attr-defined]
+
+
 def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     """What the worker has logged of failures."""
     return [one for one in caplog.records if one.name == "affinity.worker" and " failed" in one.getMessage()]
@@ -104,6 +113,15 @@ async def test_each_failure_is_a_line_with_a_traceback(
     assert " in order\n" in shown(ended)
     assert {vars(one)["instance_id"] for one in (retried, failed, ended)} == {"order-7"}
     assert {vars(one)["execution_id"] for one in (retried, failed, ended)} == {1}
+
+
+async def test_a_call_that_only_orchestrations_make_is_not_retried(sqlite_url: str) -> None:
+    misused.clear()
+    async with Worker(app, sqlite_url, OPTIONS), Client(sqlite_url) as client:
+        run = await client.start(order, "misuse")
+        with pytest.raises(OrchestrationFailed, match="only orchestrations schedule work") as failed:
+            await run.wait(30)
+    assert (failed.value.error_type, misused) == ("ActivityFailed", [1])
 
 
 async def test_a_replay_logs_nothing_again(sqlite_url: str, caplog: pytest.LogCaptureFixture) -> None:
