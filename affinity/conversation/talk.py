@@ -255,8 +255,8 @@ class Talk(LineageCalls["Talk"]):
         await self._append(self._new(entry=entry, message=RESUME_MESSAGE))
 
     async def terminate(self, *, reason: str = "", cascade: bool = False) -> None:
-        """End the conversation: it takes no more events, a wake under way is cancelled, and pending requests and revisits
-        are dropped. Idempotent.
+        """End the conversation: it takes no more events, a wake under way is cancelled, and pending requests and
+        revisits are dropped. Idempotent.
 
         When an operator has cancelled the instance, it is removed, and another one ends the conversation: it
         terminates the children, if they are to be, and notifies the parent of delegations that no wake has read. The

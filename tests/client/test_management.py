@@ -85,6 +85,7 @@ async def test_an_activity_in_back_off_has_its_next_time_and_its_last_error(clie
     assert (activity.name, activity.attempt, activity.worker_id) == ("refuse", 2, None)
     assert (activity.last_error, activity.activity_id, activity.execution_id) == ("ValueError: not today", 2, 1)
     assert activity.next_attempt_at is not None
+    assert activity.scheduled_at is not None
     assert timedelta(seconds=59) < activity.next_attempt_at - activity.scheduled_at < timedelta(seconds=90)
     found = await client.statistics()
     assert found.instances["running"] == 1

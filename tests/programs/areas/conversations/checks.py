@@ -108,7 +108,8 @@ class Checks:
         requests = {each.request_id for each in await talk.requests()}
         revisits = {each.key for each in await talk.revisits()}
         if info.terminated:
-            assert not (requests or revisits), f"{name} is terminated, and has {requests} and {revisits}"
+            left = [*requests, *revisits]
+            assert not left, f"{name} is terminated, and has {left}"
         elif info.status in {"idle", "requires_action"}:
             expected = set(folded.requests)
             complete = self.journals[name].is_whole
