@@ -355,7 +355,8 @@ class SessionStore(Protocol):
         """Remove records; unknown ids are ignored, and children stay.
 
         Args:
-            session_ids: of the records; `limits.DELETE_STEP` at a time are a good number.
+            session_ids: of the records; `limits.DELETE_STEP` at a time are a good number. Without ``families`` a store
+                may remove more of them in several transactions.
             idle_only: keep those that a live worker holds, or that have work in the queue. What another transaction
                 uses in this moment is kept, too: it is not waited for.
             versions: keep those of these sessions whose record has another version: it was written since.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,6 +16,7 @@ import pytest
 
 from affinity.limits import DELETE_STEP, MAX_PAGE
 from affinity.provider.postgres.driver import connections
+from affinity.provider.postgres.driver.wire import Params
 from affinity.records import SessionFilter, SessionState
 from affinity.session import SessionManager
 from affinity.testing.conformance.providers.builders import ITEM_LOCK, state, work_item
@@ -107,6 +109,27 @@ async def test_a_large_family_is_pruned(postgres_migrated: str, admin: psycopg.C
         pruned = await SessionManager(provider.states).prune(older_than=60.0, family=True, progress=done.append)
         assert len(pruned.removed) == 100_000
         assert done == list(range(DELETE_STEP, 100_001, DELETE_STEP))
+
+
+async def test_records_that_are_named_are_removed_in_steps(
+    postgres_migrated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many are named: one statement for all takes a time that grows with their square."""
+    named = [f"s{number}" for number in range(2 * DELETE_STEP + 1)]
+    async with opened(postgres_migrated) as provider:
+        for name in (named[0], named[-1], "other"):
+            await provider.states.save(state(name))
+        deletions = provider._connections.deletions
+        run, sizes = deletions.run_once, list[int]()
+
+        async def counted(statement: LiteralString, params: Params | None = None) -> list[Any]:
+            sizes.append(len(json.loads((params or {})["named"])))
+            return await run(statement, params)
+
+        monkeypatch.setattr(deletions, "run_once", counted)
+        assert await provider.states.delete([*named, named[0]]) == [named[0], named[-1]]
+        assert sizes == [DELETE_STEP, DELETE_STEP, 1]
+        assert await provider.states.delete(["other"]) == ["other"]
 
 
 @pytest.mark.slow

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, LiteralString
+from typing import Any, Final, LiteralString, cast
 
 from psycopg.errors import UniqueViolation
 from psycopg.types.numeric import Int8
 
 from affinity.errors import Contention
+from affinity.limits import DELETE_STEP
 from affinity.provider.postgres.driver.arrays import Blob, Blobs, Int, Ints, Packed, Text, Texts
 from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.driver.wire import Params
@@ -102,12 +103,19 @@ class PostgresSessionStore:
         ]
         unused = ["forced" if idle_only else "idle", "real" if dry_run else "dry"]
         statement = without(_SQL["delete"], *unused, *(["whole"] if families is None else []))
+        step = DELETE_STEP if families is None else len(rows)  # its time grows with the square of their number
+        removed = set[str]()
+        for first in range(0, len(rows), step):
+            removed.update(await self._delete_step(statement, rows[first : first + step]))
+        return [session_id for session_id in named if session_id in removed]
+
+    async def _delete_step(self, statement: LiteralString, rows: Sequence[Mapping[str, Any]]) -> set[str]:
         removed: set[str | None] = {None}
         while None in removed:  # a session was overtaken
             # Planned each time: a long deletion makes tables grow for which an older plan would read all rows.
             found = await self._connections.deletions.run_once(statement, {"named": json.dumps(rows)})
             removed = {session_id for (session_id,) in found}
-        return [session_id for session_id in named if session_id in removed]
+        return cast("set[str]", removed)
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
         rows = await self._connections.misc.run(_SQL["list"], {**_conditions(where), "limit": Int8(limit)})
