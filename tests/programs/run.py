@@ -21,7 +21,7 @@ APP: Final = affinity.App("programs")
 for _area in AREAS.values():
     _area.include(APP)
 
-PATIENCE: Final = 120.0
+PATIENCE: Final = 300.0
 """Real seconds after which a program hangs."""
 
 
