@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.disable()  # of faults; and a log line takes as long as a turn
     with _database(chosen) as where:
         print(f"seed {seed}, {', '.join(areas)}, on {'SQLite' if where is None else 'PostgreSQL'}", flush=True)
-        look = Look(where, areas, shrink=not chosen.no_shrink)
+        look = Look(where, areas, shrink=not chosen.no_shrink, processes=chosen.processes)
         try:
             look.run(seed, count, minutes)
         except Failed as failed:
@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--all", action="store_true", help=f"{ALL_MINUTES:g} minutes, from a new seed")
     parser.add_argument("--areas", help=f"by default all: {','.join(AREAS)}")
     parser.add_argument("--no-shrink", action="store_true", help="print the program that has failed as it was drawn")
+    parser.add_argument("--processes", action="store_true", help="each worker is a process, which a crash kills")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--url", help="a PostgreSQL database; by default SQLite")
     where.add_argument("--postgres", help="a PostgreSQL server is started for it: old, new, or its major version")
@@ -94,10 +95,13 @@ def _lines(error: BaseException | None) -> Iterator[str]:
 class Look:
     """A search for defects on one database."""
 
-    def __init__(self, where: str | Copies | None, areas: Sequence[str], *, shrink: bool = True) -> None:
+    def __init__(
+        self, where: str | Copies | None, areas: Sequence[str], *, shrink: bool = True, processes: bool = False
+    ) -> None:
         self._where = where
         self._areas = areas
         self._shrink = shrink
+        self._processes = processes
         self._totals = Totals()
         self._begun = self._told = time.monotonic()
         self._has_failed = False
@@ -124,7 +128,7 @@ class Look:
     def _judge(self, runner: asyncio.Runner, program: Program) -> None:
         for _ in range(TRIES if self._has_failed and self._shrink else 1):
             try:
-                runner.run(run(program, self._where, self._totals))
+                runner.run(run(program, self._where, self._totals, processes=self._processes))
             except BaseException:
                 self._has_failed = True
                 raise

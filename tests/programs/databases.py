@@ -7,7 +7,6 @@ from psycopg import AsyncConnection
 
 from affinity.provider import migrate
 from affinity.provider.postgres.driver.target import Target
-from affinity.testing import Env
 from affinity.testing.env.postgres import PostgresDatabase
 from affinity.testing.env.waiting import EnvDatabase
 from tests.servers import PostgresServer
@@ -41,12 +40,3 @@ class _Copy(PostgresDatabase):
     async def aclose(self) -> None:
         await self._connection.close()
         await anyio.to_thread.run_sync(self.server.drop_database, self.name)
-
-
-class CopyEnv(Env):
-    """An env on a copy."""
-
-    copies: Copies
-
-    async def _create_database(self) -> EnvDatabase:
-        return await self.copies.create()

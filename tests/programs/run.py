@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import anyio
 
 import affinity
 from affinity.testing import Env
+from affinity.testing.env.processes import ProcessEnv
 from tests.programs import rest
 from tests.programs.areas import AREAS
-from tests.programs.databases import Copies, CopyEnv
+from tests.programs.databases import Copies
 from tests.programs.faults import Faults
 from tests.programs.play import Play
 from tests.programs.program import Program
@@ -21,7 +23,10 @@ APP: Final = affinity.App("programs")
 for _area in AREAS.values():
     _area.include(APP)
 
-PATIENCE: Final = 120.0
+TARGET: Final = f"{__name__}:APP"
+"""Where worker processes find it."""
+
+PATIENCE: Final = 300.0
 """Real seconds after which a program hangs."""
 
 
@@ -44,19 +49,22 @@ class Totals:
         self.jumps += env.jumps
 
 
-async def run(program: Program, where: str | Copies | None = None, totals: Totals | None = None) -> None:
+async def run(
+    program: Program, where: str | Copies | None = None, totals: Totals | None = None, *, processes: bool = False
+) -> None:
     """Run a program with its faults; then let everything go on, and check it.
 
     Args:
         program: the program.
         where: a PostgreSQL database, or a server with databases; None: SQLite.
         totals: is added to.
+        processes: each worker is a process, which a crash ends by SIGKILL.
 
     Raises:
         AssertionError: what is wrong.
     """
     totals = Totals() if totals is None else totals
-    async with _env(program, where) as env:
+    async with _env(program, where, processes=processes) as env:
         play = Play(env)
         faults = Faults(play, program.faults)
         env._traffic.on_commit = faults.on_commit
@@ -87,12 +95,12 @@ def _state(env: Env) -> str:
     return "\n".join(lines)
 
 
-def _env(program: Program, where: str | Copies | None) -> Env:
-    options = program.options.runtime()
-    if not isinstance(where, Copies):
-        return Env(APP, url=where, workers=program.workers, options=options)
-    env = CopyEnv(APP, workers=program.workers, options=options)
-    env.copies = where
+def _env(program: Program, where: str | Copies | None, *, processes: bool) -> Env:
+    make: Callable[..., Env] = partial(ProcessEnv, APP, TARGET) if processes else partial(Env, APP)
+    url = None if isinstance(where, Copies) else where
+    env = make(url=url, workers=program.workers, options=program.options.runtime())
+    if isinstance(where, Copies):
+        env._create_database = where.create  # type: ignore[method-assign]
     return env
 
 

@@ -10,8 +10,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from tests.conftest import Servers
 from tests.programs.__main__ import Look, main
 from tests.programs.areas import AREAS
-from tests.programs.areas.orchestrations import OrchestrationsPart
-from tests.programs.bodies import Job, Timer
 from tests.programs.databases import Copies
 from tests.programs.draw import Failed, programs, search, text
 from tests.programs.program import Program
@@ -28,18 +26,15 @@ def test_some_programs_on_postgres(servers: Servers) -> None:
     assert "3 programs" in look.report()
 
 
-def test_a_program_that_fails_is_made_small_and_printed() -> None:
-    """The smallest one with a timer of a minute: one instance, which does nothing else."""
+def test_a_program_that_fails_is_made_small() -> None:
+    """Of a timer, little is left beside it."""
 
     def judge(program: Program) -> None:
-        assert "Timer(seconds=60)" not in repr(program).replace(", do='timer'", "")
+        assert "Timer" not in repr(program)
 
     with pytest.raises(Failed) as failed:
-        search(judge, areas=["orchestrations"], count=2_000, seed=1)
-    assert failed.value.program == Program(
-        parts={"orchestrations": OrchestrationsPart(jobs=(Job(body=(Timer(seconds=60),)),))},
-        options=failed.value.program.options,
-    )
+        search(judge, areas=["orchestrations"], count=50, seed=1)
+    assert len(repr(failed.value.program)) < 300
 
 
 @settings(

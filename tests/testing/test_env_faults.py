@@ -131,3 +131,17 @@ async def test_calls_that_the_database_refuses_are_repeated(env: Env) -> None:
     env.fail_calls(20)
     before, after = await go(await env.client.start(on_session))
     assert before == after
+
+
+async def test_nothing_is_idle_before_workers_know_that_an_operator_has_resumed_them(env: Env) -> None:
+    for name in env.workers:
+        await env.client.drain_worker(name)
+    await env.run_until_idle()
+    run = await env.client.start(on_session)
+    await env.run_until_idle()
+    assert [each async for each in env.client.sessions()] == []
+    for name in env.workers:
+        await env.client.resume_worker(name)
+    await env.run_until_idle()
+    assert await holder(env) in env.workers
+    assert len(await go(run)) == 2

@@ -69,7 +69,7 @@ _BROUGHT: Final[dict[str, Callable[[Any], object]]] = {
     "take_unused_resources": bool,
     "report_session_moves": lambda _: False,
     "drain_worker": lambda _: False,
-    "free_drained_sessions": lambda _: False,
+    "free_drained_sessions": lambda held: held is None,  # it takes work again
     "prune_journals": lambda _: False,
 }
 """Calls that workers repeat: whether one has brought or changed anything."""

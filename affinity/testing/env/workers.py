@@ -110,6 +110,7 @@ class EnvWorker(Worker):
         self._renewer: LeaseRenewer | None = None
         self._wanted = 0  # looks for work that were asked for
         self._done = 0  # and how many of them have ended without any
+        self._looked_at_drain = 0  # how many had been asked for at the last look whether an operator drains it
 
     async def _open(self, stack: AsyncExitStack, timeline: Timeline, timeout: float | None) -> Provider:
         provider = await self._open_provider(timeline)
@@ -126,6 +127,17 @@ class EnvWorker(Worker):
             return found
 
         watched.fetch_orchestration_item = looking  # type: ignore[method-assign]
+        free = watched.free_drained_sessions
+
+        @wraps(free)
+        async def freeing(*args: Any, **kwargs: Any) -> int | None:
+            wanted = self._wanted
+            held = await free(*args, **kwargs)
+            self._looked_at_drain = wanted
+            self._traffic.notify()
+            return held
+
+        watched.free_drained_sessions = freeing  # type: ignore[method-assign]
         return watched
 
     async def drain(self) -> None:
@@ -235,9 +247,13 @@ class EnvWorker(Worker):
         """Look for work now."""
         self._wanted += 1
         self.runtime.services.wakeups.wake_fetcher()
+        if self.runtime.lease.is_drained_by_operator:  # the loop of the drain does not wait for the clock
+            self.runtime.services.wakeups.check_wanted.set()
 
     @property
     def has_looked(self) -> bool:
         """Whether a look that began after the last `look` has ended, at messages and at activities."""
         state = self.runtime.services.fetch_state
+        if self.runtime.lease.is_drained_by_operator and self._looked_at_drain != self._wanted:
+            return False
         return self._done == self._wanted and not (state.work_wanted or state.messages_wanted)
