@@ -10,7 +10,8 @@ import time
 
 import anyio
 
-from tests.races.driver import Area, Races
+from tests.programs.__main__ import _database
+from tests.races.driver import Area, Races, Where
 from tests.races.operations import AREAS
 
 
@@ -18,6 +19,7 @@ def arguments() -> argparse.Namespace:
     """What the command is told."""
     parser = argparse.ArgumentParser(prog="python -m tests.races", description=__doc__)
     parser.add_argument("--url", help="a PostgreSQL database; by default SQLite")
+    parser.add_argument("--postgres", help="a PostgreSQL server is started for it: old, new, or its major version")
     parser.add_argument("--area", choices=[area.name for area in AREAS], action="append", help="only this one")
     parser.add_argument("--only", default="", help="A,B: only pairs of these; A: only pairs with this one")
     parser.add_argument("--at", default="", help="only points with this text, such as commit_turn or client")
@@ -27,28 +29,28 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def look(options: argparse.Namespace) -> int:
+async def look(options: argparse.Namespace, where: Where) -> int:
     """Print the findings; their number."""
     found = 0
     for area in AREAS:
         if not options.area or area.name in options.area:
-            found += await (show_points if options.points else look_at)(area, options)
+            found += await (show_points if options.points else look_at)(area, options, where)
     return found
 
 
-async def show_points(area: Area, options: argparse.Namespace) -> int:
+async def show_points(area: Area, options: argparse.Namespace, where: Where) -> int:
     """Print where each operation can be held."""
-    async with Races(area, url=options.url) as races:
+    async with Races(area, where) as races:
         for operation in area.operations:
             print(f"{area.name}.{operation.name}: {', '.join(map(str, await races.points(operation)))}")
     return 0
 
 
-async def look_at(area: Area, options: argparse.Namespace) -> int:
+async def look_at(area: Area, options: argparse.Namespace, where: Where) -> int:
     """Print the findings of an area; their number."""
     begun, found = time.monotonic(), 0
     only = [name for name in options.only.split(",") if name]
-    async with Races(area, url=options.url) as races:
+    async with Races(area, where) as races:
         draw = None if options.runs is None else random.Random(options.seed)
         async for finding in races.look(only, at=options.at, draw=draw, runs=options.runs):
             found += 1
@@ -63,4 +65,5 @@ if __name__ == "__main__":
     logging.disable()  # of what fails on purpose
     if wanted.runs is not None:
         print(f"--seed {wanted.seed}")
-    sys.exit(min(anyio.run(look, wanted), 1))
+    with _database(wanted) as chosen:
+        sys.exit(min(anyio.run(look, wanted, chosen), 1))
