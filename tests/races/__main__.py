@@ -7,10 +7,12 @@ import logging
 import random
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import anyio
 
-from tests.programs.__main__ import _database
+from tests.programs.databases import Copies
 from tests.races.driver import Area, Races, Where
 from tests.races.operations import AREAS
 
@@ -19,7 +21,7 @@ def arguments() -> argparse.Namespace:
     """What the command is told."""
     parser = argparse.ArgumentParser(prog="python -m tests.races", description=__doc__)
     parser.add_argument("--url", help="a PostgreSQL database; by default SQLite")
-    parser.add_argument("--postgres", help="a PostgreSQL server is started for it: old, new, or its major version")
+    parser.add_argument("--postgres", choices=["old", "new"], help="a PostgreSQL server is started")
     parser.add_argument("--area", choices=[area.name for area in AREAS], action="append", help="only this one")
     parser.add_argument("--only", default="", help="A,B: only pairs of these; A: only pairs with this one")
     parser.add_argument("--at", default="", help="only points with this text, such as commit_turn or client")
@@ -27,6 +29,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of what is drawn")
     parser.add_argument("--points", action="store_true", help="print the points of each operation, and race nothing")
     return parser.parse_args()
+
+
+@contextmanager
+def database(options: argparse.Namespace) -> Iterator[Where]:
+    """Where the races are run."""
+    if options.postgres is None:
+        yield options.url
+        return
+    from tests.servers import old_and_new  # imported late: it is for PostgreSQL only
+
+    with old_and_new()[options.postgres == "new"].open() as server:
+        yield Copies(server)
 
 
 async def look(options: argparse.Namespace, where: Where) -> int:
@@ -65,5 +79,5 @@ if __name__ == "__main__":
     logging.disable()  # of what fails on purpose
     if wanted.runs is not None:
         print(f"--seed {wanted.seed}")
-    with _database(wanted) as chosen:
+    with database(wanted) as chosen:
         sys.exit(min(anyio.run(look, wanted, chosen), 1))

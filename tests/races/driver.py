@@ -34,7 +34,7 @@ from affinity.errors import AffinityError
 from affinity.provider.contract import Provider
 from affinity.provider.timeline import Timeline
 from affinity.testing import Env
-from affinity.testing.env.traffic import _BROUGHT, LOOK_SECONDS, observed, steps
+from affinity.testing.env.traffic import BROUGHT, LOOK_SECONDS, observed, steps
 from affinity.testing.env.waiting import EnvDatabase
 from tests.programs.databases import Copies
 from tests.programs.rest import find, unexplained
@@ -155,7 +155,7 @@ class _Gated:
         return found
 
     def _held(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        gates, side, brought = self._gates, self._side, _BROUGHT.get(name)
+        gates, side, brought = self._gates, self._side, BROUGHT.get(name)
 
         @wraps(call)
         async def held(*args: Any, **kwargs: Any) -> Any:
