@@ -34,7 +34,9 @@ from affinity.errors import AffinityError
 from affinity.provider.contract import Provider
 from affinity.provider.timeline import Timeline
 from affinity.testing import Env
-from affinity.testing.env.traffic import _BROUGHT, LOOK_SECONDS, observed, steps
+from affinity.testing.env.traffic import BROUGHT, LOOK_SECONDS, observed, steps
+from affinity.testing.env.waiting import EnvDatabase
+from tests.programs.databases import Copies
 from tests.programs.rest import find, unexplained
 from tests.programs.tables import Tables, read_tables
 
@@ -44,7 +46,7 @@ ASIDE: Final = frozenset(
         "retry_suspended", "check_work_item", "check_session", "report_session_moves", "register_worker",
         "list_workers",
         "take_unused_resources", "release_idle_session", "list_work_items", "read_origins", "write_stream", "aclose",
-        "get_load", "release_unknown_locks",
+        "get_load", "release_unknown_locks", "find_unused_resources",
     }
 )  # fmt: skip
 """Calls that workers repeat whatever happens, and those that only explain."""
@@ -62,6 +64,9 @@ ORDERS: Final = ((False, False), (True, False), (False, True), (True, True))
 """Of two operations, one after the other: whether the second comes first, and whether the workers do what the earlier
 one causes before the later one begins.
 """
+
+Where: TypeAlias = str | Copies | None
+"""The URL of a PostgreSQL database, or a server with copies of one; None: SQLite."""
 
 Outcome: TypeAlias = str
 """What an operation returned, or the name of the error that it raised."""
@@ -150,7 +155,7 @@ class _Gated:
         return found
 
     def _held(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        gates, side, brought = self._gates, self._side, _BROUGHT.get(name)
+        gates, side, brought = self._gates, self._side, BROUGHT.get(name)
 
         @wraps(call)
         async def held(*args: Any, **kwargs: Any) -> Any:
@@ -172,9 +177,10 @@ class _Gated:
 class RaceEnv(Env):
     """An `Env` whose clock moves by hand, and whose calls of the database pass gates."""
 
-    def __init__(self, app: affinity.App, *, url: str | None = None) -> None:
-        super().__init__(app, url=url, workers=2)
+    def __init__(self, app: affinity.App, where: Where = None) -> None:
+        super().__init__(app, url=where if isinstance(where, str) else None, workers=2)
         self.gates = Gates()
+        self._copies = where if isinstance(where, Copies) else None
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
@@ -184,6 +190,9 @@ class RaceEnv(Env):
         )
         self._stack.enter_context(self.freeze())
         return self
+
+    async def _create_database(self) -> EnvDatabase:
+        return await (super()._create_database() if self._copies is None else self._copies.create())
 
     async def _open(self, timeline: Timeline | None = None, *, one_connection: bool = False) -> Provider:
         provider = await super()._open(timeline, one_connection=one_connection)
@@ -206,6 +215,16 @@ class RaceEnv(Env):
                 await self._traffic.wait(LOOK_SECONDS)
             await self._finish_calls(until)
             looks = looks + 1 if self._traffic.changes == changes else 0
+
+    async def come_to_the_point(self) -> None:
+        """Run until a call is held, with jumps of the clock if they are needed; or until nothing is due."""
+        await self.calm(self.gates.reached.is_set)
+        running = asyncio.ensure_future(self.run_until_idle())
+        reached = asyncio.ensure_future(self.gates.reached.wait())
+        await asyncio.wait([running, reached], return_when=asyncio.FIRST_COMPLETED)
+        for task in (running, reached):
+            task.cancel()
+        await asyncio.wait([running, reached])
 
     async def _finish_calls(self, until: Callable[[], bool]) -> None:
         await steps()
@@ -250,6 +269,8 @@ class Operation:
     """That its documentation names, and that another operation at the same time may cause."""
     atomic: bool = True
     """With an error, it has changed nothing."""
+    compares: bool = True
+    """What it leaves does not depend on how far others are."""
 
     async def outcome(self, stage: Stage) -> Outcome:
         """Run it.
@@ -316,8 +337,8 @@ class Finding:
 class Races:
     """Runs the pairs of one area; reuses an env for several runs."""
 
-    def __init__(self, area: Area, *, url: str | None = None, runs_per_env: int = 25) -> None:
-        self.area, self.url, self._most = area, url, runs_per_env
+    def __init__(self, area: Area, where: Where = None, *, runs_per_env: int = 25) -> None:
+        self.area, self._where, self._most = area, where, runs_per_env
         self.runs = 0
         self.missed = 0
         """Runs in which the first operation did not come to its point: the second could not be held back by it."""
@@ -390,6 +411,8 @@ class Races:
             if not [*_differences((first, second), ended, serial, [one.state for one in serial])]:
                 return None
         states = [one.state for one in serial]
+        if not (first.compares and second.compares):
+            states.append(ended.state)
         for operation, outcome, other in zip((first, second), ended.outcomes, (second, first), strict=True):
             if operation.allows(outcome):
                 states.append(await self._left_by(other) if operation.atomic else ended.state)
@@ -429,9 +452,8 @@ class Races:
         env, gates = stage.env, stage.env.gates
         gates.begin(point)
         one = asyncio.ensure_future(first.outcome(stage))
-        await env.calm(gates.reached.is_set)
-        if not gates.reached.is_set():
-            self.missed += 1
+        await env.come_to_the_point()
+        self.missed += not gates.reached.is_set()
         two = asyncio.ensure_future(second.outcome(stage))
         await env.calm()
         gates.target = None
@@ -471,7 +493,7 @@ class Races:
         if self._env is not None and self._left <= 0:
             await self._close()
         if self._env is None:
-            self._env = await RaceEnv(self.area.app, url=self.url).__aenter__()
+            self._env = await RaceEnv(self.area.app, self._where).__aenter__()
             self._left = self._most
         self._left -= 1
         stage = Stage(self._env, self._left)

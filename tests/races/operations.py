@@ -45,15 +45,23 @@ chats: Final = affinity.Conversations(Chat, kind="chat")
 talks: Final = affinity.App("talks")
 
 
-@chats.on_wake
+@chats.on_wake(retry=affinity.RetryPolicy(max_attempts=2, initial_interval=60.0))
 async def respond(wake: affinity.Wake, chat: Chat) -> None:
-    """Replies to each message once; a message may ask for a confirmation, or give work to a child."""
+    """Replies to each message once; a message may ask for a confirmation, give work to a child, fail once, or be
+    replied to later.
+    """
+    for due in wake.due:
+        wake.append(affinity.AgentMessage(f"re {due.reason}"))
     for event in wake.events:
         match event:
             case affinity.UserMessage(text="confirm"):
                 wake.require(affinity.ToolConfirmation(tool="refund", arguments={}))
             case affinity.UserMessage(text="delegate"):
                 await wake.delegate(chats, f"{wake.conversation_id}k", affinity.UserMessage("confirm"))
+            case affinity.UserMessage(text="later"):
+                wake.revisit(60.0, key="later", reason="later")
+            case affinity.UserMessage(text="flaky") if wake.attempt == 1:
+                raise OSError("once")
             case affinity.UserMessage(text=text):
                 chat.said.append(str(text))
                 wake.append(affinity.AgentMessage(f"re {text}"))
@@ -93,9 +101,12 @@ async def begin_nothing(stage: Stage) -> None:
     stage.kept["export"] = [line async for line in talk(stage, "d").export()]
 
 
-async def _send(stage: Stage) -> str:
-    await talk(stage).send(affinity.UserMessage("one"))
-    return "sent"
+def sending(text: str) -> Callable[[Stage], Awaitable[str]]:
+    async def run(stage: Stage) -> str:
+        await talk(stage).send(affinity.UserMessage(text))
+        return "sent"
+
+    return run
 
 
 async def _ask(stage: Stage) -> str:
@@ -187,7 +198,9 @@ REPLY: Final[Errors] = (*GONE, UnknownEntry)
 MADE: Final[Errors] = (UnknownConversation, UnknownEntry, ConversationExists)
 
 CONVERSATION: Final = (
-    Operation("send", _send, GONE),
+    Operation("send", sending("one"), GONE),
+    Operation("send_later", sending("later"), GONE, compares=False),
+    Operation("send_flaky", sending("flaky"), GONE),
     Operation("ask", _ask, REPLY),
     Operation("ask_again", _ask_again, REPLY),
     Operation("interrupt", interrupting(), GONE),
@@ -272,7 +285,7 @@ TALKS: Final = (
     Operation("remove", removing("c"), (UnknownInstance,)),
     Operation("forget", forgetting("c"), (SessionNotFound,)),
     Operation("prune", _prune),
-    Operation("prune_journals", _prune_journals),
+    Operation("prune_journals", _prune_journals, compares=False),
     Operation("prune_records", _prune_records),
     Operation("move", moving("c")),
     Operation("release", releasing("c")),

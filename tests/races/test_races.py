@@ -9,7 +9,9 @@ from typing import Final
 import pytest
 
 from affinity.conversation.talk import Talk
-from tests.races.driver import Area, Finding, Races
+from tests.conftest import Servers
+from tests.programs.databases import Copies
+from tests.races.driver import Area, Finding, Races, Where
 from tests.races.operations import AREAS
 
 RUNS: Final = 20
@@ -52,10 +54,17 @@ async def test_mended_races(area: str, only: str, at: str) -> None:
     assert races.runs > races.missed
 
 
+@pytest.fixture(params=["sqlite", "old", "new"])
+def where(request: pytest.FixtureRequest, servers: Servers) -> Where:
+    """SQLite, or copies of a database."""
+    return None if request.param == "sqlite" else Copies(servers.server(request.param))
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("area", AREAS, ids=lambda area: area.name)
-async def test_a_sample(area: Area, env_url: str | None) -> None:
-    async with Races(area, url=env_url) as races:
+async def test_a_sample(area: Area, where: Where) -> None:
+    async with Races(area, where) as races:
         found = [str(each) async for each in races.look(draw=random.Random(1), runs=RUNS)]
     assert not found, "\n".join(found)
     assert races.missed < RUNS / 5

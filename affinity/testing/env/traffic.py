@@ -57,7 +57,7 @@ class Commit(NamedTuple):
 OnCommit: TypeAlias = Callable[[Commit, bool], Awaitable[None]]
 """Called before a commit of a worker (False) and behind it (True)."""
 
-_BROUGHT: Final[dict[str, Callable[[Any], object]]] = {
+BROUGHT: Final[dict[str, Callable[[Any], object]]] = {
     "fetch_work_item": lambda found: found.items or found.claim_lost,
     "fetch_orchestration_item": lambda found: found.items or found.claim_lost,
     "sweep": lambda done: done.rerouted,
@@ -238,7 +238,7 @@ class _Observed:
         return found
 
     def _counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        traffic, link, brought = self._traffic, self._link, _BROUGHT.get(name)
+        traffic, link, brought = self._traffic, self._link, BROUGHT.get(name)
         commits, aside, reads = name in COMMITS, name in _ASIDE, name.startswith(_READS)
         fetches = name in _FETCHES
 
