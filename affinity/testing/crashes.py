@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -16,8 +17,10 @@ import anyio
 from affinity.errors import ConnectionLost, CrashMatrixFailed, InvalidInput
 from affinity.orchestration import App
 from affinity.testing.env import Env
+from affinity.testing.env.environment import create_postgres
 from affinity.testing.env.processes import ProcessEnv, find_app
 from affinity.testing.env.traffic import Commit, OnCommit
+from affinity.testing.env.waiting import EnvDatabase
 from affinity.worker import RuntimeOptions
 
 T = TypeVar("T")
@@ -129,17 +132,31 @@ async def crash_matrix(
     """
     matrix = CrashMatrix(secrets.randbits(32) if seed is None else seed)
     target = _check_arguments(app, kills, only)
-    setup = _Setup(app, scenario, check, workers, url, options, max_jump, timeout, matrix.seed)
-    commits = await setup.learn()
-    matrix.commits = len(commits)
-    for point in [CrashPoint(*only)] if only else _points(matrix, kills):
-        await _run_point(matrix, setup, point, target)
-        if len(matrix.failures) >= MAX_FAILURES:
-            break
+    async with _kept_schema(url) as database:
+        setup = _Setup(app, scenario, check, workers, database, options, max_jump, timeout, matrix.seed)
+        matrix.commits = len(await setup.learn())
+        for point in [CrashPoint(*only)] if only else _points(matrix, kills):
+            await _run_point(matrix, setup, point, target)
+            if len(matrix.failures) >= MAX_FAILURES:
+                break
     print(matrix)
     if matrix.failures:
         raise _failed(matrix) from matrix.failures[0].error
     return matrix
+
+
+@asynccontextmanager
+async def _kept_schema(url: str | None) -> AsyncIterator[EnvDatabase | None]:
+    """A schema that all runs use, one after another; None: each has an SQLite file of its own."""
+    if url is None:
+        yield None
+        return
+    database = await create_postgres(url)
+    try:
+        await database.keep()
+        yield database
+    finally:
+        await database.drop()
 
 
 def _check_arguments(app: App | Callable[[], App], kills: int, only: tuple[int, CrashMode] | None) -> str:
@@ -244,7 +261,7 @@ class _Setup(Generic[T]):
     scenario: Callable[[Env], Awaitable[T]]
     check: Callable[[Env, T], Awaitable[object] | object]
     workers: int
-    url: str | None
+    database: EnvDatabase | None
     options: RuntimeOptions | None
     max_jump: timedelta
     timeout: float
@@ -273,7 +290,9 @@ class _Setup(Generic[T]):
     def _env(self, target: str) -> Env:
         app = self.app if isinstance(self.app, App) else self.app()
         make: Callable[..., Env] = partial(ProcessEnv, app, target) if target else partial(Env, app)
-        return make(workers=self.workers, url=self.url, options=self.options, max_jump=self.max_jump)
+        env = make(workers=self.workers, options=self.options, max_jump=self.max_jump)
+        env._given = self.database
+        return env
 
     async def _run(self, env: Env, on_commit: OnCommit) -> None:
         async with env:

@@ -303,6 +303,36 @@ async def test_several_workers_share_the_work() -> None:
 # --- processes that are killed ----------------------------------------------------------------------------------------
 
 
+memory: list[str] = []
+
+
+@broken.activity
+async def keep(ctx: affinity.ActivityContext) -> None:
+    memory.append("tea")  # the defect: it is gone with the process
+
+
+@broken.activity
+async def recall(ctx: affinity.ActivityContext) -> int:
+    return len(memory[-1:])
+
+
+@broken.orchestration
+async def keeps_in_a_global(ctx: affinity.OrchestrationContext) -> int:
+    await ctx.schedule_activity(keep)
+    await ctx.schedule_timer(DAY)
+    await ctx.schedule_timer(DAY)  # the clock does not jump before a killed process is replaced
+    return await ctx.schedule_activity(recall)
+
+
+@pytest.mark.slow
+async def test_state_that_is_gone_with_the_process_is_found_by_a_kill_only() -> None:
+    matrix = await crash_matrix(broken, start("keeps_in_a_global"), is_one, seed=1, kills=0)
+    assert matrix.runs == 3 * matrix.commits
+    with pytest.raises(CrashMatrixFailed, match="was killed about commit 3") as failed:
+        await crash_matrix(broken, start("keeps_in_a_global"), is_one, seed=1, only=(3, "kill"))
+    assert "assert 0 == 1" in str(failed.value)
+
+
 @BOTH
 @pytest.mark.slow
 @pytest.mark.timeout(300)

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 
@@ -38,6 +38,9 @@ from affinity.testing.env.waiting import EnvDatabase, Waiting
 from affinity.testing.env.workers import EnvWorker, WorkerOfEnv, pass_idle_time
 from affinity.worker import RuntimeOptions
 from affinity.worker.services import Timing
+
+if TYPE_CHECKING:
+    from affinity.testing.env.postgres import PostgresDatabase
 
 TICK: Final = 0.001
 """A shorter move of the clock is no jump: PostgreSQL's statements put what they queue some microseconds apart."""
@@ -102,6 +105,7 @@ class Env(AsyncBlock):
         self._max_jump = max_jump
         self._timing = Timing(pause=self._pause, monotonic=self._monotonic)
         self._workers: list[WorkerOfEnv] = []
+        self._given: EnvDatabase | None = None  # in place of a new database
         self._crashing = asyncio.Lock()
         self._crashes: list[BackgroundTask] = []
         self._stack = AsyncExitStack()
@@ -135,7 +139,9 @@ class Env(AsyncBlock):
         await self._stack.__aexit__(kind, error, trace)
 
     async def _create_database(self) -> EnvDatabase:
-        return await _create(self._url)
+        if self._given is not None:
+            return self._given
+        return await (SqliteDatabase.create() if self._url is None else create_postgres(self._url))
 
     async def describe(self) -> str:
         """The histories of the instances, and what they wait for. An error that leaves the block has it as a note."""
@@ -556,9 +562,12 @@ class Env(AsyncBlock):
         return "; ".join([await explain(self.client, each) for each in dict.fromkeys(self.client._awaited)])
 
 
-async def _create(url: str | None) -> EnvDatabase:
-    if url is None:
-        return await SqliteDatabase.create()
+async def create_postgres(url: str) -> PostgresDatabase:
+    """A new schema; see `PostgresDatabase.create`.
+
+    Raises:
+        InvalidOptions: the URL is that of an SQLite file.
+    """
     if sqlite_path(url) is not None:
         raise InvalidOptions("url is that of a PostgreSQL database; without one, Env makes an SQLite file of its own")
     from affinity.testing.env.postgres import PostgresDatabase  # imported late, as by `open_provider`

@@ -33,6 +33,7 @@ class PostgresDatabase:
         self._schema = schema
         self._connection = connection
         self._time = round(time.time(), 6)
+        self._is_kept = False
 
     @classmethod
     async def create(cls, url: str) -> PostgresDatabase:
@@ -102,7 +103,23 @@ class PostgresDatabase:
                 await self._connection.execute(SQL[statement], at)
             await self._connection.execute(sql.SQL(SQL["set_clock"]).format(sql.Literal(body)))
 
+    async def keep(self) -> None:
+        """Let one env after another use the schema: `aclose` empties it from now on, which takes a tenth of the time of
+        a new one, and `drop` removes it.
+        """
+        await self._connection.execute(SQL["note_rows"])
+        self._is_kept = True
+
     async def aclose(self) -> None:
+        """Remove the schema, or empty it."""
+        if self._is_kept:
+            await self._connection.execute(SQL["restore_rows"])
+            await self.jump(round(time.time(), 6), ())
+        else:
+            await self.drop()
+
+    async def drop(self) -> None:
+        """Remove the schema."""
         try:
             await self._connection.execute(sql.SQL(SQL["drop"]).format(sql.Identifier(self._schema)))
         finally:

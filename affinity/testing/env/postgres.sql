@@ -63,3 +63,33 @@ CREATE OR REPLACE FUNCTION clock() RETURNS timestamptz LANGUAGE sql VOLATILE PAR
 
 -- drop: with all that is in it
 DROP SCHEMA {} CASCADE;
+
+-- note_rows: of all tables, as the migrations have left them. A table without pages never had a row
+DO $do$
+DECLARE name text;
+BEGIN
+    FOR name IN
+        SELECT relname FROM pg_class
+        WHERE relnamespace = current_schema::regnamespace AND relkind = 'r' AND pg_relation_size(oid) > 0
+    LOOP
+        EXECUTE format('CREATE TEMP TABLE %I AS TABLE %I', 'noted_' || name, name);
+    END LOOP;
+END $do$;
+
+-- restore_rows: and the sequences
+DO $do$
+DECLARE name text;
+DECLARE changed text[] := ARRAY(
+    SELECT relname FROM pg_class
+    WHERE relnamespace = current_schema::regnamespace AND relkind = 'r' AND pg_relation_size(oid) > 0
+      AND relname NOT IN ('schema_versions', 'applied_migrations', 'timeline', 'granted_roles'));
+BEGIN
+    EXECUTE (SELECT 'TRUNCATE ' || string_agg(quote_ident(each), ', ') FROM unnest(changed) AS each);
+    FOREACH name IN ARRAY changed LOOP
+        IF to_regclass(format('pg_temp.%I', 'noted_' || name)) IS NOT NULL THEN
+            EXECUTE format('INSERT INTO %I OVERRIDING SYSTEM VALUE SELECT * FROM pg_temp.%I', name, 'noted_' || name);
+        END IF;
+    END LOOP;
+    PERFORM setval(oid, seqstart, false) FROM pg_sequence JOIN pg_class ON oid = seqrelid
+    WHERE relnamespace = current_schema::regnamespace;
+END $do$;
