@@ -19,8 +19,8 @@ TAG: Final = "gpu"
 TIMEOUT: Final = 0.02
 """Real seconds for an attempt that hangs."""
 
-SOFT_SECONDS: Final = 5.0
-IMPATIENT_SECONDS: Final = 20.0
+SOFT_SECONDS: Final = 40.0
+IMPATIENT_SECONDS: Final = 70.0
 HOLD_SECONDS: Final = 90.0
 LIMIT_SECONDS: Final = 12.0
 
