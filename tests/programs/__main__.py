@@ -33,9 +33,8 @@ FIXED_PROGRAMS: Final = 50
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run programs; 1 when one has failed."""
     chosen = _parser().parse_args(arguments)
-    seed = (
-        chosen.seed if chosen.seed is not None else random.SystemRandom().randrange(10**9) if chosen.all else FIXED_SEED
-    )
+    fresh = random.SystemRandom().randrange(10**9) if chosen.all else FIXED_SEED
+    seed = fresh if chosen.seed is None else chosen.seed
     minutes = ALL_MINUTES if chosen.all and chosen.minutes is None else chosen.minutes
     count = chosen.programs or (None if minutes else FIXED_PROGRAMS)
     areas = chosen.areas.split(",") if chosen.areas else list(AREAS)
