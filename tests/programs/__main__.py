@@ -33,14 +33,12 @@ FIXED_PROGRAMS: Final = 50
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run programs; 1 when one has failed."""
     chosen = _parser().parse_args(arguments)
-    seed = (
-        chosen.seed if chosen.seed is not None else random.SystemRandom().randrange(10**9) if chosen.all else FIXED_SEED
-    )
+    fresh = random.SystemRandom().randrange(10**9) if chosen.all else FIXED_SEED
+    seed = fresh if chosen.seed is None else chosen.seed
     minutes = ALL_MINUTES if chosen.all and chosen.minutes is None else chosen.minutes
     count = chosen.programs or (None if minutes else FIXED_PROGRAMS)
     areas = chosen.areas.split(",") if chosen.areas else list(AREAS)
-    logging.disable()  # of faults; and a log line takes as long as a turn
-    with _database(chosen) as where:
+    with _silent(), _database(chosen) as where:
         print(f"seed {seed}, {', '.join(areas)}, on {'SQLite' if where is None else 'PostgreSQL'}", flush=True)
         look = Look(where, areas, shrink=not chosen.no_shrink, processes=chosen.processes)
         try:
@@ -68,6 +66,17 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--url", help="a PostgreSQL database; by default SQLite")
     where.add_argument("--postgres", help="a PostgreSQL server is started for it: old, new, or its major version")
     return parser
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Nothing is logged of faults; a log line takes as long as a turn."""
+    before = logging.root.manager.disable
+    logging.disable()
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 @contextmanager

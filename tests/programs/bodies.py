@@ -29,6 +29,7 @@ class Activity:
     attempts: int = 1
     hangs: bool = False  # until its time is over
     threaded: bool = False
+    slow: int = 0  # steps of the event loop before it opens its state
     limited: bool = False  # all attempts together have so many seconds
     impatient: bool = False  # fails when it is not started soon
     do: Literal["activity"] = "activity"
@@ -187,6 +188,7 @@ def _activities(draw: st.DrawFn) -> Activity:
         fails=draw(st.sampled_from((0, 0, 0, 1, 2, ALWAYS))),
         attempts=attempts,
         hangs=not bound and draw(st.integers(0, 19)) == 19,
+        slow=draw(st.sampled_from((0, 0, 5, 20))) if bound else 0,
         threaded=draw(st.integers(0, 7)) == 7,
         limited=attempts > 1 and draw(st.booleans()),
         impatient=bound and draw(st.integers(0, 7)) == 7,

@@ -100,6 +100,8 @@ class Oracle:
             answer = run.answers().get(number)
             if child is None or child.info.parent_id != past.id or _number_of(event.instance_id) is not None:
                 continue
+            if isinstance(answer, ev.SubOrchestrationCancelled):
+                assert child.has_ended, f"{past.id} has cancelled {child.id}, which is {child.info.status}"
             if isinstance(answer, ev.SubOrchestrationCompleted) and not self._was_reset(past):
                 assert (child.info.status, child.info.output) == ("completed", answer.result), (
                     f"{past.id} got {answer} of {child.info}"

@@ -161,6 +161,8 @@ def test_a_child_whose_parent_has_ended_or_got_something_else() -> None:
     judge(past(started(), asks), waits)
     with pytest.raises(AssertionError, match="its child"):
         judge(past(started(), asks, ev.OrchestrationCompleted("[]")), waits)
+    with pytest.raises(AssertionError, match="has cancelled"):
+        judge(past(started(), asks, ev.SubOrchestrationCancelled(2)), waits)
     with pytest.raises(AssertionError, match="waits for"):
         judge(past(started(), asks), ended)
     with pytest.raises(AssertionError, match="got"):
