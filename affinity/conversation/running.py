@@ -312,13 +312,15 @@ class _Attempt(Generic[S]):
         answers = [each.seq for each in pending if isinstance(each.event, AnswerEvent) and each.seq <= self.read]
         if not answers:
             return pending
-        kinds = (USER_INTERRUPT,)
-        query = JournalQuery(
-            session_id=self.writing.session_id, after=answers[0], kinds=kinds, newest_first=True, limit=1
-        )
-        page = await self.journals.read(query)
-        last = page.entries[0].seq if page is not None and page.entries else 0
+        last = await self._last_interrupt(answers[0])
         return [each for each in pending if each.seq not in answers or each.seq > last]
+
+    async def _last_interrupt(self, after: int) -> int:
+        """Number of the last interrupt behind an entry, read or not; 0: there is none."""
+        kinds = (USER_INTERRUPT,)
+        query = JournalQuery(session_id=self.writing.session_id, after=after, kinds=kinds, newest_first=True, limit=1)
+        page = await self.journals.read(query)
+        return page.entries[0].seq if page is not None and page.entries else 0
 
     def _time_left(self) -> float | None:
         """Seconds that this attempt may take; None: any number."""
@@ -443,6 +445,8 @@ class _Attempt(Generic[S]):
     # -- a good end
 
     async def _succeed(self, wake: Wake) -> WakeOutcome:
+        if self.work.more and await self._last_interrupt(self.read):
+            self._drop_requests()
         reason = self._stop_reason(wake)
         self._count_delegated(wake)
         await self._count_cycles(reason)
@@ -455,6 +459,16 @@ class _Attempt(Generic[S]):
         if self.work.more:
             outcome["more"] = True
         return outcome
+
+    def _drop_requests(self) -> None:
+        """An interrupt that the next wakes read drops what this one has requested. The commit drops it too, unless the
+        interrupt is one that the journal has from another.
+        """
+        own = {each.request_id for each in self.writing.requests}
+        pending = self.parts.inputs.requests
+        pending[:] = [each for each in pending if each.request_id not in own]
+        self.writing.requests.clear()
+        self.writing.revisits.clear()
 
     def _stop_reason(self, wake: Wake) -> StopReason:
         if self.work.more:

@@ -10,7 +10,7 @@ import pytest
 
 import affinity
 from affinity import AgentMessage, ConfirmationAnswer, ToolConfirmation, UserInterrupt, UserMessage
-from affinity.conversation import ChildEnded, ModelReply, ModelRequest, ToolCall, ToolUse, program, run_loop, tool
+from affinity.conversation import ChildEnded, ConversationLimits, ModelReply, ModelRequest, ToolCall, ToolUse, program, run_loop, tool
 from affinity.conversation.program import WakeOutcome, WakeTask
 from affinity.conversation.running import WakeRunner
 from affinity.errors import ConversationTerminated, RequestNotPending
@@ -32,6 +32,24 @@ async def asks(wake: affinity.Wake, chat: Chat) -> None:
         elif isinstance(event, ConfirmationAnswer):
             wake.append(AgentMessage("refunded"))
     chat.received += [each.key for each in wake.due]
+
+
+async def test_an_interrupt_that_waits_in_a_fork_drops_what_the_wake_before_it_requests(url: str) -> None:
+    """The fork has both as inputs, for a wake each."""
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        if wake.conversation_id == "c":
+            await anyio.sleep_forever()
+        await asks(wake, chat)
+
+    async with stage(url, handler, limits=ConversationLimits(inputs=1)) as on:
+        talk = on.talk()
+        await talk.send(UserMessage("tea"))
+        seq = await talk.interrupt(reason="stop")
+        fork = await talk.fork("fork")
+        reply = await fork.reply(int(seq), timeout=30)
+        assert reply.text == "interrupted: 0 stop"
+        assert ([*await fork.requests()], [*await fork.revisits()]) == ([], [])
 
 
 async def test_an_interrupt_drops_requests_and_revisits_before_the_next_run(url: str) -> None:

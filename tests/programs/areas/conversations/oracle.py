@@ -63,6 +63,8 @@ class Fold:
         inherited = [each for each in journal.entries if each.seq <= journal.inherited and not each.is_copied]
         kept = [event.chat for each in inherited if isinstance(event := read(each), Kept)]
         chat = kept[-1] if kept else Chat() if self.knows_all and lineage != "import" else None
+        if lineage == "import" and '"merge"' in journal.own.extras:
+            chat = None  # it does not say which entries are those of the side whose state it has
         first = journal.attempts[0].completed["base"] if journal.attempts else journal.page.processed
         self.now = Folded(0 if lineage is None and self.knows_all else first, chat)
 
