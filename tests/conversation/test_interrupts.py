@@ -10,7 +10,17 @@ import pytest
 
 import affinity
 from affinity import AgentMessage, ConfirmationAnswer, ToolConfirmation, UserInterrupt, UserMessage
-from affinity.conversation import ChildEnded, ConversationLimits, ModelReply, ModelRequest, ToolCall, ToolUse, program, run_loop, tool
+from affinity.conversation import (
+    ChildEnded,
+    ConversationLimits,
+    ModelReply,
+    ModelRequest,
+    ToolCall,
+    ToolUse,
+    program,
+    run_loop,
+    tool,
+)
 from affinity.conversation.program import WakeOutcome, WakeTask
 from affinity.conversation.running import WakeRunner
 from affinity.errors import ConversationTerminated, RequestNotPending
