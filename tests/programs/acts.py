@@ -15,6 +15,7 @@ from affinity.errors import (
     Contention,
     InstanceFinished,
     InstanceNotFinished,
+    InvalidInput,
     NoReply,
     SessionNotFound,
     SessionWriteConflict,
@@ -199,7 +200,7 @@ class Player:
         name = instance_id(number)
         self._seen.opened[number] += 1
         self._seen.reset.add(number)
-        with suppress(UnknownInstance, Contention):
+        with suppress(UnknownInstance, Contention, InvalidInput):  # it may have continued as new meanwhile
             if count := len(await self._client.history(name)):
                 await self._client.reset(name, to_event=max(1, count * share // 100))
 
