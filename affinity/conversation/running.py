@@ -316,9 +316,15 @@ class _Attempt(Generic[S]):
         return [each for each in pending if each.seq not in answers or each.seq > last]
 
     async def _last_interrupt(self, after: int) -> int:
-        """Number of the last interrupt behind an entry, read or not; 0: there is none."""
-        kinds = (USER_INTERRUPT,)
-        query = JournalQuery(session_id=self.writing.session_id, after=after, kinds=kinds, newest_first=True, limit=1)
+        """Number of the last interrupt behind an entry that no wake has processed; 0: there is none."""
+        query = JournalQuery(
+            session_id=self.writing.session_id,
+            after=after,
+            kinds=(USER_INTERRUPT,),
+            pending=True,  # one that a merge has copied was processed there
+            newest_first=True,
+            limit=1,
+        )
         page = await self.journals.read(query)
         return page.entries[0].seq if page is not None and page.entries else 0
 

@@ -79,7 +79,8 @@ class Journal:
 
     def interrupts(self, after: int, before: int) -> list[int]:
         """The numbers of the interrupts between two others, both excluded."""
-        return [each.seq for each in self.entries if each.kind == "user.interrupt" and after < each.seq < before]
+        found = [each for each in self.entries if each.kind == "user.interrupt" and each.is_input]
+        return [each.seq for each in found if after < each.seq < before]
 
 
 def fields(entry: Entry) -> dict[str, Any]:
