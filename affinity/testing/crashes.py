@@ -25,18 +25,18 @@ from affinity.worker import RuntimeOptions
 
 T = TypeVar("T")
 
-CrashMode: TypeAlias = Literal["before", "behind", "lost", "kill"]
-"""What happens at a commit: the worker crashes before it, or behind it; it is done and its answer is lost; or the
+CrashMode: TypeAlias = Literal["before", "after", "lost", "kill"]
+"""What happens at a commit: the worker crashes before it, or after it; it is done and its answer is lost; or the
 process of the worker is killed about then, with SIGKILL.
 """
 
-MODES: Final[Sequence[CrashMode]] = ("before", "behind", "lost")
+MODES: Final[Sequence[CrashMode]] = ("before", "after", "lost")
 
 RESTARTS: Final = 0.7
 """Share of the crashes after which the worker starts again. After the others, another worker takes over."""
 
 KILL_SECONDS: Final = 0.003
-"""Up to so long after the begin of a commit its process is killed: before it, in it, or behind it."""
+"""Up to so long after the begin of a commit its process is killed: before it, in it, or after it."""
 
 MAX_FAILURES: Final = 10
 """The matrix ends after so many: most come from one defect."""
@@ -81,7 +81,7 @@ class CrashMatrix:
 async def crash_matrix(
     app: App | Callable[[], App],
     scenario: Callable[[Env], Awaitable[T]],
-    check: Callable[[Env, T], Awaitable[object] | object],
+    check: Callable[[Env, T], Awaitable[None] | None],
     *,
     workers: int = 1,
     url: str | None = None,
@@ -92,7 +92,7 @@ async def crash_matrix(
     only: tuple[int, CrashMode] | None = None,
     timeout: float = 60.0,
 ) -> CrashMatrix:
-    """Run a scenario once for each commit of its workers, with a crash before it, with a crash behind it, and with a
+    """Run a scenario once for each commit of its workers, with a crash before it, with a crash after it, and with a
     lost answer: the commit is done, and the worker cannot know it.
 
     ::
@@ -113,7 +113,7 @@ async def crash_matrix(
         app: what the workers run; or a function that returns it, called for each run, where code keeps state outside of
             affinity.
         scenario: the client's part. Its calls go on while a worker is down.
-        check: receives the env and what the scenario has returned, and raises if anything is wrong. It may be async. It
+        check: receives the env and what the scenario has returned, and raises if anything is wrong, as by ``assert``; it returns None. It may be async. It
             is called when nothing runs and nothing is due (`Env.run_until_idle`).
         workers: how many.
         url: a PostgreSQL database; see `Env`.
@@ -127,7 +127,7 @@ async def crash_matrix(
 
     Raises:
         CrashMatrixFailed: runs have failed; it names them, and how to repeat each.
-        InvalidInput: an argument is refused; or the app cannot be imported, and ``kills`` is not 0.
+        InvalidInput: an argument is refused; the check has returned a value; or the app cannot be imported, and ``kills`` is not 0.
         Exception: what the scenario or the check raises in the undisturbed run.
     """
     matrix = CrashMatrix(secrets.randbits(32) if seed is None else seed)
@@ -259,7 +259,7 @@ class _Setup(Generic[T]):
 
     app: App | Callable[[], App]
     scenario: Callable[[Env], Awaitable[T]]
-    check: Callable[[Env, T], Awaitable[object] | object]
+    check: Callable[[Env, T], Awaitable[None] | None]
     workers: int
     database: EnvDatabase | None
     options: RuntimeOptions | None
@@ -301,6 +301,8 @@ class _Setup(Generic[T]):
                 outcome = await self.scenario(env)
                 await env.run_until_idle()
                 env._traffic.on_commit = None
-                found = self.check(env, outcome)
+                found: object = self.check(env, outcome)
                 if inspect.isawaitable(found):
-                    await found
+                    found = await found
+                if found is not None:
+                    raise InvalidInput(f"check asserts; it returned {found!r}, which has no effect")

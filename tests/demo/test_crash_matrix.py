@@ -103,5 +103,5 @@ async def test_a_state_that_is_saved_outside_its_block_is_found(copy: ModuleType
 
     with pytest.raises(CrashMatrixFailed, match=r"message \d meets a transcript of \d") as failed:
         await crash_matrix(make, converse, agree, kills=0, seed=1)
-    assert {mode for _, mode in failed.value.points} <= {"before", "behind", "lost"}
+    assert {mode for _, mode in failed.value.points} <= {"before", "after", "lost"}
     assert failed.value.points

@@ -134,9 +134,11 @@ async def counted(mode: CrashMode, seed: int = 1) -> list[tuple[str, int]]:
         ran.clear()  # the undisturbed run is over
         return await (await env.client.start(shopping, ["tea"])).wait()
 
-    matrix = await crash_matrix(
-        app, scenario, lambda _, outcome: ran and outcome == [1], seed=seed, only=(2, mode), kills=0
-    )
+    def check(env: Env, outcome: list[int]) -> None:
+        assert ran
+        assert outcome == [1]
+
+    matrix = await crash_matrix(app, scenario, check, seed=seed, only=(2, mode), kills=0)
     assert (matrix.runs, matrix.hit) == (1, 1)
     return list(ran)
 
@@ -145,8 +147,8 @@ async def test_a_crash_before_the_result_is_committed_repeats_the_activity() -> 
     assert [attempt for _, attempt in await counted("before")] == [1, 2]
 
 
-async def test_a_crash_behind_the_commit_of_the_result_repeats_nothing() -> None:
-    assert [attempt for _, attempt in await counted("behind")] == [1]
+async def test_a_crash_after_the_commit_of_the_result_repeats_nothing() -> None:
+    assert [attempt for _, attempt in await counted("after")] == [1]
 
 
 async def test_a_lost_answer_repeats_nothing_either() -> None:
@@ -209,13 +211,13 @@ async def test_a_state_that_is_saved_apart_from_the_result_is_found(
     with pytest.raises(CrashMatrixFailed) as failed:
         await crash_matrix(broken, start("saves_apart"), is_one, url=url, seed=5, kills=0)
     text = str(failed.value)
-    assert failed.value.points == [(2, "behind"), (3, "before")], "between the state and the result"
+    assert failed.value.points == [(2, "after"), (3, "before")], "between the state and the result"
     assert "2 of 9 runs failed (3 commits, seed=5); first:" in text
-    assert "the worker crashed behind commit 2 (save by worker-0: the state of session 's') and " in text
+    assert "the worker crashed after commit 2 (save by worker-0: the state of session 's') and " in text
     assert "AssertionError: assert 2 == 1" in text
-    assert "crash_matrix(…, seed=5, only=(2, 'behind'))" in text
+    assert "crash_matrix(…, seed=5, only=(2, 'after'))" in text
     assert "the others: (3, 'before')" in text
-    assert "only=(2, 'behind')" in capsys.readouterr().out, "printed as soon as it is known"
+    assert "only=(2, 'after')" in capsys.readouterr().out, "printed as soon as it is known"
     assert "'o-7' is completed" in "\n".join(failed.value.__notes__), "the histories of the env"
     assert isinstance(failed.value.__cause__, AssertionError)
 
@@ -238,7 +240,7 @@ async def test_the_matrix_ends_after_ten_failures() -> None:
 
     with pytest.raises(CrashMatrixFailed, match="the matrix ended after 10 failures") as failed:
         await crash_matrix(app, shop, fails_after_a_crash, kills=0)
-    assert failed.value.points == [(n, mode) for n in range(1, 5) for mode in ("before", "behind", "lost")][:10]
+    assert failed.value.points == [(n, mode) for n in range(1, 5) for mode in ("before", "after", "lost")][:10]
 
 
 async def test_a_failure_without_a_crash_is_that_of_the_scenario() -> None:
@@ -264,9 +266,24 @@ async def test_arguments_that_cannot_be_are_refused() -> None:
     with pytest.raises(InvalidInput, match="kills = -1"):
         await crash_matrix(app, shop, is_right, kills=-1)
     only: Any
-    for only in ((0, "before"), (1, "after")):
+    for only in ((0, "before"), (1, "behind")):
         with pytest.raises(InvalidInput, match="only = "):
             await crash_matrix(app, shop, is_right, only=only)
+
+
+async def returns_a_comparison(env: Env, outcome: list[int]) -> bool:
+    return outcome == [1, 2]
+
+
+async def test_a_check_that_returns_a_value_is_refused() -> None:
+    check: Any
+    for check, returned in (
+        (lambda env, outcome: outcome == 99, False),
+        (lambda env, outcome: 0, 0),
+        (returns_a_comparison, True),
+    ):
+        with pytest.raises(InvalidInput, match=f"check asserts; it returned {returned}"):
+            await crash_matrix(app, shop, check, only=(1, "before"))
 
 
 # --- the calls of the scenario, and state outside ---------------------------------------------------------------------
@@ -279,7 +296,10 @@ async def test_faults_of_the_scenario_itself_go_on() -> None:
         await env.crash(0)
         return len(await run.wait())
 
-    matrix = await crash_matrix(app, scenario, lambda env, outcome: outcome == 2, only=(4, "lost"))
+    def check(env: Env, outcome: int) -> None:
+        assert outcome == 2
+
+    matrix = await crash_matrix(app, scenario, check, only=(4, "lost"))
     assert matrix.hit == 1
 
 
@@ -290,7 +310,10 @@ async def test_a_function_makes_the_app_of_each_run() -> None:
         made.append(app)
         return app
 
-    matrix = await crash_matrix(make, shop, lambda env, outcome: outcome == [1, 2], kills=0)
+    def check(env: Env, outcome: list[int]) -> None:
+        assert outcome == [1, 2]
+
+    matrix = await crash_matrix(make, shop, check, kills=0)
     assert len(made) == 1 + matrix.runs
 
 

@@ -55,7 +55,7 @@ class Commit(NamedTuple):
 
 
 OnCommit: TypeAlias = Callable[[Commit, bool], Awaitable[None]]
-"""Called before a commit of a worker (False) and behind it (True)."""
+"""Called before a commit of a worker (False) and after it (True)."""
 
 BROUGHT: Final[dict[str, Callable[[Any], object]]] = {
     "fetch_work_item": lambda found: found.items or found.claim_lost,
@@ -107,7 +107,7 @@ class Traffic:
         return commit
 
     async def end_commit(self, commit: Commit, *, done: bool = True) -> None:
-        """Called behind each commit: raise the error that is due."""
+        """Called after each commit: raise the error that is due."""
         if self.on_commit is not None:
             await self.on_commit(commit, done)
 
