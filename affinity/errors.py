@@ -637,6 +637,7 @@ class Nondeterminism(OrchestrationError):
     Attributes:
         expected: the recorded event, as text.
         actual: what the code does, as text.
+        difference: the text of the error without ``source``.
         event_id: number of the recorded event; where the history ends, the number of the next one.
         execution_id: which execution of the instance; None: not known.
         source: the line of the application's code, as "support.py:17, in conversation", that makes the request; in a
@@ -645,7 +646,8 @@ class Nondeterminism(OrchestrationError):
     """
 
     def __init__(self, expected: str, actual: str, *, event_id: int) -> None:
-        super().__init__(f"nondeterministic orchestration: history has {expected}, but the code now does {actual}")
+        self.difference = f"nondeterministic orchestration: history has {expected}, but the code now does {actual}"
+        super().__init__(self.difference)
         self.expected = expected
         self.actual = actual
         self.event_id = event_id
@@ -653,8 +655,7 @@ class Nondeterminism(OrchestrationError):
         self.source: str | None = None
 
     def __str__(self) -> str:
-        text = super().__str__()
-        return text if self.source is None else f"{text} ({self.source})"
+        return self.difference if self.source is None else f"{self.difference} ({self.source})"
 
 
 # --- activities -----------------------------------------------------------------------------------------------------

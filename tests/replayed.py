@@ -128,6 +128,7 @@ def drinks(order: str = "tea", *, bye: bool = True) -> App:
 
 recorded = visits()
 changed = visits("another session")
+repaired_wrongly = visits("a dropped activity")
 reworded = visits("other words")
 unrelated = App("unrelated")
 milk = drinks("milk")

@@ -17,8 +17,9 @@ async def document_parts(
     info: InstanceInfo, executions: Sequence[int], read_page: Callable[[HistoryCursor], Awaitable[HistoryPage]]
 ) -> AsyncIterator[str]:
     """The text of the document, in pieces; each event is one line."""
-    why = None if info.suspension is None else info.suspension.error_type
-    yield to_json(head(info.instance_id, info.name, info.session_id, info.status, why)).decode()[:-1]
+    why = info.suspension if info.execution_id == executions[-1] else None
+    suspension = None if why is None else (why.error_type, why.message)
+    yield to_json(head(info.instance_id, info.name, info.session_id, info.status, suspension)).decode()[:-1]
     yield ',"executions":['
     for number, execution_id in enumerate(executions):
         yield f'{"," if number else ""}\n{{"execution_id":{execution_id},"events":['

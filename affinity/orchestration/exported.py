@@ -3,7 +3,8 @@
 ::
 
     {"format": "affinity.history", "format_version": 1, "instance_id": "chat-17", "name": "conversation",
-     "session_id": null, "status": "running", "suspended_for": null,
+     "session_id": null, "status": "running",
+     "suspended_for": null, "suspension_message": null,
      "executions": [{"execution_id": 1, "events": [{"type": "orchestration_started", …}, …]}, …]}
 
 Events are as they are stored, with their payloads; executions are in their order. Keys that are not known are ignored.
@@ -71,12 +72,17 @@ class ExportedHistory:
     """Of the orchestration."""
     session_id: str | None
     suspended_for: str | None
-    """The error for which the instance was suspended; None: it was not."""
+    """The class of the error for which the instance was suspended in the last of the executions; None: it was not."""
+    suspension_message: str | None
+    """The text of that error."""
     executions: Sequence[ExportedExecution]
 
 
-def head(instance_id: str, name: str, session_id: str | None, status: str, suspended_for: str | None) -> dict[str, Any]:
-    """The document without its executions."""
+def head(
+    instance_id: str, name: str, session_id: str | None, status: str, suspension: tuple[str, str] | None
+) -> dict[str, Any]:
+    """The document without its executions. ``suspension``: the class and the text of the error."""
+    suspended_for, message = suspension or (None, None)
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -85,6 +91,7 @@ def head(instance_id: str, name: str, session_id: str | None, status: str, suspe
         "session_id": session_id,
         "status": status,
         "suspended_for": suspended_for,
+        "suspension_message": message,
     }
 
 
@@ -105,6 +112,7 @@ def read_export(document: object) -> ExportedHistory:
             name=_text(document["name"]),
             session_id=_optional(document.get("session_id")),
             suspended_for=_optional(document.get("suspended_for")),
+            suspension_message=_optional(document.get("suspension_message")),
             executions=[each for each in executions if each.events],
         )
     except (KeyError, TypeError) as error:

@@ -15,7 +15,7 @@ import anyio
 import psycopg
 import pytest
 
-from affinity import Client, Worker
+from affinity import App, Client, Worker
 from affinity.cli.replay.command import NOTHING
 from affinity.cli.shell import FAILED, INTERRUPTED, MISUSED, NO_DATABASE
 from affinity.errors import AffinityError
@@ -23,7 +23,7 @@ from affinity.provider import change_rights, migrate
 from tests.cli.conftest import document, launch, refused, run, succeed
 from tests.processes import PATIENCE
 from tests.provider.roles import CLIENT, CREATE, as_role
-from tests.replayed import changed, line_of, record, record_mixed
+from tests.replayed import changed, line_of, milk, record, record_mixed
 from tests.servers.lost_tail import Pair
 from tests.servers.programs import LocalServer, programs
 from tests.waiting import until
@@ -127,10 +127,32 @@ def test_an_instance_that_is_suspended_for_it_already(url: str, directory: Path)
     assert document("replay", f"{APPS}changed", "a.json")["known"][0]["file"] == "a.json"
 
 
-async def suspend(url: str, instance_id: str) -> None:
-    """By a worker with the code that has changed."""
-    async with Worker(changed, url), Client(url) as client:
-        await client.raise_event(instance_id, "said", "bye")
+def test_a_repair_that_is_wrong_in_another_way_is_not_known(url: str) -> None:
+    anyio.run(record, url, "a")
+    anyio.run(suspend, url, "a")
+    succeed("history", "a", "--export", "a.json")
+    for source in (["--status", "suspended"], ["a.json"]):
+        found = document("replay", f"{APPS}repaired_wrongly", *source, code=FAILED)
+        assert ([each["code"] for each in found["findings"]], found["known"]) == (["TimerCreated(0.01 s)"], [])
+
+
+def test_a_suspension_is_of_the_current_execution(url: str) -> None:
+    """An earlier one that is exported alone does not match for a reason that is not known."""
+    anyio.run(record_mixed, url)
+    anyio.run(partial(suspend, url, "d", milk, "tea", 1))
+    succeed("history", "d", "--export", "all.json")
+    found = document("replay", f"{APPS}milk", "all.json", code=FAILED)
+    assert [[each["execution_id"] for each in found[kind]] for kind in ("known", "findings")] == [[3], [2, 1]]
+    succeed("history", "d", "--execution", "2", "--export", "second.json")
+    assert document("replay", f"{APPS}milk", "second.json", code=FAILED)["known"] == []
+
+
+async def suspend(
+    url: str, instance_id: str, app: App = changed, event: str = "said", payload: str | int = "bye"
+) -> None:
+    """By a worker with code that has changed."""
+    async with Worker(app, url), Client(url) as client:
+        await client.raise_event(instance_id, event, payload)
 
         async def is_suspended() -> bool:
             return (await client.status(instance_id)).status == "suspended"
@@ -168,6 +190,7 @@ def test_misuse(directory: Path) -> None:
     assert "duration" in refused(MISUSED, "replay", f"{APPS}recorded", "--since", "1")
     assert "no module" in refused(MISUSED, "replay", "nowhere:app")
     assert "JSON document" in refused(MISUSED, "history", "a", "--export", "-", "--json")
+    assert "--junit needs a file" in refused(MISUSED, "replay", f"{APPS}recorded", "--junit", "-")
     assert not (directory / "affinity.db").exists()
     assert "migrate" in refused(NO_DATABASE, "replay", f"{APPS}recorded")
     assert not (directory / "affinity.db").exists()

@@ -70,6 +70,8 @@ def replay(shell: Shell, *, target: str, files: tuple[str, ...], earlier: bool, 
       affinity history chat-17 --export tests/histories/chat-17.json
       affinity replay support:app tests/histories/*.json
     """
+    if xml == "-":
+        raise click.UsageError("stdout has the results for people, or with --json for scripts; --junit needs a file")
     options = {name: value for name, value in {**chosen, "earlier": earlier}.items() if value}
     context = click.get_current_context()
     if files and (options or context.params.get("url") or context.obj):
@@ -110,11 +112,13 @@ def _replay_file(app: App, file: str, report: ReplayReport) -> None:
     with click.open_file(file, encoding="utf-8", errors="surrogateescape") as opened:
         history = parse_export(opened.read(), file)
     for execution in replayed(history.executions):
+        is_current = execution is history.executions[-1]  # if it is not, the export has no suspension
         subject = ReplayedExecution(
             instance_id=history.instance_id,
             name=history.name,
             execution_id=execution.execution_id,
-            suspended_for=history.suspended_for if execution is history.executions[-1] else None,
+            suspended_for=history.suspended_for if is_current else None,
+            suspension_message=history.suspension_message,
             file=file,
         )
         try:

@@ -54,6 +54,7 @@ class ChosenInstance:
             name=instance.name,
             execution_id=instance.execution_id,
             suspended_for=None if why is None else why.error_type,
+            suspension_message=None if why is None else why.message,
         )
         return cls(subject=subject, version=instance.version, session_id=instance.session_id)
 

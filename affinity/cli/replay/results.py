@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 from affinity.cli.output import counted, printable
 from affinity.errors import Nondeterminism
+from affinity.limits import truncate
 from affinity.orchestration.failures import describe_error
 
 
@@ -19,7 +20,8 @@ class ReplayedExecution:
     instance_id: str
     name: str  # of the orchestration
     execution_id: int
-    suspended_for: str | None  # the error for which the instance is suspended
+    suspended_for: str | None  # the class of the error for which the instance is suspended in this execution
+    suspension_message: str | None = None  # and its text
     file: str | None = None  # that its history is in
 
 
@@ -32,8 +34,15 @@ class ReplayProblem:
 
     @property
     def is_known(self) -> bool:
-        """Whether its instance is suspended for the same error already."""
-        return self.subject.suspended_for == type(self.error).__name__
+        """Whether its instance is suspended for the same error already: for one of this class, and for the same event
+        and the same code. The line in the code may be another one, since only a replay here traces all lines.
+        """
+        if self.subject.suspended_for != type(self.error).__name__:
+            return False
+        if not isinstance(self.error, Nondeterminism):
+            return True
+        found, same = self.subject.suspension_message or "", truncate(self.error.difference)
+        return found == same or found.startswith(f"{same} (")
 
     @property
     def document(self) -> dict[str, Any]:
