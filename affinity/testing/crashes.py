@@ -113,8 +113,8 @@ async def crash_matrix(
         app: what the workers run; or a function that returns it, called for each run, where code keeps state outside of
             affinity.
         scenario: the client's part. Its calls go on while a worker is down.
-        check: receives the env and what the scenario has returned, and raises if anything is wrong, as by ``assert``; it returns None. It may be async. It
-            is called when nothing runs and nothing is due (`Env.run_until_idle`).
+        check: receives the env and what the scenario has returned, and asserts; it returns None. It may be
+            async. It is called when nothing runs and nothing is due (`Env.run_until_idle`).
         workers: how many.
         url: a PostgreSQL database; see `Env`.
         options: of the workers.
@@ -127,7 +127,8 @@ async def crash_matrix(
 
     Raises:
         CrashMatrixFailed: runs have failed; it names them, and how to repeat each.
-        InvalidInput: an argument is refused; the check has returned a value; or the app cannot be imported, and ``kills`` is not 0.
+        InvalidInput: an argument is refused; the check has returned a value; or the app cannot be imported, and
+            ``kills`` is not 0.
         Exception: what the scenario or the check raises in the undisturbed run.
     """
     matrix = CrashMatrix(secrets.randbits(32) if seed is None else seed)

@@ -23,15 +23,6 @@ async def reminder(ctx: affinity.OrchestrationContext, name: str) -> str:
     return await ctx.schedule_activity(send, name, retry=retry)
 
 
-# --- the tests --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """The event loop that workers and clients run on."""
-    return "asyncio"
-
-
 pytestmark = pytest.mark.anyio
 
 
@@ -40,6 +31,12 @@ async def test_a_week_passes() -> None:
         run = await env.client.start(reminder, "ann")
         assert await run.wait() == "sent to ann"
         assert env.now() - env.started == timedelta(days=7)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The event loop that workers and clients run on, where trio is installed too."""
+    return "asyncio"
 
 
 async def test_a_failure_is_retried() -> None:

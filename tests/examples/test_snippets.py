@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from affinity.cli import main
 from tests.conftest import Servers
-from tests.examples.blocks import PAGES, ROOT, SIGNATURES, Block, blocks, program_of
+from tests.examples.blocks import PAGES, ROOT, SIGNATURES, Block, blocks, blocks_of, program_of
 from tests.forks import Fork, run_program
 
 PYTHON_MARKERS = {"", "part", *SIGNATURES}
@@ -58,6 +58,13 @@ def test_a_program_runs_as_pasted(block: Block, tmp_path: Path) -> None:
     program = tmp_path / "pasted.py"
     program.write_text(block.text)
     run(program, tmp_path)
+
+
+def test_the_first_block_on_tests_runs_as_pasted(tmp_path: Path) -> None:
+    block = next(blocks_of(ROOT / "docs" / "learn" / "testing.md"))
+    program = tmp_path / "test_pasted.py"
+    program.write_text(block.text)
+    assert "1 passed" in run(program, tmp_path)
 
 
 @pytest.mark.parametrize("page", WITH_PARTS, ids=name_of)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import anyio
 import psycopg
 import pytest
 
 import affinity
 from affinity.testing import Env
+from affinity.testing.env.postgres import PostgresDatabase
 
 app = affinity.App("env")
 
@@ -28,6 +30,11 @@ async def naps(ctx: affinity.OrchestrationContext, count: int) -> list[str]:
         retry = affinity.RetryPolicy(max_attempts=2, initial_interval=3600, max_interval=3600)
         found.append(await ctx.schedule_activity(where, retry=retry).on_session("s"))
     return found
+
+
+@app.orchestration
+async def works(ctx: affinity.OrchestrationContext) -> str:
+    return await ctx.schedule_activity(where).on_session("s")
 
 
 def schemas(url: str) -> set[str]:
@@ -59,3 +66,38 @@ async def test_a_schema_that_exists_is_refused(postgres_database: str) -> None:
     with pytest.raises(affinity.errors.InvalidOptions, match="PostgreSQL"):
         async with Env(app, url="sqlite:///x.db"):
             pass
+
+
+@pytest.mark.parametrize("tables", [("worker_queue", "sessions"), ("sessions", "worker_queue")], ids=" ".join)
+async def test_a_jump_survives_a_call_that_locks_the_same_rows(postgres_database: str, tables: tuple[str, str]) -> None:
+    """An ack locks the item, then the session; other calls the other way round, which is a deadlock."""
+    async with Env(app, url=postgres_database) as env, anyio.create_task_group() as tasks:
+        begun, goes = anyio.Event(), anyio.Event()
+
+        async def slow(ctx: affinity.ActivityContext) -> str:
+            begun.set()
+            await goes.wait()
+            return "done"
+
+        env.fake(where, slow)
+        run = await env.client.start(works)
+        await begun.wait()
+        database = env._database
+        assert isinstance(database, PostgresDatabase)
+        path = f"-c search_path={database._schema}"
+        async with await psycopg.AsyncConnection.connect(postgres_database, options=path) as other:
+            first, second = (f"UPDATE {table} SET locked_until = locked_until" for table in tables)
+            await other.execute(first.encode())
+            alive = [worker.identity.incarnation for worker in env._workers]
+            tasks.start_soon(database.jump, database.now() + 1, alive)
+            await _blocked(postgres_database, database._connection.info.backend_pid)
+            await other.execute(second.encode())
+        goes.set()
+        assert await run.wait(timeout=20) == "done"
+
+
+async def _blocked(url: str, pid: int) -> None:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
+        while await (await connection.execute(waits, [pid])).fetchone() is None:
+            await anyio.sleep(0.01)

@@ -72,6 +72,8 @@ class Child:
             await self._go_on(fields["now"])
         elif name == "sweep":
             await self._worker.sweep()
+        elif name == "drain":
+            await self._worker.__aexit__(None, None, None)
         elif name == "pause":
             self._worker.pause()
         elif name == "resume":

@@ -106,7 +106,8 @@ class Env(AsyncBlock):
         self._timing = Timing(pause=self._pause, monotonic=self._monotonic)
         self._workers: list[WorkerOfEnv] = []
         self._given: EnvDatabase | None = None  # in place of a new database
-        self._crashing = asyncio.Lock()
+        self._crashing = asyncio.Lock()  # held by a start too: it has no worker of that name
+        self._replaced = set[str]()  # workers that a crash in a commit has ended for good
         self._crashes: list[BackgroundTask] = []
         self._stack = AsyncExitStack()
         self.jumps = 0
@@ -161,6 +162,7 @@ class Env(AsyncBlock):
         return datetime.fromtimestamp(self._database.now(), UTC)
 
     async def _start_worker(self, name: str) -> None:
+        await self._traffic.pass_gate()  # a jump that has begun does not know this worker
         worker = self._make_worker(self._options.model_copy(update={"worker_node_id": name}))
         await worker.__aenter__()
         self._workers.append(worker)
@@ -223,29 +225,42 @@ class Env(AsyncBlock):
             InvalidInput: no such worker runs.
         """
         async with self._crashing:
-            found = self._worker(worker)
-            await found.crash()
-            self._workers.remove(found)
-            self._traffic.changes += 1
+            await self._crash(self._worker(worker), restart)
+
+    async def _crash(self, worker: WorkerOfEnv, restart: bool) -> None:
+        """The clock does not jump meanwhile: the lease goes on."""
+        self._traffic.begin()
+        try:
+            await worker.crash()
+            self._workers.remove(worker)
             if restart:
-                await self._start_worker(found.identity.worker_id)
+                await self._start_worker(worker.identity.worker_id)
+        finally:
+            self._traffic.end(changed=True)
 
     def _crash_in_commit(self, name: str, *, restart: bool, delay: float | None = None) -> None:
         """Crash a worker from within `Traffic.on_commit`: nothing more of it reaches the database from here on, or
         after a delay in seconds. The rest is done beside; the clock does not jump meanwhile. Without ``restart``, a new
-        worker takes over from the last one.
+        worker takes over from the last one. A worker that the scenario has ended meanwhile is left alone.
         """
-        if delay is None:
-            self._worker(name).cut()
+        found = self._find_worker(name)  # None: it is starting
+        if delay is None and found is not None:
+            found.cut()
         self._traffic.begin()
-        self._crashes.append(BackgroundTask(partial(self._follow_crash, name, restart=restart, delay=delay or 0.0)))
+        follow = partial(self._follow_crash, name, found, restart=restart, delay=delay or 0.0)
+        self._crashes.append(BackgroundTask(follow))
 
-    async def _follow_crash(self, name: str, *, restart: bool, delay: float) -> None:
+    async def _follow_crash(self, name: str, worker: WorkerOfEnv | None, *, restart: bool, delay: float) -> None:
         try:
             await anyio.sleep(delay)
-            await self.crash(name, restart=restart)
-            if not self._workers:
-                await self._start_worker(f"worker-{self._count}")
+            async with self._crashing:
+                worker = worker or self._find_worker(name)
+                if worker is not None and worker in self._workers:
+                    if not restart:
+                        self._replaced.add(name)
+                    await self._crash(worker, restart)
+                if not self._workers:
+                    await self._start_worker(f"worker-{self._count}")
         except Exception as error:  # the test must not hang
             self.client._fail_waits(error)
         finally:
@@ -331,10 +346,15 @@ class Env(AsyncBlock):
 
     def _worker(self, worker: int | str) -> WorkerOfEnv:
         name = worker if isinstance(worker, str) else f"worker-{worker}"
-        for each in self._workers:
-            if each.identity.worker_id == name:
-                return each
-        raise InvalidInput(f"no worker {name!r} runs; there are: {', '.join(self.workers)}")
+        found = self._find_worker(name)
+        if found is None and name in self._replaced and self._workers:
+            found = self._workers[0]  # the scenario cannot know of the crash
+        if found is None:
+            raise InvalidInput(f"no worker {name!r} runs; there are: {', '.join(self.workers)}")
+        return found
+
+    def _find_worker(self, name: str) -> WorkerOfEnv | None:
+        return next((each for each in self._workers if each.identity.worker_id == name), None)
 
     @property
     def workers(self) -> Sequence[str]:
@@ -358,10 +378,8 @@ class Env(AsyncBlock):
             raise InvalidInput(f"advance({by!r}): must be a time of at least 0")
         async with self._by_hand():
             end = round(self._database.now() + seconds, 6)
-            await self._settle(beside_code=True)
-            while (due := await self._database.next_due(self._waiting())) is not None and due < end:
+            while (due := await self._settled_due(beside_code=True)) is not None and due < end:
                 await self._jump(due)
-                await self._settle(beside_code=True)
             if end > self._database.now():
                 await self._jump(end)
                 await self._settle(beside_code=True)
@@ -390,12 +408,19 @@ class Env(AsyncBlock):
 
     async def _step(self, begun: datetime) -> bool:
         async with self._by_hand():
-            await self._settle()
-            due = await self._database.next_due(self._waiting())
+            due = await self._settled_due()
             if due is not None:
                 self._check_jump(begun, due)
                 await self._jump(due)
             return due is not None
+
+    async def _settled_due(self, *, beside_code: bool = False) -> float | None:
+        """What is due next, once nothing runs."""
+        while True:
+            await self._settle(beside_code=beside_code)
+            due = await self._database.next_due(self._waiting())
+            if not self._traffic.in_flight:  # again: a crash may have begun
+                return due
 
     @contextlib.contextmanager
     def freeze(self) -> Iterator[None]:
@@ -467,6 +492,8 @@ class Env(AsyncBlock):
         if not await self._settle(by_itself=True) or not self.client._awaited:
             return
         due = await self._database.next_due(self._waiting())
+        if self._traffic.in_flight:  # again: a crash may have begun
+            return
         if due is not None:
             if self._is_too_far(begun, due):
                 raise NothingWillHappen(f"{self._too_far(begun, due)}: {await self._explain()}")

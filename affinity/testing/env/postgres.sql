@@ -48,9 +48,9 @@ SELECT extract(epoch FROM min(at))::float8 FROM (
 UPDATE workers SET locked_until = locked_until + %(seconds)s * interval '1 s'
 WHERE locked_until > clock() AND incarnation = ANY (%(alive)s);
 
--- move_sessions: the locks of sessions whose work they run
+-- move_sessions: the locks of their sessions whose work they run
 UPDATE sessions SET locked_until = locked_until + %(seconds)s * interval '1 s'
-WHERE locked_until > clock() AND session_id IN (
+WHERE locked_until > clock() AND incarnation = ANY (%(alive)s) AND session_id IN (
     SELECT session_id FROM worker_queue
     WHERE lock_incarnation = ANY (%(alive)s) AND locked_until > clock());
 

@@ -22,7 +22,7 @@ from affinity.orchestration import App
 from affinity.provider.contract import Incarnation, WorkerIdentity
 from affinity.tasks import BackgroundTask
 from affinity.testing.env.environment import Env
-from affinity.testing.env.peer import Fields, Peer, PeerGone
+from affinity.testing.env.peer import Fields, Peer, PeerFailed, PeerGone
 from affinity.testing.env.traffic import Commit, Traffic
 from affinity.testing.env.workers import WorkerOfEnv, names_in
 from affinity.worker import RuntimeOptions
@@ -53,6 +53,7 @@ class ProcessWorker:
         self._commits: dict[int, Commit] = {}  # by their numbers in the process
         self._wanted = self._done = 0  # looks for work: asked for, and answered
         self._asking: set[asyncio.Task[None]] = set()
+        self._failure: PeerFailed | None = None
 
     async def __aenter__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -84,7 +85,9 @@ class ProcessWorker:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.crash()  # the env ends too: nothing is to be drained
+        if not self.is_abandoned:  # else the env ends too: nothing is to be drained
+            await self._ask("drain")
+        await self.crash()
 
     async def _read(self) -> None:
         await self._peer.run()
@@ -158,9 +161,17 @@ class ProcessWorker:
         task.add_done_callback(self._asking.discard)
 
     async def _look(self, number: int) -> None:
-        await self._ask("look")
+        await self._ask_aside("look")
         self._done = max(self._done, number)
         self._traffic.notify()
+
+    async def _ask_aside(self, name: str) -> None:
+        """Ask for what no caller awaits: a failure ends the waits of the client, and the next question."""
+        try:
+            await self._ask(name)
+        except PeerFailed as error:
+            self._failure = error
+            self._on_end(error)
 
     async def sweep(self) -> None:
         """One round of maintenance."""
@@ -182,7 +193,7 @@ class ProcessWorker:
     def pause(self) -> None:
         """See `EnvWorker`."""
         self.is_paused = True
-        self._spawn(self._ask("pause"))
+        self._spawn(self._ask_aside("pause"))
 
     async def resume(self) -> None:
         """See `EnvWorker`."""
@@ -190,6 +201,8 @@ class ProcessWorker:
         self.is_paused = False
 
     async def _ask(self, name: str, **fields: Any) -> None:
+        if self._failure is not None:
+            raise self._failure
         with suppress(PeerGone):
             self._note(await self._peer.ask(name, **fields))
 
@@ -244,6 +257,14 @@ class ProcessEnv(Env):
             InvalidInput: always.
         """
         raise InvalidInput(f"{activity!r} cannot be faked in the process of a worker: see kills= of crash_matrix")
+
+    def fail_calls(self, n: int) -> NoReturn:
+        """Refused: the calls of the workers are in other processes.
+
+        Raises:
+            InvalidInput: always.
+        """
+        raise InvalidInput(f"fail_calls({n}) does not reach the process of a worker: see kills= of crash_matrix")
 
 
 def find_app(app: App | Callable[[], App]) -> str:

@@ -126,6 +126,6 @@ def _next_due(tx: Tx, waiting: Waiting) -> float | None:
 def _jump(tx: Tx, clock: StillClock, to: float, alive: Collection[str]) -> None:
     """While this transaction has the lock of a writer, no other one reads the clock."""
     at = {"seconds": to - tx.now, "now": tx.now, "alive": to_json(list(alive))}
-    for statement in ("move_workers", "move_sessions", "move_items"):
+    for statement in ("move_items", "move_sessions", "move_workers"):
         tx.run(SQL[statement], at)
     clock.set(to)

@@ -46,9 +46,9 @@ SELECT min(at) FROM (
 UPDATE workers SET locked_until = locked_until + :seconds
 WHERE locked_until > :now AND incarnation IN (SELECT value FROM json_each(:alive));
 
--- move_sessions: the locks of sessions whose work they run
+-- move_sessions: the locks of their sessions whose work they run
 UPDATE sessions SET locked_until = locked_until + :seconds
-WHERE locked_until > :now AND session_id IN (
+WHERE locked_until > :now AND incarnation IN (SELECT value FROM json_each(:alive)) AND session_id IN (
     SELECT session_id FROM worker_queue
     WHERE lock_incarnation IN (SELECT value FROM json_each(:alive)) AND locked_until > :now);
 
