@@ -29,7 +29,7 @@ class Copies:
         connection = await AsyncConnection.connect(target.connect("affinity env", {}), autocommit=True)
         database = _Copy(url, target.schema, connection)
         database.server, database.name = self._server, name
-        await database.jump(database.now(), ())
+        await database.jump(database.now(), (), ())
         return database
 
 

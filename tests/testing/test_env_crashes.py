@@ -147,6 +147,13 @@ async def test_a_renewal_from_before_the_pause_does_not_count() -> None:
     assert link.is_renewed
 
 
+@app.orchestration
+async def retries(ctx: affinity.OrchestrationContext) -> None:
+    await ctx.schedule_activity(
+        where, retry=affinity.RetryPolicy(max_attempts=2, initial_interval=3_600, max_interval=3_600)
+    )
+
+
 async def execute(env: Env, statement: str) -> Sequence[Any]:
     path = sqlite_path(env._database.url)
     if path is None:
@@ -171,10 +178,32 @@ async def test_a_jump_moves_no_lock_of_a_session_that_another_worker_holds(env_u
         alive = [worker.identity.incarnation for worker in env._workers]
         sessions, items = "SELECT locked_until FROM sessions", "SELECT locked_until FROM worker_queue"
         held, running = await execute(env, sessions), await execute(env, items)
-        await env._database.jump(env._database.now() + 1, alive)
+        await env._database.jump(env._database.now() + 1, alive, alive)
         assert await execute(env, sessions) != held
         await execute(env, "UPDATE sessions SET incarnation = 'gone' RETURNING session_id")
         held = await execute(env, sessions)
-        await env._database.jump(env._database.now() + 1, alive)
+        await env._database.jump(env._database.now() + 1, alive, alive)
         assert await execute(env, sessions) == held
         assert await execute(env, items) != running
+
+
+async def test_a_lock_that_a_worker_does_not_know_ends(env_url: str | None) -> None:
+    """As after a lost answer: the worker does not renew it."""
+    async with Env(app, url=env_url) as env:
+        with env.freeze():
+            env.fake(where, ValueError("once"), times=1)
+            run = await env.client.start(retries)
+            await env.advance(1)
+            (identity,) = [worker.identity for worker in env._workers]
+            until, due = (
+                ("locked_until = clock() + interval '30 s'", "clock()")
+                if env_url
+                else (f"locked_until = {env._database.now() + 30}", str(env._database.now()))
+            )
+            await execute(
+                env,
+                f"UPDATE worker_queue SET lock_worker = '{identity.worker_id}', lock_token = 'lost', visible_at = {due},"
+                f" lock_incarnation = '{identity.incarnation}', {until} RETURNING name",
+            )
+        await run.wait(timeout=20)
+        assert timedelta(seconds=30) < env.now() - env.started < timedelta(seconds=60)

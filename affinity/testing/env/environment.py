@@ -508,7 +508,8 @@ class Env(AsyncBlock):
             async with AsyncExitStack() as held:
                 for worker in alive:
                     await held.enter_async_context(worker.held())
-                await self._database.jump(to, [worker.identity.incarnation for worker in alive])
+                waiting = self._waiting()
+                await self._database.jump(to, waiting.alive, waiting.busy)
             for worker in alive:
                 worker.pass_time(seconds)
             pass_idle_time(self._app.session_listeners, seconds)
@@ -583,7 +584,8 @@ class Env(AsyncBlock):
 
     def _waiting(self) -> Waiting:
         alive = [worker.identity.incarnation for worker in self._alive]
-        return Waiting(alive, self._options.session_min_idle, self._options.unregistered_timeout)
+        busy = [worker.identity.incarnation for worker in self._alive if worker.runs_code]
+        return Waiting(alive, busy, self._options.session_min_idle, self._options.unregistered_timeout)
 
     async def _explain(self) -> str:
         return "; ".join([await explain(self.client, each) for each in dict.fromkeys(self.client._awaited)])

@@ -59,7 +59,7 @@ class PostgresDatabase:
             raise
         try:
             await PostgresProvider.migrate(url, lambda _: None)
-            await database.jump(database.now(), ())
+            await database.jump(database.now(), (), ())
         except BaseException:
             await database.aclose()
             raise
@@ -83,6 +83,7 @@ class PostgresDatabase:
     async def next_due(self, waiting: Waiting) -> float | None:
         at = {
             "alive": list(waiting.alive),
+            "busy": list(waiting.busy),
             "min_idle": waiting.min_idle,
             "unknown": waiting.unknown,
             "offer": OFFER_SECONDS,
@@ -92,8 +93,8 @@ class PostgresDatabase:
         assert found is not None
         return None if found[0] is None else float(found[0])
 
-    async def jump(self, to: float, alive: Collection[str]) -> None:
-        at = {"seconds": to - self._time, "alive": list(alive)}
+    async def jump(self, to: float, alive: Collection[str], busy: Collection[str]) -> None:
+        at = {"seconds": to - self._time, "alive": list(alive), "busy": list(busy)}
         body = f"SELECT timestamptz '{datetime.fromtimestamp(to, UTC).isoformat()}'"
         with anyio.CancelScope(shield=True):
             while not await self._jump(at, body):
@@ -121,7 +122,7 @@ class PostgresDatabase:
         """Remove the schema, or empty it."""
         if self._is_kept:
             await self._connection.execute(SQL["restore_rows"])
-            await self.jump(round(time.time(), 6), ())
+            await self.jump(round(time.time(), 6), (), ())
         else:
             await self.drop()
 

@@ -20,7 +20,7 @@ SELECT extract(epoch FROM min(at))::float8 FROM (
     WHERE locked_until > clock() AND incarnation <> ALL (%(alive)s)
     UNION ALL
     SELECT min(locked_until) FROM worker_queue
-    WHERE locked_until > clock() AND lock_incarnation <> ALL (%(alive)s)
+    WHERE locked_until > clock() AND lock_incarnation <> ALL (%(busy)s)
     UNION ALL
     SELECT min(least(s.locked_until, s.next_until))
     FROM worker_queue AS q JOIN sessions AS s ON s.session_id = q.session_id
@@ -40,7 +40,7 @@ SELECT extract(epoch FROM min(at))::float8 FROM (
     SELECT min(locked_until) FROM sessions WHERE locked_until > clock()
     ) AS lease WHERE EXISTS (
         SELECT 1 FROM worker_queue WHERE visible_at <= clock() AND route <> 'blocked'
-          AND (lock_incarnation IS NULL OR lock_incarnation <> ALL (%(alive)s)))
+          AND (lock_incarnation IS NULL OR lock_incarnation <> ALL (%(busy)s)))
     OR EXISTS (SELECT 1 FROM orchestrator_queue WHERE visible_at <= clock() AND route <> 'suspended')
 ) AS due;
 
@@ -52,11 +52,11 @@ WHERE locked_until > clock() AND incarnation = ANY (%(alive)s);
 UPDATE sessions SET locked_until = locked_until + %(seconds)s * interval '1 s'
 WHERE locked_until > clock() AND incarnation = ANY (%(alive)s) AND session_id IN (
     SELECT session_id FROM worker_queue
-    WHERE lock_incarnation = ANY (%(alive)s) AND locked_until > clock());
+    WHERE lock_incarnation = ANY (%(busy)s) AND locked_until > clock());
 
 -- move_items: the locks of that work
 UPDATE worker_queue SET locked_until = locked_until + %(seconds)s * interval '1 s'
-WHERE locked_until > clock() AND lock_incarnation = ANY (%(alive)s);
+WHERE locked_until > clock() AND lock_incarnation = ANY (%(busy)s);
 
 -- set_clock: to a constant; it is inlined, as the real one
 CREATE OR REPLACE FUNCTION clock() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE AS {};

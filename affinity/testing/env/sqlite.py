@@ -93,8 +93,8 @@ class SqliteDatabase:
     async def next_due(self, waiting: Waiting) -> float | None:
         return await anyio.to_thread.run_sync(partial(self._database.read, _next_due, waiting))
 
-    async def jump(self, to: float, alive: Collection[str]) -> None:
-        await anyio.to_thread.run_sync(partial(self._database.write, _jump, self._clock, to, alive))
+    async def jump(self, to: float, alive: Collection[str], busy: Collection[str]) -> None:
+        await anyio.to_thread.run_sync(partial(self._database.write, _jump, self._clock, to, alive, busy))
 
     async def aclose(self) -> None:
         self._database.close()
@@ -112,6 +112,7 @@ def _next_due(tx: Tx, waiting: Waiting) -> float | None:
     at = {
         "now": tx.now,
         "alive": to_json(list(waiting.alive)),
+        "busy": to_json(list(waiting.busy)),
         "min_idle": waiting.min_idle,
         "unknown": waiting.unknown,
         "offer": OFFER_SECONDS,
@@ -123,9 +124,9 @@ def _next_due(tx: Tx, waiting: Waiting) -> float | None:
     return due
 
 
-def _jump(tx: Tx, clock: StillClock, to: float, alive: Collection[str]) -> None:
+def _jump(tx: Tx, clock: StillClock, to: float, alive: Collection[str], busy: Collection[str]) -> None:
     """While this transaction has the lock of a writer, no other one reads the clock."""
-    at = {"seconds": to - tx.now, "now": tx.now, "alive": to_json(list(alive))}
+    at = {"seconds": to - tx.now, "now": tx.now, "alive": to_json(list(alive)), "busy": to_json(list(busy))}
     for statement in ("move_items", "move_sessions", "move_workers"):
         tx.run(SQL[statement], at)
     clock.set(to)

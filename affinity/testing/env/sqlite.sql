@@ -14,7 +14,7 @@ SELECT min(at) FROM (
 -- waits: whether work waits that could be fetched now, if a lease, a hold or an offer had ended
 SELECT EXISTS (
         SELECT 1 FROM worker_queue WHERE visible_at <= :now AND route <> 'blocked'
-          AND (lock_incarnation IS NULL OR lock_incarnation NOT IN (SELECT value FROM json_each(:alive))))
+          AND (lock_incarnation IS NULL OR lock_incarnation NOT IN (SELECT value FROM json_each(:busy))))
     OR EXISTS (SELECT 1 FROM orchestrator_queue WHERE visible_at <= :now AND route <> 'suspended');
 
 -- next_lease: when the next lease of a worker that does not run ends, or a lock, a hold or an offer of waiting work
@@ -23,7 +23,7 @@ SELECT min(at) FROM (
     WHERE locked_until > :now AND incarnation NOT IN (SELECT value FROM json_each(:alive))
     UNION ALL
     SELECT min(locked_until) FROM worker_queue
-    WHERE locked_until > :now AND lock_incarnation NOT IN (SELECT value FROM json_each(:alive))
+    WHERE locked_until > :now AND lock_incarnation NOT IN (SELECT value FROM json_each(:busy))
     UNION ALL
     SELECT min(min(s.locked_until, coalesce(s.next_until, s.locked_until)))
     FROM worker_queue AS q JOIN sessions AS s ON s.session_id = q.session_id
@@ -50,8 +50,8 @@ WHERE locked_until > :now AND incarnation IN (SELECT value FROM json_each(:alive
 UPDATE sessions SET locked_until = locked_until + :seconds
 WHERE locked_until > :now AND incarnation IN (SELECT value FROM json_each(:alive)) AND session_id IN (
     SELECT session_id FROM worker_queue
-    WHERE lock_incarnation IN (SELECT value FROM json_each(:alive)) AND locked_until > :now);
+    WHERE lock_incarnation IN (SELECT value FROM json_each(:busy)) AND locked_until > :now);
 
 -- move_items: the locks of that work
 UPDATE worker_queue SET locked_until = locked_until + :seconds
-WHERE locked_until > :now AND lock_incarnation IN (SELECT value FROM json_each(:alive));
+WHERE locked_until > :now AND lock_incarnation IN (SELECT value FROM json_each(:busy));

@@ -14,6 +14,10 @@ class Waiting(NamedTuple):
 
     alive: Sequence[str]
     """Incarnations of the workers that run: their leases do not end."""
+    busy: Sequence[str]
+    """Incarnations of the workers that run activities, too: the locks of these do not end. A lock that a worker does not
+    know, as after a lost answer, ends.
+    """
     min_idle: float
     """Seconds after which an idle session makes room for another one."""
     unknown: float
@@ -40,8 +44,10 @@ class EnvDatabase(Protocol):
         """The earliest time from which something can happen that cannot happen now; None: there is none."""
         ...
 
-    async def jump(self, to: float, alive: Collection[str]) -> None:
-        """Set the clock. The leases of these incarnations, and of the work that they run, move along."""
+    async def jump(self, to: float, alive: Collection[str], busy: Collection[str]) -> None:
+        """Set the clock. The leases of the workers ``alive`` move along, and the locks of the work of those ``busy``;
+        see `Waiting`.
+        """
         ...
 
     async def aclose(self) -> None:
