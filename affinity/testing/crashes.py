@@ -121,6 +121,7 @@ async def crash_matrix(
         max_jump: see `Env`.
         kills: so many runs more, in which each worker is a process of its own, and one is killed by SIGKILL at a commit
             that the seed decides. These processes import the app, so it is at the top level of a module.
+            `Env.fake` and `Env.fail_calls` are refused there.
         seed: for the same decisions again.
         only: one point alone, as a failure names it.
         timeout: seconds of real time for each run.
