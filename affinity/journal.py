@@ -452,7 +452,7 @@ class JournalFilter:
     kind: str | None = None
     prefix: str | None = None  # of the session id
     parent: str | None = None
-    parent_journal: int | None = None  # of those that know theirs, as `JournalPage.parent_journal`: these
+    parent_journal: int | None = None  # as `JournalPage.parent_journal`; a journal that has None fits, too
     closed: bool | None = None
     with_requests: bool = False  # with pending requests
     after: tuple[datetime, str] | None = None  # keyset cursor

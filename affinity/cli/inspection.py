@@ -51,10 +51,9 @@ def show(shell: Shell, instance_id: str, *, stack: bool) -> None:
         instance = await client.status(instance_id)
         if instance.finished:
             return instance, (), (), None
-        events = client.iter_history(instance_id, execution_id=instance.execution_id)
-        refused = [event async for event in events if event.type == "event_refused"]
-        activities = [each for each in await client.activities(instance_id) if not each.finished]
-        return instance, activities, refused, await client.explain(instance_id)
+        activities, refused = await client.activities_and_refusals(instance_id)
+        shown = [each for each in activities if not each.finished or each.status == "ended"]
+        return instance, shown, refused, await client.explain(instance_id)
 
     instance, activities, refused, waits_for = with_client(shell, read)
     document = {
@@ -234,6 +233,8 @@ def _activity_lines(activities: Sequence[Activity]) -> list[tuple[str, object]]:
 
 def _activity(one: Activity) -> str:
     why = "" if one.last_error is None else f", after {one.last_error}"
+    if one.status == "ended":
+        return f"{one.name}: has ended; its result waits to be recorded by the next turn"
     if one.status == "running":
         return f"{one.name}: attempt {one.attempt} runs on {one.worker_id}{why}"
     if one.next_attempt_at is not None:

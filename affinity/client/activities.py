@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, Literal, TypeAlias
 
-from affinity.client.views import OUTCOMES, HistoryRecord
+from affinity.client.views import HistoryRecord
 from affinity.provider.contract import WorkItemInfo
 
-ActivityStatus: TypeAlias = Literal["queued", "running", "completed", "failed", "cancelled"]
-"""``"queued"``: it waits for a worker, for its next attempt, or for an ordered activity before it. ``"cancelled"``: its
-orchestration does not wait for it any more, or has ended before it.
+ActivityStatus: TypeAlias = Literal["queued", "running", "ended", "completed", "failed", "cancelled"]
+"""``"queued"``: it waits for a worker, for its next attempt, or for an ordered activity before it. ``"ended"``: its
+result waits to be recorded by the next turn. ``"cancelled"``: its orchestration does not wait for it any
+more, or has ended before it.
 """
 
 _ENDS: Final[dict[str, ActivityStatus]] = {
@@ -52,33 +53,42 @@ class ActivityList:
 
     Args:
         execution_id: which.
-        rows: what was in the queue before the history was read: an activity that ends meanwhile has its result there.
-        finished: the instance had ended by then.
     """
 
-    def __init__(self, execution_id: int, rows: Iterable[WorkItemInfo], *, finished: bool) -> None:
+    def __init__(self, execution_id: int) -> None:
         self._execution_id = execution_id
-        self._rows: Mapping[int, WorkItemInfo] = {
-            row.key.activity_id: row for row in rows if row.key.execution_id == execution_id
-        }
-        self._finished = finished
         self._found: dict[int, Activity] = {}
+        self._parked: set[int] = set()
+        self.refused: list[HistoryRecord] = []
+        """The events that did not fit what the execution waits for."""
 
     def add(self, record: HistoryRecord) -> None:
         """Take the next event of the history."""
         if record.type == "activity_scheduled":
-            if not record.fields.get("asleep") or record.event_id in self._rows:
-                self._found[record.event_id] = self._begun(record)
+            self._found[record.event_id] = self._begun(record)
+            if record.fields.get("asleep"):
+                self._parked.add(record.event_id)
         elif (status := _ENDS.get(record.type)) is not None:
             scheduled = record.fields["schedule_id"]
             if scheduled in self._found:
                 self._found[scheduled] = _ended(self._found[scheduled], status, record)
-        self._finished |= record.type in OUTCOMES
+        elif record.type == "event_refused":
+            self.refused.append(record)
 
-    def all(self) -> list[Activity]:
-        """In the order in which they were scheduled; also what is queued of an event that cannot be read."""
-        unreadable = {} if self._finished else {key: self._queued(row) for key, row in self._rows.items()}
-        found = unreadable | {key: self._with_row(one) for key, one in self._found.items()}
+    def all(self, queued: Iterable[WorkItemInfo], *, finished: bool) -> list[Activity]:
+        """In the order in which they were scheduled; also what is queued of an event that cannot be read.
+
+        Args:
+            queued: what was in the queue after the history was read: without a row, an activity has ended.
+            finished: the execution had ended by then.
+        """
+        rows = {row.key.activity_id: row for row in queued if row.key.execution_id == self._execution_id}
+        unreadable = {} if finished else {key: self._queued(row) for key, row in rows.items()}
+        found = unreadable | {
+            key: one if one.finished else _current(one, rows.get(key), finished)
+            for key, one in self._found.items()
+            if one.finished or key in rows or key not in self._parked
+        }
         return [found[key] for key in sorted(found)]
 
     def _queued(self, row: WorkItemInfo) -> Activity:
@@ -102,13 +112,12 @@ class ActivityList:
             tag=record.fields.get("tag"),
         )
 
-    def _with_row(self, activity: Activity) -> Activity:
-        if activity.finished:
-            return activity
-        if self._finished:
-            return replace(activity, status="cancelled", attempt=None)
-        row = self._rows.get(activity.activity_id)
-        return activity if row is None else _with_row(activity, row)
+
+def _current(activity: Activity, row: WorkItemInfo | None, finished: bool) -> Activity:
+    """How an activity is that has no end in the history."""
+    if finished:
+        return replace(activity, status="cancelled", attempt=None)
+    return replace(activity, status="ended", attempt=None) if row is None else _with_row(activity, row)
 
 
 def _with_row(activity: Activity, row: WorkItemInfo) -> Activity:

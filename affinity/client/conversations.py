@@ -88,8 +88,8 @@ class ConversationCalls(ClientBase):
             kind: of the conversations.
             status: that they have now. No index has it: the others that fit are looked at in steps, newest first.
             prefix: of their ids.
-            parent: the conversation whose children they are. If none has this id, those of earlier ones, which were
-                deleted without them.
+            parent: id of the conversation that created them. If there is none, the children of deleted conversations
+                with this id are listed.
             terminated: only those that are, or are not.
             with_requests: only those with a request that waits for an answer.
             after: `ConversationPage.next` of the page before.

@@ -35,6 +35,7 @@ from affinity.limits import MAX_COUNT, MAX_HISTORY_EVENTS, MAX_PAGE, SCRAPE_COUN
 from affinity.orchestration.codec import read_json
 from affinity.paging import PageIterator, uninterrupted
 from affinity.provider.contract import (
+    FINISHED,
     EventOrigin,
     ExecutionInfo,
     FleetLoad,
@@ -53,6 +54,9 @@ from affinity.provider.contract import (
 
 _PRESENT: Final = -1
 """In place of the number of an execution: the one that is current when the reading begins."""
+
+_READINGS: Final = 3
+"""Attempts to read the activities of an execution that does not end meanwhile."""
 
 logger = logging.getLogger("affinity.client")
 
@@ -199,13 +203,28 @@ class Inspection(ClientBase):
             UnknownInstance: there is none.
             InvalidId: the id is refused.
         """
-        check_id(instance_id, "instance id")
-        rows = await retry(partial(self._provider.list_work_items, instance_id, MAX_HISTORY_EVENTS))
-        instance = await self.status(instance_id)
-        found = ActivityList(instance.execution_id, rows, finished=instance.finished)
-        async for record in self.iter_history(instance_id, execution_id=instance.execution_id):
-            found.add(record)
-        return found.all()
+        return (await self.activities_and_refusals(instance_id))[0]
+
+    async def activities_and_refusals(self, instance_id: str) -> tuple[Sequence[Activity], Sequence[HistoryRecord]]:
+        """`activities`, and the events that do not fit what the execution waits for, in one reading of the history.
+
+        Raises:
+            UnknownInstance: there is none, or it was replaced by another one meanwhile.
+            InvalidId: the id is refused.
+        """
+        for _ in range(_READINGS):
+            before = await self._present(instance_id)
+            found = ActivityList(before.execution_id)
+            async for record in self.iter_history(instance_id, execution_id=before.execution_id):
+                found.add(record)
+            rows = await retry(partial(self._provider.list_work_items, instance_id, MAX_HISTORY_EVENTS))
+            after = await self._present(instance_id)
+            if after.birth != before.birth:
+                raise UnknownInstance(f"instance {instance_id!r} was replaced by another one meanwhile: read it again")
+            has_ended = after.execution_id != before.execution_id or after.status in FINISHED
+            if has_ended == (before.status in FINISHED):  # else its last results may be missing
+                break
+        return found.all(rows, finished=has_ended), found.refused
 
     async def tree(self, instance_id: str, *, limit: int = MAX_PAGE) -> InstanceTree:
         """An instance with its sub-orchestrations and theirs.

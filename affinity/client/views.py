@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from affinity.errors import ErrorDetails, InvalidInput, NotSerializable
 from affinity.orchestration.codec import read_json
+from affinity.orchestration.exported import OUTCOME_STATUSES
 from affinity.orchestration.failures import RecordedError
 from affinity.orchestration.wire import read_details
 from affinity.provider.contract import (
@@ -34,13 +35,6 @@ reset has replaced, and those of whose history only the beginning is kept.
 _ERROR_TEXTS: Final = {"type": "Error", "message": "", "stack": ""}
 _RESULTS: Final = frozenset({"activity_completed", "activity_failed"})
 _TYPE: Final = re.compile(r'\{"type":"(\w+)"')
-OUTCOMES: Final[dict[str, ExecutionStatus]] = {
-    "orchestration_completed": "completed",
-    "orchestration_failed": "failed",
-    "orchestration_cancelled": "cancelled",
-    "continued_as_new": "continued",
-}
-"""The status of an execution that ends with an event of this type."""
 
 
 class Failure(NamedTuple):
@@ -243,10 +237,10 @@ def _decoded(text: str | None) -> Any:
 def execution_of(row: ExecutionInfo, instance: InstanceInfo) -> ExecutionSummary:
     """The execution with its status, which is in its last event; that of the current one is its instance's."""
     found = _TYPE.match(row.last_event or "")
-    former = OUTCOMES.get(found[1], "ended") if found else "ended"
+    former = OUTCOME_STATUSES.get(found[1]) if found else None
     return ExecutionSummary(
         execution_id=row.execution_id,
-        status=instance.status if row.execution_id == instance.execution_id else former,
+        status=instance.status if row.execution_id == instance.execution_id else former or "ended",
         event_count=row.event_count,
         started_at=row.started_at,
         ended_at=row.ended_at,

@@ -33,7 +33,6 @@ from affinity.errors import (
     InvalidOptions,
     NotSerializable,
     SessionRecordRefused,
-    SessionRecordTooNew,
     UnknownConversation,
     UnknownEntry,
 )
@@ -48,7 +47,7 @@ from affinity.journal import (
     NewEntry,
 )
 from affinity.limits import MAX_PAGE, check_id, check_payload
-from affinity.records import SessionRecord, SessionState, SessionStore, frozen
+from affinity.records import SessionRecord, SessionState, SessionStore, SessionSummary, frozen
 from affinity.session.resources import LABEL
 from affinity.session.transfer import ImportTimes
 
@@ -115,6 +114,10 @@ class LineageState(Protocol):
         """Load a record, and drop its state; raises `SessionRecordRefused` if it could not be loaded."""
         ...
 
+    def check_version(self, record: SessionRecord | SessionSummary) -> None:
+        """Compare kind and schema version; raises `SessionRecordRefused` if they could not be loaded."""
+        ...
+
 
 class BirthPlanner:
     """Makes the births of one kind of conversations: reads what they are made from, and checks the arguments."""
@@ -157,7 +160,8 @@ class BirthPlanner:
             copies = at == page.last_seq and not self._in_wake
             state = None if copies else await self._using(source, await self._rebuilt(source, new_id, at))
         if copies and self._states is not None and not self._in_wake:  # a wake has loaded it
-            await self._check_copied(await self._records.load(source))
+            for record in await self._records.ancestors(source, 1):
+                self._states.check_version(record)
         return self._birth(
             new_id,
             lineage=lineage,
@@ -191,8 +195,8 @@ class BirthPlanner:
         home = _home_of_merge({"left": (left, one.home), "right": (right, other.home)}, keep)
         given = None if state is None else await self._encoded(new_id, state)
         copied, page = await self._snapshot(left)
-        if given is None:
-            await self._check_copied(copied)
+        if given is None and copied is not None and self._states is not None:
+            self._states.check_version(copied)
         base = JournalRange(one.journal_id, page.last_seq)
         used, of_right = _resources_of(copied), _resources_of(await self._records.load(right))
         if keep is None and any(used.get(name, other_id) != other_id for name, other_id in of_right.items()):
@@ -398,18 +402,6 @@ class BirthPlanner:
         if self._states is None or not self._states.can_rebuild:
             return None
         return await self._states.rebuilt(new_id, [entry async for entry in self.entries(source, before=at + 1)])
-
-    async def _check_copied(self, record: SessionRecord | None) -> None:
-        """Refuse a record that the code of the kind could not load, if that code is here. One that later code has
-        written is for workers with that code, as its original is.
-        """
-        if self._states is None or record is None:
-            return
-        try:
-            await self._states.check_record(record)
-        except SessionRecordRefused as refused:
-            if not isinstance(refused.__cause__, SessionRecordTooNew):
-                raise
 
     async def _encoded(self, new_id: str, state: Any) -> SessionState | None:
         if self._states is None:

@@ -189,8 +189,8 @@ class LineageCalls(CommonCalls[M], Generic[M]):
 
         Args:
             lines: a file open for reading, an `export` of another database, …
-            times: of the entries and of the record of state: "kept" writes those that they had, of which one of the
-                record that is in the future becomes now; "now" writes the time of the import.
+            times: of the entries and of the record of state. "kept" writes the exported times; a time of the record
+                that is in the future becomes now. "now" writes the time of the import.
 
         Raises:
             InvalidInput: a line is none of an export; the message has its number.

@@ -61,7 +61,7 @@ from affinity.journal import (
 )
 from affinity.limits import MAX_BATCH_BYTES, MAX_PAGE, MAX_STEP_CHILDREN, MAX_WAKE_ENTRIES
 from affinity.orchestration import ActivityContext, RetryPolicy
-from affinity.records import SessionRecord, SessionState, SessionStore
+from affinity.records import SessionRecord, SessionState, SessionStore, SessionSummary
 from affinity.session import OpenSession
 from affinity.worker.activities import NON_RETRYABLE
 from affinity.worker.results import withdraw
@@ -128,6 +128,10 @@ class Runnable(Protocol[S]):
         ...
 
     async def check_record(self, record: SessionRecord | SessionState) -> None:
+        """See `LineageState`."""
+        ...
+
+    def check_version(self, record: SessionRecord | SessionSummary) -> None:
         """See `LineageState`."""
         ...
 

@@ -13,7 +13,7 @@ Events are as they are stored, with their payloads; executions are in their orde
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from affinity.errors import InvalidInput, NotSerializable, OrchestrationUnreadable
 from affinity.orchestration.codec import read_json
@@ -26,8 +26,16 @@ FORMAT: Final = "affinity.history"
 FORMAT_VERSION: Final = 1
 """Greater when a release that reads the version before would misunderstand the document."""
 
-_CONTINUED: Final = "continued_as_new"
-_ENDS: Final = frozenset({"orchestration_completed", "orchestration_failed", "orchestration_cancelled"})
+OUTCOME_STATUSES: Final[Mapping[str, Literal["completed", "failed", "cancelled", "continued"]]] = {
+    "orchestration_completed": "completed",
+    "orchestration_failed": "failed",
+    "orchestration_cancelled": "cancelled",
+    "continued_as_new": "continued",
+}
+"""The status of an execution that ends with an event of this type."""
+
+RESET: Final = "execution_reset"
+"""Type of the event with which a reset begins an execution."""
 
 
 @frozen(kw_only=True)
@@ -39,14 +47,14 @@ class ExportedExecution:
     """As JSON values."""
 
     @property
-    def last_type(self) -> object:
-        """The type of its last event."""
-        return _type_of(self.events[-1])
+    def status(self) -> str | None:
+        """With which it has ended; None: it has not."""
+        return OUTCOME_STATUSES.get(str(_type_of(self.events[-1])))
 
     @property
     def is_reset(self) -> bool:
         """Whether a reset has begun it."""
-        return any(_type_of(event) == "execution_reset" for event in self.events)
+        return any(_type_of(event) == RESET for event in self.events)
 
     def decode(self) -> list[Event]:
         """Its events.
@@ -148,10 +156,10 @@ def replayed(executions: Sequence[ExportedExecution]) -> Iterator[ExportedExecut
     after = executions[-1]
     yield after
     for execution in reversed(executions[:-1]):
-        if execution.last_type in _ENDS and not after.is_reset:
-            return
-        if execution.last_type == _CONTINUED:
+        if execution.status == "continued":
             yield execution
+        elif execution.status is not None and not after.is_reset:
+            return
         after = execution
 
 

@@ -103,8 +103,8 @@ class SessionManager:
     """
 
     def __init__(self, store: SessionStore, sessions: Iterable[Sessions[Any]] = ()) -> None:
-        """A manager of the records in ``store``. It loads each record that it imports first, by those of ``sessions``
-        that are of the record's kind.
+        """A manager of the records in ``store``. It loads each record before it imports it, by the ``sessions`` of the
+        same kind.
         """
         self._store = store
         self._sessions = tuple(sessions)

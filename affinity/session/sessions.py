@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from affinity.errors import InvalidOptions, OrchestrationMisuse, SessionError
 from affinity.limits import check_id, check_integer
-from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore
+from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore, SessionSummary
 from affinity.session.codec import FieldOverrides, JsonCodec, StateCodec, projection_of
 from affinity.session.migrations import Migrate
 from affinity.session.opening import OpenOptions, OpenSession, StandaloneUnitOfWork, SyncOpenSession, UnitOfWork
@@ -150,6 +150,15 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
             SessionRecordRefused: it is of another kind, damaged, fits the type no more, or no migration leads to it.
         """
         await self._schema.check(record)
+
+    def check_version(self, record: SessionRecord | SessionSummary) -> None:
+        """Compare the kind and the schema version of a record that is to be copied. A version later than that of this
+        code is for workers with later code.
+
+        Raises:
+            SessionRecordRefused: it is of another kind, or no migration leads to this code.
+        """
+        self._schema.check_version(record)
 
     # -- opening
 

@@ -22,7 +22,7 @@ from affinity.errors import (
     problem_of,
 )
 from affinity.limits import MAX_LABELS, MAX_PARTICIPANTS, check_id, check_integer
-from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore
+from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore, SessionSummary
 from affinity.session.codec import FieldOverrides, Projection, StateCodec, pack, unpack
 from affinity.session.migrations import Migrations
 from affinity.session.resources import DISPOSE_SECONDS, LABEL, HeldResources, run_bounded
@@ -171,7 +171,7 @@ class StateSchema(Generic[S]):
         cached.store, cached.record, cached.metadata = store, record, encoded.metadata
 
     async def check(self, record: SessionRecord | SessionState) -> None:
-        """Load a record, and drop its state.
+        """Load a record, and drop its state. It is not disposed: `dispose` may end what a live session of this id uses.
 
         Raises:
             SessionRecordRefused: it could not be loaded.
@@ -181,7 +181,22 @@ class StateSchema(Generic[S]):
             await self._decode(loaded, record)
         except SessionLoadFailed as error:
             raise SessionRecordRefused(record.session_id, error.reason) from error
-        await self._dispose(record.session_id, loaded.state)
+
+    def check_version(self, record: SessionRecord | SessionSummary) -> None:
+        """Compare the kind and the schema version of a record; a later version is for workers with later code.
+
+        Raises:
+            SessionRecordRefused: it is of another kind, or no migration leads from its version to this one.
+        """
+        session_id, kind = record.session_id, record.metadata.kind
+        if kind != self.kind:
+            raise SessionRecordRefused(session_id, f"it is of kind {kind!r}, not {self.kind!r}")
+        if record.schema_version >= self.version:
+            return
+        try:
+            self.migrations.check(session_id, record.schema_version, self.version)
+        except SessionMigrationMissing as error:
+            raise SessionRecordRefused(session_id, error.reason) from error
 
     async def reset_scratch(self, cached: CachedState[S]) -> None:
         """Encode and decode the state, so that what is not stored of it starts from its default; dispose the former.

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
 
+from affinity import Client
 from affinity.cli.shell import FAILED, MISUSED, NO_DATABASE, TIMED_OUT
+from affinity.client import HistoryRecord
 from affinity.limits import MAX_ID_BYTES, MAX_PAYLOAD_BYTES
-from affinity.orchestration.events import EventRefused
+from affinity.orchestration.events import ActivityScheduled, EventRefused, RawJson
 from affinity.provider.contract import FetchOptions, MessageReply, WorkAbandon
 from tests.cli.conftest import Play, document, refused, run, succeed
 from tests.client.conftest import TIMEOUTS, Puppet
@@ -241,6 +245,24 @@ def test_show_and_history(play: Play) -> None:
     assert [event["worker_id"] for event in events] == ["puppet", "puppet"]
     assert events[0]["recorded_at"] > instance["created_at"]
     assert document("history", "t", "--execution", "9")["events"] == []
+
+
+def test_show_reads_the_history_in_one_pass(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    succeed("start", "brew", "--id", "t")
+    refusal = EventRefused(schedule_id=3, name="add", message="no sugar")
+    play(lambda puppet: puppet.record("t", ActivityScheduled(name="boil", input=RawJson("null")), refusal))
+    reads = []
+    read = Client.iter_history
+
+    def count(self: Client, instance_id: str, **options: Any) -> AsyncIterator[HistoryRecord]:
+        reads.append(instance_id)
+        return read(self, instance_id, **options)
+
+    monkeypatch.setattr(Client, "iter_history", count)
+    text = succeed("show", "t")
+    assert "boil: has ended; its result waits to be recorded" in text
+    assert "add: no sugar" in text
+    assert reads == ["t"]
 
 
 def test_list_filters_and_pages(play: Play) -> None:

@@ -407,6 +407,8 @@ def test_an_import_with_the_app_loads_each_record_first(directory: Path) -> None
     said = refused(MISUSED, "sessions", "import", "all.jsonl", "--app", "basket_app:app")
     assert "line 3: the record of session 'c' could not be loaded" in said
     assert listed() == []
+    absent = ["--url", "sqlite:///absent.db"]  # lines are checked before it is opened
+    assert "line 3" in refused(MISUSED, "sessions", "import", "all.jsonl", "--app", "basket_app:app", *absent)
     done = run("sessions", "import", "good.jsonl", "--app", "basket_app:app")
     assert done.stderr == "added 2; 1 of kinds that basket_app:app does not have: only their form was checked\n"
     assert document("sessions", "import", "all.jsonl", "--on-exists", "skip")["added"] == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
@@ -10,7 +10,10 @@ import pytest
 
 import affinity
 from affinity.errors import UnknownInstance
+from affinity.orchestration.events import ActivityCompleted, ActivityScheduled, RawJson
+from affinity.provider.contract import Provider, WorkItemInfo
 from affinity.testing import Env
+from tests.client.conftest import Puppet
 
 app = affinity.App("activities")
 
@@ -94,3 +97,52 @@ async def test_the_ones_of_the_current_execution_are_listed(env: Env) -> None:
 async def test_an_unknown_instance_has_none(env: Env) -> None:
     with pytest.raises(UnknownInstance):
         await env.client.activities("nothing")
+
+
+SCHEDULED = ActivityScheduled(name="act", input=RawJson("null"))
+
+
+async def test_one_that_is_queued_no_more_has_ended(client: affinity.Client, puppet: Puppet) -> None:
+    """Its result is a message to its instance, which no turn has recorded yet."""
+    await client.start("wait", instance_id="i")
+    await puppet.record("i", SCHEDULED)
+    (activity,) = await client.activities("i")
+    assert (activity.status, activity.finished, activity.attempt, activity.ended_at) == ("ended", True, None, None)
+
+
+async def test_of_an_instance_that_is_replaced_while_it_is_read_nothing_is_listed(
+    client: affinity.Client, provider: Provider, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.start("wait", instance_id="i")
+    await puppet.record("i", SCHEDULED)
+    read = provider.list_work_items
+
+    async def replace(instance_id: str, limit: int) -> Sequence[WorkItemInfo]:
+        await client.raise_event("i", "go")
+        await puppet.end("i")
+        await client.delete("i")
+        await client.start("wait", instance_id="i")
+        return await read(instance_id, limit)
+
+    monkeypatch.setattr(provider, "list_work_items", replace)
+    with pytest.raises(UnknownInstance, match="replaced by another one"):
+        await client.activities("i")
+
+
+async def test_of_an_instance_that_ends_while_it_is_read_all_results_are_listed(
+    client: affinity.Client, provider: Provider, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.start("wait", instance_id="i")
+    await puppet.record("i", SCHEDULED)
+    read = provider.list_work_items
+
+    async def end(instance_id: str, limit: int) -> Sequence[WorkItemInfo]:
+        if not (await client.status("i")).finished:
+            await client.raise_event("i", "go")
+            await puppet.record("i", ActivityCompleted(schedule_id=2, result=RawJson("null")))
+            await client.raise_event("i", "go")
+            await puppet.end("i")
+        return await read(instance_id, limit)
+
+    monkeypatch.setattr(provider, "list_work_items", end)
+    assert [one.status for one in await client.activities("i")] == ["completed"]

@@ -23,6 +23,9 @@ async def test_a_conversation_is_idle_while_its_wake_sleeps(url: str) -> None:
         assert [one.status for one in await on.client.activities("c")] == ["completed"]
         history = await on.client.history("c")
         assert [each.type for each in history].count("activity_scheduled") == 2
+        for text in ("two", "three"):
+            await on.talk().ask(UserMessage(text), timeout=30)
+        assert [one.status for one in await on.client.activities("c")] == ["completed"] * 3
 
 
 async def test_a_wake_without_a_journal_is_no_loop(url: str) -> None:

@@ -384,8 +384,9 @@ async def damage(idle: Stage, **fields: Any) -> None:
 
 @pytest.mark.parametrize("made", ["fork", "fork at the end", "detach", "merge"])
 async def test_a_record_that_could_not_be_loaded_is_not_copied(idle: Stage, made: str) -> None:
+    """By its schema version: from this one no migration leads to the code."""
     await export_with(idle)
-    await damage(idle, state=b"{")
+    await damage(idle, schema_version=0)
     talk = idle.talk("a")
     await (await talk.fork("other", at=0)).send(UserMessage("two"))
     calls: dict[str, Callable[..., Awaitable[Any]]] = {
@@ -398,6 +399,19 @@ async def test_a_record_that_could_not_be_loaded_is_not_copied(idle: Stage, made
         await calls[made]()
     assert not await idle.client.journals.read(JournalQuery(session_id="b", limit=1))
     await talk.fork("b", at=0)  # with a state of its own
+
+
+@pytest.mark.parametrize("made", ["fork", "detach"])
+async def test_a_copied_state_is_not_read(idle: Stage, monkeypatch: pytest.MonkeyPatch, made: str) -> None:
+    """It may be large, and was checked when it was written."""
+    await export_with(idle)
+    loads: list[str] = []
+    talk = idle.talk("a")
+    monkeypatch.setattr(idle.client.session_store, "load", loads.append)
+    await {"fork": talk.fork, "detach": talk.detach}[made]("b")
+    assert loads == []
+    monkeypatch.undo()
+    assert (await idle.client.session_manager.show("b")).state == (await idle.client.session_manager.show("a")).state
 
 
 async def test_a_record_of_later_code_is_copied(idle: Stage) -> None:

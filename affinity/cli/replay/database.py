@@ -16,6 +16,7 @@ from affinity.errors import UnknownOrchestration
 from affinity.limits import MAX_PAGE
 from affinity.orchestration import App
 from affinity.orchestration.engine import Execution
+from affinity.orchestration.exported import RESET
 from affinity.orchestration.replaying import find_definition
 from affinity.provider.contract import FINISHED, HistoryCursor, HistoryPage, InstanceStatus, Provider
 from affinity.worker.replays import ROUND, Replay, Replays
@@ -89,7 +90,7 @@ async def _list(client: Client, selection: ReplaySelection) -> AsyncIterator[Ins
 
 
 class DatabaseReplay:
-    """Replays histories as a worker does, several beside each other.
+    """Replays histories as a worker does, several at a time.
 
     Args:
         app: with the code.
@@ -159,21 +160,23 @@ class DatabaseReplay:
         self._replays.add(running)
 
     async def _find_earlier(self, subject: ReplayedExecution) -> AsyncIterator[int]:
-        """The executions before the current one that continued as new: as `orchestration.exported.replayed`."""
+        """The executions before the current one that continued as new, by the rule of `exported.replayed`. A history is
+        read only where the rule asks whether a reset has begun it.
+        """
         after, before = subject.execution_id, subject.execution_id
         while rows := await self._client.executions(subject.instance_id, limit=MAX_PAGE, before=before):
             for row in rows:
-                if row.status in FINISHED and not await self._is_reset(subject.instance_id, after):
-                    return
                 if row.status == "continued":
                     yield row.execution_id
+                elif row.status in FINISHED and not await self._is_reset(subject.instance_id, after):
+                    return
                 after = row.execution_id
             before = after
 
     async def _is_reset(self, instance_id: str, execution_id: int) -> bool:
         """Whether a reset has begun this execution."""
         events = self._client.iter_history(instance_id, execution_id=execution_id)
-        return any([event.type == "execution_reset" async for event in events])
+        return any([event.type == RESET async for event in events])
 
     async def _find_version(self, subject: ReplayedExecution) -> str | None:
         """The version with which an execution began."""

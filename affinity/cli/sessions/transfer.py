@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from tempfile import SpooledTemporaryFile
 from typing import IO, Any, get_args
 
+import anyio
 import click
 
 from affinity.cli.files import written
@@ -110,13 +111,13 @@ def import_records(
     sessions = [each for each in listeners if isinstance(each, Sessions)]
 
     async def run(client: Client) -> Imported:
-        await check_lines(lines, sessions)
-        lines.seek(start)
         with Progress("lines done:", hint="; what is written stays: continue with --on-exists skip") as progress:
             manager = SessionManager(client.session_store, sessions)
             return await manager.import_(lines, on_exists=on_exists, times=times, progress=progress)
 
     with _read_twice(file) as (lines, start):
+        anyio.run(check_lines, lines, sessions)
+        lines.seek(start)
         done = with_client(shell, run)
     document = {"added": done.added, "replaced": done.replaced, "skipped": done.skipped}
     text = ", ".join(f"{what} {number}" for what, number in document.items() if number) or "no records in it"

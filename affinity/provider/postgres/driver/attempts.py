@@ -49,25 +49,31 @@ class Attempts:
 async def first_connection(
     begin: Callable[[], asyncio.Task[AsyncConnection[Row]]], patience: float
 ) -> AsyncConnection[Row]:
-    """A new connection, or the error of the attempt. A connection may die before its first answer without a word: after
-    ``patience`` seconds a second attempt begins beside the first, and the one that ends first counts.
+    """A new connection, or the error when no attempt connects. A connection may die before its first answer without a
+    word: after ``patience`` seconds a second attempt begins beside the first, and the one that connects first counts.
     """
     attempts = [begin()]
     try:
         done, _ = await asyncio.wait(attempts, timeout=patience)
         if not done:
             attempts.append(begin())
+        while True:
             done, _ = await asyncio.wait(attempts, return_when=asyncio.FIRST_COMPLETED)
-        first = done.pop()
-        attempts.remove(first)
-        return first.result()
+            for ended in done:
+                attempts.remove(ended)
+                if not attempts or _has_connected(ended):
+                    return ended.result()
     finally:
         for attempt in attempts:
             attempt.cancel()
             attempt.add_done_callback(_close_unused)
 
 
+def _has_connected(attempt: asyncio.Task[AsyncConnection[Row]]) -> bool:
+    return not attempt.cancelled() and attempt.exception() is None
+
+
 def _close_unused(attempt: asyncio.Task[AsyncConnection[Row]]) -> None:
     """Close the connection of an attempt that is not needed any more."""
-    if not attempt.cancelled() and attempt.exception() is None:
+    if _has_connected(attempt):
         attempt.result().pgconn.finish()
