@@ -202,8 +202,8 @@ async def test_a_lock_that_a_worker_does_not_know_ends(env_url: str | None) -> N
             )
             await execute(
                 env,
-                f"UPDATE worker_queue SET lock_worker = '{identity.worker_id}', lock_token = 'lost', visible_at = {due},"
-                f" lock_incarnation = '{identity.incarnation}', {until} RETURNING name",
+                f"UPDATE worker_queue SET lock_worker = '{identity.worker_id}', lock_token = 'lost', {until},"
+                f" lock_incarnation = '{identity.incarnation}', visible_at = {due} RETURNING name",
             )
         await run.wait(timeout=20)
         assert timedelta(seconds=30) < env.now() - env.started < timedelta(seconds=60)

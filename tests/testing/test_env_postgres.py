@@ -89,7 +89,7 @@ async def test_a_jump_survives_a_call_that_locks_the_same_rows(postgres_database
             first, second = (f"UPDATE {table} SET locked_until = locked_until" for table in tables)
             await other.execute(first.encode())
             alive = [worker.identity.incarnation for worker in env._workers]
-            tasks.start_soon(database.jump, database.now() + 1, alive)
+            tasks.start_soon(database.jump, database.now() + 1, alive, alive)
             await _blocked(postgres_database, database._connection.info.backend_pid)
             await other.execute(second.encode())
         goes.set()

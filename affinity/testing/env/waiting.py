@@ -15,8 +15,8 @@ class Waiting(NamedTuple):
     alive: Sequence[str]
     """Incarnations of the workers that run: their leases do not end."""
     busy: Sequence[str]
-    """Incarnations of the workers that run activities, too: the locks of these do not end. A lock that a worker does not
-    know, as after a lost answer, ends.
+    """Incarnations of the workers that run activities, too: the locks of these do not end. A lock that a worker does
+    not know, as after a lost answer, ends.
     """
     min_idle: float
     """Seconds after which an idle session makes room for another one."""
