@@ -19,7 +19,7 @@ from affinity.conversation import wake as waking
 from affinity.conversation.talk import Talk
 from affinity.errors import Contention, ConversationExists, InvalidInput, SessionRecordRefused, WakeFailed
 from affinity.journal import JournalQuery
-from affinity.records import SessionState
+from affinity.records import SessionRecord, SessionState, SessionStore
 from affinity.session.transfer import ImportTimes
 from tests.conversation.application import Chat, Stage, make, stage
 from tests.conversation.openrath import LONG, say, texts
@@ -405,9 +405,16 @@ async def test_a_record_that_could_not_be_loaded_is_not_copied(idle: Stage, made
 async def test_a_copied_state_is_not_read(idle: Stage, monkeypatch: pytest.MonkeyPatch, made: str) -> None:
     """It may be large, and was checked when it was written."""
     await export_with(idle)
-    loads: list[str] = []
     talk = idle.talk("a")
-    monkeypatch.setattr(idle.client.session_store, "load", loads.append)
+    loads: list[str] = []
+    store = type(idle.client.session_store)  # each handle has a store of its own
+    load = store.load
+
+    async def count(self: SessionStore, session_id: str) -> SessionRecord | None:
+        loads.append(session_id)
+        return await load(self, session_id)
+
+    monkeypatch.setattr(store, "load", count)
     await {"fork": talk.fork, "detach": talk.detach}[made]("b")
     assert loads == []
     monkeypatch.undo()
