@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -256,6 +256,23 @@ async def test_own_work_that_others_have_locked_is_a_lost_claim(
         lost = await stage.overtaken("UPDATE sessions SET locked_until = clock()", fetch())
         assert (list(lost.items), lost.claim_lost) == ([], True)
         assert await fetch() == WorkFetch(items=[], claim_lost=False, next_due=None)
+
+
+@pytest.mark.parametrize("tags", [(), ("gpu",)])
+async def test_sessions_whose_work_became_visible_at_one_moment_are_claimed_one_by_one(
+    postgres_migrated: str, admin: psycopg.Connection[Any], tags: Sequence[str]
+) -> None:
+    """A worker with room for one gets one of them; it got none."""
+    async with opened(postgres_migrated) as provider:
+        peer = await registered(provider, tags=tags)
+        at = await peer.own("i")
+        items = [work_item(at, number, session) for number, session in enumerate("sstu", 2)]
+        assert (await peer.commit_one(at, history=["1"], work_items=items)).committed
+        admin.execute("UPDATE worker_queue SET visible_at = '2001-01-01'")
+        fetched = await peer.take(10, max_sessions=1)
+        assert len({item.session_id for item in fetched}) == 1
+        assert len(fetched) == (2 if fetched[0].session_id == "s" else 1)
+        assert len({item.session_id for item in await peer.take(10, max_sessions=3)}) == 2
 
 
 async def test_a_row_that_was_there_is_a_duplicate(postgres_migrated: str) -> None:

@@ -108,13 +108,16 @@ WITH company AS MATERIALIZED (
         route,
 -- tagged]
         visible_at, size, row_number() OVER (PARTITION BY kind ORDER BY visible_at) AS place,
-        count(*) FILTER (WHERE is_first) OVER (PARTITION BY kind IN (2, 4) ORDER BY visible_at, kind) AS sessions
+        -- Row by row: items of the same moment are no peers, all of whose sessions would have to find room.
+        count(*) FILTER (WHERE is_first) OVER (
+            PARTITION BY kind IN (2, 4) ORDER BY visible_at, kind, session_id, is_first DESC ROWS UNBOUNDED PRECEDING
+        ) AS sessions
     FROM (
         SELECT kind,
 -- [tagged
             route,
 -- tagged]
-            visible_at, size,
+            visible_at, size, session_id,
             row_number() OVER (PARTITION BY kind IN (2, 4), session_id ORDER BY visible_at, kind) = 1 AS is_first
         FROM found
     ) f
