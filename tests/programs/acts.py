@@ -127,6 +127,7 @@ class Seen:
     deleted: set[int] = field(default_factory=set)
     written: dict[str, tuple[int, int]] = field(default_factory=dict)  # marks, with session and place, from 1
     replies: dict[str, str] = field(default_factory=dict)
+    has_faults: bool = False  # the program has
     removed: set[int] = field(default_factory=set)  # records of sessions
 
 

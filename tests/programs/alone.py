@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from pydantic import TypeAdapter
+
 from affinity.errors import Nondeterminism
 from affinity.orchestration import events as ev
 from affinity.orchestration.app import OrchestrationDefinition
 from affinity.orchestration.engine import Execution
+from tests.programs.bodies import Answer, Block, Child, Detached, Job, Select, Statement, Wait
 from tests.programs.histories import Past, Run
+
+_JOB: Final = TypeAdapter(Job)
+OWN: Final = "affinity:"
+"""Names of events that affinity itself raises begin so."""
 
 _RANDOM_ID: Final = re.compile(r"/\d+(:\d+)$")
 
@@ -30,6 +38,8 @@ def check_runs(past: Past, definition: OrchestrationDefinition) -> None:
             _take_again(past, definition, run)
     for former, later in zip(past.runs, past.runs[1:], strict=False):
         check_follows(past.id, former, later)
+    for run in past.runs:
+        check_carried(past.id, run)
     check_end(past)
 
 
@@ -97,6 +107,39 @@ def check_follows(name: str, former: Run, later: Run) -> None:
         assert (start.input, start.carried) == (ended.input, ended.carried), (
             f"{name}/{later.execution_id} started with {start.input} and {start.carried}, not with {ended}"
         )
+
+
+def check_carried(name: str, run: Run) -> None:
+    """Each event that has come was read, by what the code says, or is carried over as the execution continues."""
+    ended = run.outcome
+    if not isinstance(ended, ev.ContinuedAsNew) or run.is_reset:
+        return
+    job = _JOB.validate_json(ended.input)
+    if not all(map(_says_what_it_reads, job.body)):
+        return
+    came = [(event.name, event.data) for event in run.events if isinstance(event, ev.EventRaised)]
+    for event in run.events:
+        came += [each[:2] for each in event.carried] if isinstance(event, ev.OrchestrationStarted) else []
+    texts = {json.loads(data) for event_name, data in came if not event_name.startswith(OWN)}
+    carried = {json.loads(each.data) for each in ended.carried if not each.name.startswith(OWN)}
+    read = texts.intersection(job.heard)
+    where = f"{name}/{run.execution_id}"
+    assert not read & carried, f"{where} has read {read & carried}, and carries them over"
+    assert texts == read | carried, f"{where} has lost the events {texts - read - carried}: {ended}"
+
+
+def _says_what_it_reads(statement: Statement) -> bool:
+    """Whether the values of a statement are all the events that it reads: no branch of it ends before."""
+    parts = getattr(statement, "parts", ())
+    inner = [*parts, *getattr(statement, "body", ()), *getattr(statement, "cleanup", ())]
+    if isinstance(statement, Select):
+        return not any(isinstance(part, Block) for part in parts)
+    return isinstance(statement, Child | Detached) or not any(map(_waits, inner))
+
+
+def _waits(statement: Statement) -> bool:
+    inner = [*getattr(statement, "parts", ()), *getattr(statement, "body", ())]
+    return isinstance(statement, Wait | Answer) or any(map(_waits, inner))
 
 
 def check_end(past: Past) -> None:

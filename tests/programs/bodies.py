@@ -165,6 +165,7 @@ class Job:
     body: Body = ()
     rounds: int = 0  # continue-as-new so often
     session: int | None = None  # with which it is started
+    heard: tuple[str, ...] = ()  # the events that its former execution has read
 
 
 # -- how they are drawn

@@ -32,6 +32,11 @@ class Run:
         return any(type(event) is ev.ExecutionReset for event in self.events)
 
     @property
+    def lineage(self) -> ev.Lineage:
+        """The executions from which the last reset has copied."""
+        return next((event.lineage for event in reversed(self.events) if isinstance(event, ev.ExecutionReset)), ())
+
+    @property
     def outcome(self) -> ev.Event | None:
         """How it ended; None: it runs, or was reset."""
         return self.events[-1] if self.events and type(self.events[-1]) in ev.OUTCOMES else None

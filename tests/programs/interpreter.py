@@ -124,8 +124,14 @@ async def body(ctx: affinity.OrchestrationContext, job: Job) -> list[Any]:
     """Carries the statements out, and returns what each has given."""
     found = await _all(ctx, job.body)
     if job.rounds:
-        ctx.continue_as_new(replace(job, rounds=job.rounds - 1))
+        ctx.continue_as_new(replace(job, rounds=job.rounds - 1, heard=_heard(found)))
     return found
+
+
+def _heard(found: list[Any]) -> tuple[str, ...]:
+    """The texts that statements have given, and selects among them: the data of events are some of these."""
+    values = [each[1] if isinstance(each, list) and len(each) == 2 else each for each in found]
+    return tuple(each for each in values if isinstance(each, str))
 
 
 async def _all(ctx: affinity.OrchestrationContext, statements: Body) -> list[Any]:

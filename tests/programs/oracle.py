@@ -13,7 +13,7 @@ from affinity.orchestration import events as ev
 from tests.programs.acts import Seen
 from tests.programs.bodies import Activity
 from tests.programs.histories import Past, Run
-from tests.programs.interpreter import NAME, instance_id, reply_to, session_id
+from tests.programs.interpreter import NAME, Planned, instance_id, reply_to, session_id
 
 _TASK: Final = TypeAdapter(Activity)
 
@@ -55,7 +55,7 @@ class Oracle:
     def _check_activities(self, past: Past, run: Run) -> None:
         """What ended did so as its task says, and only once."""
         ends = Counter(event.schedule_id for event in run.events if hasattr(event, "schedule_id"))
-        for number, task, answer in activities(run):
+        for number, task, answer in activities(past, run):
             where = f"{past.id}/{run.execution_id}: activity {number}, {task}"
             assert ends[number] <= 1, f"{where} has {ends[number]} answers"
             if isinstance(answer, ev.ActivityCompleted):
@@ -65,6 +65,9 @@ class Oracle:
             elif isinstance(answer, ev.ActivityFailed):
                 kinds = _kinds(task)
                 assert answer.kind in kinds, f"{where} ended with {answer}, not {kinds or 'its result'}"
+            if task.session is None and not self._seen.has_faults:
+                attempt = _attempt(answer)
+                assert attempt <= task.attempts, f"{where} ended in attempt {attempt}: {answer}"
 
     def _check_timers(self, past: Past, run: Run) -> None:
         """None fires before its time."""
@@ -191,7 +194,7 @@ class Oracle:
     def _keeping(self) -> Iterator[tuple[str, Activity, ev.Event | None]]:
         for past in self._pasts.values():
             for run in past.runs:
-                for number, task, answer in activities(run):
+                for number, task, answer in activities(past, run):
                     if task.keeps and task.session is not None:
                         yield f"{past.id}|{run.execution_id}|{number}", task, answer
 
@@ -205,7 +208,7 @@ class Oracle:
         for past in self._pasts.values():
             for run in past.runs:
                 places: defaultdict[int, list[int]] = defaultdict(list)
-                for _, task, answer in activities(run):
+                for _, task, answer in activities(past, run):
                     if task.ordered and task.keeps and isinstance(answer, ev.ActivityCompleted):
                         places[task.session or 0].append(json.loads(answer.result))
                 for session, found in places.items():
@@ -213,12 +216,16 @@ class Oracle:
                         assert found == sorted(found), f"{past.id}/{run.execution_id}: ordered, and at {found}"
 
 
-def activities(run: Run) -> Iterator[tuple[int, Activity, ev.Event | None]]:
-    """The activities of an execution: event id, task, and what answered or cancelled it. Those whose answer was copied
-    from an execution that was reset are of that one.
+def activities(past: Past, run: Run) -> Iterator[tuple[int, Activity, ev.Event | None]]:
+    """The activities of an execution: event id, task, and what answered or cancelled it. Those that had ended in an
+    execution that was reset are of that one, also when their answer was behind the event of the reset, and came again.
     """
     answers = run.answers()
     copied = {getattr(event, "schedule_id", 0) for event in run.events[: run.copied]}
+    until = {each.execution_id: each.event_id for each in run.lineage}
+    for former in past.runs:
+        ended = [event for event in former.events if isinstance(event, ev.ActivityCompleted | ev.ActivityFailed)]
+        copied |= {event.schedule_id for event in ended if event.schedule_id <= until.get(former.execution_id, 0)}
     for number, event in enumerate(run.events, 1):
         if isinstance(event, ev.ActivityScheduled) and number not in copied:
             yield number, _TASK.validate_json(event.input), answers.get(number)
@@ -229,6 +236,14 @@ def _kinds(task: Activity) -> frozenset[str]:
     late = {"timeout"} if task.hangs or task.limited else set[str]()
     failed = {"failed"} if task.fails >= task.attempts or ((task.hangs or task.limited) and task.fails) else set[str]()
     return frozenset(late | failed | ({"busy"} if task.impatient else set[str]()))
+
+
+def _attempt(answer: ev.Event | None) -> int:
+    """In which an activity without a state has ended; 0: it says nothing of it."""
+    if isinstance(answer, ev.ActivityCompleted):
+        return int(answer.result)
+    planned = isinstance(answer, ev.ActivityFailed) and answer.error_type == Planned.__name__
+    return int(answer.message.removeprefix("attempt ")) if planned and isinstance(answer, ev.ActivityFailed) else 0
 
 
 def _number_of(name: str) -> int | None:

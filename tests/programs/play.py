@@ -6,17 +6,23 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from affinity.errors import InvalidInput
 from affinity.testing import Env
+from tests.programs.rest import check_queues
+
+LOOKS: Final = 1.25
+"""How many ticks, times those before, until the queues are looked at again."""
 
 
 class Play:
     """What the areas of a running program share."""
 
-    def __init__(self, env: Env) -> None:
+    def __init__(self, env: Env, *, has_faults: bool = False) -> None:
         self.env = env
+        self.has_faults = has_faults
+        """Whether workers crash, stand still or lose answers."""
         self.ticks = 0
         """Commits of the workers, and jumps of the clock, so far."""
         self._pauses: list[tuple[int, int, asyncio.Event]] = []  # due at this tick
@@ -59,9 +65,13 @@ class Play:
         """Move the clock whenever nothing runs; where nothing is due, end the next pause. Runs until `stop`: a step
         that is cancelled may close the connection to the database.
         """
+        look_at = 1.0
         while not self._is_over:
             if await self.env.step():
                 self.tick()
+                if self.ticks >= look_at:
+                    look_at = self.ticks * LOOKS
+                    await check_queues(self.env)
             elif self._pauses:
                 self.ticks = self._pauses[0][0] - 1
                 self.tick()

@@ -48,6 +48,19 @@ def find(tables: Tables) -> Sequence[str]:
     return wrong
 
 
+async def check_queues(env: Env) -> None:
+    """Assert what holds at any time, also while workers run: the activities and timers in the queues are those that
+    unfinished instances wait for.
+
+    Raises:
+        AssertionError: with all that is wrong.
+    """
+    async with env._by_hand():  # which uses the same connection
+        tables = await read_tables(env)
+    wrong = [*rest_work.unawaited(tables)]
+    assert not wrong, "\n".join(["the queues have what no instance waits for:", *wrong])
+
+
 async def unexplained(env: Env, tables: Tables) -> Sequence[str]:
     """Instances that have not ended, and activities in the queue, without a reason that `affinity.explain` can name."""
     wrong = []

@@ -209,6 +209,20 @@ def _orchestrator_queue(db: Tables) -> Iterator[str]:
                 yield f"{me!r} has not taken {event}"
 
 
+def unawaited(db: Tables) -> Iterator[str]:
+    """Work items and timers of unfinished instances that do not wait for them. Those of a deleted one may be left to
+    the sweep.
+    """
+    for row in db.rows["worker_queue"]:
+        where = f"{row['instance_id']!r}/{row['execution_id']}/{row['activity_id']}"
+        if db.is_live(row["instance_id"]):
+            yield from (f"{where}: {each}" for each in _wrong_scheduled(db, row))
+    for me, messages in db.messages.items():
+        for row, *_ in messages:
+            if row["timer_id"] is not None and db.is_live(me) and not _is_open_timer(db.current(me), row):
+                yield f"{me!r}: timer {row['timer_execution']}/{row['timer_id']} is none that it waits for"
+
+
 def _is_open_timer(run: Execution, row: Row) -> bool:
     return row["timer_execution"] == run.execution_id and row["timer_id"] in run.open(ev.TimerCreated)
 

@@ -65,7 +65,7 @@ async def run(
     """
     totals = Totals() if totals is None else totals
     async with _env(program, where, processes=processes) as env:
-        play = Play(env)
+        play = Play(env, has_faults=bool(program.faults))
         faults = Faults(play, program.faults)
         env._traffic.on_commit = faults.on_commit
         try:

@@ -13,8 +13,8 @@ from affinity.orchestration import events as ev
 from affinity.provider.contract import EventOrigin, InstanceInfo
 from affinity.provider.contract.instances import Birth
 from tests.programs.acts import Seen
-from tests.programs.alone import check_runs
-from tests.programs.bodies import ALWAYS, Activity, Job, Statement, Timer, Value, Wait
+from tests.programs.alone import check_carried, check_runs
+from tests.programs.bodies import ALWAYS, Activity, Gather, Job, Select, Statement, Timer, Value, Wait
 from tests.programs.histories import Past, Run
 from tests.programs.interpreter import NAME, app, event_name, instance_id, session_id
 from tests.programs.oracle import Oracle
@@ -184,6 +184,49 @@ def test_a_failed_activity_leaves_nothing() -> None:
     judge(past(started(task), scheduled(task), failed), states={})
     with pytest.raises(AssertionError, match="no activity has left it"):
         judge(past(started(task), scheduled(task), failed), states={session_id(0): [MARK]})
+
+
+def test_an_activity_with_one_attempt_too_many() -> None:
+    twice = replace(PLAIN, attempts=2, fails=ALWAYS)
+    failed = [ev.ActivityFailed(2, "failed", "Planned", f"attempt {n}") for n in (2, 3)]
+    judge(past(started(twice), scheduled(twice), failed[0]))
+    judge(past(started(twice), scheduled(twice), failed[1]), seen=Seen(has_faults=True))
+    with pytest.raises(AssertionError, match="ended in attempt 3"):
+        judge(past(started(twice), scheduled(twice), failed[1]))
+    with pytest.raises(AssertionError, match="ended in attempt 2"):
+        judge(changed(DONE, 3, ev.ActivityCompleted(2, "2")))
+
+
+def test_an_event_that_is_lost_when_an_execution_continues_as_new() -> None:
+    body = (Timer(0), Select((Wait(0), Timer(0))))
+    came = [ev.EventRaised(event_name(0), json.dumps(data)) for data in ("x", "y")]
+
+    def continued(*carried: str, heard: tuple[str, ...] = (), of: tuple[Statement, ...] = body) -> Past:
+        kept = tuple(ev.CarriedEvent(event_name(0), json.dumps(data)) for data in carried)
+        job = json.dumps(asdict(Job(of, heard=heard)))
+        return past(started(*of), *came, ev.ContinuedAsNew(job, carried=kept))
+
+    def carry(found: Past) -> None:
+        check_carried(found.id, found.last)
+
+    carry(continued("y", heard=("x", "other")))
+    with pytest.raises(AssertionError, match=r"has lost the events {'x'}"):
+        carry(continued("y"))
+    with pytest.raises(AssertionError, match=r"has read {'x'}, and carries"):
+        carry(continued("x", "y", heard=("x",)))
+    carry(continued(of=(Gather((Wait(0), Wait(0))),)))  # does not say what it has read when a part fails
+
+
+def test_an_activity_that_had_ended_when_its_execution_was_reset() -> None:
+    """Its result comes again, and its mark is that of the former execution."""
+    start, task, completed, _ = KEPT.last.events
+    reset = ev.ExecutionReset((ev.Ancestor(1, 2),))
+    again = past(start, task, reset, completed, ev.OrchestrationCompleted("[1]"))
+    later = replace(again.last, execution_id=2)
+    judge(replace(again, runs=[KEPT.last, later]), states={session_id(0): [MARK]})
+    unanswered = replace(KEPT.last, events=[start, task])
+    with pytest.raises(AssertionError, match=r"has .*1.9 at 1, not .*2.2|no activity has left it"):
+        judge(replace(again, runs=[unanswered, later]), states={session_id(0): [f"{ME}|1|9#b"]})
 
 
 def test_ordered_activities_that_ran_out_of_order() -> None:

@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from affinity.conversation.running import _Attempt
 from tests.conftest import Servers
 from tests.programs.__main__ import Look, main
 from tests.programs.areas import AREAS
+from tests.programs.areas.conversations.script import Op, Talks
 from tests.programs.databases import Copies
 from tests.programs.draw import Failed, programs, search, text
 from tests.programs.program import Program
+from tests.programs.run import run
 
 
 @pytest.mark.timeout(300)
@@ -38,6 +41,16 @@ def test_a_program_that_fails_is_made_small() -> None:
     with pytest.raises(Failed) as failed:
         search(judge, areas=["orchestrations"], count=50, seed=1)
     assert len(repr(failed.value.program)) < 300
+
+
+async def test_a_delegation_that_ends_before_that_of_its_child_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = ("delegate", "b", 4, (("confirm", None, (("finish", 3),)),))
+    steps = (("delegate", "a", 4, (inner, ("say", 2))),)
+    program = Program({"conversations": Talks(((Op("send", steps=steps),),))})
+    await run(program)
+    monkeypatch.setattr(_Attempt, "_count_delegated", lambda attempt, wake: None)
+    with pytest.raises(AssertionError, match=r"was given .* result='said 2'"):
+        await run(program)
 
 
 @settings(

@@ -12,7 +12,8 @@ from pydantic import BaseModel
 
 import affinity
 from affinity.testing import Env
-from tests.programs.rest import RULES, NotAtRest, check, find
+from tests.programs.rest import RULES, NotAtRest, check, check_queues, find
+from tests.programs.rest_work import unawaited
 from tests.programs.tables import Row, Tables, read_tables
 
 ONLY: Final = {
@@ -379,6 +380,22 @@ async def test_each_rule_finds_what_is_left_over(env_url: str | None) -> None:
             if not any(each.startswith(f"{table}: ") for each in find(planted)):
                 missed.append(f"plant {number} of {table}")
     assert not missed
+
+
+async def test_what_no_instance_waits_for_is_found_while_workers_run(env_url: str | None) -> None:
+    async with Env(app, url=env_url) as env:
+        await fill(env)
+        await check_queues(env)
+        tables = await read_tables(env)
+
+    def found(plant: Plant) -> list[str]:
+        planted = Tables(deepcopy(tables.rows), tables.now, tables.last_epoch)
+        plant(Rows(planted))
+        return [*unawaited(planted)]
+
+    assert not found(lambda at: at.queue(**lock(at)).message())  # it would be wrong at rest
+    assert found(lambda at: at.message(timer_execution=1, timer_id=1, visible_at=at.now + 9))
+    assert found(lambda at: at.queue(activity_id=1))
 
 
 async def test_a_table_without_a_rule_is_found(env_url: str | None) -> None:

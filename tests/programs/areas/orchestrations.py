@@ -56,7 +56,7 @@ class Orchestrations(Area[OrchestrationsPart, Seen]):
         app_.include(app)
 
     async def run(self, play: Play, part: OrchestrationsPart) -> Seen:
-        seen = Seen()
+        seen = Seen(has_faults=play.has_faults)
         await play.env.client.start_many([start_of(number, job) for number, job in enumerate(part.instances)])
         async with anyio.create_task_group() as tasks:
             for number, acts in enumerate(part.clients):

@@ -157,8 +157,13 @@ class Checks:
             child = self.folded.get(event.child)
             if event.outcome in {"completed", "max_cycles"} and child is not None and child.results:
                 made = self.journals[event.child]
-                is_same = any(each.event_id == f"delegation/{event.delegation}" for each in made.entries)
-                assert not is_same or event.result in child.results, f"{name} was given {event}, not {child.results}"
+                begun = [each.seq for each in made.entries if each.event_id == f"delegation/{event.delegation}"]
+                found = [each for each in child.results if begun and each.processed >= begun[0]][: event.cycles]
+                if event.outcome == "completed":
+                    found = [each for each in found if each.may_end]
+                is_known = begun and made.is_whole
+                values = [each.value for each in found]
+                assert not is_known or event.result in values, f"{name} was given {event}, not {values}"
 
     # -- clients
 

@@ -216,6 +216,8 @@ async def _answer(clients: _Clients, act: Act) -> None:
         if not isinstance(request.event, ToolConfirmation):
             options = {"result": 1, "is_error": not act.op.yes}
         act.seq = _number(await talk.answer(request.request_id, event_id=act.event_id, **options))
+        if act.op.n % 2:
+            await talk.interrupt()
 
 
 async def _interrupt(clients: _Clients, act: Act) -> None:

@@ -34,6 +34,16 @@ class Revisit:
     """Number of the interrupt that has dropped it."""
 
 
+@dataclass(frozen=True)
+class Result:
+    """Of a wake."""
+
+    value: Any
+    processed: int
+    may_end: bool
+    """Delegations to this conversation may have ended with it: no child of its own was at work."""
+
+
 @dataclass(eq=False)
 class Folded:
     """What the journal says of the conversation."""
@@ -49,7 +59,7 @@ class Folded:
     delegations: dict[str, str] = field(default_factory=dict)
     """The children by the ids of the delegations that have not ended."""
     ended: dict[str, ChildEnded] = field(default_factory=dict)
-    results: list[Any] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
     """What its wakes may have given to a parent."""
 
 
@@ -224,7 +234,9 @@ class Fold:
                     now.revisits[key] = Revisit(steps)
         now.delegations |= port.delegations
         messages = [event.text for event in port.events if isinstance(event, AgentMessage)]
-        now.results.append(port.result if port.result is not None else messages[-1] if messages else None)
+        value = port.result if port.result is not None else messages[-1] if messages else None
+        may_end = port.result is not None or not now.delegations
+        now.results.append(Result(value, attempt.completed["processed"], may_end=may_end))
 
 
 class EntryPort:

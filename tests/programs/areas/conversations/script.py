@@ -57,8 +57,9 @@ class Op:
     ``terminate``: the children too.
     """
     n: int = 0
-    """``interrupt``: the children too, if it is odd. ``fork``, ``detach``: entries that are left out at the end.
-    ``prune``: entries that are kept. ``follow``: items until another feed goes on. ``merge``: the other side.
+    """``answer``: an interrupt follows immediately, if it is odd. ``interrupt``: the children too, if it is odd.
+    ``fork``, ``detach``: entries that are left out at the end. ``prune``: entries that are kept. ``follow``: items
+    until another feed goes on. ``merge``: the other side.
     """
     ticks: int = 0
     """Commits of the workers before the next call."""
@@ -116,7 +117,7 @@ def _op() -> st.SearchStrategy[Op]:
     return st.one_of(
         op("pause"),
         *[sent] * 6,
-        *[op("answer", yes=st.sampled_from((True, True, False)))] * 3,
+        *[op("answer", yes=st.sampled_from((True, True, False)), n=st.integers(0, 1))] * 3,
         op("interrupt", yes=st.booleans(), n=st.integers(0, 1)),
         op("repeat", "differ", "resume", "move", "release"),
         op("fork", "detach", yes=st.booleans(), n=some),
