@@ -55,7 +55,7 @@ class Oracle:
     def _check_activities(self, past: Past, run: Run) -> None:
         """What ended did so as its task says, and only once."""
         ends = Counter(event.schedule_id for event in run.events if hasattr(event, "schedule_id"))
-        for number, task, answer in activities(past, run):
+        for number, task, answer in activities(run):
             where = f"{past.id}/{run.execution_id}: activity {number}, {task}"
             assert ends[number] <= 1, f"{where} has {ends[number]} answers"
             if isinstance(answer, ev.ActivityCompleted):
@@ -178,7 +178,7 @@ class Oracle:
     def _reasons(self) -> Mapping[str, str]:
         """Marks that may be in a state, with its session: completed, or ended or cancelled from outside meanwhile."""
         found = {mark: session_id(session) for mark, (session, _) in self._seen.written.items()}
-        for uid, task, answer in self._keeping():
+        for uid, task, answer, _ in self._keeping():
             if not isinstance(answer, ev.ActivityFailed):
                 found[uid] = session_id(task.session or 0)
         return found
@@ -187,16 +187,17 @@ class Oracle:
         """Session, place and mark, of all that is known to be in a state."""
         for mark, (session, place) in self._seen.written.items():
             yield session_id(session), place, mark
-        for uid, task, answer in self._keeping():
-            if isinstance(answer, ev.ActivityCompleted):
+        for uid, task, answer, came_again in self._keeping():
+            if isinstance(answer, ev.ActivityCompleted) and not came_again:
                 yield session_id(task.session or 0), json.loads(answer.result), uid
 
-    def _keeping(self) -> Iterator[tuple[str, Activity, ev.Event | None]]:
+    def _keeping(self) -> Iterator[tuple[str, Activity, ev.Event | None, bool]]:
         for past in self._pasts.values():
             for run in past.runs:
-                for number, task, answer in activities(past, run):
+                for number, task, answer in activities(run):
                     if task.keeps and task.session is not None:
-                        yield f"{past.id}|{run.execution_id}|{number}", task, answer
+                        uid = f"{past.id}|{run.execution_id}|{number}"
+                        yield uid, task, answer, _came_again(past, run, answer)
 
     def _may_be_forgotten(self, uid: str) -> bool:
         """Whether the history that would explain a mark was removed."""
@@ -208,7 +209,7 @@ class Oracle:
         for past in self._pasts.values():
             for run in past.runs:
                 places: defaultdict[int, list[int]] = defaultdict(list)
-                for _, task, answer in activities(past, run):
+                for _, task, answer in activities(run):
                     if task.ordered and task.keeps and isinstance(answer, ev.ActivityCompleted):
                         places[task.session or 0].append(json.loads(answer.result))
                 for session, found in places.items():
@@ -216,19 +217,22 @@ class Oracle:
                         assert found == sorted(found), f"{past.id}/{run.execution_id}: ordered, and at {found}"
 
 
-def activities(past: Past, run: Run) -> Iterator[tuple[int, Activity, ev.Event | None]]:
-    """The activities of an execution: event id, task, and what answered or cancelled it. Those that had ended in an
-    execution that was reset are of that one, also when their answer was behind the event of the reset, and came again.
+def activities(run: Run) -> Iterator[tuple[int, Activity, ev.Event | None]]:
+    """The activities of an execution: event id, task, and what answered or cancelled it. Those whose answer was copied
+    from an execution that was reset are of that one.
     """
     answers = run.answers()
     copied = {getattr(event, "schedule_id", 0) for event in run.events[: run.copied]}
-    until = {each.execution_id: each.event_id for each in run.lineage}
-    for former in past.runs:
-        ended = [event for event in former.events if isinstance(event, ev.ActivityCompleted | ev.ActivityFailed)]
-        copied |= {event.schedule_id for event in ended if event.schedule_id <= until.get(former.execution_id, 0)}
     for number, event in enumerate(run.events, 1):
         if isinstance(event, ev.ActivityScheduled) and number not in copied:
             yield number, _TASK.validate_json(event.input), answers.get(number)
+
+
+def _came_again(past: Past, run: Run, answer: ev.Event | None) -> bool:
+    """Whether a reset has taken a step again from this answer: then the mark is that of the former execution."""
+    formers = {each.execution_id: each.events for each in past.runs}
+    after = [formers.get(each.execution_id, ())[each.event_id :][:1] for each in run.lineage]
+    return answer is not None and any(answer in events for events in after)
 
 
 def _kinds(task: Activity) -> frozenset[str]:

@@ -50,15 +50,15 @@ def find(tables: Tables) -> Sequence[str]:
 
 async def check_queues(env: Env) -> None:
     """Assert what holds at any time, also while workers run: the activities and timers in the queues are those that
-    unfinished instances wait for.
+    unfinished instances wait for, and the first one of each order is the only one that may run.
 
     Raises:
         AssertionError: with all that is wrong.
     """
     async with env._by_hand():  # which uses the same connection
         tables = await read_tables(env)
-    wrong = [*rest_work.unawaited(tables)]
-    assert not wrong, "\n".join(["the queues have what no instance waits for:", *wrong])
+    wrong = [*rest_work.misplaced(tables)]
+    assert not wrong, "\n".join(["the queues have what should not be there:", *wrong])
 
 
 async def unexplained(env: Env, tables: Tables) -> Sequence[str]:

@@ -49,13 +49,17 @@ def _sessions(db: Tables) -> Iterator[str]:
 
 @RULES.of("session_moves")
 def _session_moves(db: Tables) -> Iterator[str]:
-    """Each move begins where the one before has ended; none is later than the session's epoch."""
+    """Each move begins where the one before has ended, and the last one at the session's holder; none is later than the
+    session's epoch.
+    """
     sessions = db.by("sessions", "session_id")
     for me, rows in db.groups("session_moves", "session_id").items():
         moves = sorted(rows, key=lambda row: row["epoch"])
         for before, after in pairwise(moves):
             if after["from_worker"] not in {None, before["to_worker"]}:
                 yield f"{me!r} moved to {before['to_worker']!r}, then from {after['from_worker']!r}"
+        if me in sessions and sessions[me]["worker_id"] not in {"", moves[-1]["to_worker"]}:
+            yield f"{me!r} moved to {moves[-1]['to_worker']!r} last, and is of {sessions[me]['worker_id']!r}"
         if moves[-1]["epoch"] > (sessions[me]["epoch"] if me in sessions else db.last_epoch):
             yield f"{me!r} moved under epoch {moves[-1]['epoch']}, which it does not have"
 

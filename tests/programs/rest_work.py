@@ -209,10 +209,11 @@ def _orchestrator_queue(db: Tables) -> Iterator[str]:
                 yield f"{me!r} has not taken {event}"
 
 
-def unawaited(db: Tables) -> Iterator[str]:
-    """Work items and timers of unfinished instances that do not wait for them. Those of a deleted one may be left to
-    the sweep.
+def misplaced(db: Tables) -> Iterator[str]:
+    """Work items and timers of unfinished instances that do not wait for them, and items that an order should hold
+    back. Those of a deleted instance may be left to the sweep.
     """
+    yield from _wrong_order(db)
     for row in db.rows["worker_queue"]:
         where = f"{row['instance_id']!r}/{row['execution_id']}/{row['activity_id']}"
         if db.is_live(row["instance_id"]):

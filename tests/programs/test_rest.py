@@ -13,7 +13,7 @@ from pydantic import BaseModel
 import affinity
 from affinity.testing import Env
 from tests.programs.rest import RULES, NotAtRest, check, check_queues, find
-from tests.programs.rest_work import unawaited
+from tests.programs.rest_work import misplaced
 from tests.programs.tables import Row, Tables, read_tables
 
 ONLY: Final = {
@@ -280,6 +280,7 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
         lambda at: at.change("sessions", {"session_id": "c"}, next_worker="gone", next_reason="moved"),
     ),
     "session_moves": (
+        lambda at: at.change("sessions", {"session_id": "c"}, worker_id="other"),
         lambda at: at.copy("session_moves", {"session_id": "c"}, epoch=1_000_000, from_worker=None),
         lambda at: at.copy("session_moves", {"session_id": "c"}, epoch=0, to_worker="gone").change(
             "session_moves", {"session_id": "c"}, from_worker="other"
@@ -382,7 +383,7 @@ async def test_each_rule_finds_what_is_left_over(env_url: str | None) -> None:
     assert not missed
 
 
-async def test_what_no_instance_waits_for_is_found_while_workers_run(env_url: str | None) -> None:
+async def test_what_should_not_be_in_a_queue_is_found_while_workers_run(env_url: str | None) -> None:
     async with Env(app, url=env_url) as env:
         await fill(env)
         await check_queues(env)
@@ -391,11 +392,12 @@ async def test_what_no_instance_waits_for_is_found_while_workers_run(env_url: st
     def found(plant: Plant) -> list[str]:
         planted = Tables(deepcopy(tables.rows), tables.now, tables.last_epoch)
         plant(Rows(planted))
-        return [*unawaited(planted)]
+        return [*misplaced(planted)]
 
     assert not found(lambda at: at.queue(**lock(at)).message())  # it would be wrong at rest
     assert found(lambda at: at.message(timer_execution=1, timer_id=1, visible_at=at.now + 9))
     assert found(lambda at: at.queue(activity_id=1))
+    assert found(lambda at: at.queue(route="blocked", order_session="c", order_number=1))
 
 
 async def test_a_table_without_a_rule_is_found(env_url: str | None) -> None:
