@@ -1,17 +1,19 @@
-"""The release before and this one side by side on one database, as in a rollout and when it is rolled back."""
+"""This release and a later one side by side on one database, as in a rollout and when it is rolled back.
+
+There is no later release yet: the tests make one, a copy of this code with one more migration, which adds a column and
+replaces a function.
+"""
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import re
+import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
@@ -19,57 +21,46 @@ from pathlib import Path
 from typing import Any, Final
 
 import anyio
-import psycopg
 import pytest
 
 from affinity import AgentMessage, UserMessage
 from affinity.client import Client, ExternalEvent
-from affinity.conversation.conversations import SLEEPS
-from affinity.errors import NoReply
+from affinity.errors import NoReply, SchemaMismatch
 from affinity.orchestration.events import CarriedEvent, EventRaised, OrchestrationStarted
-from affinity.orchestration.wire import ActivityTask, encode_event, encode_task
+from affinity.orchestration.wire import ActivityTask, decode_event, decode_task, encode_event, encode_task
 from affinity.provider import migrate
-from affinity.provider.postgres import migration as postgres
-from affinity.provider.schema import Migration
-from affinity.provider.sqlite import migration as sqlite
 from tests.conversation.process_app import conversations as steered
-from tests.later_release import EXPANDS, upgrade
+from tests.later_release import EXPANDS
 from tests.processes import PATIENCE, ROOT, open_workers
 from tests.scribes import check, schedule
 from tests.talk import CODE, Word, say
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
-RELEASE_BEFORE: Final = "f8979fe8c23643ff97ddb67d71ad4b2bca7f3f7a"
-
-RELEASED: Final = {"postgres": 50, "sqlite": 29}
-"""The schema versions that it knows."""
-
 APP: Final = "tests.talk:app"
 STEERED: Final = "tests.conversation.process_app:app"
 
+LATER: Final = {
+    "sqlite": EXPANDS + ";\n",
+    "postgres": EXPANDS
+    + """;
+DO $do$
+BEGIN
+    EXECUTE replace(pg_get_functiondef('send_messages'::regproc), 'BEGIN', 'BEGIN PERFORM 1;');
+END $do$;
+""",
+}
+"""The migration of the later release."""
+
 
 @pytest.fixture(scope="session")
-def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the code of the release before, out of the repository's history."""
-    archive = subprocess.run(
-        ["git", "archive", RELEASE_BEFORE, "affinity"], cwd=ROOT, capture_output=True, check=False
-    )  # fmt: skip
-    if archive.returncode:
-        pytest.skip(f"the history of the repository is not here: {archive.stderr.decode().strip()}")
-    place = tmp_path_factory.mktemp("before")
-    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as code:
-        code.extractall(place, filter="data")
+def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the code of a later release."""
+    place = tmp_path_factory.mktemp("later")
+    shutil.copytree(ROOT / "affinity", place / "affinity", ignore=shutil.ignore_patterns("__pycache__"))
+    for dialect, script in LATER.items():
+        (place / "affinity" / "provider" / dialect / "migrations" / "0002_later.sql").write_text(script)
     return place
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of a database that was never migrated."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'affinity.db'}"
-    url: str = request.getfixturevalue("postgres_database")
-    return url
 
 
 @pytest.fixture
@@ -78,25 +69,37 @@ def postgres_age() -> str:
     return "new"
 
 
-async def test_a_rollout_and_its_rollback(before: Path, empty_url: str) -> None:
-    """Through a migration, a rollout and a rollback a client and workers of the release before serve and are served; a
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest) -> str:
+    """The URL of a database with the schema of this release."""
+    found: str = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_migrated")
+    return found
+
+
+async def migrate_by(root: Path, url: str) -> None:
+    """Migrate by the code in a directory."""
+    command = [sys.executable, "-m", "affinity", "migrate", "--url", url]
+    await anyio.run_process(command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)})
+
+
+async def test_a_rollout_and_its_rollback(later: Path, url: str) -> None:
+    """Through a migration, a rollout and a rollback a client and workers of this release serve and are served; a
     conversation that lasts all the time loses nothing.
     """
-    with open_workers(empty_url) as workers:
-        old = workers.start("old", app=APP, root=before)
-        with talking(empty_url, before) as traffic:
+    _, known = await migrate(url)
+    with open_workers(url) as workers:
+        old = workers.start("old", app=APP)
+        with talking(url, ROOT) as traffic:
             await traffic.goes_on()
-            version, known = await migrate(empty_url)
-            assert version > 0
+            await migrate_by(later, url)
+            assert await migrate(url) == (known + 1, known + 1)
             await traffic.goes_on()
-            assert await upgrade(empty_url, EXPANDS) == known + 1  # one release more, which both do not know
-            await traffic.goes_on()
-            new = workers.start("new", app=APP)
+            new = workers.start("new", app=APP, root=later)
             old.send(signal.SIGTERM)
             assert old.wait() == 0
             await traffic.goes_on()
-            workers.start("old", app=APP, root=before)
-            async with Client(empty_url) as client:
+            workers.start("old", app=APP)
+            async with Client(url) as client:
                 await client.start("talk", "t", instance_id="other")
                 await say(client, "other", 1)
                 new.send(signal.SIGTERM)
@@ -107,31 +110,41 @@ async def test_a_rollout_and_its_rollback(before: Path, empty_url: str) -> None:
                 assert {(move.from_worker, move.to_worker) for move in moves} == {("old", "new"), ("new", "old")}
                 reasons = {move.reason for move in moves}
                 assert {"drained"} <= reasons <= {"drained", "lease_expired"}, moves  # a busy machine may end a lease
-            told = await traffic.end()
-    assert [(one["word"], one["heard"]) for one in told] == [(str(n), n) for n in range(1, len(told) + 1)]
-    assert [code for code, _ in groupby(one["code"] for one in told)] == [str(before), CODE, str(before)]
+            words = await traffic.end()
+    assert [(one["word"], one["heard"]) for one in words] == [(str(n), n) for n in range(1, len(words) + 1)]
+    assert [code for code, _ in groupby(one["code"] for one in words)] == [CODE, str(later), CODE]
+
+
+async def test_later_code_migrates_first(later: Path, url: str) -> None:
+    """It refuses a schema that lacks what it needs, and names the command."""
+    code = "import sys, anyio, affinity.provider as p; anyio.run(p.open_provider, sys.argv[1])"
+    done = await anyio.run_process(
+        [sys.executable, "-c", code, url], cwd=later, env=os.environ | {"PYTHONPATH": str(later)}, check=False
+    )
+    assert SchemaMismatch.__name__ in done.stderr.decode()
+    assert "affinity migrate" in done.stderr.decode()
 
 
 @pytest.mark.slow
-async def test_the_release_before_keeps_the_order_of_a_session(before: Path, empty_url: str, tmp_path: Path) -> None:
-    """A worker of the release before holds the session, and this one commits ordered work to it; then that worker
-    leaves, and comes back. The work runs in its order on both.
+async def test_both_releases_keep_the_order_of_a_session(later: Path, url: str, tmp_path: Path) -> None:
+    """A worker of one release holds the session, and the other one commits ordered work to it; then that worker leaves,
+    and comes back. The work runs in its order on both.
     """
-    await migrate(empty_url)
+    await migrate_by(later, url)
     notes, lines = tmp_path / "notes", 45
-    with open_workers(empty_url) as workers:
-        old = workers.start("old", app="tests.scribes:hands", root=before)
-        workers.start("scribe", app="tests.scribes:app", max_sessions_per_runtime=0)
-        async with Client(empty_url) as client:
+    with open_workers(url) as workers:
+        old = workers.start("old", app="tests.scribes:hands")
+        workers.start("scribe", app="tests.scribes:app", root=later, max_sessions_per_runtime=0)
+        async with Client(url) as client:
             scribes = [(await client.start("scribe", str(notes))).instance_id for _ in range(3)]
             for number in range(lines):
                 await schedule(client, scribes[number % 3], number)
                 if number == lines // 3:
                     assert [session.worker_id async for session in client.sessions()] == ["old"]
-                    new = workers.start("new", app="tests.scribes:app")
+                    new = workers.start("new", app="tests.scribes:app", root=later)
                     old.send(signal.SIGTERM)
                 if number == 2 * lines // 3:
-                    workers.start("old", app="tests.scribes:hands", root=before)
+                    workers.start("old", app="tests.scribes:hands")
                     new.send(signal.SIGKILL)
             await client.raise_events(ExternalEvent(scribe, "line", -1) for scribe in scribes)
             for scribe in scribes:
@@ -139,12 +152,12 @@ async def test_the_release_before_keeps_the_order_of_a_session(before: Path, emp
             await check(client, notes, lines)
 
 
-async def test_events_with_keys_reach_both_releases(before: Path, empty_url: str) -> None:
+async def test_events_with_keys_reach_both_releases(later: Path, url: str) -> None:
     """Once each, also where one release replays what the other has recorded; and each replies."""
-    await migrate(empty_url)
-    with open_workers(empty_url) as workers:
-        old = workers.start("old", app=APP, root=before)
-        async with Client(empty_url) as client:
+    await migrate_by(later, url)
+    with open_workers(url) as workers:
+        old = workers.start("old", app=APP)
+        async with Client(url) as client:
             await client.start("talk", "s", instance_id="t")
 
             async def ask_twice(count: int) -> None:
@@ -153,11 +166,11 @@ async def test_events_with_keys_reach_both_releases(before: Path, empty_url: str
                     assert reply == count
 
             await ask_twice(1)
-            new = workers.start("new", app=APP)
+            new = workers.start("new", app=APP, root=later)
             old.send(signal.SIGTERM)
             assert old.wait() == 0
             await ask_twice(2)
-            workers.start("old", app=APP, root=before)
+            workers.start("old", app=APP)
             new.send(signal.SIGTERM)
             assert new.wait() == 0
             await ask_twice(3)
@@ -165,117 +178,61 @@ async def test_events_with_keys_reach_both_releases(before: Path, empty_url: str
                 await client.ask("t", Word(""), timeout=PATIENCE)
             words = await client.wait("t", timeout=PATIENCE)
             assert [(one["word"], one["heard"]) for one in words] == [("1", 1), ("2", 2), ("3", 3)]
-            assert [one["code"] for one in words] == [str(before), CODE, str(before)]
+            assert [one["code"] for one in words] == [CODE, str(later), CODE]
 
 
-def test_the_release_before_reads_what_this_one_writes(before: Path) -> None:
-    """And ignores the fields that it does not know."""
+def test_fields_of_a_later_release_are_ignored() -> None:
+    """In each event, and in tasks."""
     start = OrchestrationStarted("talk", "1.0.0", "1", carried=(CarriedEvent("e", "2", "k"),), custom_status="3")
-    texts = [encode_event(start), encode_event(EventRaised("e", "2", "k"))]
-    task = encode_task(ActivityTask(input="4", orchestration="talk", version="1.0.0"))
-    code = (
-        "import sys, json; from affinity.orchestration.wire import decode_event, decode_task, encode_event\n"
-        "*events, task = json.load(sys.stdin)\n"
-        "print(json.dumps([*(encode_event(decode_event(event)) for event in events), decode_task(task).input]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=before,
-        env=os.environ | {"PYTHONPATH": str(before)},
-        input=json.dumps([text.replace("{", '{"later":[1],', 1) for text in [*texts, task]]),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(done.stdout) == [*texts, "4"]
-
-
-BODY: Final = re.compile(r"\$\$.*?\$\$", re.DOTALL)
-CHANGES: Final = re.compile(
-    r"^\s*(?:DROP\b|ALTER\b.*\b(?:RENAME|DROP)\b|.*\bALTER COLUMN \w+ (?:TYPE|SET NOT NULL)|RENAME\b"
-    r"|(?:ALTER TABLE \w+ )?ADD COLUMN (?!.*DEFAULT).*NOT NULL)",
-    re.MULTILINE | re.IGNORECASE,
-)
-
-
-@pytest.mark.parametrize(("dialect", "migrations"), [("postgres", postgres.MIGRATIONS), ("sqlite", sqlite.MIGRATIONS)])
-def test_migrations_expand(dialect: str, migrations: Sequence[Migration]) -> None:
-    """The release before goes on: nothing is changed or removed but by a file that says which code may go on."""
-    released = RELEASED[dialect]
-    for each in migrations[released:]:
-        assert each.oldest_code or not CHANGES.search(BODY.sub("", each.script)), each.name
-        assert (each.oldest_code or 0) <= released, each.name
-
-
-def test_functions_that_are_dropped_are_not_called(before: Path, postgres_migrated: str) -> None:
-    """By no code, the release before included, and by no function that is left."""
-    scripts = "".join(each.script for each in postgres.MIGRATIONS[RELEASED["postgres"] :])
-    dropped = set(re.findall(r"^DROP FUNCTION (\w+);$", scripts, re.MULTILINE))
-    assert len(dropped) == scripts.count("DROP FUNCTION")
-    with psycopg.connect(postgres_migrated) as connection:
-        found = connection.execute(
-            "SELECT prosrc FROM pg_proc WHERE pronamespace = 'affinity'::regnamespace"
-        ).fetchall()
-    texts = [body for (body,) in found]
-    for root in (before, ROOT):
-        folder = root / "affinity" / "provider" / "postgres"
-        texts += [file.read_text() for file in folder.iterdir() if file.suffix in (".py", ".sql")]
-    assert len(texts) > 100
-    assert not dropped.intersection(re.findall(r"\w+", "\n".join(texts)))
-
-
-@pytest.mark.parametrize(("dialect", "migrations"), [("postgres", postgres.MIGRATIONS), ("sqlite", sqlite.MIGRATIONS)])
-def test_migrations_that_were_released_stay(before: Path, dialect: str, migrations: Sequence[Migration]) -> None:
-    """Databases have them already."""
-    files = sorted((before / "affinity" / "provider" / dialect / "migrations").glob("*.sql"))
-    assert [file.stem for file in files] == [each.name for each in migrations[: RELEASED[dialect]]]
-    assert [file.read_text() for file in files] == [each.script for each in migrations[: RELEASED[dialect]]]
+    for event in (start, EventRaised("e", "2", "k")):
+        assert decode_event(encode_event(event).replace("{", '{"later":[1],', 1)) == event
+    task = ActivityTask(input="4", orchestration="talk", version="1.0.0")
+    assert decode_task(encode_task(task).replace("{", '{"later":[1],', 1)) == task
 
 
 @pytest.mark.slow
-async def test_conversations_through_a_rollout_and_its_rollback(before: Path, empty_url: str) -> None:
-    """Either release goes on with those that the other has begun, and what either appends wakes them."""
-    talk_of = partial(ask_of_before, before, empty_url)
-    with open_workers(empty_url) as workers:
-        old = workers.start("old", app=STEERED, root=before)
-        await talk_of("c", "quick 1")
-        await migrate(empty_url)
-        async with Client(empty_url) as client:
+async def test_conversations_through_a_rollout_and_its_rollback(later: Path, url: str) -> None:
+    """Each release goes on with conversations that the other has begun, and what either appends wakes them."""
+    ask_later = partial(ask_of, later, url)
+    with open_workers(url) as workers:
+        old = workers.start("old", app=STEERED)
+        async with Client(url) as client:
             first, second = client.conversation(steered, "c"), client.conversation(steered, "n")
-            assert (await first.ask(UserMessage("quick 2"), timeout=PATIENCE)).text == "re: quick 2"
-            new = workers.start("new", app=STEERED)
+            assert (await first.ask(UserMessage("quick 1"), timeout=PATIENCE)).text == "re: quick 1"
+            await migrate_by(later, url)
+            await ask_later("c", "quick 2")
+            new = workers.start("new", app=STEERED, root=later)
             old.send(signal.SIGTERM)
             assert old.wait() == 0
             for number in range(1, 4):
                 assert (
                     await second.ask(UserMessage(f"quick {number}"), timeout=PATIENCE)
                 ).text == f"re: quick {number}"
-            await talk_of("n", "quick 4")  # wakes what sleeps
-            await talk_of("c", "quick 3")
-            assert (await client.status("n")).version == SLEEPS
-            workers.start("old", app=STEERED, root=before)
+            await ask_later("n", "quick 4")  # wakes what is parked
+            await ask_later("c", "quick 3")
+            workers.start("old", app=STEERED)
             new.send(signal.SIGTERM)
             assert new.wait() == 0
             assert (await first.ask(UserMessage("quick 4"), timeout=PATIENCE)).text == "re: quick 4"
             assert (await second.ask(UserMessage("quick 5"), timeout=PATIENCE)).text == "re: quick 5"
-            workers.start("new", app=STEERED)
             for talk, most in ((first, 4), (second, 5)):
                 events = [each.event for each in await talk.history(kinds=[UserMessage, AgentMessage], limit=100)]
                 sent = [event.text for event in events if isinstance(event, UserMessage)]
-                told = [event.text for event in events if isinstance(event, AgentMessage)]
+                replies = [event.text for event in events if isinstance(event, AgentMessage)]
                 assert sent == [f"quick {number}" for number in range(1, most + 1)]
-                assert [text.removeprefix("re: ") for text in told] == sent
+                assert [text.removeprefix("re: ") for text in replies] == sent
                 state = await client.session_store.load(talk.conversation_id)
                 assert state is not None
                 assert json.loads(state.state)["received"] == sent
 
 
-async def ask_of_before(before: Path, url: str, conversation_id: str, text: str) -> None:
-    """A client of the release before asks."""
+async def ask_of(root: Path, url: str, conversation_id: str, text: str) -> None:
+    """A client with the code in a directory asks."""
+    paths = os.pathsep.join([str(root), str(ROOT)])
     done = await anyio.run_process(
-        [sys.executable, "-c", ASK, url, conversation_id, text], cwd=before, env=os.environ | {"PYTHONPATH": str(ROOT)}
+        [sys.executable, "-c", ASK, url, conversation_id, text], cwd=root, env=os.environ | {"PYTHONPATH": paths}
     )
-    assert done.stdout.decode().split() == [str(before), *f"re: {text}".split()]
+    assert done.stdout.decode().split() == [str(root), *f"re: {text}".split()]
 
 
 ASK: Final = """
@@ -294,7 +251,7 @@ anyio.run(main, *sys.argv[1:])
 
 
 class Traffic:
-    """A client of the release before, which prints how many words were heard, and the conversation in the end."""
+    """A client, which prints how many words were heard, and the conversation in the end."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -320,8 +277,8 @@ class Traffic:
         assert self._process.stdin is not None
         self._process.stdin.close()
         await anyio.to_thread.run_sync(self._reader.join, PATIENCE)
-        told: list[dict[str, Any]] = json.loads(self._lines[-1])
-        return told
+        words: list[dict[str, Any]] = json.loads(self._lines[-1])
+        return words
 
 
 @contextmanager

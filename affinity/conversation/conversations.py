@@ -52,12 +52,6 @@ class SessionsOptions(TypedDict, Generic[S], total=False):
     timer: Callable[[], float]
 
 
-SLEEPS: Final = "2.0.0"
-"""Version of the orchestration from which on wakes are scheduled asleep. The instances of the version before go over to
-it when they continue as new.
-"""
-
-
 DEFAULT_CYCLES: Final = 10
 """Default of ``max_cycles``."""
 
@@ -259,11 +253,7 @@ class Conversations(Sessions[S]):
         app.activities[spec.activity].journal_inputs = spec.limits.inputs
 
         @app.orchestration(name=spec.orchestration)
-        async def awake(ctx: OrchestrationContext, start: dict[str, Any]) -> None:
-            await Program(ctx, spec.activity, cast(Start, start), sleeps=False).run()
-
-        @app.orchestration(name=spec.orchestration, version=SLEEPS)
         async def conversation(ctx: OrchestrationContext, start: dict[str, Any]) -> None:
-            await Program(ctx, spec.activity, cast(Start, start), sleeps=True).run()
+            await Program(ctx, spec.activity, cast(Start, start)).run()
 
         return app

@@ -21,7 +21,6 @@ from affinity.limits import (
     MAX_REVISITS,
     MAX_TIMER_SECONDS,
     MAX_WAKE_ENTRIES,
-    MAX_WAKE_SIGNALS,
     check_integer,
 )
 from affinity.orchestration.events import EventRaised, OrchestrationStarted
@@ -97,7 +96,7 @@ class ConversationKind:
 
 def start_of(kind: str, parent: str | None = None, home: str | None = None) -> JournalStart:
     """As `ConversationKind.start`, by the name of the kind."""
-    options = {"salt": secrets.token_hex(6), "wake_signals": MAX_WAKE_SIGNALS, "renews": True, "persists": True}
+    options = {"salt": secrets.token_hex(6)}
     given = to_json(options if home is None else {**options, "home": home}).decode()
     started = OrchestrationStarted(name=orchestration_of(kind), version="", input=given)
     message = encode_message(ANY_EXECUTION, started)

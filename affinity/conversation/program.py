@@ -19,6 +19,7 @@ turn of its own.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, Literal, NotRequired, TypedDict
@@ -117,14 +118,6 @@ class Start(TypedDict):
 
     salt: str  # makes the ids of wakes unique
     home: NotRequired[str]  # session on whose lease the wakes run; by default the conversation's own
-    # Received during one wake at most. It stays as it was when the execution began, so that a later release replays it
-    # with another `limits.MAX_WAKE_SIGNALS`. Executions that an earlier one began are without it.
-    wake_signals: NotRequired[int]
-    # Inputs of a new journal are noticed during a wake. Executions that an earlier release began are without it, too.
-    renews: NotRequired[bool]
-    # What records the failure of a wake is repeated when it fails too. Executions that an earlier release began are
-    # without it, too.
-    persists: NotRequired[bool]
     processed: NotRequired[int]
     signalled: NotRequired[int]
     next_due: NotRequired[float]
@@ -143,8 +136,6 @@ class Program:
     ctx: OrchestrationContext
     activity: str
     start: Start
-    sleeps: bool
-    """Wakes are scheduled asleep. False: as the release before does, whose executions go on as they began."""
     wakes: int = 0
     signals: int = 0
     received: int = 0
@@ -228,7 +219,7 @@ class Program:
         the start, nor one that something else than an input may begin.
         """
         begun = self.processed > 0
-        return self.sleeps and begun and self.next_due is None and not (self.is_failed or self.is_closed)
+        return begun and self.next_due is None and not (self.is_failed or self.is_closed)
 
     @property
     def _is_long(self) -> bool:
@@ -239,9 +230,6 @@ class Program:
         """What the next execution goes on with."""
         rest = Start(
             salt=self.start["salt"],
-            wake_signals=MAX_WAKE_SIGNALS,
-            renews=True,
-            persists=True,
             processed=self.processed,
             signalled=self.signalled,
             due=self.is_due,
@@ -291,7 +279,7 @@ class Program:
                 self._announce(seq)
             case {"type": "interrupt", "seq": int(seq), **more}:
                 # One of an input that a wake has processed since then is too late to cancel anything.
-                self.is_interrupted |= more.get("cancel") is True and (seq > self.processed or not self.sleeps)
+                self.is_interrupted |= more.get("cancel") is True and seq > self.processed
                 self._announce(seq)
             case {"type": "terminate", **more}:
                 self.terminated = more.get("cascade") is True
@@ -311,7 +299,7 @@ class Program:
 
     def _has_news(self, seq: int) -> bool:
         """Signals during the wake have announced inputs behind this number."""
-        return (self.is_due and self.signalled > seq) or (self.start.get("renews", False) and self.announced > seq)
+        return (self.is_due and self.signalled > seq) or self.announced > seq
 
     # -- wakes
 
@@ -365,7 +353,7 @@ class Program:
         activity.asleep = self.is_asleep
         is_last = "terminated" in task
         while True:
-            receives = self._has_room(self.signals < SIGNALS_PER_EXECUTION) and not is_last
+            receives = self._has_room and not is_last
             was_asleep = self.is_asleep
             if was_asleep and not receives:  # resumed thousands of times; the next execution has room
                 activity.cancel()
@@ -399,10 +387,10 @@ class Program:
             self.cancelled = [*self.cancelled, task["wake"]]
         self.is_asleep = False
 
-    def _has_room(self, before: bool) -> bool:
-        """Whether the history has room for another signal during this wake; ``before``: what earlier releases found."""
-        most = self.start.get("wake_signals")
-        return before if most is None else self.received < most
+    @property
+    def _has_room(self) -> bool:
+        """Whether the history has room for another signal during this wake."""
+        return self.received < MAX_WAKE_SIGNALS
 
     def _schedule(self, task: WakeTask) -> ActivityFuture[WakeOutcome]:
         return self.ctx.schedule_activity(self.activity, task).on_session(self.home)
@@ -419,11 +407,8 @@ class Program:
             final=isinstance(error, ActivityPoisoned) or is_last,
         )
         for attempt in count(1):
-            try:
+            with suppress(ActivityError):
                 return await self._schedule({**task, "failed": failure})
-            except ActivityError:
-                if not self.start.get("persists", False):
-                    break
             if is_last:
                 await self.ctx.schedule_timer(CLOSING.delay(attempt))
                 continue
@@ -432,7 +417,7 @@ class Program:
             self.wakes += 1  # counts as a wake, of which one execution has so many
             if not await self._pause(CLOSING.delay(attempt), until_due=True) or self.is_due or self._is_long:
                 return None
-        return WakeOutcome(outcome="failed")
+        raise AssertionError("endless")
 
     def _succeed(self, outcome: WakeOutcome) -> None:
         self.processed = outcome.get("processed", self.processed)
@@ -464,7 +449,7 @@ class Program:
         """Wait before the next attempt, or until `resume`, or an input; False: interrupted, or terminated."""
         timer = self.ctx.schedule_timer(min(seconds, MAX_TIMER_SECONDS))
         while not (timer.settled or self.is_resumed or (until_due and self.is_due)):
-            receives = self._has_room(True)
+            receives = self._has_room
             await self.ctx.wait_any(timer, *([self.signal] if receives else []))
             if receives and self.signal.settled:
                 await self._receive()

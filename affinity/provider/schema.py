@@ -1,13 +1,13 @@
 """The version of a database's schema, and which code may use it; for both engines.
 
-The schema version is the number of migrations that were applied. A migration *expands*: code that was written before it
-works as before. One that *contracts* (it takes away or changes what older code uses) says so in a line of its own,
-``-- oldest code: N``: from then on only code that knows schema version N or a later one may use the database.
+The schema version is the number of migrations that were applied; the table ``migrations`` has a row for each. A
+migration *expands*: code that was written before it works as before. One that *contracts* (it takes away or changes
+what older code uses) says so in a line of its own, ``-- oldest code: N``: from then on only code that knows schema
+version N or a later one may use the database.
 
-So a database has two numbers: its version, and the *oldest code*. Code that knows the versions up to K may use it
-when ``oldest code <= K <= version``. The oldest code is in the place that every release reads first (the last row of
-``schema_versions`` in PostgreSQL, ``user_version`` in SQLite); the migrations since then are in ``applied_migrations``.
-Releases from before that table demand that the first place holds exactly their own version, and find it.
+So a database has two numbers: its version, and the *oldest code*. Code that knows the versions up to K may use it when
+``oldest code <= K <= version``. The folder ``schema`` of a provider has the whole schema by subject, as it is after the
+last migration; a test compares the two.
 """
 
 from __future__ import annotations
@@ -43,18 +43,10 @@ class Migration:
     script: LiteralString
 
     @property
-    def oldest_code(self) -> int | None:
-        """The schema version that code must know from now on; None: earlier code works as before."""
+    def oldest_code(self) -> int:
+        """The schema version that code must know from now on, unless an earlier migration demands a later one."""
         found = _OLDEST_CODE.search(self.script)
-        return int(found["version"]) if found else None
-
-    def stated_oldest_code(self, strict: int) -> int | None:
-        """The oldest code that a database states from this migration on; None: the same as before.
-
-        Args:
-            strict: releases that know this version or an earlier one find their own version there, or refuse.
-        """
-        return self.version if self.version <= strict else self.oldest_code
+        return int(found["version"]) if found else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +117,13 @@ def load_migrations(package: str) -> list[Migration]:
 def this_release() -> str:
     """The release of affinity that runs."""
     return release_of("affinity")
+
+
+def made_before_release(place: str) -> SchemaMismatch:
+    """The error for a database with the migrations of a version before 0.1.0; nothing in it is changed."""
+    return SchemaMismatch(
+        f"{place} was made by an unreleased version of affinity, whose migrations are gone: begin a new schema"
+    )
 
 
 def check_usable(found: SchemaVersion, migrations: Sequence[Migration], place: str) -> None:

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from affinity import AgentMessage, App, Conversations, JournalEntry, ToolConfirmation, UserMessage, Wake
 from affinity.conversation import ChildEnded, program
-from affinity.conversation.conversations import SLEEPS
 from affinity.provider.postgres.provider import PostgresProvider
 from affinity.provider.sqlite.provider import SqliteProvider
 from tests.conversation.application import Chat
@@ -89,9 +88,3 @@ program.WAKES_PER_EXECUTION = 3  # type: ignore[misc]
 
 app = App("cut")
 app.include(conversations)
-
-before = App("cut")
-"""As it was before wakes were scheduled asleep."""
-before.include(conversations)
-del before._orchestrations[f"{KIND}.conversation@{SLEEPS}"]
-before._latest[f"{KIND}.conversation"] = before._orchestrations[f"{KIND}.conversation@1.0.0"]

@@ -12,7 +12,6 @@ from anyio import to_thread
 import affinity
 from affinity import AgentMessage, JournalEntry, SpanCompleted, Talk, UserMessage
 from affinity.client import Client
-from affinity.conversation.conversations import SLEEPS
 from tests.conversation.application import Chat, until
 from tests.everywhere import everywhere
 from tests.processes import WorkerProcess, Workers
@@ -20,7 +19,6 @@ from tests.processes import WorkerProcess, Workers
 pytestmark = pytest.mark.timeout(180)
 
 APP: Final = "tests.conversation.cut_app:app"
-BEFORE: Final = "tests.conversation.cut_app:before"
 PATIENCE: Final = 60.0
 
 conversations = affinity.Conversations(Chat, kind="cut")
@@ -125,24 +123,3 @@ async def test_a_worker_dies_while_a_wake_makes_others(workers: Workers, client:
         made = [each.event for each in await journal(client.conversation(conversations, name))]
         texts = Counter(event.text for event in made if isinstance(event, UserMessage | AgentMessage))
         assert set(texts.values()) == {1}, (name, texts)
-
-
-@pytest.mark.parametrize("where", ["continue before", "continue after"])
-@everywhere
-async def test_a_worker_dies_while_a_conversation_goes_over_to_the_version_that_sleeps(
-    workers: Workers, client: Client, where: str
-) -> None:
-    first = workers.start("first", BEFORE)
-    await ask(client, "one")
-    assert (await client.status("c")).version == "1.0.0"
-    first.send(signal.SIGTERM)
-    assert await to_thread.run_sync(first.wait) == 0
-    first = workers.start("first", APP)
-    await ask(client, f"cut {where}")
-    await send(client, "two")  # the third wake, behind which the execution ends
-    await has_died(first)
-    workers.start("first", APP)
-    for text in ("two", "three", "four", "five"):
-        await ask(client, text)
-    assert (await client.status("c")).version == SLEEPS
-    assert await check(client, "one", f"cut {where}", "two", "three", "four", "five") == []

@@ -18,13 +18,8 @@ from tests.orchestration.harness import Live, new_events
 
 
 async def conversation(ctx: OrchestrationContext, start: dict[str, Any]) -> None:
-    """That of the conversations of each kind."""
-    await Program(ctx, "chat.wake", Start(**{"salt": "s", **start}), sleeps=False).run()  # type: ignore[typeddict-item]
-
-
-async def sleeper(ctx: OrchestrationContext, start: dict[str, Any]) -> None:
-    """The same, of the version that schedules wakes asleep."""
-    await Program(ctx, "chat.wake", Start(**{"salt": "s", **start}), sleeps=True).run()  # type: ignore[typeddict-item]
+    """The orchestration of the conversations of each kind."""
+    await Program(ctx, "chat.wake", Start(**{"salt": "s", **start})).run()  # type: ignore[typeddict-item]
 
 
 @pytest.fixture(autouse=True)
@@ -69,25 +64,24 @@ ENDS = [("interrupt", {"seq": 9, "cancel": True}), ("terminate", {})]
 @pytest.mark.parametrize(("kind", "fields"), ENDS)
 def test_a_wake_is_cancelled_after_many_signals(kind: str, fields: dict[str, Any]) -> None:
     """Also when the execution is to continue as new after the wake."""
-    live = begin(wake_signals=5)
+    live = begin()
     send(live, 2, 5)
     assert ev.ActivityCancelled in kinds(signal(live, kind, **fields))
 
 
 def test_a_wake_receives_a_bounded_number_of_signals() -> None:
     """The later ones are an event each. After the wake the execution continues as new, with those that are unread."""
-    live = begin(wake_signals=5)
+    live = begin()
     send(live, 2, 6)
     assert kinds(signal(live, "interrupt", seq=7, cancel=True)) == [ev.EventRaised]
     send(live, 8, 20)
     step = live.complete(wake_of(live), '{"outcome":"done","processed":1}')
     (outcome,) = [each for each in new_events(step) if isinstance(each, ev.ContinuedAsNew)]
-    assert json.loads(outcome.input)["wake_signals"] == 5
     assert [json.loads(each.data)["seq"] for each in outcome.carried] == [*range(7, 21)]
 
 
 def test_the_bound_holds_for_all_attempts_of_a_wake_and_the_pauses_between() -> None:
-    live = begin(wake_signals=5)
+    live = begin()
     send(live, 2, 4)
     live.complete(wake_of(live), '{"outcome":"failed","attempt":1,"retry_after":60}')
     send(live, 5, 6)
@@ -97,16 +91,6 @@ def test_the_bound_holds_for_all_attempts_of_a_wake_and_the_pauses_between() -> 
     assert kinds(signal(live, "wake", seq=7)) == [ev.EventRaised]
     live.complete(wake_of(live), '{"outcome":"done","processed":1}')
     assert isinstance(live.outcome, ev.ContinuedAsNew)
-
-
-def test_an_execution_that_an_earlier_release_began_keeps_its_bound() -> None:
-    """Its history would not replay otherwise. The next execution has the new one."""
-    live = begin()
-    send(live, 2, 3)
-    assert kinds(signal(live, "interrupt", seq=4, cancel=True)) == [ev.EventRaised]
-    live.complete(wake_of(live), '{"outcome":"done","processed":1}')
-    assert isinstance(live.outcome, ev.ContinuedAsNew)
-    assert json.loads(live.outcome.input)["wake_signals"] == 5
 
 
 def asleep(step: Step) -> list[bool]:
@@ -119,16 +103,8 @@ DONE = '{"outcome":"done","processed":1}'
 
 def sleeping() -> Live:
     """A conversation whose first wake has ended, and whose next one sleeps."""
-    live = begin_asleep()
+    live = begin()
     assert asleep(live.complete(wake_of(live), DONE)) == [True]
-    return live
-
-
-def begin_asleep(**start: Any) -> Live:
-    """As `begin`, of the version that schedules wakes asleep."""
-    live = Live(sleeper)
-    live.start(to_json({"wake_signals": 5, "renews": True, **start}).decode())
-    assert asleep(signal(live, "wake", seq=1)) == [False]  # the first one begins with the instance
     return live
 
 
@@ -155,7 +131,7 @@ def test_a_late_signal_of_a_processed_input_runs_nothing() -> None:
 @pytest.mark.parametrize("outcome", ['{"outcome":"done","processed":1,"next_due":5}', '{"outcome":"failed"}'])
 def test_a_conversation_that_waits_for_more_than_an_input_does_not_sleep(outcome: str) -> None:
     """A revisit that is due, or a failure that only a signal ends: a timer, or the signal, begins the next wake."""
-    live = begin_asleep()
+    live = begin()
     assert asleep(live.complete(wake_of(live), outcome)) == []
     assert asleep(signal(live, "wake", seq=2)) == [False]
 
@@ -195,15 +171,15 @@ def test_an_operator_who_cancels_does_not_know_it() -> None:
     assert (last["cancelled_wakes"], last["slept"]) == (["s-1-2"], True)
 
 
-def test_an_execution_that_continues_sleeps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And in the latest version: those of the one before go over to it."""
+def test_an_execution_that_continues_sleeps_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And in the latest version of the orchestration."""
     monkeypatch.setattr(program, "WAKES_PER_EXECUTION", 1)
-    live = begin(wake_signals=5)
+    live = begin()
     (outcome,) = [
         each for each in new_events(live.complete(wake_of(live), DONE)) if isinstance(each, ev.ContinuedAsNew)
     ]
     assert outcome.version == ev.LATEST
-    again = Live(sleeper)
+    again = Live(conversation)
     assert asleep(again.start(outcome.input)) == [True]
 
 
@@ -235,7 +211,7 @@ def test_a_termination_that_meets_the_end_of_a_wake_may_be_of_one_that_sleeps() 
 
 def test_the_trace_of_a_wake_that_has_slept_is_closed_awake() -> None:
     """Also when an operator cancels meanwhile: an activity that sleeps would end nothing."""
-    live = begin_asleep(delegations=[{"id": "d", "parent": "p", "parent_kind": "k", "max_cycles": 9, "cycles": 0}])
+    live = begin(delegations=[{"id": "d", "parent": "p", "parent_kind": "k", "max_cycles": 9, "cycles": 0}])
     live.complete(wake_of(live), DONE)
     poisoned = ev.ActivityFailed(wake_of(live), kind="poisoned", error_type="ActivityPoisoned", message="")
     closing = live.feed(poisoned)
@@ -248,7 +224,7 @@ def test_the_trace_of_a_wake_that_has_slept_is_closed_awake() -> None:
 )
 def test_nothing_sleeps_without_a_journal_or_with_one_that_is_closed(outcome: str) -> None:
     """It would be queued immediately, again and again."""
-    live = begin_asleep()
+    live = begin()
     assert asleep(live.complete(wake_of(live), outcome)) == []
     assert asleep(signal(live, "wake", seq=1)) == [False]
 
@@ -256,7 +232,7 @@ def test_nothing_sleeps_without_a_journal_or_with_one_that_is_closed(outcome: st
 def test_the_trace_of_a_cancelled_wake_is_closed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next wake closes it, also if an attempt of that one fails and another interrupt follows."""
     monkeypatch.setattr(program, "SIGNALS_PER_EXECUTION", 9)
-    live = begin(wake_signals=5)
+    live = begin()
     signal(live, "interrupt", seq=2, cancel=True)
     live.complete(wake_of(live), '{"outcome":"failed","attempt":1,"retry_after":60}')
     signal(live, "interrupt", seq=9, cancel=True)
@@ -266,7 +242,7 @@ def test_the_trace_of_a_cancelled_wake_is_closed_once(monkeypatch: pytest.Monkey
 
 def test_a_revisit_is_not_delayed_by_the_next_execution() -> None:
     """Its timer would begin anew: a wake finds the time that is left."""
-    live = begin(wake_signals=5)
+    live = begin()
     live.complete(wake_of(live), '{"outcome":"done","processed":1,"next_due":3600}')
     signal(live, "unknown")
     signal(live, "unknown")
@@ -291,22 +267,13 @@ def test_an_input_of_a_new_journal_is_not_lost(outcome: str, is_due: bool) -> No
     assert asleep(live.complete(wake_of(live), outcome)) == ([False] if is_due else [])
 
 
-def test_an_execution_that_an_earlier_release_began_does_not_notice_a_new_journal() -> None:
-    """Its history would not replay otherwise."""
-    live = begin_asleep(renews=False)
-    live.complete(wake_of(live), '{"outcome":"done","processed":100}')
-    signal(live, "wake", seq=2)
-    step = live.complete(wake_of(live), '{"outcome":"done","processed":1,"next_due":60}')
-    assert kinds(step)[1:] == [ev.TimerCreated]
-
-
 @pytest.mark.parametrize("end", ["terminate", "cancel"])
 def test_an_end_behind_a_trace_that_an_attempt_has_closed_is_as_in_earlier_histories(
     end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have one more activity, whose input is not compared."""
     monkeypatch.setattr(program, "SIGNALS_PER_EXECUTION", 9)
-    live = begin(wake_signals=5)
+    live = begin()
     signal(live, "interrupt", seq=2, cancel=True)
     live.complete(wake_of(live), '{"outcome":"failed","attempt":1,"retry_after":60}')
     step = signal(live, "terminate") if end == "terminate" else live.feed(ev.CancelRequested("stop"))
@@ -316,7 +283,7 @@ def test_an_end_behind_a_trace_that_an_attempt_has_closed_is_as_in_earlier_histo
 
 def closing(**start: Any) -> Live:
     """A conversation whose wake has failed, and the recording of that too."""
-    live = begin_asleep(**start)
+    live = begin(**start)
     live.feed(ev.ActivityFailed(wake_of(live), kind="failed", error_type="RuntimeError", message=""))
     live.feed(ev.ActivityFailed(wake_of(live), kind="failed", error_type="RuntimeError", message=""))
     return live
@@ -328,7 +295,7 @@ def tasks_of(live: Live) -> list[dict[str, Any]]:
 
 def test_the_failure_of_a_wake_is_recorded_at_last() -> None:
     """With growing pauses. The handler does not run meanwhile."""
-    live = closing(persists=True)
+    live = closing()
     for number in range(3):
         timers = [(n, each.delay) for n, each in enumerate(live.history, 1) if isinstance(each, ev.TimerCreated)]
         timer, delay = timers[-1]
@@ -346,7 +313,7 @@ def test_the_failure_of_a_wake_is_recorded_at_last() -> None:
     ("kind", "fields"), [("resume", {}), ("wake", {"seq": 2}), ("interrupt", {"seq": 2, "cancel": True})]
 )
 def test_another_wake_runs_for_what_comes_before_the_failure_is_recorded(kind: str, fields: dict[str, Any]) -> None:
-    live = closing(persists=True)
+    live = closing()
     signal(live, kind, **fields)
     assert ["failed" in each for each in tasks_of(live)] == [False, True, False]
 
@@ -357,7 +324,7 @@ def test_what_ends_a_conversation_between_two_attempts_reads_what_these_were_giv
     is_closing: bool, is_by_operator: bool
 ) -> None:
     """A delegation may be among it, whose parent waits."""
-    live = closing(persists=True) if is_closing else begin_asleep()
+    live = closing() if is_closing else begin()
     if not is_closing:
         live.complete(wake_of(live), '{"outcome":"failed","attempt":1,"read":1,"retry_after":60.0}')
     if is_by_operator:
@@ -372,25 +339,17 @@ def test_what_ends_a_conversation_between_two_attempts_reads_what_these_were_giv
 
 def test_the_attempts_to_record_a_failure_are_bounded_in_one_execution(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "WAKES_PER_EXECUTION", 2)
-    live = closing(persists=True)
+    live = closing()
     (timer,) = [n for n, each in enumerate(live.history, 1) if isinstance(each, ev.TimerCreated)]
     live.feed(ev.TimerFired(timer))
     assert isinstance(live.outcome, ev.ContinuedAsNew)
     assert json.loads(live.outcome.input)["due"]
 
 
-def test_an_execution_that_an_earlier_release_began_records_a_failure_once() -> None:
-    """Its history would not replay otherwise."""
-    live = closing()
-    assert [each for each in live.history if isinstance(each, ev.TimerCreated)] == []
-    signal(live, "wake", seq=2)
-    assert ["failed" in each for each in tasks_of(live)] == [False, True, False]
-
-
 @pytest.mark.parametrize("outcome", ['{"outcome":"failed","attempt":1,"retry_after":60', '{"outcome":"nothing"'])
 def test_what_a_wake_has_found_out_about_a_cancelled_one_is_kept(outcome: str) -> None:
     """The cancelled one had ended: its result is lost, and with it what it had processed and begun."""
-    live = begin_asleep()
+    live = begin()
     signal(live, "interrupt", seq=2, cancel=True)
     begun = '[{"id":"d","parent":"p","parent_kind":"k","max_cycles":9,"cycles":1}]'
     live.complete(wake_of(live), f'{outcome},"processed":1,"delegations":{begun}}}')
@@ -407,7 +366,7 @@ def test_what_a_wake_has_found_out_about_a_cancelled_one_is_kept(outcome: str) -
 @pytest.mark.parametrize("is_by_operator", [False, True])
 def test_an_end_behind_a_wake_that_has_not_read_all_reads_the_rest(outcome: str, is_by_operator: bool) -> None:
     """The wake found the journal closed, or failed for good: a delegation may be among the rest, whose parent waits."""
-    live = begin_asleep()
+    live = begin()
     live.complete(wake_of(live), outcome)
     if is_by_operator:
         live.feed(ev.CancelRequested("enough"))
@@ -420,7 +379,7 @@ def test_an_end_behind_a_wake_that_has_not_read_all_reads_the_rest(outcome: str,
 
 
 def test_nothing_is_read_again_at_the_end_of_what_has_read_all() -> None:
-    live = begin_asleep()
+    live = begin()
     live.complete(wake_of(live), '{"outcome":"done","processed":1,"next_due":60}')
     signal(live, "terminate")
     assert live.outcome is not None
@@ -430,7 +389,7 @@ def test_nothing_is_read_again_at_the_end_of_what_has_read_all() -> None:
 def test_all_wakes_that_were_cancelled_since_the_last_result_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them may have committed, with a delegation; the result of each is dropped."""
     monkeypatch.setattr(program, "SIGNALS_PER_EXECUTION", 9)
-    live = begin_asleep()
+    live = begin()
     signal(live, "interrupt", seq=2, cancel=True)
     signal(live, "interrupt", seq=3, cancel=True)
     assert tasks_of(live)[-1]["cancelled_wakes"] == ["s-1-1", "s-1-2"]
@@ -441,7 +400,7 @@ def test_all_wakes_that_were_cancelled_since_the_last_result_are_looked_up(monke
 
 
 def test_the_next_execution_knows_what_was_cancelled_and_delegated() -> None:
-    live = begin_asleep(delegated=["d"])
+    live = begin(delegated=["d"])
     signal(live, "interrupt", seq=2, cancel=True)
     signal(live, "interrupt", seq=3, cancel=True)
     assert isinstance(live.outcome, ev.ContinuedAsNew)
@@ -451,7 +410,7 @@ def test_the_next_execution_knows_what_was_cancelled_and_delegated() -> None:
 
 @pytest.mark.parametrize("outcome", ["done", "nothing", "failed"])
 def test_delegations_to_children_are_those_of_the_last_result(outcome: str) -> None:
-    live = begin_asleep()
+    live = begin()
     live.complete(wake_of(live), f'{{"outcome":"{outcome}","processed":1,"attempt":1,"delegated":["d","e"]}}')
     signal(live, "wake", seq=9)
     if outcome != "failed":
@@ -463,7 +422,7 @@ def test_delegations_to_children_are_those_of_the_last_result(outcome: str) -> N
 
 def test_what_ends_a_conversation_is_repeated_until_it_succeeds() -> None:
     """Its parent waits."""
-    live = begin_asleep(persists=True)
+    live = begin()
     signal(live, "terminate")
     for number in range(3):
         live.feed(ev.ActivityFailed(wake_of(live), kind="failed", error_type="RuntimeError", message=""))
@@ -477,7 +436,7 @@ def test_what_ends_a_conversation_is_repeated_until_it_succeeds() -> None:
 
 
 def test_an_operator_who_cancels_the_end_of_a_conversation_does_not_hide_it_from_its_parent() -> None:
-    live = begin_asleep()
+    live = begin()
     signal(live, "terminate", cascade=True)
     live.feed(ev.CancelRequested("enough"))
     assert live.outcome is None

@@ -128,7 +128,7 @@ class ClusterState:
         rows = await self.provider.list_sessions(limit=100)
         moved = self.leases.see({row.session_id: row for row in rows}, **what)
         for session_id in moved:
-            self.model.tell_watchers(session_id)
+            self.model.notify_watchers(session_id)
         found = await self.provider.count_work()
         wanted = {
             "work_items": len(self.model.items()),

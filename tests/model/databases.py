@@ -170,9 +170,7 @@ class SqliteModelDatabase:
         return self._path.with_name(f"{self._path.name}.kept")
 
 
-BOOKKEEPING: Final = frozenset(
-    {"counters", "sweeps", "schema_versions", "applied_migrations", "timeline", "session_moves"}
-)
+BOOKKEEPING: Final = frozenset({"counters", "sweeps", "migrations", "timeline", "session_moves"})
 """Tables whose rows are the provider's own: there from the start; and the log of moves, which retention bounds."""
 
 # The clock is a sequence, so that every reading moves it, whichever transaction reads.
@@ -199,7 +197,7 @@ DECLARE name text;
 BEGIN
     FOR name IN SELECT relname FROM pg_class
         WHERE relnamespace = current_schema::regnamespace AND relkind = 'r'
-          AND relname NOT IN ('schema_versions', 'applied_migrations', 'timeline')
+          AND relname NOT IN ('migrations', 'timeline')
     LOOP
         EXECUTE format(CASE name WHEN 'sessions' THEN 'TRUNCATE %I' ELSE 'DELETE FROM %I' END, name);
     END LOOP;
@@ -219,7 +217,7 @@ BEGIN
         SELECT c.relname, string_agg(quote_ident(a.attname), ', ')
         FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
         WHERE c.relnamespace = current_schema::regnamespace AND c.relkind = 'r' AND c.relname NOT LIKE 'kept\\_%'
-          AND c.relname NOT IN ('schema_versions', 'applied_migrations')
+          AND c.relname NOT IN ('migrations')
           AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
         GROUP BY c.relname
     LOOP

@@ -298,7 +298,7 @@ class Reference:
             }
         return found
 
-    def tell_watchers(self, session_id: str) -> None:
+    def notify_watchers(self, session_id: str) -> None:
         """The session has another holder."""
         for instance_id, instance in self.instances.items():
             if session_id in instance.watches:

@@ -289,20 +289,12 @@ RULES.of("sweeps")(_one("sweeps"))
 RULES.of("quotas")(_at_most_one("quotas"))
 
 
-@RULES.of("applied_migrations")
-def _applied_migrations(db: Tables) -> Iterator[str]:
-    """None is left out, but for those before there was this table."""
-    found = sorted(row["version"] for row in db.rows["applied_migrations"])
-    if not found or found != [*range(found[0], found[-1] + 1)]:
+@RULES.of("migrations")
+def _migrations(db: Tables) -> Iterator[str]:
+    """None is left out, and none demands code that is later than the last."""
+    found = sorted(row["version"] for row in db.rows["migrations"])
+    if found != [*range(1, len(found) + 1)] or max(row["oldest_code"] for row in db.rows["migrations"]) > found[-1]:
         yield f"versions {found}"
-
-
-@RULES.of("schema_versions")
-def _schema_versions(db: Tables) -> Iterator[str]:
-    """Migrations that were applied and that an older release would not bear."""
-    last = max(row["version"] for row in db.rows["applied_migrations"])
-    if unknown := [row["version"] for row in db.rows["schema_versions"] if row["version"] > last]:
-        yield f"versions {unknown}, and {last} is the last"
 
 
 @RULES.of("counters")

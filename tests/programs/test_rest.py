@@ -18,7 +18,7 @@ from tests.programs.tables import Row, Tables, read_tables
 
 ONLY: Final = {
     "sqlite": {"counters", "session_labels", "session_participants", "sqlite_sequence"},
-    "postgres": {"granted_roles", "instance_counts", "instances_by_status", "schema_versions", "sweeps"},
+    "postgres": {"granted_roles", "instance_counts", "instances_by_status", "sweeps"},
 }
 """Tables of one database only."""
 
@@ -347,8 +347,7 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
     "timeline": (lambda at: at["timeline"].clear(),),
     "sweeps": (lambda at: at["sweeps"].clear(),),
     "quotas": (lambda at: at.quota().quota(),),
-    "applied_migrations": (lambda at: at.drop("applied_migrations", version=20),),
-    "schema_versions": (lambda at: at.add("schema_versions", version=999),),
+    "migrations": (lambda at: at.change("migrations", {}, oldest_code=999),),
     "granted_roles": (lambda at: at.add("granted_roles", role="other", kind="client"),),
     "sqlite_sequence": (lambda at: at.change("sqlite_sequence", {}, seq=0).message(id=1, visible_at=at.now + 9),),
 }

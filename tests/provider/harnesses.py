@@ -191,11 +191,11 @@ AS_NEW: Final[LiteralString] = """
 DO $do$
 BEGIN
     DROP TABLE IF EXISTS clock_offset;
-    PERFORM set_quotas_1(NULL, NULL, NULL) FROM quotas WHERE instances IS NOT NULL;
+    PERFORM set_quotas(NULL, NULL, NULL) FROM quotas WHERE instances IS NOT NULL;
     EXECUTE (
         SELECT 'TRUNCATE ' || string_agg(oid::regclass::text, ', ') FROM pg_class
         WHERE relnamespace = current_schema::regnamespace AND relkind = 'r'
-          AND relname NOT IN ('schema_versions', 'applied_migrations', 'timeline', 'granted_roles')
+          AND relname NOT IN ('migrations', 'timeline', 'granted_roles')
           AND pg_relation_size(oid) > 0);
     PERFORM setval(oid, seqstart, false) FROM pg_sequence JOIN pg_class ON oid = seqrelid
     WHERE relnamespace = current_schema::regnamespace;

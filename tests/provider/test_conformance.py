@@ -99,7 +99,7 @@ def _connect(database: str) -> psycopg.Connection[Any]:
 
 TABLES: Final = """
     SELECT tablename FROM pg_tables
-    WHERE schemaname = current_schema AND tablename NOT IN ('schema_versions', 'applied_migrations', 'timeline')"""
+    WHERE schemaname = current_schema AND tablename NOT IN ('migrations', 'timeline')"""
 ROWS: Final = sql.SQL("SELECT t::text FROM {} t")  # as text: Python has no -infinity
 OTHERS: Final[Mapping[str, LiteralString]] = {
     "sizes": """

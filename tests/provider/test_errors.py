@@ -258,8 +258,7 @@ async def test_what_opens_or_migrates_a_file_names_it(tmp_path: Path, found: str
     elif found == "too new":
         await migrate(f"sqlite:///{path}")
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            connection.execute("PRAGMA user_version = 1000000")
-            connection.execute("UPDATE applied_migrations SET version = version + 1000000")
+            connection.execute("UPDATE migrations SET version = 1000000, oldest_code = 1000000")
     url = f"sqlite:///{path}"
     calls = [lambda: open_provider(url), Client(url).__aenter__]
     for call in calls if found == "never migrated" else [*calls, lambda: migrate(url)]:

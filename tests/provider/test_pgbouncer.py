@@ -109,7 +109,7 @@ async def test_the_schema_is_not_changed_through_a_pooler(pooled: str, postgres_
         with pytest.raises(PoolerRefused):
             await call(pooled)
     with psycopg.connect(postgres_migrated) as connection:
-        query = "SELECT count(*) FROM pg_tables WHERE tablename = 'schema_versions'"
+        query = "SELECT count(*) FROM pg_tables WHERE tablename = 'migrations'"
         assert connection.execute(query).fetchall() == [(1,)]
 
 

@@ -136,9 +136,9 @@ async def test_a_database_that_was_never_migrated_is_refused(postgres_database: 
 
 async def test_a_newer_database_is_refused(postgres_migrated: str, admin: psycopg.Connection[Any]) -> None:
     """By workers and by the migration alike."""
-    admin.execute("INSERT INTO schema_versions VALUES (999)")
+    admin.execute("INSERT INTO migrations (version, oldest_code, release) VALUES (999, 999, '9.1')")
     for verb in (PostgresProvider.open, PostgresProvider.migrate):
-        with pytest.raises(SchemaMismatch, match=r"999 .* use a later release of affinity"):
+        with pytest.raises(SchemaMismatch, match=r"999 .* use affinity 9.1 or later"):
             await verb(postgres_migrated)
 
 

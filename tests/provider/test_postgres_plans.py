@@ -12,7 +12,6 @@ import psycopg
 import pytest
 
 from affinity.provider.contract import InstanceFilter, InstanceStatus, InstanceUpdate
-from affinity.provider.postgres import PostgresProvider, migration
 from affinity.records import SessionFilter, SessionState
 from affinity.testing.conformance.providers.builders import fetch_options, work_item
 from tests.provider.postgres_plans import CROWDS, MANY, Crowd, check_plans, crowd_tables
@@ -295,22 +294,3 @@ async def test_turns_and_ends_of_instances_are_heap_only(
         admin,
         "SELECT n_tup_upd >= 13 AND n_tup_hot_upd = n_tup_upd FROM pg_stat_user_tables WHERE relname = 'instances'",
     )
-
-
-async def test_statuses_of_before_are_listed(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of instances that had them before the migration."""
-    (number,) = (each.version for each in migration.MIGRATIONS if each.name.endswith("_instances_by_status"))
-    with monkeypatch.context() as patch:
-        patch.setattr(migration, "MIGRATIONS", migration.MIGRATIONS[: number - 1])
-        await PostgresProvider.migrate(postgres_database)
-    with administrator(postgres_database) as admin:
-        for status in ("running", "failed", "suspended"):
-            admin.execute(
-                "INSERT INTO instances (instance_id, name, status, created_at, updated_at)"
-                " VALUES (%s, 'flow', %s, clock(), clock())",
-                [status, status],
-            )
-    await PostgresProvider.migrate(postgres_database)
-    async with opened(postgres_database) as provider:
-        listed = await provider.list_instances(InstanceFilter(status=["suspended", "failed"]), 10)
-        assert [row.instance_id for row in listed] == ["suspended", "failed"]

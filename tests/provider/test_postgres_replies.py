@@ -87,7 +87,7 @@ async def test_a_deletion_waits_for_the_message_and_removes_its_key(
             async with anyio.create_task_group() as tasks:
                 with sender.transaction():
                     sender.execute(
-                        "SELECT send_keyed_messages_1(ARRAY['i'], ARRAY[NULL], ARRAY['m'], ARRAY[0.0::float8],"
+                        "SELECT send_keyed_messages(ARRAY['i'], ARRAY[NULL], ARRAY['m'], ARRAY[0.0::float8],"
                         " ARRAY[NULL::bigint], ARRAY[NULL::bigint], ARRAY[100::bigint], ARRAY['k'])"
                     )
                     tasks.start_soon(partial(other.delete_instance, ["i"], force=True))

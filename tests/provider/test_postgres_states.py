@@ -18,11 +18,10 @@ from affinity.provider.contract import (
     WorkAck,
     WorkItem,
 )
-from affinity.provider.postgres import PostgresProvider, migration
+from affinity.provider.postgres import PostgresProvider
 from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore, StateWrite
 from affinity.testing.conformance.providers.builders import TIMEOUTS, turn, work_item
 from affinity.testing.conformance.providers.peer import Peer
-from tests.provider.old_records import check_record_before_births
 from tests.provider.postgres_stage import SOMEBODY_WAITS, Stage, administrator, opened, registered, staged, until
 
 pytestmark = pytest.mark.anyio
@@ -218,20 +217,6 @@ async def test_a_change_by_hand_that_waited_for_a_first_claim_ends_its_epoch(sta
     assert (session.worker_id, session.epoch != 0) == ("b", True)
     found = await states.load("t")
     assert found is None or found.state == b"new"
-
-
-async def test_records_from_before_births_are_distinct_from_those_made_anew(
-    postgres_database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They have one in common, which no later one has."""
-    with monkeypatch.context() as patch:
-        patch.setattr(migration, "MIGRATIONS", migration.MIGRATIONS[:6])
-        await PostgresProvider.migrate(postgres_database)
-    with administrator(postgres_database) as admin:
-        admin.execute(FIRST_WRITE)
-    await PostgresProvider.migrate(postgres_database)
-    async with opened(postgres_database) as provider:
-        await check_record_before_births(provider.states)
 
 
 async def test_writes_in_one_second_change_no_index(

@@ -67,7 +67,7 @@ def asked(provider: PostgresProvider, monkeypatch: pytest.MonkeyPatch) -> list[K
     run = connection.run
 
     async def noting(statement: LiteralString, params: Params | None = None, **behind: Any) -> list[Row]:
-        is_wake = "commit_wake_1" in statement
+        is_wake = "commit_wake" in statement
         kinds.append("check" if statement == turns._CHECK_FENCES else "wake" if is_wake else "batch")
         return await run(statement, params, **behind)
 
@@ -378,7 +378,7 @@ async def test_an_append_alone_is_as_one_of_a_batch(
     await Conversation(provider, "other").append()
     outcomes, wrote = [], []
     if case == "quota":
-        admin.execute("SELECT set_quotas_1(NULL, NULL, 1000000)")
+        admin.execute("SELECT set_quotas(NULL, NULL, 1000000)")
     calls = list[LiteralString]()
     run = provider._connections.quick.run
 
@@ -395,7 +395,7 @@ async def test_an_append_alone_is_as_one_of_a_batch(
         calls.clear()
         outcome, *_ = await provider.append_journal([new_input(name, **fields), *beside])
         compared = [False] * (case == "repeated")  # with the event that was appended before
-        assert ["append_input_1" in call for call in calls] == [name == "1st-s", *compared]
+        assert ["append_input" in call for call in calls] == [name == "1st-s", *compared]
         outcomes.append(outcome._replace(journal_id=0))
         wrote.append(rows(admin, name))
     assert outcomes[0] == outcomes[1]

@@ -94,7 +94,7 @@ async def test_a_message_is_not_lost_while_a_limit_is_lifted(postgres_migrated: 
             admin.execute("UPDATE instances SET event_count = 1 WHERE instance_id = 'x2'")  # it is measured again
             async with anyio.create_task_group() as tasks:
                 with admin.transaction():
-                    admin.execute("SELECT set_quotas_1(NULL, NULL, NULL)")
+                    admin.execute("SELECT set_quotas(NULL, NULL, NULL)")
                     tasks.start_soon(provider.send_message, both)
                     await until(watcher, SOMEBODY_WAITS)
             queued = admin.execute(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import aclosing, closing
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, LiteralString
@@ -14,13 +12,9 @@ import psycopg
 import pytest
 
 from affinity.provider.contract import FINISHED, InstanceFilter, Retention
-from affinity.provider.history import read_whole_history
-from affinity.provider.postgres import PostgresProvider, migration, retention
+from affinity.provider.postgres import retention
 from affinity.provider.postgres.driver import connections
-from affinity.provider.schema import Migration
-from affinity.provider.sqlite import SqliteProvider
 from affinity.provider.sqlite import retention as sqlite_retention
-from affinity.provider.sqlite.migration import MIGRATIONS, migrate
 from tests.provider.postgres_plans import AUTO_EXPLAIN, MANY, MOST, collect_plans, rows_read
 from tests.provider.postgres_stage import administrator, opened, registered
 from tests.provider.sqlite_steps import FEW, MUCH, cost_in_steps, fill_tables, opened_file, steps
@@ -127,49 +121,3 @@ async def test_on_sqlite_a_step_costs_the_same_among_many(
             prune = partial(peer.provider.prune_instances, FINISHED, DAY)
             costs.append([await cost_in_steps(steps, verb) for verb in (sweep, prune)])
     assert costs[1] == costs[0]
-
-
-BEFORE: Final[tuple[LiteralString, ...]] = (
-    "INSERT INTO instances (instance_id, name, status, execution_id, created_at, updated_at)"
-    " VALUES ('done', 'flow', 'completed', 1, {0}, {0}), ('on', 'flow', 'running', 3, {0}, {0})",
-    "INSERT INTO history VALUES ('on', 1, 1, 'a'), ('on', 2, 1, 'b'), ('on', 3, 1, 'c')",
-)
-
-
-async def test_postgres_keeps_the_end_times_of_earlier_instances(
-    postgres_database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A migration finds it."""
-    now = migration.MIGRATIONS
-    monkeypatch.setattr(migration, "MIGRATIONS", now[: _first(now) - 1])
-    await PostgresProvider.migrate(postgres_database)
-    with administrator(postgres_database) as admin:
-        for statement in BEFORE:
-            admin.execute(statement.format("'2001-01-01'"))
-    monkeypatch.setattr(migration, "MIGRATIONS", now)
-    await PostgresProvider.migrate(postgres_database)
-    async with opened(postgres_database) as provider:
-        await _check_old(provider)
-
-
-async def test_sqlite_keeps_the_end_times_of_earlier_instances(tmp_path: Path) -> None:
-    """The same."""
-    path = tmp_path / "old.db"
-    migrate(path, MIGRATIONS[: _first(MIGRATIONS) - 1])
-    with closing(sqlite3.connect(path)) as connection, connection:
-        for statement in BEFORE:
-            connection.execute(statement.format("1"))
-    migrate(path)
-    async with aclosing(await SqliteProvider.open(path)) as provider:
-        await _check_old(provider)
-
-
-def _first(migrations: Sequence[Migration]) -> int:
-    """The version that begins to record ends."""
-    return next(each.version for each in migrations if "CREATE TABLE ended_executions" in each.script)
-
-
-async def _check_old(provider: PostgresProvider | SqliteProvider) -> None:
-    assert (await provider.prune_instances(FINISHED, DAY)).instances == 1
-    assert (await provider.prune_histories(DAY)).executions == 2
-    assert [await read_whole_history(provider, "on", execution) for execution in (2, 3)] == [[], ["c"]]

@@ -168,7 +168,7 @@ async def test_a_worker_does_everything_but_change_the_schema(url: str) -> None:
         "CREATE TABLE more (n int)", "CREATE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'",
         "ALTER TABLE instances ADD COLUMN more int", "DROP TABLE history", "TRUNCATE history",
         "CREATE INDEX more ON instances (name)", "ALTER TABLE instances DISABLE TRIGGER ALL",
-        "DELETE FROM schema_versions", "DELETE FROM applied_migrations", "UPDATE timeline SET token = ''",
+        "DELETE FROM migrations", "UPDATE timeline SET token = ''",
         "INSERT INTO granted_roles VALUES ('x', 'worker')", "INSERT INTO quotas VALUES (1, 1, 1)",
     )  # fmt: skip
     with psycopg.connect(as_role(url, WORKER), autocommit=True, options="-c search_path=affinity") as connection:
@@ -230,14 +230,14 @@ async def test_functions_with_the_rights_of_the_owner(url: str, admin: psycopg.C
     assert url
     allowed = {name for (name,) in admin.execute(DEFINERS, [CLIENT])}
     assert allowed == {
-        "create_instances_1",
-        "restart_instances_1",
-        "send_messages_1",
-        "send_keyed_messages_1",
-        "append_input_1",
-        "append_journals_3",
-        "bear_journal_1",
-        "establish_timeline",
+        "create_instances",
+        "restart_instances",
+        "send_messages",
+        "send_keyed_messages",
+        "append_input",
+        "append_journals",
+        "create_journal_for_client",
+        "read_timeline",
     }
     (row,) = [line for line in DATABASES.read_text().splitlines() if line.startswith("| client |")]
     assert allowed <= set(re.findall(r"`(\w+)`", row))
@@ -245,7 +245,7 @@ async def test_functions_with_the_rights_of_the_owner(url: str, admin: psycopg.C
     assert admin.execute(UNPINNED).fetchall() == []
 
 
-ADVANCED: Final[LiteralString] = "SELECT current_token FROM learn_timeline(%s, 9223372036854775807)"
+ADVANCED: Final[LiteralString] = "SELECT current_token FROM establish_timeline(%s, 9223372036854775807)"
 
 
 async def test_only_a_worker_begins_a_timeline_for_a_number(url: str, admin: psycopg.Connection[Any]) -> None:
@@ -263,7 +263,7 @@ async def test_only_a_worker_begins_a_timeline_for_a_number(url: str, admin: psy
                     connection.execute(statement, before if statement is ADVANCED else None)
             if role == SCALER:
                 with pytest.raises(InsufficientPrivilege):
-                    connection.execute("SELECT establish_timeline()")
+                    connection.execute("SELECT read_timeline()")
     async with Client(as_role(url, CLIENT)):
         assert token() == before
         admin.execute("UPDATE timeline SET place = 'elsewhere'")
@@ -277,7 +277,7 @@ async def test_a_client_writes_no_state(url: str, admin: psycopg.Connection[Any]
     """Neither by calling the function itself, nor with a conversation that it makes; a worker does."""
     birth = replace(birth_of("j", lineage="import"), state=state("j", labels={"resource:box": "of another"}))
     with psycopg.connect(as_role(url, CLIENT), autocommit=True, options="-c search_path=affinity") as connection:
-        for function in ("bear_journal_1", "bear_journal_2"):
+        for function in ("create_journal_for_client", "create_journal"):
             with pytest.raises(InsufficientPrivilege):
                 connection.execute(f"SELECT {function}(%s)", [json.dumps(birth_document(birth))])
     async with aclosing(await open_provider(as_role(url, CLIENT))) as client:
@@ -309,7 +309,7 @@ async def test_a_client_makes_no_journal_beyond_the_quotas(url: str) -> None:
         assert await provider.create_instance([new_instance("i")]) == [True]
     document = {**birth_document(birth_of("j", lineage="import")), "of_wake": True}
     with psycopg.connect(as_role(url, CLIENT), autocommit=True, options="-c search_path=affinity") as client:
-        made = client.execute("SELECT outcome FROM bear_journal_1(%s)", [json.dumps(document)])
+        made = client.execute("SELECT outcome FROM create_journal_for_client(%s)", [json.dumps(document)])
         assert made.fetchone() == ("over_quota",)
 
 
@@ -319,7 +319,7 @@ async def test_what_a_client_makes_for_itself_deceives_no_function(url: str, adm
         client.execute("CREATE TEMP TABLE instances (LIKE affinity.instances INCLUDING DEFAULTS)")
         client.execute("CREATE TEMP TABLE quotas (instances bigint, unread_events bigint, instance_bytes bigint)")
         client.execute(
-            "SELECT affinity.create_instances_1('{i}', '{b}', '{flow}', '{NULL}', '{s}', '{NULL}', '{NULL}', '{0}',"
+            "SELECT affinity.create_instances('{i}', '{b}', '{flow}', '{NULL}', '{s}', '{NULL}', '{NULL}', '{0}',"
             " '{NULL}', '{NULL}', '{NULL}')"
         )
         assert client.execute("SELECT count(*) FROM pg_temp.instances").fetchone() == (0,)
@@ -370,7 +370,7 @@ async def test_an_autoscaler_reads_one_view(url: str, admin: psycopg.Connection[
     with psycopg.connect(as_role(url, SCALER), autocommit=True) as connection:
         asked = connection.execute("SELECT held, waiting, capacity, desired FROM affinity.desired_workers")
         assert asked.fetchall() == [(0, 0, 7.0, 0)]
-        version = connection.execute("SELECT max(version) FROM affinity.applied_migrations").fetchone()
+        version = connection.execute("SELECT max(version) FROM affinity.migrations").fetchone()
         assert version == (len(migration.MIGRATIONS),)
         for table in ("workers", "sessions", "worker_queue", "held_sessions", "granted_roles"):
             with pytest.raises(InsufficientPrivilege):
@@ -378,34 +378,6 @@ async def test_an_autoscaler_reads_one_view(url: str, admin: psycopg.Connection[
     await change_rights(url, revoke=[SCALER])
     asked = admin.execute("SELECT has_table_privilege(%s, 'desired_workers', 'SELECT')", [SCALER])
     assert asked.fetchone() == (False,)
-
-
-BY_HAND: Final[tuple[LiteralString, ...]] = (
-    "GRANT USAGE ON SCHEMA affinity TO affinity_test_worker",
-    "GRANT USAGE ON ALL SEQUENCES IN SCHEMA affinity TO affinity_test_worker",
-    "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA affinity TO affinity_test_worker",
-)
-"""As docs/run/databases.md told it for workers and clients, before `affinity migrate` could."""
-
-
-async def test_rights_that_were_given_by_hand_suffice_after_an_upgrade(
-    postgres_database: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The migration gives such a role what it adds."""
-    assert not admin.closed
-    now = migration.MIGRATIONS
-    first = next(each.version for each in now if "granted_roles" in each.script)
-    monkeypatch.setattr(migration, "MIGRATIONS", now[: first - 1])
-    await migrate(postgres_database)
-    with administrator(postgres_database) as owner:
-        for statement in BY_HAND:
-            owner.execute(statement)
-    monkeypatch.setattr(migration, "MIGRATIONS", now)
-    await migrate(postgres_database)
-    by_hand = as_role(postgres_database, WORKER)
-    async with Worker(app, by_hand, RuntimeOptions.make(poll_interval=0.2)), Client(by_hand) as client:
-        await client.start(child, 1, instance_id="i")
-        assert await client.wait("i", 30) == 1
 
 
 async def test_roles_that_make_no_sense_are_refused(url: str, sqlite_url: str, admin: psycopg.Connection[Any]) -> None:

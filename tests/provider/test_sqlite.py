@@ -70,9 +70,10 @@ async def test_a_newer_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "affinity.db"
     await SqliteProvider.migrate(path)
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA user_version = 999")
+        connection.execute("INSERT INTO migrations (version, oldest_code, release) VALUES (999, 999, '9.1')")
+        connection.commit()
     for refused in (SqliteProvider.open, SqliteProvider.migrate):
-        with pytest.raises(SchemaMismatch, match=r"999 .* use a later release of affinity"):
+        with pytest.raises(SchemaMismatch, match=r"999 .* use affinity 9.1 or later"):
             await refused(path)
 
 
@@ -382,5 +383,5 @@ def write_locked(path: Path) -> Iterator[None]:
 def schema(path: Path) -> list[Any]:
     """Everything that a file defines."""
     with closing(sqlite3.connect(path)) as connection:
-        version = connection.execute("PRAGMA user_version").fetchall()
+        version = connection.execute("SELECT version, oldest_code FROM migrations").fetchall()
         return version + connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name").fetchall()

@@ -24,14 +24,6 @@ __all__ = ["steps"]
 
 pytestmark = pytest.mark.anyio
 
-INPUT_OF_THE_RELEASE_BEFORE: Final = (
-    "INSERT INTO journal_entries (journal_id, seq, kind, event_id, wake_id, is_input, recorded_at, payload)"
-    " SELECT journal_id, last_seq + 1, 'user.message', NULL, NULL, 1, (julianday('now') - 2440587.5) * 86400, '1'"
-    " FROM journals",
-    "UPDATE journals SET last_seq = last_seq + 1",
-    "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)"
-    " SELECT 's', 'w:a', recorded_at, '[2]' FROM journal_entries ORDER BY seq DESC LIMIT 1",
-)
 CROWD: Final = (
     "INSERT INTO instances (instance_id, name, created_at, updated_at) SELECT 'z' || i, 'flow', 0, 0 FROM numbers",
     "INSERT INTO journals (journal_id, session_id, kind, last_seq, processed, created_at, updated_at)"
@@ -87,17 +79,6 @@ def count_asleep(path: Path) -> int:
         return int(number)
 
 
-async def test_an_input_of_the_release_before_wakes(path: Path, peer: Peer) -> None:
-    """By its message, which comes besides; other messages wake nothing."""
-    waker = await sleeping(peer)
-    await waker.conversation.append(entry=None)
-    assert await peer.take() == []
-    run(path, *INPUT_OF_THE_RELEASE_BEFORE)
-    item = await peer.take_one()
-    assert (item.lock.key.activity_id, item.session_id, item.payload) == (1, "s", "input")
-    assert count_asleep(path) == 0
-
-
 @pytest.mark.parametrize(
     "statement",
     [
@@ -107,20 +88,16 @@ async def test_an_input_of_the_release_before_wakes(path: Path, peer: Peer) -> N
     ],
 )
 async def test_the_end_of_an_execution_removes_its_item(path: Path, peer: Peer, statement: str) -> None:
-    """Whatever statement ends it, as those of the release before do."""
+    """Whichever statement ends it."""
     await sleeping(peer)
     run(path, statement)
     assert count_asleep(path) == 0
 
 
-@pytest.mark.parametrize("is_before", [True, False])
-async def test_an_item_that_is_queued_already_refuses_no_input(path: Path, peer: Peer, is_before: bool) -> None:
+async def test_an_item_that_is_queued_already_refuses_no_input(path: Path, peer: Peer) -> None:
     waker = await sleeping(peer)
     await waker.commit(await waker.new_write(), work_items=[replace(sleeper(waker), asleep=False)])
-    if is_before:
-        run(path, *INPUT_OF_THE_RELEASE_BEFORE)
-    else:
-        assert (await waker.conversation.append()).outcome == "appended"
+    assert (await waker.conversation.append()).outcome == "appended"
     assert len(await peer.take_all()) == 1
     assert count_asleep(path) == 0
 

@@ -14,13 +14,11 @@ import pytest
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import InstanceUpdate, OrchestrationItem, SessionHold, SessionWatch
 from affinity.provider.sqlite import SqliteProvider
-from affinity.provider.sqlite.migration import MIGRATIONS, migrate
 from affinity.records import SessionFilter
 from affinity.testing.conformance.providers.builders import state, state_write, work_item
 from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.peer import Peer
 from tests.provider.harnesses import SqliteHarness
-from tests.provider.old_records import check_record_before_births
 
 pytestmark = pytest.mark.anyio
 
@@ -146,36 +144,6 @@ async def end(a: Peer, at: OrchestrationItem, way: str, waits: dict[str, Any]) -
 
 
 # --- migration --------------------------------------------------------------------------------------------------------
-
-
-async def test_a_file_of_the_first_version_keeps_what_it_has(tmp_path: Path) -> None:
-    """Sessions with their epochs among it."""
-    path = tmp_path / "old.db"
-    migrate(path, MIGRATIONS[:1])
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("INSERT INTO sessions VALUES ('s', 'a', 'a-1', 5, 1.0, 1.0, 1.0)")
-        connection.execute("UPDATE counters SET value = 5 WHERE name = 'epoch'")
-    assert await SqliteProvider.migrate(path) == (1, len(MIGRATIONS))
-    provider = await SqliteProvider.open(path)
-    assert [(row.session_id, row.epoch) for row in await provider.list_sessions()] == [("s", 5)]
-    await provider.states.save(state("s"))
-    assert [(row.session_id, row.epoch) for row in await provider.list_sessions()] == [("s", 6)]
-    await provider.aclose()
-
-
-async def test_records_from_before_births_are_distinct_from_those_made_anew(tmp_path: Path) -> None:
-    """They have one in common, which no later one has."""
-    path = tmp_path / "old.db"
-    migrate(path, MIGRATIONS[:3])
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute(
-            "INSERT INTO session_states (session_id, state, encoding, schema_version, kind, labels, participants,"
-            " version, created_at, updated_at) VALUES ('s', x'00', 'plain', 1, '', '{}', '[]', 1, 1.0, 1.0)"
-        )
-    await SqliteProvider.migrate(path)
-    provider = await SqliteProvider.open(path)
-    await check_record_before_births(provider.states)
-    await provider.aclose()
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------

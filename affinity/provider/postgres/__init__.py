@@ -40,7 +40,8 @@ Files that only this engine has:
     rights              roles with the rights of a client or a worker
     sequences           sequences that are behind their tables, after a restore
     driver/             the wire protocol: connections, arrays, the URL, errors, the timeline
-    migrations/         the schema, step by step
+    schema/             the whole schema, by subject
+    migrations/         how a database gets there
 """
 
 from affinity.provider.postgres.provider import PostgresProvider

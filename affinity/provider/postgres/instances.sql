@@ -36,4 +36,4 @@ SELECT f.* FROM unnest(%(status)s) AS w (status) CROSS JOIN LATERAL (
 ORDER BY f.created_at DESC, f.instance_id DESC LIMIT %(limit)s
 
 -- delete: instances with all their rows
-SELECT root, doomed FROM delete_instances_1(%(instance)s, %(force)s, %(tree)s)
+SELECT root, doomed FROM delete_instances(%(instance)s, %(force)s, %(tree)s)

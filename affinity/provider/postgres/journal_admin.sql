@@ -16,7 +16,7 @@ WITH page AS MATERIALIZED (
     SELECT p.*, i.status AS instance, i.custom_status,
         row_number() OVER (ORDER BY p.created_at DESC, p.session_id DESC) AS place,
         CASE WHEN p.processed < p.base_seq
-             THEN (SELECT f.seq FROM find_entries_1(
+             THEN (SELECT f.seq FROM find_entries(
                  p.journal_id, p.processed, p.last_seq + 1, '{}', NULL, NULL, true, false, 1) f)
              ELSE (SELECT e.seq FROM journal_entries e
                    WHERE e.journal_id = p.journal_id AND e.is_input AND e.seq > p.processed ORDER BY e.seq LIMIT 1)
@@ -63,8 +63,8 @@ JOIN journals j ON j.session_id = q.session_id JOIN journal_revisits r ON r.jour
 GROUP BY q.n
 
 -- delete: journals, but for what others continue
-SELECT delete_journals_1(%(session)s)
+SELECT delete_journals(%(session)s)
 
 -- prune: remove entries that are processed, oldest first; how many, and where the next step begins
 SELECT removed, goes_on
-FROM prune_journals_2(%(age)s, %(entries)s, %(size)s, %(limit)s, %(after)s, %(window)s, %(dry_run)s)
+FROM prune_journals(%(age)s, %(entries)s, %(size)s, %(limit)s, %(after)s, %(window)s, %(dry_run)s)

@@ -72,20 +72,20 @@ def _calls(
     also: Collection[str] = (),
 ) -> WriteCalls:
     columns = write_params(writes, also)
-    write: LiteralString = f"(SELECT {call_of('write_journals_1', tuple(columns), _WRITE, only_writes)})"
+    write: LiteralString = f"(SELECT {call_of('write_journals', tuple(columns), _WRITE, only_writes)})"
     params = {_WRITE + name: value for name, value in columns.items()}
     behind: list[LiteralString] = []
     if any(one.births or one.home for one in writes):
         columns = birth_params(writes)
-        behind.append(f"(SELECT {call_of('bear_journals_1', tuple(columns), _BEAR, only_writes)})")
+        behind.append(f"(SELECT {call_of('create_journals', tuple(columns), _BEAR, only_writes)})")
         params |= {_BEAR + name: value for name, value in columns.items()}
     if appends := [append for one in writes for append in one.appends]:
         columns = append_params(appends)
-        call = call_of("append_journals_3", tuple(columns), _APPEND, only_appends)
+        call = call_of("append_journals", tuple(columns), _APPEND, only_appends)
         params |= {_APPEND + name: value for name, value in columns.items()}
         done: LiteralString = "cardinality(places)"
         if bounces := _bounces(appends):
-            done = "bounce_journals_1(places, outcomes, %(bounces)s)"
+            done = "bounce_journals(places, outcomes, %(bounces)s)"
             params["bounces"] = json.dumps(bounces, ensure_ascii=False)
         behind.append(f"(SELECT {done} FROM {call})")  # noqa: S608 -- literals only
     return WriteCalls(write, behind, params)
@@ -113,7 +113,7 @@ def _bounce(place: int, append: JournalAppend, entry: NewEntry) -> Mapping[str, 
 
 
 def plain_write_values(write: JournalWrite) -> dict[LiteralString, Packed] | None:
-    """Its values among the arguments of ``commit_wake_1``; None for one that does more than that function."""
+    """Its values among the arguments of ``commit_wake``; None for one that does more than that function."""
     if write.births or write.home or write.appends or _is_rare(write):
         return None
     for entry in write.entries:
@@ -134,7 +134,7 @@ def plain_write_values(write: JournalWrite) -> dict[LiteralString, Packed] | Non
 
 
 def write_params(writes: Sequence[JournalWrite], also: Collection[str] = ()) -> Params:
-    """The parameters of ``write_journals_1``, without those that this batch has no use for."""
+    """The parameters of ``write_journals``, without those that this batch has no use for."""
     entries = [entry for write in writes for entry in write.entries]
     params: dict[str, Any] = {
         **fence_params(writes),
@@ -175,7 +175,7 @@ def judge_params(writes: Sequence[JournalWrite]) -> Params:
 
 
 def birth_params(writes: Sequence[JournalWrite]) -> Params:
-    """The columns of ``bear_journals_1``."""
+    """The columns of ``create_journals``."""
     births = [[birth_document(birth) for birth in write.births] for write in writes]
     return {
         "births": Texts(json.dumps(each, ensure_ascii=False) if each else None for each in births),

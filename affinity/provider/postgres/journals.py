@@ -139,7 +139,7 @@ def _appended(append: JournalAppend, row: Iterable[Any]) -> Appended:
 
 
 def _input_params(append: JournalAppend) -> Params | None:
-    """The parameters of ``append_input_1``; None for an append of another kind."""
+    """The parameters of ``append_input``; None for an append of another kind."""
     entry = append.entry
     if entry is None or not entry.is_input or entry.event_id is None or entry.wake_id is not None:
         return None
@@ -159,7 +159,7 @@ def _input_params(append: JournalAppend) -> Params | None:
 
 
 def append_params(appends: Sequence[JournalAppend]) -> Params:
-    """The parameters of ``append_journals_3``, without the groups that this batch has no use for."""
+    """The parameters of ``append_journals``, without the groups that this batch has no use for."""
     entries = [one.entry for one in appends]
     params: dict[str, Any] = {
         "session": Texts(one.session_id for one in appends),
@@ -185,8 +185,8 @@ def append_params(appends: Sequence[JournalAppend]) -> Params:
 
 
 def append_call(names: tuple[LiteralString, ...]) -> LiteralString:
-    """The call of ``append_journals_3`` with these arguments; the others are NULL."""
-    return call_of("append_journals_3", names)
+    """The call of ``append_journals`` with these arguments; the others are NULL."""
+    return call_of("append_journals", names)
 
 
 @cache

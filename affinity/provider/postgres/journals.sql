@@ -3,7 +3,7 @@ SELECT places, outcomes, seqs, journal_ids, created, woken, holders
 
 -- append_input: one input of a journal that is there
 SELECT outcome, seq, journal, false, woken, holder
-FROM append_input_1(%(session)s, %(kind)s, %(entry_kind)s, %(entry)s, %(event)s, %(message)s, %(unread_limit)s)
+FROM append_input(%(session)s, %(kind)s, %(entry_kind)s, %(entry)s, %(event)s, %(message)s, %(unread_limit)s)
 
 -- pending: what the next wake of each session has to do; a row for each input, or one
 SELECT p.n, p.journal_id, p.kind, p.processed, p.last_seq, p.closed, p.parent, p.found,
@@ -35,7 +35,7 @@ FROM (
          ORDER BY e.seq LIMIT %(limit)s + 1)
         UNION ALL
         SELECT e.*
-        FROM find_entries_1(
+        FROM find_entries(
             j.journal_id, j.processed, 9223372036854775807, '{}', NULL, NULL, true, false, %(limit)s + 1) f
         JOIN journal_entries e ON e.journal_id = f.owner AND e.seq = f.seq
         WHERE j.processed < j.base_seq
@@ -101,7 +101,7 @@ FROM (
          ORDER BY e.seq LIMIT q.lim + 1)
         UNION ALL
         SELECT e.*, CASE WHEN q.newest THEN -e.seq ELSE e.seq END
-        FROM find_entries_1(
+        FROM find_entries(
             j.journal_id, b.after, q.before, string_to_array(q.kinds, E'\n'), q.wake_id, q.event_id, q.pending,
             q.newest, q.lim + 1) o
         JOIN journal_entries e ON e.journal_id = o.owner AND e.seq = o.seq

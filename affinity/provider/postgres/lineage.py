@@ -43,7 +43,7 @@ class LineageOperations(Operations):
 
 
 def birth_document(birth: JournalBirth) -> Mapping[str, Any]:
-    """A birth as ``bear_journal_2`` takes it, and, without a state, ``bear_journal_1``."""
+    """A birth as ``create_journal`` takes it, and, without a state, ``create_journal_for_client``."""
     start, base, merged = birth.start, birth.base, birth.merged
     return {
         "session_id": birth.session_id,

@@ -31,6 +31,7 @@ from affinity.provider.schema import (
     check_usable,
     load_migrations,
     log_progress,
+    made_before_release,
     refuse_too_new,
     report,
     report_applied,
@@ -43,9 +44,6 @@ T = TypeVar("T")
 MIGRATIONS: Final = load_migrations(__package__)
 """All there are; the schema version is their number."""
 
-STRICT: Final = 11
-"""Releases that know this version or an earlier one demand that it is the greatest in ``schema_versions``."""
-
 
 class RunStatement(Protocol):
     """One statement; its rows."""
@@ -54,22 +52,12 @@ class RunStatement(Protocol):
 
 
 _LOCK: Final[LiteralString] = "SELECT pg_advisory_xact_lock(hashtextextended('affinity migration ' || %s, 0))"
-_CREATE_VERSIONS: Final[LiteralString] = """
-CREATE TABLE IF NOT EXISTS schema_versions (
-    version integer PRIMARY KEY,
-    applied_at timestamptz NOT NULL DEFAULT clock_timestamp())"""
 _TABLES: Final[LiteralString] = """
-SELECT to_regclass(quote_ident(%(schema)s) || '.schema_versions') IS NOT NULL,
-    to_regclass(quote_ident(%(schema)s) || '.applied_migrations') IS NOT NULL, current_setting(%(marker)s, true)"""
-_STRICT_VERSION: Final[LiteralString] = (
-    "SELECT v, v, NULL FROM (SELECT coalesce(max(version), 0) FROM schema_versions) t (v)"
-)
+SELECT to_regclass(quote_ident(%(schema)s) || '.migrations') IS NOT NULL,
+    to_regclass(quote_ident(%(schema)s) || '.schema_versions') IS NOT NULL, current_setting(%(marker)s, true)"""
 _VERSION: Final[LiteralString] = """
-SELECT greatest(o.v, (SELECT max(version) FROM applied_migrations)), o.v,
-    (SELECT release FROM applied_migrations WHERE version = o.v)
-FROM (SELECT coalesce(max(version), 0) FROM schema_versions) o (v)"""
-_STATE: Final[LiteralString] = "INSERT INTO schema_versions (version) VALUES (%s) ON CONFLICT DO NOTHING"
-_RECORD: Final[LiteralString] = "INSERT INTO applied_migrations (version, release) VALUES (%s, %s)"
+SELECT max(version), max(oldest_code), (array_agg(release ORDER BY oldest_code DESC, version))[1] FROM migrations"""
+_RECORD: Final[LiteralString] = "INSERT INTO migrations (version, oldest_code, release) VALUES (%s, %s, %s)"
 
 
 async def migrate_target(target: Target, application_name: str, progress: Progress = log_progress) -> tuple[int, int]:
@@ -138,7 +126,6 @@ async def _step(connection: AsyncConnection[Row], target: Target, progress: Prog
     async with connection.transaction():
         await connection.execute(_LOCK, [target.schema])
         await _create_schema(connection, target)
-        await connection.execute(_CREATE_VERSIONS)
         found = await _read(partial(_ask, connection), target)
         refuse_too_new(found, MIGRATIONS, _place(target))
         if found.version >= len(MIGRATIONS):
@@ -152,14 +139,11 @@ async def _step(connection: AsyncConnection[Row], target: Target, progress: Prog
 
 
 async def _record(connection: AsyncConnection[Row], migration: Migration) -> None:
-    if migration.version > STRICT:
-        await connection.execute(_RECORD, [migration.version, this_release()])
-    if (oldest := migration.stated_oldest_code(STRICT)) is not None:
-        await connection.execute(_STATE, [oldest])
+    await connection.execute(_RECORD, [migration.version, migration.oldest_code, this_release()])
 
 
 async def _find_behind(connection: AsyncConnection[Row], version: int) -> Sequence[str]:
-    return await sequences.find_behind(connection) if version > STRICT else ()  # before, some tables are missing
+    return await sequences.find_behind(connection) if version else ()
 
 
 async def _repair(connection: AsyncConnection[Row], target: Target, progress: Progress) -> None:
@@ -186,12 +170,14 @@ async def _create_schema(connection: AsyncConnection[Row], target: Target) -> No
 
 async def _read(ask: RunStatement, target: Target) -> SchemaVersion:
     name, value = MARKER
-    ((there, counted, found),) = await ask(_TABLES, {"schema": target.schema, "marker": name})
+    ((there, is_unreleased, found),) = await ask(_TABLES, {"schema": target.schema, "marker": name})
     if found != value:
         raise PoolerRefused(f"PostgreSQL: a pooler ignores the settings of the connection; {WITHOUT_POOLER}")
+    if is_unreleased:
+        raise made_before_release(_place(target))
     if not there:
         return SchemaVersion(0, 0)
-    ((version, oldest, release),) = await ask(_VERSION if counted else _STRICT_VERSION)
+    ((version, oldest, release),) = await ask(_VERSION)
     return SchemaVersion(version, oldest, release)
 
 

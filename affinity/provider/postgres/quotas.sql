@@ -2,4 +2,4 @@
 SELECT instances, unread_events, instance_bytes FROM quotas
 
 -- set_quotas: replace them
-SELECT set_quotas_1(%(instances)s, %(unread_events)s, %(instance_bytes)s)
+SELECT set_quotas(%(instances)s, %(unread_events)s, %(instance_bytes)s)

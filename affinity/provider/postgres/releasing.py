@@ -20,7 +20,7 @@ _FREE_IDLE: Final = (_SQL["lock"], without(_SQL["release_idle"], "find"))
 
 
 def release_params(session_ids: Sequence[str]) -> Params:
-    """The parameters of ``release_sessions_2``, to release these sessions."""
+    """The parameters of ``release_sessions``, to release these sessions."""
     return {"release": Texts(session_ids), "reroute": Int8(MAX_REROUTE)}
 
 

@@ -2,7 +2,7 @@
 SELECT FROM sessions WHERE session_id = ANY (%(release)s) ORDER BY session_id FOR NO KEY UPDATE
 
 -- release: free sessions that are held, unless their holders have work of them in hand
-SELECT release_sessions_2(%(release)s, %(reroute)s)
+SELECT release_sessions(%(release)s, %(reroute)s)
 
 -- release_idle: release sessions for work that no worker has room for
 -- Parts: `find` says which sessions nothing seems to keep, `free` releases those of them that nothing

@@ -32,7 +32,7 @@ WITH RECURSIVE cutoff AS MATERIALIZED (
       AND i.updated_at < (SELECT at FROM cutoff)
     ORDER BY i.instance_id FOR UPDATE OF i SKIP LOCKED
 ), removed AS MATERIALIZED (
-    SELECT root FROM delete_instances_1(ARRAY (SELECT instance_id FROM locked), false, true) WHERE doomed
+    SELECT root FROM delete_instances(ARRAY (SELECT instance_id FROM locked), false, true) WHERE doomed
     UNION ALL
     SELECT root FROM due WHERE %(dry_run)s
 ), end_of_step AS MATERIALIZED (

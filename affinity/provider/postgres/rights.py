@@ -57,8 +57,8 @@ _RUN: Final = "EXECUTE"
 RIGHTS: Final[Sequence[Rights]] = (
     Rights("SCHEMA", "", client="USAGE", worker="USAGE", scaler="USAGE"),
     # What says which schema it is, the limits, and who may do what.
-    Rights("TABLE", "schema_versions timeline quotas granted_roles", client=_READ, worker=_READ),
-    Rights("TABLE", "applied_migrations", client=_READ, worker=_READ, scaler=_READ),
+    Rights("TABLE", "timeline quotas granted_roles", client=_READ, worker=_READ),
+    Rights("TABLE", "migrations", client=_READ, worker=_READ, scaler=_READ),
     Rights("TABLE", "worker_queue orchestrator_queue", client=_READ, worker=f"{_CHANGE}, MAINTAIN"),
     Rights(
         "TABLE",
@@ -83,33 +83,31 @@ RIGHTS: Final[Sequence[Rights]] = (
     # What a client writes with. Each runs with the owner's rights, and takes no state of a session.
     Rights(
         "FUNCTION",
-        "create_instances_1 restart_instances_1 send_messages_1 send_keyed_messages_1 append_input_1 append_journals_3"
-        " bear_journal_1 establish_timeline",
+        "create_instances restart_instances send_messages send_keyed_messages append_input append_journals"
+        " create_journal_for_client read_timeline",
         client=_RUN,
         worker=_RUN,
     ),
     # What a client reads with.
-    Rights("FUNCTION", "find_entries_1 journal_segments", client=_RUN, worker=_RUN),
+    Rights("FUNCTION", "find_entries journal_segments", client=_RUN, worker=_RUN),
     # With the owner's rights: a timeline begins for the number that a worker gives.
-    Rights("FUNCTION", "learn_timeline bear_journal_2", worker=_RUN),
+    Rights("FUNCTION", "establish_timeline create_journal", worker=_RUN),
     Rights(
         "FUNCTION",
-        "append_journals_2 append_other_journals_3 bear_journals_1 birth_parents birth_refusal_1 births_fit_1"
-        " bounce_journals_1"
-        " commit_fused_turn_1 commit_plain_turns_1 commit_turns_3 commit_wake_1 consume_messages_1"
-        " create_missing_journals delete_instances_1 delete_journals_1 end_work_1 find_inherited_event is_outdated"
-        " latest_hold lock_order lower_worker_has_room places_in_order prune_journals_1 prune_journals_2 refuse"
-        " release_busy_1 release_sessions_2 reply_messages_1 reset_instance_1 reset_instance_2 reset_instance_3"
-        " restrict_items_1 sleep_items_1 start_journals version_since wake_items_1 write_journals_1",
+        "append_other_journals bounce_journals commit_fused_turn commit_plain_turns commit_turns commit_wake"
+        " consume_messages create_journals create_missing_journals creation_parents creation_refusal creations_fit"
+        " delete_instances delete_journals end_work find_inherited_event is_outdated latest_hold lock_order"
+        " lower_worker_has_room park_items places_in_order prune_journals refuse release_busy release_sessions"
+        " reply_messages reset_instance restrict_items start_journals unpark_items version_since write_journals",
         worker=_RUN,
     ),
     # The owner's alone. Triggers run for each role that changes the row.
-    Rights("FUNCTION", "begin_timeline timeline_place timeline_reached set_quotas_1"),
+    Rights("FUNCTION", "begin_timeline timeline_place timeline_reached set_quotas"),
     Rights(
         "FUNCTION",
         "count_instances delete_journal_of_record forget_ended_executions inherit_session keep_draining"
         " keep_watched_session move_status promote_next record_ended_execution record_session_move tag_route"
-        " tell_watchers",
+        " notify_watchers",
     ),
 )
 """Each table, view, sequence and function of the schema has a row here: a test compares it with the database."""

@@ -22,15 +22,15 @@ from affinity.provider.postgres.session_store import state_columns, state_values
 Columns: TypeAlias = dict[LiteralString, Packed]
 
 RESTRICT: Final[LiteralString] = (
-    "restrict_items_1(%(restricted_instance)s, %(restricted_execution)s, %(restricted_activity)s, %(restricted_tag)s,"
+    "restrict_items(%(restricted_instance)s, %(restricted_execution)s, %(restricted_activity)s, %(restricted_tag)s,"
     " %(takeover_after)s, %(fail_after)s)"
 )
 """Called behind a statement that has queued work items; for `restriction_params`."""
 
-CONSUME: Final[LiteralString] = "consume_messages_1(%(consumed_of)s, %(consumed)s)"
+CONSUME: Final[LiteralString] = "consume_messages(%(consumed_of)s, %(consumed)s)"
 """Called behind the commit; for `consume_params`."""
 
-REPLY: Final[LiteralString] = "reply_messages_1(%(reply_instance)s, %(reply_birth)s, %(reply_key)s, %(reply)s)"
+REPLY: Final[LiteralString] = "reply_messages(%(reply_instance)s, %(reply_birth)s, %(reply_key)s, %(reply)s)"
 """Called behind the commit; for `reply_params`."""
 
 _NOTHING: Final = InstanceUpdate(status="running")
@@ -108,7 +108,7 @@ def commit_columns(turns: Sequence[Turn], sent: Sequence[Sequence[NewWorkItem]])
 
 
 def restriction_params(items: Sequence[NewWorkItem]) -> Columns:
-    """The parameters of ``restrict_items_1``: the items that not every worker may take."""
+    """The parameters of ``restrict_items``: the items that not every worker may take."""
     return {
         "restricted_instance": Texts([item.key.instance_id for item in items]),
         "restricted_execution": Ints([item.key.execution_id for item in items]),
@@ -120,7 +120,7 @@ def restriction_params(items: Sequence[NewWorkItem]) -> Columns:
 
 
 def reply_params(turns: Sequence[Turn]) -> Columns:
-    """The parameters of ``reply_messages_1``."""
+    """The parameters of ``reply_messages``."""
     replies = [(turn, reply) for turn in turns for reply in turn.replies]
     return {
         "reply_instance": Texts([turn.instance_id for turn, _ in replies]),
@@ -140,7 +140,7 @@ def consume_params(turns: Sequence[Turn]) -> Columns:
 
 
 def sleep_params(sleep: Sleep, *, locks: bool) -> Columns:
-    """The parameters of ``sleep_items_1``, without those that this batch has no use for.
+    """The parameters of ``park_items``, without those that this batch has no use for.
 
     Args:
         sleep: of the batch.
@@ -258,7 +258,7 @@ def _item_columns(sent: Sequence[Sequence[NewWorkItem]], items: Sequence[NewWork
 
 
 def fused_params(turn: Turn) -> Columns | None:
-    """The arguments of ``commit_fused_turn_1``; None for a turn of another kind."""
+    """The arguments of ``commit_fused_turn``; None for a turn of another kind."""
     if len(turn.work_items) != 1 or turn.journals or turn.states or not _takes_one_result(turn):
         return None
     (item,) = turn.work_items
@@ -274,7 +274,7 @@ def fused_params(turn: Turn) -> Columns | None:
 
 
 def wake_params(turn: Turn) -> Columns | None:
-    """The arguments of ``commit_wake_1``; None for a turn of another kind."""
+    """The arguments of ``commit_wake``; None for a turn of another kind."""
     if len(turn.journals) != 1 or len(turn.work_items) > 1 or len(turn.states) > 1 or not _takes_one_result(turn):
         return None
     (write,) = turn.journals

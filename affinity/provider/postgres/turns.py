@@ -180,7 +180,7 @@ class TurnOperations(Operations):
             calls.append(REPLY)
             params.update(reply_params(turns))
         if released := [session_id for turn in turns for session_id in turn.release_sessions]:
-            calls.append("release_sessions_2(%(release)s, %(reroute)s)")
+            calls.append("release_sessions(%(release)s, %(reroute)s)")
             params.update(release_params(released))
         sleep = find_sleep(turns)
         journals = sorted_writes([write for turn in turns for write in turn.journals])
@@ -191,7 +191,7 @@ class TurnOperations(Operations):
         at = len(calls)
         if sleep.instances:
             columns = sleep_params(sleep, locks=written is None)
-            calls.append(call_of("sleep_items_1", tuple(columns), "sleep_"))
+            calls.append(call_of("park_items", tuple(columns), "sleep_"))
             params.update({"sleep_" + name: column for name, column in columns.items()})
         if written is not None:
             calls += written.behind
@@ -261,7 +261,7 @@ def _placed(
 
 
 def _beside(sleep: Sleep, queued: Sequence[str | None] | None) -> dict[WorkKey, Placed]:
-    """The places of items that were to sleep, from the answer of ``sleep_items_1``."""
+    """The places of items that were to sleep, from the answer of ``park_items``."""
     keys = [item.key for item in sleep.items]
     holders = queued if queued is not None else [None] * len(keys)
     return {
@@ -320,14 +320,14 @@ _PLAIN: Final = frozenset(
 @cache
 def _call(names: tuple[LiteralString, ...]) -> LiteralString:
     """The call of a commit with these arguments; the others are NULL."""
-    function: LiteralString = "commit_plain_turns_1" if _PLAIN.issuperset(names) else "commit_turns_3"
+    function: LiteralString = "commit_plain_turns" if _PLAIN.issuperset(names) else "commit_turns"
     return f"{function}({_arguments(names)})"
 
 
 @cache
 def _wake_call(names: tuple[LiteralString, ...]) -> LiteralString:
     """The call of a commit of one wake with these arguments, and those of each."""
-    return f"SELECT commit_wake_1({_arguments(('worker', 'incarnation', 'session_lock', 'touch_below', *names))})"
+    return f"SELECT commit_wake({_arguments(('worker', 'incarnation', 'session_lock', 'touch_below', *names))})"
 
 
 def _arguments(names: Sequence[LiteralString]) -> LiteralString:

@@ -28,10 +28,10 @@ FROM unnest(%(write_session)s, %(write_journal)s, %(write_base)s, %(write_births
      WITH ORDINALITY AS w (session_id, journal_id, base, births, home, epoch, n)
 LEFT JOIN journals j ON j.session_id = w.session_id AND j.journal_id = w.journal_id
 WHERE j.processed IS DISTINCT FROM w.base
-   OR (w.births IS NOT NULL OR w.home IS NOT NULL) AND NOT births_fit_1(w.births, w.home, w.epoch)
+   OR (w.births IS NOT NULL OR w.home IS NOT NULL) AND NOT creations_fit(w.births, w.home, w.epoch)
 
 -- commit_fused: one plain turn that takes one result and queues one item, to run here; refused also when it is not to
-SELECT commit_fused_turn_1(
+SELECT commit_fused_turn(
     _worker => %(worker)s, _incarnation => %(incarnation)s, _token => %(token)s,
     _item_lock => %(item_lock)s, _session_lock => %(session_lock)s, _touch_below => %(touch_below)s,
     _instance => %(instance)s, _birth => %(birth)s, _execution => %(execution)s, _events => %(events)s, _event => %(event)s,

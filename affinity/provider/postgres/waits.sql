@@ -73,4 +73,4 @@ FROM (
 ) w LEFT JOIN taken t ON true
 
 -- release_busy: free sessions of busy holders; a statement of its own, since it changes items that `end_waits` has changed
-SELECT release_busy_1(%(release)s, %(reroute)s)
+SELECT release_busy(%(release)s, %(reroute)s)

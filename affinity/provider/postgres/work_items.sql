@@ -79,7 +79,7 @@ locked AS MATERIALIZED (
          WITH ORDINALITY AS w (n, session_id, journal_id, base, births, home, epoch, place)
     JOIN journals j ON j.session_id = w.session_id
     WHERE j.journal_id = w.journal_id AND j.processed = w.base AND w.n IN (SELECT n FROM locked)
-      AND (w.births IS NULL AND w.home IS NULL OR births_fit_1(w.births, w.home, w.epoch))
+      AND (w.births IS NULL AND w.home IS NULL OR creations_fit(w.births, w.home, w.epoch))
       AND (SELECT count(*) FROM reserved) >= 0
     ORDER BY j.session_id FOR NO KEY UPDATE OF j
 -- journal]

@@ -46,7 +46,8 @@ Files that only this engine has:
     payloads            reading payloads up to a number of bytes
     tokens              names for locks
     driver/             the connection, its transactions, its thread, the clock, errors, the timeline
-    migrations/         the schema, step by step
+    schema/             the whole schema, by subject
+    migrations/         how a database gets there
 """
 
 from affinity.provider.sqlite.driver.clock import Clock

@@ -173,6 +173,7 @@ def _add_state(tx: Tx, birth: JournalBirth, sources: dict[int, _Source]) -> None
         sessions.renew_epochs(tx, [birth.session_id])
         tx.run(SQL["copy_state"], values)
         tx.run(SQL["copy_labels"], values)
+        tx.run(SQL["copy_participants"], values)
 
 
 def _has_pending(tx: Tx, session_id: str) -> bool:

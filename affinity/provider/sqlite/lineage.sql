@@ -95,6 +95,10 @@ FROM session_states WHERE session_id = :source;
 INSERT INTO session_labels (key, value, session_id)
 SELECT key, value, :session_id FROM session_labels WHERE session_id = :source;
 
+-- copy_participants: with it
+INSERT INTO session_participants (participant, session_id)
+SELECT participant, :session_id FROM session_participants WHERE session_id = :source;
+
 -- lineage: a journal and its ancestors, each once
 WITH RECURSIVE up (journal_id) AS (
     SELECT journal_id FROM journals WHERE session_id = :session_id

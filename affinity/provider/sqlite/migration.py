@@ -1,7 +1,7 @@
 """The schema's version: bringing a file up to date, and refusing one that is not.
 
 All pending migrations run in one transaction, under the lock that every writer needs, so ten processes may start at
-once and one of them migrates. SQLite's ``user_version`` states the oldest code: see `affinity.provider.schema`.
+once and one of them migrates. See `affinity.provider.schema`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from affinity.provider.schema import (
     check_usable,
     load_migrations,
     log_progress,
+    made_before_release,
     refuse_too_new,
     report,
     report_applied,
@@ -37,9 +38,6 @@ from affinity.provider.sqlite.driver.transaction import Tx
 
 MIGRATIONS: Final = load_migrations(__package__)
 """All there are; the schema version is their number."""
-
-STRICT: Final = 7
-"""Releases that know this version or an earlier one demand that it is the ``user_version``."""
 
 MIGRATION_WAIT: Final = 6 * MAX_WAIT
 """Seconds that a migration waits for the file: longer than an operation does, for another process may be migrating."""
@@ -59,6 +57,7 @@ def migrate(
     """
     with closing(connect(path, create=True)) as connection:
         try:
+            retry_while_busy(lambda: _read(connection, path), MIGRATION_WAIT)  # a file that is refused stays as it is
             # The switch to WAL wants the file for itself for a moment; it stays with the file, so it is made once.
             retry_while_busy(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchall(), MIGRATION_WAIT)
             retry_while_busy(lambda: connection.execute("BEGIN IMMEDIATE"), MIGRATION_WAIT)
@@ -77,7 +76,7 @@ def inspect(path: Path) -> SchemaReport:
         return report(SchemaVersion(0, 0), MIGRATIONS, ())
     with closing(connect(path)) as connection:
         try:
-            found = retry_while_busy(lambda: _read(connection), MAX_WAIT)
+            found = retry_while_busy(lambda: _read(connection, path), MAX_WAIT)
             is_known = found.oldest_code <= len(MIGRATIONS)
             return report(found, MIGRATIONS, _find_behind(connection, found.version) if is_known else ())
         except FAILURES as error:
@@ -91,7 +90,7 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
         SchemaMismatch: it is too new, older, or no schema of ours.
     """
     try:
-        found = retry_while_busy(lambda: _read(connection), MAX_WAIT)
+        found = retry_while_busy(lambda: _read(connection, path), MAX_WAIT)
     except FAILURES as error:
         raise translate(error, path) from error
     check_usable(found, MIGRATIONS, _place(path))
@@ -109,7 +108,7 @@ def _place(path: Path) -> str:
 def _upgrade(
     connection: sqlite3.Connection, path: Path, migrations: Sequence[Migration], progress: Progress
 ) -> tuple[int, int]:
-    found = _read(connection)  # under the lock: another process may have done the work
+    found = _read(connection, path)  # under the lock: another process may have done the work
     refuse_too_new(found, migrations, _place(path))
     missing = migrations[found.version :]
     for migration in missing:
@@ -130,7 +129,7 @@ def _upgrade(
 
 def _find_behind(connection: sqlite3.Connection, version: int) -> list[str]:
     """Epochs, if some are in use that were not issued yet. SQLite itself keeps ids of messages ahead."""
-    if version <= STRICT:  # some tables are missing
+    if not version:
         return []
     (behind,) = connection.execute(timeline.SQL["is_behind"], {"limit": RECENT_RECORDS}).fetchone()
     return ["epochs"] if behind else []
@@ -142,19 +141,20 @@ def _repair(tx: Tx) -> None:
 
 
 def _record(connection: sqlite3.Connection, migration: Migration) -> None:
-    if migration.version > STRICT:
-        row = (migration.version, this_release())
-        connection.execute("INSERT INTO applied_migrations (version, release) VALUES (?, ?)", row)
-    if (oldest := migration.stated_oldest_code(STRICT)) is not None:
-        connection.execute(f"PRAGMA user_version = {oldest}")  # a pragma takes no parameters
+    row = (migration.version, migration.oldest_code, this_release())
+    connection.execute("INSERT INTO migrations (version, oldest_code, release) VALUES (?, ?, ?)", row)
 
 
-def _read(connection: sqlite3.Connection) -> SchemaVersion:
-    (oldest,) = connection.execute("PRAGMA user_version").fetchone()
-    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'applied_migrations'").fetchall():
-        return SchemaVersion(oldest, oldest)
-    rows = dict(connection.execute("SELECT version, release FROM applied_migrations"))
-    return SchemaVersion(max([oldest, *rows]), oldest, rows.get(oldest))
+def _read(connection: sqlite3.Connection, path: Path) -> SchemaVersion:
+    named = "SELECT name FROM sqlite_master WHERE name IN ('migrations', 'workers')"
+    tables = {name for (name,) in connection.execute(named)}
+    if "migrations" in tables:
+        rows = connection.execute("SELECT version, oldest_code, release FROM migrations ORDER BY version").fetchall()
+        oldest = max(rows, key=lambda row: row[1])
+        return SchemaVersion(rows[-1][0], oldest[1], oldest[2])
+    if "workers" in tables:
+        raise made_before_release(_place(path))
+    return SchemaVersion(0, 0)
 
 
 def _split(script: str) -> list[str]:

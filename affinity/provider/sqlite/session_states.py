@@ -38,6 +38,7 @@ class _FenceRow(NamedTuple):
     epoch: int | None
     turn: str | None
     labels: str | None
+    participants: str | None
     lease_epoch: int | None
 
     def is_newer_than(self, epoch: int) -> bool:
@@ -154,6 +155,7 @@ def delete(tx: Tx, asked: RecordDeletion) -> list[str]:
     journals = journal_admin.find_journals(tx, doomed)
     sessions.renew_epochs(tx, doomed)
     tx.many(SQL["unlabel"], doomed)
+    tx.many(SQL["forget_participants"], doomed)
     tx.many(SQL["delete"], doomed)
     journal_admin.remove(tx, list(journals.values()))
     return doomed
@@ -167,13 +169,19 @@ def _read(tx: Tx, session_ids: Collection[str]) -> dict[str, _FenceRow]:
 
 
 def _put(tx: Tx, records: Sequence[dict[str, Any]], found: Mapping[str, _FenceRow]) -> None:
-    """Write records, and their labels as far as they are others than before."""
+    """Write records, and their labels and participants as far as they differ from before."""
     tx.each(SQL["write"], [{**record, "now": tx.now} for record in records])
-    changed = {
-        record["session_id"]: record["labels"]
+    labels = {
+        record["session_id"]: json.loads(record["labels"])
         for record in records
         if record["labels"] != (found[record["session_id"]].labels or "{}")
     }
-    labels = [(session_id, *label) for session_id, text in changed.items() for label in json.loads(text).items()]
-    tx.many(SQL["unlabel"], list(changed))
-    tx.many(SQL["label"], labels)
+    tx.many(SQL["unlabel"], list(labels))
+    tx.many(SQL["label"], [(session_id, *label) for session_id, every in labels.items() for label in every.items()])
+    participants = {
+        record["session_id"]: json.loads(record["participants"])
+        for record in records
+        if record["participants"] != (found[record["session_id"]].participants or "[]")
+    }
+    tx.many(SQL["forget_participants"], list(participants))
+    tx.many(SQL["add_participants"], [(name, one) for name, every in participants.items() for one in every])

@@ -1,11 +1,11 @@
 -- fences: of writes to some sessions: their records, and the epochs of their leases
-SELECT json_group_array(json_array(j.value, r.version, r.epoch, r.turn, r.labels, s.epoch))
+SELECT json_group_array(json_array(j.value, r.version, r.epoch, r.turn, r.labels, r.participants, s.epoch))
 FROM json_each(:session_ids) AS j
 LEFT JOIN session_states AS r ON r.session_id = j.value
 LEFT JOIN sessions AS s ON s.session_id = j.value;
 
 -- birth: of one record
-SELECT birth FROM session_states INDEXED BY session_states_by_birth WHERE session_id = :session_id;
+SELECT birth FROM session_states WHERE session_id = :session_id;
 
 -- write: a record that has passed its fences; written without a lease, it keeps its epoch
 INSERT INTO session_states (
@@ -40,6 +40,13 @@ DELETE FROM session_labels WHERE session_id IN (SELECT value FROM json_each(:row
 INSERT INTO session_labels (session_id, key, value)
 SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(:rows);
 
+-- forget_participants: of sessions
+DELETE FROM session_participants WHERE session_id IN (SELECT value FROM json_each(:rows));
+
+-- add_participants: of sessions
+INSERT OR IGNORE INTO session_participants (session_id, participant)
+SELECT value ->> 0, value ->> 1 FROM json_each(:rows);
+
 -- load: one record
 SELECT session_id, state, encoding, schema_version, kind, name, parent, labels, message_count, participants,
        version, birth, epoch, turn, created_at, updated_at
@@ -50,8 +57,7 @@ FROM session_states WHERE session_id = :session_id;
 WITH named (session_id, family, goes) AS MATERIALIZED (
     SELECT r.session_id, j.value ->> 1,
            (r.version = j.value ->> 2) IS NOT FALSE
-           AND (j.value ->> 3 IS NULL OR j.value ->> 3 = (
-               SELECT b.birth FROM session_states AS b INDEXED BY session_states_by_birth WHERE b.session_id = r.session_id))
+           AND (j.value ->> 3 IS NULL OR j.value ->> 3 = r.birth)
            AND (NOT :idle_only OR NOT EXISTS (SELECT 1 FROM worker_queue AS q WHERE q.session_id = r.session_id)
                                   AND NOT EXISTS (
                                       SELECT 1 FROM sessions AS s CROSS JOIN workers AS w

@@ -82,7 +82,7 @@ DECLARE name text;
 DECLARE changed text[] := ARRAY(
     SELECT relname FROM pg_class
     WHERE relnamespace = current_schema::regnamespace AND relkind = 'r' AND pg_relation_size(oid) > 0
-      AND relname NOT IN ('schema_versions', 'applied_migrations', 'timeline', 'granted_roles'));
+      AND relname NOT IN ('migrations', 'timeline', 'granted_roles'));
 BEGIN
     EXECUTE (SELECT 'TRUNCATE ' || string_agg(quote_ident(each), ', ') FROM unnest(changed) AS each);
     FOREACH name IN ARRAY changed LOOP

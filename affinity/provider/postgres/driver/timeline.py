@@ -12,13 +12,13 @@ from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.provider.timeline import SeenTimeline, Timeline
 
 LEARN: Final[LiteralString] = (
-    "SELECT current_token, reached FROM learn_timeline(%(known_token)s::text, %(known_reached)s::bigint)"
+    "SELECT current_token, reached FROM establish_timeline(%(known_token)s::text, %(known_reached)s::bigint)"
 )
 """What a worker asks, whose number may begin a timeline. Its one row is for `TimelineCheck.check`; its parameters are
 `TimelineCheck.known`.
 """
 
-ESTABLISH: Final[LiteralString] = "SELECT current_token, reached FROM establish_timeline()"
+ESTABLISH: Final[LiteralString] = "SELECT current_token, reached FROM read_timeline()"
 """What a client asks."""
 
 

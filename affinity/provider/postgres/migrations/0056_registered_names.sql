@@ -1,2 +1,0 @@
--- What each worker has code for: {kind: {name: digest}}.
-ALTER TABLE workers ADD COLUMN registered jsonb NOT NULL DEFAULT '{}';

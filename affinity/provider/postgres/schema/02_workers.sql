@@ -1,0 +1,178 @@
+-- Workers, and the sessions that they hold.
+
+CREATE TABLE workers (
+    worker_id text COLLATE "C" PRIMARY KEY,
+    incarnation text COLLATE "C" NOT NULL,
+    locked_until timestamptz NOT NULL,
+    draining boolean NOT NULL DEFAULT false,
+    started_at timestamptz NOT NULL,
+    labels jsonb NOT NULL,
+    capacity integer, -- sessions that it may hold
+    sessions integer, -- and holds, as it said last
+    -- An operator drains the worker: until it is resumed, each process of its name is draining from its registration on.
+    drain_wanted boolean NOT NULL DEFAULT false,
+    -- Which code it runs, since when this version is deployed, and a digest of each function that it has registered.
+    app text COLLATE "C",
+    code_version text COLLATE "C",
+    code_since timestamptz,
+    tags text[] NOT NULL DEFAULT '{}',
+    only_tagged boolean NOT NULL DEFAULT false,
+    registered jsonb NOT NULL DEFAULT '{}'
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 50, autovacuum_vacuum_scale_factor = 0.1);
+
+CREATE FUNCTION keep_draining() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.draining := true;
+    RETURN NEW;
+END $$;
+
+CREATE TRIGGER worker_registered BEFORE UPDATE OF draining ON workers
+FOR EACH ROW WHEN (NEW.drain_wanted AND NOT NEW.draining)
+EXECUTE FUNCTION keep_draining();
+
+-- Epochs of all sessions. A sequence knows no snapshot and forgets nothing: a session whose row was removed and recreated
+-- never gets an epoch that it had before.
+CREATE SEQUENCE epochs AS bigint;
+
+-- locked_until and touched_at are in no index, here and below: extending a lock is a heap-only update.
+CREATE TABLE sessions (
+    session_id text COLLATE "C" PRIMARY KEY,
+    worker_id text COLLATE "C" NOT NULL, -- '': no worker has held it; its record was written without a lease
+    incarnation text COLLATE "C" NOT NULL,
+    epoch bigint NOT NULL,
+    locked_until timestamptz NOT NULL,
+    touched_at timestamptz NOT NULL,
+    claimed_at timestamptz NOT NULL,
+    -- Why its lock was ended before its time: a reason of session_moves. NULL once it is claimed again.
+    freed_by text COLLATE "C",
+    -- A planned move: the worker that may take the session from its holder while no work of it runs, until when
+    -- (NULL: without end), and the reason that the move will have.
+    next_worker text COLLATE "C",
+    next_until timestamptz,
+    next_reason text COLLATE "C",
+    tag text COLLATE "C" -- of the first work that a worker claimed it for; NULL: without a tag
+) WITH (fillfactor = 60, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.05);
+CREATE INDEX sessions_worker ON sessions (worker_id);
+-- The time is in the index so that a fetch reads the moves with a bound, and no offers.
+CREATE INDEX sessions_next ON sessions (next_worker, next_until) WHERE next_worker IS NOT NULL;
+
+-- One row for each change of a session's holder, and for each write without the lease, which ends what its holder has in
+-- memory. The new holder adds what the hydrate has cost. An epoch is issued once, and later ones are greater: so it is the
+-- key, and the order.
+CREATE TABLE session_moves (
+    epoch bigint PRIMARY KEY,
+    session_id text COLLATE "C" NOT NULL,
+    from_worker text COLLATE "C", -- NULL: none before
+    to_worker text COLLATE "C" NOT NULL,
+    reason text COLLATE "C" NOT NULL,
+    moved_at timestamptz NOT NULL,
+    queued integer NOT NULL, -- work items of the session, up to a bound
+    hydrate_seconds float8,
+    hydrate_bytes bigint
+) WITH (fillfactor = 90, autovacuum_vacuum_insert_scale_factor = 0.05);
+CREATE INDEX session_moves_session ON session_moves (session_id, epoch);
+CREATE INDEX session_moves_to ON session_moves (to_worker, epoch);
+CREATE INDEX session_moves_from ON session_moves (from_worker, epoch) WHERE from_worker IS NOT NULL;
+CREATE INDEX session_moves_reason ON session_moves (reason, epoch);
+
+-- What keeps a session where it is.
+CREATE TABLE session_holds (
+    instance_id text COLLATE "C" NOT NULL,
+    execution_id bigint NOT NULL,
+    hold_id integer NOT NULL,
+    session_id text COLLATE "C" NOT NULL,
+    until timestamptz NOT NULL,
+    session_lock double precision NOT NULL, -- seconds; for code that ends the hold without knowing the worker's timeouts
+    PRIMARY KEY (instance_id, execution_id, hold_id)
+) WITH (fillfactor = 70, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.05);
+CREATE INDEX session_holds_session ON session_holds (session_id, until);
+CREATE INDEX session_holds_until ON session_holds (until);
+
+-- Instances that get a message when the session moves.
+CREATE TABLE session_watches (
+    session_id text COLLATE "C" NOT NULL,
+    instance_id text COLLATE "C" NOT NULL,
+    payload text NOT NULL,
+    PRIMARY KEY (session_id, instance_id)
+) WITH (fillfactor = 70, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.05);
+CREATE INDEX session_watches_instance ON session_watches (instance_id);
+
+-- The terms of the contract, each written once. PostgreSQL merges them into the statements that use them.
+CREATE VIEW alive_workers AS
+SELECT worker_id, incarnation, draining, code_version FROM workers WHERE locked_until > clock();
+
+CREATE VIEW held_sessions AS
+SELECT s.session_id, s.worker_id, s.incarnation, s.epoch, s.locked_until
+FROM sessions s JOIN workers w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation
+WHERE s.locked_until > clock() AND w.locked_until > clock();
+
+-- Planned moves that count: until their time, and while their workers take sessions. Beside `held_sessions`, not in it:
+-- the time may be read in the conditions of a view, and not in its columns, or PostgreSQL merges it no more.
+CREATE VIEW planned_moves AS
+SELECT s.session_id, s.next_worker, 'new:' || s.next_worker AS route
+FROM sessions s JOIN workers n ON n.worker_id = s.next_worker
+WHERE (s.next_until <= clock()) IS NOT TRUE AND n.locked_until > clock() AND NOT n.draining;
+
+-- For a worker that does not run the newest version of its app that live workers run: the workers that do, among those that
+-- take all the work that this one takes, and how many more sessions each may hold. Sessions of a tag do not wait for workers
+-- without it.
+CREATE VIEW newer_workers AS
+SELECT me.worker_id AS newer_than, n.worker_id, n.capacity - held.sessions AS room
+FROM workers me
+CROSS JOIN LATERAL (
+    SELECT w.code_version, w.code_since FROM workers w
+    WHERE w.app = me.app AND w.code_version IS NOT NULL AND w.locked_until > clock() AND NOT w.draining
+      AND w.tags @> me.tags AND (me.only_tagged OR NOT w.only_tagged)
+    ORDER BY w.code_since DESC, w.code_version LIMIT 1
+) newest
+JOIN workers n ON n.app = me.app AND n.code_version = newest.code_version AND n.locked_until > clock() AND NOT n.draining
+    AND n.tags @> me.tags AND (me.only_tagged OR NOT n.only_tagged)
+CROSS JOIN LATERAL (
+    SELECT count(*) AS sessions FROM sessions s
+    WHERE s.worker_id = n.worker_id AND s.incarnation = n.incarnation AND s.locked_until > clock()
+) held
+WHERE newest.code_version <> me.code_version AND newest.code_since > me.code_since;
+
+-- Since when the version is deployed that a worker registers: as long as others run it, or as it ran it before itself. A
+-- worker that changes from one version to another shows which of them is the newer: also an older one, rolled back to.
+CREATE FUNCTION version_since(_worker text, _app text, _version text) RETURNS timestamptz LANGUAGE sql VOLATILE AS $$
+    SELECT CASE WHEN _version IS NULL THEN NULL
+                WHEN known.since > coalesce(former.since, '-infinity') THEN known.since ELSE clock() END
+    FROM (
+        SELECT max(w.code_since) AS since FROM workers w
+        WHERE w.app = _app AND w.code_version = _version AND (w.worker_id = _worker OR w.locked_until > clock())
+    ) known LEFT JOIN (
+        SELECT w.code_since AS since FROM workers w
+        WHERE w.worker_id = _worker AND w.app = _app AND w.code_version <> _version
+    ) former ON true
+$$;
+
+-- Whether a worker leaves new and freed sessions to workers of newer code. A function, so that a fetch plans and reads none
+-- of this while all workers run one version.
+CREATE FUNCTION is_outdated(_worker text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM newer_workers n WHERE n.newer_than = _worker AND n.room > 0);
+END $$;
+
+-- Asked by a statement that has the session's row locked. VOLATILE on purpose: it looks at the table as it is now,
+-- where the statement's own snapshot may be older than the lock, and would miss a hold that was made while it waited.
+CREATE FUNCTION latest_hold(session text) RETURNS timestamptz LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN (SELECT max(until) FROM session_holds WHERE session_id = session);
+END $$;
+
+-- Whether a worker of the same set and code, with a lower ordinal, has room for a session. Names of one set differ in the
+-- number at their end: among them a longer name has the greater number. A worker whose capacity is not told is passed over.
+-- A function, so that a fetch plans and reads none of this unless it packs.
+CREATE FUNCTION lower_worker_has_room(_worker text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN EXISTS (
+        SELECT FROM workers me JOIN workers w
+            ON rtrim(w.worker_id, '0123456789') = rtrim(me.worker_id, '0123456789')
+            AND (length(w.worker_id), w.worker_id) < (length(me.worker_id), me.worker_id)
+            AND w.code_version IS NOT DISTINCT FROM me.code_version
+        WHERE me.worker_id = _worker AND w.locked_until > clock() AND NOT w.draining
+          AND w.capacity > (
+              SELECT count(*) FROM sessions s
+              WHERE s.worker_id = w.worker_id AND s.incarnation = w.incarnation AND s.locked_until > clock()));
+END $$;

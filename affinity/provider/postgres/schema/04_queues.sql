@@ -1,0 +1,400 @@
+-- Messages for instances, and work items for workers.
+
+-- Rows of the queues live for milliseconds: vacuum them by number, not by share of a table that is mostly empty.
+CREATE TABLE orchestrator_queue (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    instance_id text COLLATE "C" NOT NULL,
+    route text COLLATE "C" NOT NULL,
+    visible_at timestamptz NOT NULL,
+    payload text NOT NULL,
+    timer_execution bigint,
+    timer_id integer
+) WITH (fillfactor = 70, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0.02,
+        autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX orchestrator_queue_route ON orchestrator_queue (route, visible_at);
+-- With the timer, so that one of a thousand timers of an instance is found directly.
+CREATE INDEX orchestrator_queue_instance ON orchestrator_queue (instance_id, timer_execution, timer_id);
+
+-- route: 'w:W' of the holder W of its session, 'new:W' of a worker W to which the session moves, 'new' of a session without a
+-- holder, 'free' without a session; 'new#TAG' and 'free#TAG' with a tag, which only workers with the tag read, so each fetch
+-- reads one range of the index for each tag; 'blocked' behind another item in its session's order.
+CREATE TABLE worker_queue (
+    instance_id text COLLATE "C" NOT NULL,
+    execution_id bigint NOT NULL,
+    activity_id integer NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    session_id text COLLATE "C",
+    route text COLLATE "C" NOT NULL,
+    visible_at timestamptz NOT NULL,
+    payload text NOT NULL,
+    lock_worker text COLLATE "C",
+    lock_incarnation text COLLATE "C",
+    lock_token text COLLATE "C",
+    locked_until timestamptz,
+    attempts integer NOT NULL DEFAULT 0,
+    failures integer NOT NULL DEFAULT 0,
+    last_error text, -- of the failure before, for people
+    unknown_since timestamptz,
+    -- What a worker must have among its names, beside the item's own, to be given an item that was given back as unknown.
+    needs text COLLATE "C",
+    enqueued_at timestamptz NOT NULL,
+    -- The session in whose order an item stands, and its place there; NULL: it is not ordered. Only the first one has its
+    -- session in session_id, and a route that fetches read. The items behind it are `blocked`, and have no session_id, so
+    -- that no statement which looks for the items of a session finds them.
+    order_session text COLLATE "C",
+    order_number bigint,
+    tag text COLLATE "C",
+    -- Seconds that it waits for a slot of the holder of its session before another worker may take the session over, and
+    -- before it fails; since when it waits, and when that has to be checked. NULL: as long as it takes.
+    takeover_after float8,
+    fail_after float8,
+    waits_since timestamptz,
+    attend_at timestamptz,
+    PRIMARY KEY (instance_id, execution_id, activity_id)
+) WITH (fillfactor = 60, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0.02,
+        autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX worker_queue_route ON worker_queue (route, visible_at);
+CREATE INDEX worker_queue_session ON worker_queue (session_id, route) WHERE session_id IS NOT NULL;
+CREATE INDEX worker_queue_order ON worker_queue (order_session, order_number) WHERE order_session IS NOT NULL;
+CREATE INDEX worker_queue_attend ON worker_queue (attend_at) WHERE attend_at IS NOT NULL;
+
+-- Work items that are parked until an input of their journal queues them: see `NewWorkItem.asleep`. In a table of their own,
+-- so no statement on the queue reads them. One row for an instance, written again and again in place. asleep: it waits for an
+-- input; false: it was queued, or cancelled. A row counts for the birth and the execution that it names, and for no other one
+-- of its instance. Its journal is the one of the instance's id: a transaction that changes `asleep` of a live execution has
+-- locked that. So no input is pending while an item is parked.
+CREATE TABLE asleep_items (
+    instance_id text COLLATE "C" PRIMARY KEY,
+    birth text COLLATE "C" NOT NULL,
+    execution_id bigint NOT NULL,
+    activity_id integer NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    session_id text COLLATE "C",
+    payload text NOT NULL,
+    asleep boolean NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.05);
+
+-- Visible, and not locked by a live worker. The first condition reads the time once, so that an index serves it.
+CREATE VIEW deliverable_items AS
+SELECT q.* FROM worker_queue q
+WHERE q.visible_at <= (SELECT clock())
+  AND (q.lock_token IS NULL OR q.locked_until <= clock() OR NOT EXISTS (
+      SELECT FROM workers w
+      WHERE w.worker_id = q.lock_worker AND w.incarnation = q.lock_incarnation AND w.locked_until > clock()));
+
+-- How many workers the sessions need, for what starts and ends workers: one row. Work without a session is not counted,
+-- nor is how much of it waits: more workers do not make one session faster. Sessions are counted by worker in one pass, before
+-- their workers are looked up.
+CREATE VIEW desired_workers AS
+SELECT d.held, d.waiting, d.capacity::float8, ceil((d.held + d.waiting) / d.capacity)::integer AS desired
+FROM (
+    SELECT (
+        SELECT coalesce(sum(h.sessions), 0)::bigint FROM (
+            SELECT s.worker_id, s.incarnation, count(*) AS sessions
+            FROM sessions s WHERE s.locked_until > (SELECT clock())
+            GROUP BY s.worker_id, s.incarnation
+        ) h JOIN workers w ON w.worker_id = h.worker_id AND w.incarnation = h.incarnation
+        WHERE w.locked_until > clock()
+    ) AS held, (
+        -- Sessions with work, and without a holder. The routes are those of any worker, with and without an offer, and
+        -- of workers that died: where none is left, no sweep changes them.
+        SELECT count(DISTINCT q.session_id)
+        FROM (
+            SELECT session_id, visible_at FROM worker_queue WHERE route >= 'new' AND route < 'new;'
+            UNION ALL
+            SELECT q.session_id, q.visible_at
+            FROM workers w JOIN worker_queue q ON q.route = 'w:' || w.worker_id
+            WHERE w.locked_until <= clock()
+        ) q
+        WHERE q.visible_at <= (SELECT clock())
+          AND NOT EXISTS (SELECT FROM held_sessions h WHERE h.session_id = q.session_id)
+    ) AS waiting, coalesce(
+        -- The mean of workers that take sessions now; else of workers that did last; else the option's default.
+        (SELECT avg(w.capacity) FROM workers w WHERE w.capacity > 0 AND w.locked_until > clock() AND NOT w.draining),
+        (SELECT avg(w.capacity) FROM workers w WHERE w.capacity > 0),
+        100
+    ) AS capacity
+) d;
+
+-- Adds the tag to a route that any worker would read, and to an offer to a worker without the tag. A session's own tag
+-- decides, once work has given it one: also for an item without a tag, and for one with another tag, which the holder
+-- refuses. A trigger, so that it holds for every statement.
+CREATE FUNCTION tag_route() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    _tag text := NEW.tag;
+    _begun boolean;
+BEGIN
+    IF NEW.session_id IS NOT NULL THEN
+        SELECT s.tag, true INTO _tag, _begun FROM sessions s WHERE s.session_id = NEW.session_id AND s.worker_id <> '';
+        IF _begun IS NULL THEN
+            _tag := NEW.tag;
+        END IF;
+    END IF;
+    -- An offer, or a planned move, to a worker with the tag stands.
+    IF _tag IS NOT NULL AND NOT (
+        NEW.route > 'new:' AND EXISTS (
+            SELECT FROM workers w WHERE w.worker_id = substr(NEW.route, 5) AND _tag = ANY (w.tags)))
+    THEN
+        NEW.route := CASE WHEN NEW.session_id IS NULL THEN 'free#' ELSE 'new#' END || _tag;
+        IF TG_OP = 'UPDATE' AND NEW IS NOT DISTINCT FROM OLD THEN
+            RETURN NULL;  -- no change: it is not counted as one
+        END IF;
+    END IF;
+    RETURN NEW;
+END $$;
+
+-- An item is queued without a tag (`restrict_items` adds it), possibly of a session that has one.
+CREATE TRIGGER worker_queue_tag_new BEFORE INSERT ON worker_queue FOR EACH ROW
+WHEN (starts_with(NEW.route, 'new')) EXECUTE FUNCTION tag_route();
+CREATE TRIGGER worker_queue_tag BEFORE UPDATE OF route, tag ON worker_queue FOR EACH ROW
+WHEN (NEW.route = 'new' OR NEW.route = 'free' AND NEW.tag IS NOT NULL) EXECUTE FUNCTION tag_route();
+
+-- Ordered work items of a session run one after the other, in the order in which they were committed.
+-- Locks the orders of sessions, until the end of the transaction, for one that adds to them; NULLs are skipped. Between
+-- `instances` and `worker_queue` in the order of locks.
+--
+-- The advisory lock is for those who add. The lock on the last item is for those who remove: a transaction that removes that one
+-- waits for us, and then sees what we have added behind it; if it is being removed, we wait and look again. A transaction that
+-- removes another one sees the last one.
+CREATE FUNCTION lock_order(_session text[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    lasts bigint;
+    locked bigint;
+BEGIN
+    PERFORM pg_advisory_xact_lock(o.key)
+    FROM (
+        SELECT DISTINCT hashtextextended('affinity order ' || current_schema() || ' ' || s.id, 0) AS key
+        FROM unnest(_session) AS s (id) WHERE s.id IS NOT NULL ORDER BY 1 OFFSET 0) o;
+    LOOP
+        WITH tail AS MATERIALIZED (
+            SELECT s.id, (
+                SELECT q.order_number FROM worker_queue q WHERE q.order_session = s.id
+                ORDER BY q.order_number DESC LIMIT 1) AS number
+            FROM (SELECT DISTINCT id FROM unnest(_session) AS u (id) WHERE id IS NOT NULL) s
+        ), item AS MATERIALIZED (
+            SELECT FROM tail t JOIN worker_queue q ON q.order_session = t.id AND q.order_number = t.number
+            ORDER BY q.instance_id, q.execution_id, q.activity_id FOR KEY SHARE OF q
+        )
+        SELECT (SELECT count(number) FROM tail), (SELECT count(*) FROM item) INTO lasts, locked;
+        EXIT WHEN locked = lasts;
+    END LOOP;
+END $$;
+
+-- Where new items stand in the orders of their sessions, which are locked: by element, the number, and whether another item
+-- is before it. An element that is NULL has no number, and none is before it.
+CREATE FUNCTION places_in_order(_session text[], OUT numbers bigint[], OUT blocked boolean[]) LANGUAGE plpgsql AS $$
+BEGIN
+    SELECT array_agg(p.number ORDER BY p.k), array_agg((p.number > 1) IS TRUE ORDER BY p.k) INTO numbers, blocked
+    FROM (
+        SELECT s.k, CASE WHEN s.id IS NOT NULL THEN row_number() OVER (PARTITION BY s.id ORDER BY s.k) + coalesce((
+            SELECT q.order_number FROM worker_queue q WHERE q.order_session = s.id
+            ORDER BY q.order_number DESC LIMIT 1), 0) END AS number
+        FROM unnest(_session) WITH ORDINALITY AS s (id, k)) p;
+END $$;
+
+-- The condition of a trigger is read and compiled anew by each statement that writes a row of its table: the shorter it is,
+-- the less such a statement costs. The functions ask for the rest.
+CREATE FUNCTION promote_next() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    following worker_queue;
+BEGIN
+    IF OLD.route = 'blocked' THEN
+        RETURN NULL;
+    END IF;
+    LOOP
+        SELECT q.* INTO following FROM worker_queue q WHERE q.order_session = OLD.order_session
+        ORDER BY q.order_number LIMIT 1;
+        EXIT WHEN NOT FOUND OR following.route <> 'blocked';
+        UPDATE worker_queue q
+        SET session_id = q.order_session, route = coalesce(
+            (SELECT coalesce(m.route, 'w:' || h.worker_id)
+             FROM held_sessions h LEFT JOIN planned_moves m ON m.session_id = h.session_id
+             WHERE h.session_id = OLD.order_session), 'new')
+        WHERE q.instance_id = following.instance_id AND q.execution_id = following.execution_id
+          AND q.activity_id = following.activity_id;
+        EXIT WHEN FOUND;
+    END LOOP;
+    RETURN NULL;
+END $$;
+
+CREATE TRIGGER worker_queue_order AFTER DELETE ON worker_queue FOR EACH ROW
+WHEN (OLD.order_session IS NOT NULL) EXECUTE FUNCTION promote_next();
+
+-- Restricts items that the same transaction has queued. A function, so that a commit and a reset can do it in their own
+-- statement, behind what they write: work without restrictions costs nothing more.
+CREATE FUNCTION restrict_items(_instance text[], _execution bigint[], _activity bigint[], _tag text[],
+    _takeover float8[], _fail float8[]) RETURNS void
+LANGUAGE sql AS $$
+    UPDATE worker_queue q
+    SET tag = _tag[r.k], takeover_after = _takeover[r.k], fail_after = _fail[r.k],
+        waits_since = coalesce(q.locked_until, q.visible_at),
+        attend_at = coalesce(q.locked_until, q.visible_at) + least(_takeover[r.k], _fail[r.k]) * interval '1 s'
+    FROM unnest(_instance) WITH ORDINALITY AS r (instance_id, k)
+    WHERE q.instance_id = r.instance_id AND q.execution_id = _execution[r.k] AND q.activity_id = _activity[r.k]
+$$;
+
+-- Frees sessions whose holders are busy, for other workers that take their work and have room; returns the freed ones.
+CREATE FUNCTION release_busy(_session text[], _reroute bigint) RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE
+    freed text[];
+BEGIN
+    -- A claim, a fetch or a commit that has one of these rows is waited for, and is seen by what follows.
+    PERFORM FROM sessions s WHERE s.session_id = ANY (_session) ORDER BY s.session_id FOR NO KEY UPDATE;
+    freed := ARRAY(
+        SELECT s.session_id FROM sessions s JOIN held_sessions h ON h.session_id = s.session_id
+        WHERE s.session_id = ANY (_session) AND (s.next_worker IS NULL OR s.next_until <= clock())
+          AND NOT EXISTS (
+              SELECT FROM worker_queue q
+              WHERE q.session_id = s.session_id AND q.lock_incarnation = s.incarnation AND q.locked_until > clock())
+          AND EXISTS (
+              SELECT FROM workers w
+              WHERE w.worker_id <> s.worker_id AND w.locked_until > clock() AND NOT w.draining
+                AND CASE WHEN s.tag IS NULL THEN NOT w.only_tagged ELSE s.tag = ANY (w.tags) END
+                AND (w.capacity IS NULL OR w.capacity > (
+                    SELECT count(*) FROM sessions x
+                    WHERE x.worker_id = w.worker_id AND x.incarnation = w.incarnation AND x.locked_until > clock()))));
+    UPDATE sessions s SET locked_until = clock(), freed_by = 'holder_busy' WHERE s.session_id = ANY (freed);
+    WITH others AS MATERIALIZED (
+        SELECT q.instance_id, q.execution_id, q.activity_id
+        FROM worker_queue q
+        WHERE q.session_id = ANY (freed) AND q.route <> 'new'
+        LIMIT _reroute FOR NO KEY UPDATE OF q SKIP LOCKED
+    )
+    UPDATE worker_queue q SET route = 'new' FROM others o
+    WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id;
+    RETURN freed;
+END $$;
+
+-- Frees idle sessions, for other workers, with the reason of the move that will follow; returns the freed ones.
+CREATE FUNCTION release_sessions(_session text[], _reroute bigint) RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE
+    idle text[];
+    busy text[];
+BEGIN
+    -- A claim, a fetch or a commit that has one of these rows is waited for, and is seen by what follows.
+    PERFORM FROM sessions s WHERE s.session_id = ANY (_session) ORDER BY s.session_id FOR NO KEY UPDATE;
+    SELECT array_agg(h.session_id) FILTER (WHERE NOT h.is_busy), array_agg(h.session_id) FILTER (WHERE h.is_busy)
+    INTO idle, busy
+    FROM (
+        SELECT h.session_id, EXISTS (
+            SELECT FROM worker_queue q
+            WHERE q.session_id = h.session_id AND q.lock_incarnation = h.incarnation AND q.locked_until > clock()
+        ) AS is_busy
+        FROM held_sessions h WHERE h.session_id = ANY (_session)
+    ) h;
+    UPDATE sessions s SET locked_until = clock(), freed_by = 'released' WHERE s.session_id = ANY (idle);
+    WITH others AS MATERIALIZED (
+        SELECT q.instance_id, q.execution_id, q.activity_id
+        FROM worker_queue q
+        WHERE q.session_id = ANY (idle) AND q.route <> 'new'
+        LIMIT _reroute FOR NO KEY UPDATE OF q SKIP LOCKED
+    )
+    UPDATE worker_queue q SET route = 'new' FROM others o
+    WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id;
+    RETURN ARRAY(
+        SELECT CASE WHEN n.session_id = ANY (idle) THEN 'released' WHEN n.session_id = ANY (busy) THEN 'busy'
+               ELSE 'not_held' END
+        FROM unnest(_session) WITH ORDINALITY AS n (session_id, k) ORDER BY n.k);
+END $$;
+
+-- Removes the work items of instances and ends their holds: locks of sessions are cut back to the latest hold that is left.
+CREATE FUNCTION end_work(_instance text[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    ended text[]; locks float8[]; -- sessions whose holds end, and the length of their locks without one
+BEGIN
+    PERFORM FROM worker_queue q WHERE q.instance_id = ANY (_instance)
+    ORDER BY q.instance_id, q.execution_id, q.activity_id FOR UPDATE;
+    DELETE FROM worker_queue WHERE instance_id = ANY (_instance);
+    SELECT array_agg(h.session_id), array_agg(h.session_lock) INTO ended, locks
+    FROM (
+        SELECT session_id, max(session_lock) AS session_lock FROM session_holds WHERE instance_id = ANY (_instance)
+        GROUP BY session_id) h;
+    IF ended IS NOT NULL THEN
+        PERFORM FROM sessions s WHERE s.session_id = ANY (ended) ORDER BY s.session_id FOR NO KEY UPDATE;
+        DELETE FROM session_holds WHERE instance_id = ANY (_instance);
+        UPDATE sessions s
+        SET locked_until = least(
+            s.locked_until, greatest(clock() + locks[e.k] * interval '1 s', latest_hold(s.session_id)))
+        FROM unnest(ended) WITH ORDINALITY AS e (session_id, k) WHERE s.session_id = e.session_id;
+    END IF;
+END $$;
+
+-- What removes rows of sessions looks for watches with the snapshot of its statement, which may be older than its locks:
+-- it would miss a watch whose commit had the row locked until then. So a trigger judges each row once more when it is locked;
+-- with a path of its own, for an administrator's deletion too.
+CREATE FUNCTION keep_watched_session() RETURNS trigger LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+BEGIN
+    PERFORM FROM session_watches w WHERE w.session_id = OLD.session_id;
+    RETURN CASE WHEN NOT FOUND THEN OLD END;
+END $$;
+
+-- A trigger, so that no statement that gives a session to another holder can leave the record out. Not BEFORE UPDATE: that
+-- would lock the row of each session that is touched.
+CREATE FUNCTION record_session_move() RETURNS trigger LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+DECLARE
+    why text := 'new';
+BEGIN
+    IF TG_OP = 'UPDATE' THEN
+        why := CASE
+            WHEN NEW.epoch = OLD.epoch THEN NULL
+            WHEN NEW.worker_id = OLD.worker_id AND NEW.incarnation = OLD.incarnation THEN
+                -- A timeline that begins gives new epochs too; it has ended the leases before.
+                (SELECT 'foreign_write' FROM alive_workers w
+                 WHERE w.worker_id = OLD.worker_id AND w.incarnation = OLD.incarnation)
+            WHEN OLD.worker_id = '' THEN 'new'
+            WHEN NEW.worker_id = OLD.next_worker AND OLD.locked_until > clock() AND EXISTS (
+                SELECT FROM alive_workers w WHERE w.worker_id = OLD.worker_id AND w.incarnation = OLD.incarnation
+            ) THEN OLD.next_reason
+            WHEN OLD.freed_by IS NOT NULL THEN OLD.freed_by
+            WHEN NEW.worker_id = OLD.worker_id THEN 'restart'
+            -- Which of the two has ended first.
+            WHEN OLD.locked_until <= clock() THEN coalesce((
+                SELECT 'lease_expired' FROM workers w
+                WHERE w.worker_id = OLD.worker_id AND w.incarnation = OLD.incarnation AND w.locked_until < OLD.locked_until
+            ), 'idle_expired')
+            ELSE 'lease_expired'
+        END;
+        -- A claim ends the plan; a new start of the holder, whose registration takes what it holds, does not.
+        IF NEW.claimed_at <> OLD.claimed_at THEN
+            UPDATE sessions SET freed_by = NULL, next_worker = NULL, next_until = NULL, next_reason = NULL
+            WHERE session_id = NEW.session_id AND (freed_by IS NOT NULL OR next_worker IS NOT NULL);
+        ELSIF NEW.locked_until > OLD.locked_until THEN
+            UPDATE sessions SET freed_by = NULL WHERE session_id = NEW.session_id AND freed_by IS NOT NULL;
+        END IF;
+    END IF;
+    IF why IS NULL THEN
+        RETURN NULL;
+    END IF;
+    INSERT INTO session_moves (epoch, session_id, from_worker, to_worker, reason, moved_at, queued)
+    VALUES (NEW.epoch, NEW.session_id, CASE WHEN TG_OP = 'UPDATE' THEN nullif(OLD.worker_id, '') END, NEW.worker_id, why,
+        clock(), (SELECT count(*) FROM (SELECT FROM worker_queue q WHERE q.session_id = NEW.session_id LIMIT 1000) q))
+    ON CONFLICT DO NOTHING; -- after a restore that set the sequence back: no claim fails for that
+    RETURN NULL;
+END $$;
+
+-- The message is the payload of the watch; a JSON object gets a last member that says where the session is now, and why.
+CREATE FUNCTION notify_watchers() RETURNS trigger LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
+    SELECT r.instance_id, r.route, clock(), CASE
+        WHEN w.payload LIKE '{%}' THEN left(w.payload, -1) || ',"move":' || json_build_object(
+            'worker_id', NEW.worker_id, 'epoch', NEW.epoch, 'reason', (
+                SELECT m.reason FROM session_moves m WHERE m.epoch = NEW.epoch)
+            ) || '}'
+        ELSE w.payload END
+    FROM session_watches w JOIN message_routes r USING (instance_id)
+    WHERE w.session_id = NEW.session_id;
+    RETURN NULL;
+END $$;
+
+-- Triggers fire in the order of their names: `session_moved` reads what `session_claimed` has written.
+CREATE TRIGGER session_begun AFTER INSERT ON sessions
+FOR EACH ROW WHEN (NEW.worker_id <> '') EXECUTE FUNCTION record_session_move();
+CREATE TRIGGER session_claimed AFTER UPDATE OF epoch ON sessions
+FOR EACH ROW WHEN (NEW.epoch <> OLD.epoch OR OLD.freed_by IS NOT NULL OR OLD.next_worker IS NOT NULL)
+EXECUTE FUNCTION record_session_move();
+CREATE TRIGGER session_moved AFTER UPDATE OF worker_id, incarnation ON sessions
+FOR EACH ROW WHEN (OLD.worker_id <> '' AND (OLD.worker_id <> NEW.worker_id OR OLD.incarnation <> NEW.incarnation))
+EXECUTE FUNCTION notify_watchers();
+CREATE TRIGGER session_removed BEFORE DELETE ON sessions
+FOR EACH ROW EXECUTE FUNCTION keep_watched_session();

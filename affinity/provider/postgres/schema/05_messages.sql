@@ -1,0 +1,450 @@
+-- Creating, restarting, resetting and deleting instances, and sending messages to them.
+
+-- The two writes of a client, with the rights of the role that migrated: a client needs none to any table for them, and
+-- writes nothing else. The number in the name is for releases that run side by side.
+
+-- Creates instances with their start messages; those whose id was there are reported to their parents, where asked. Returns
+-- the positions of the new ones; or, when a quota refuses the batch, one row that names it.
+CREATE FUNCTION create_instances(
+    _instance text[], _birth text[], _name text[], _version text[], _start text[], _parent text[], _parent_birth text[],
+    _delay float8[], _on_exists text[], _on_deleted text[], _session text[]
+) RETURNS TABLE (n bigint, quota text, allowed bigint) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+    most quotas;
+    added bigint;
+BEGIN
+    SELECT * INTO most FROM quotas;
+    IF most.instance_bytes < (SELECT max(octet_length(s.start)) FROM unnest(_start) AS s (start)) THEN
+        RETURN QUERY SELECT NULL::bigint, 'instance_bytes', most.instance_bytes;
+        RETURN;
+    ELSIF most.instances IS NOT NULL THEN
+        SELECT count(DISTINCT w.instance_id) INTO added FROM unnest(_instance) AS w (instance_id)
+        WHERE NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = w.instance_id);
+        IF added > 0 AND added + (SELECT sum(c.instances) FROM instance_counts c) > most.instances THEN
+            RETURN QUERY SELECT NULL::bigint, 'instances', most.instances;
+            RETURN;
+        END IF;
+    END IF;
+    RETURN QUERY WITH wanted AS MATERIALIZED (
+        SELECT w.instance_id, w.n, row_number() OVER (PARTITION BY w.instance_id ORDER BY w.n) AS copy
+        FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, n)
+    ), created AS (
+        INSERT INTO instances (instance_id, birth, name, version, parent_id, parent_birth, on_deleted, session_id,
+            created_at, updated_at)
+        SELECT w.instance_id, _birth[w.n], _name[w.n], _version[w.n], _parent[w.n], _parent_birth[w.n],
+            _on_deleted[w.n], _session[w.n], (SELECT clock()), (SELECT clock())
+        FROM wanted w WHERE w.copy = 1 ORDER BY w.instance_id
+        ON CONFLICT (instance_id) DO NOTHING
+        RETURNING instance_id
+    ), outcome AS MATERIALIZED (
+        SELECT w.n, w.instance_id,
+            (w.copy = 1 AND w.instance_id IN (SELECT c.instance_id FROM created c)) IS TRUE AS is_new
+        FROM wanted w
+    ), started AS (
+        INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
+        SELECT o.instance_id, 'new', (SELECT clock()) + _delay[o.n] * interval '1 s', _start[o.n]
+        FROM outcome o WHERE o.is_new ORDER BY o.n
+    ), reported AS (
+        INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
+        SELECT r.instance_id, r.route, (SELECT clock()), _on_exists[o.n]
+        FROM outcome o JOIN message_routes r ON r.instance_id = _parent[o.n]
+        WHERE NOT o.is_new AND _on_exists[o.n] IS NOT NULL
+        ORDER BY o.n
+    )
+    SELECT o.n, NULL::text, NULL::bigint FROM outcome o WHERE o.is_new;
+END $$;
+
+-- Restarts ended instances: each goes on in its next execution, as a new generation with its start message; the history
+-- of the former one stays. Returns the positions of the instances that were in the generation `_ended`, of this name, and had
+-- ended; or, when a quota refuses the batch, one row that names it.
+CREATE FUNCTION restart_instances(
+    _instance text[], _ended text[], _birth text[], _name text[], _version text[], _start text[], _session text[]
+) RETURNS TABLE (n bigint, quota text, allowed bigint) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    most bigint;
+BEGIN
+    SELECT q.instance_bytes INTO most FROM quotas q;
+    IF most < (SELECT max(octet_length(s.start)) FROM unnest(_start) AS s (start)) THEN
+        RETURN QUERY SELECT NULL::bigint, 'instance_bytes', most;
+        RETURN;
+    END IF;
+    FOR n IN SELECT w.k FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, k) ORDER BY w.instance_id, w.k LOOP
+        UPDATE instances i
+        SET birth = _birth[n], version = _version[n], execution_id = i.execution_id + 1, event_count = 0,
+            status = 'pending', custom_status = NULL, output = NULL, error = NULL, parent_id = NULL,
+            parent_birth = NULL, on_deleted = NULL, session_id = _session[n], owner_incarnation = NULL, claims = 0,
+            unknown_since = NULL, unread = 0, updated_at = clock()
+        WHERE i.instance_id = _instance[n] AND i.birth = _ended[n] AND i.name = _name[n]
+          AND i.status IN ('completed', 'failed', 'cancelled');
+        CONTINUE WHEN NOT FOUND;
+        -- What was sent while the former generation ended is not for this one.
+        PERFORM end_work(ARRAY[_instance[n]]);
+        DELETE FROM session_watches w WHERE w.instance_id = _instance[n];
+        DELETE FROM orchestrator_queue q WHERE q.instance_id = _instance[n];
+        INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
+        VALUES (_instance[n], 'new', clock(), _start[n]);
+        RETURN NEXT;
+    END LOOP;
+END $$;
+
+-- Sends messages, and returns the delivery of each. The size of an instance is NULL when its limit was lifted meanwhile.
+CREATE FUNCTION send_messages(
+    _instance text[], _birth text[], _payload text[], _delay float8[], _timer_execution bigint[], _timer_id bigint[],
+    _unread_limit bigint[]
+) RETURNS TABLE (n bigint, delivery text) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+    most quotas;
+BEGIN
+    SELECT * INTO most FROM quotas;
+    IF most.instance_bytes IS NOT NULL THEN
+        INSERT INTO instance_sizes AS s (instance_id, birth, execution_id, event_count, bytes)
+        SELECT i.instance_id, i.birth, i.execution_id, i.event_count, coalesce(z.bytes, 0) + (
+            SELECT coalesce(sum(octet_length(h.event)), 0) FROM history h
+            WHERE h.instance_id = i.instance_id AND h.execution_id = i.execution_id
+              AND h.event_id > coalesce(z.event_count, 0) AND h.event_id <= i.event_count)
+        FROM (
+            SELECT DISTINCT w.instance_id FROM unnest(_instance, _unread_limit) AS w (instance_id, unread_limit)
+            WHERE w.unread_limit IS NOT NULL ORDER BY w.instance_id) w
+        JOIN instances i ON i.instance_id = w.instance_id
+        LEFT JOIN instance_sizes z
+            ON z.instance_id = i.instance_id AND z.birth = i.birth AND z.execution_id = i.execution_id
+        WHERE z.event_count IS DISTINCT FROM i.event_count
+        ON CONFLICT (instance_id) DO UPDATE
+        SET birth = excluded.birth, execution_id = excluded.execution_id, event_count = excluded.event_count,
+            bytes = excluded.bytes;
+    END IF;
+    RETURN QUERY WITH message AS MATERIALIZED (
+        SELECT m.n, m.instance_id, r.route,
+            CASE WHEN m.unread_limit IS NOT NULL THEN i.unread + (
+                SELECT count(*) FROM (
+                    SELECT FROM orchestrator_queue q WHERE q.instance_id = m.instance_id AND q.timer_execution IS NULL
+                    LIMIT least(m.unread_limit, most.unread_events)
+                ) unread
+            ) + row_number() OVER (PARTITION BY m.instance_id, m.unread_limit ORDER BY m.n)
+                > least(m.unread_limit, most.unread_events)
+            ELSE false END AS is_full,
+            (CASE WHEN m.unread_limit IS NOT NULL AND most.instance_bytes IS NOT NULL THEN (
+                SELECT z.bytes FROM instance_sizes z WHERE z.instance_id = m.instance_id AND z.birth = i.birth
+            ) + (
+                SELECT coalesce(sum(octet_length(q.payload)), 0) FROM orchestrator_queue q
+                WHERE q.instance_id = m.instance_id AND q.timer_execution IS NULL
+            ) + sum(octet_length(_payload[m.n])) OVER (PARTITION BY m.instance_id ORDER BY m.n) > most.instance_bytes
+            END) IS TRUE AS is_over
+        FROM unnest(_instance, _birth, _unread_limit) WITH ORDINALITY AS m (instance_id, birth, unread_limit, n)
+        JOIN instances i ON i.instance_id = m.instance_id AND (m.birth IS NULL OR i.birth = m.birth)
+        LEFT JOIN message_routes r ON r.instance_id = m.instance_id
+    ), sent AS (
+        INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload, timer_execution, timer_id)
+        SELECT m.instance_id, m.route, (SELECT clock()) + _delay[m.n] * interval '1 s', _payload[m.n],
+            _timer_execution[m.n], _timer_id[m.n]
+        FROM message m WHERE m.route IS NOT NULL AND NOT m.is_full AND NOT m.is_over
+        ORDER BY m.n
+    )
+    SELECT m.n, CASE WHEN m.route IS NULL THEN 'finished' WHEN m.is_full THEN 'full' WHEN m.is_over THEN 'over_quota'
+                     ELSE 'delivered' END
+    FROM message m;
+END $$;
+
+-- Sends messages as `send_messages`, of which some have a key. The instances of these are locked against deletion, so
+-- that a deletion removes the new keys too.
+CREATE FUNCTION send_keyed_messages(
+    _instance text[], _birth text[], _payload text[], _delay float8[], _timer_execution bigint[], _timer_id bigint[],
+    _unread_limit bigint[], _key text[]
+) RETURNS TABLE (n bigint, delivery text) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+    fresh bigint[]; -- messages with a key that their instance has not got yet
+    sent bigint[];  -- all but those whose key is there
+    instances_ text[]; births text[]; payloads text[]; delays float8[];
+    timer_executions bigint[]; timer_ids bigint[]; unread_limits bigint[];
+BEGIN
+    PERFORM FROM instances i
+    WHERE i.instance_id = ANY (ARRAY(
+        SELECT m.instance_id FROM unnest(_instance, _key) AS m (instance_id, key) WHERE m.key IS NOT NULL))
+    ORDER BY i.instance_id FOR KEY SHARE;
+    WITH wanted AS MATERIALIZED (
+        SELECT m.instance_id, i.birth, m.key, min(m.n) AS n
+        FROM unnest(_instance, _birth, _key) WITH ORDINALITY AS m (instance_id, birth, key, n)
+        JOIN instances i ON i.instance_id = m.instance_id AND (m.birth IS NULL OR i.birth = m.birth)
+        WHERE m.key IS NOT NULL AND i.status NOT IN ('completed', 'failed', 'cancelled')
+        GROUP BY m.instance_id, i.birth, m.key
+    ), added AS (
+        INSERT INTO message_keys (instance_id, birth, key, updated_at)
+        SELECT w.instance_id, w.birth, w.key, clock() FROM wanted w ORDER BY w.instance_id, w.key
+        ON CONFLICT (instance_id, birth, key) DO NOTHING
+        RETURNING instance_id, birth, key
+    )
+    -- By IN where nothing is joined, here and below: it is looked up by hash. A join of two columns would compare each
+    -- with each, since nobody knows how long they are.
+    SELECT coalesce(array_agg(w.n) FILTER (
+        WHERE (w.instance_id, w.birth, w.key) IN (SELECT a.instance_id, a.birth, a.key FROM added a)), '{}')
+    INTO fresh FROM wanted w;
+    -- What is sent, as columns: element by element, a look at a column of texts reads all before it.
+    SELECT array_agg(m.n ORDER BY m.n), array_agg(m.instance_id ORDER BY m.n), array_agg(m.birth ORDER BY m.n),
+        array_agg(m.payload ORDER BY m.n), array_agg(m.delay ORDER BY m.n),
+        array_agg(m.timer_execution ORDER BY m.n), array_agg(m.timer_id ORDER BY m.n),
+        array_agg(m.unread_limit ORDER BY m.n)
+    INTO sent, instances_, births, payloads, delays, timer_executions, timer_ids, unread_limits
+    FROM unnest(_instance, _birth, _payload, _delay, _timer_execution, _timer_id, _unread_limit, _key)
+         WITH ORDINALITY AS m (instance_id, birth, payload, delay, timer_execution, timer_id, unread_limit, key, n)
+    WHERE m.key IS NULL OR m.n IN (SELECT f.n FROM unnest(fresh) AS f (n)) OR (
+        -- A scalar: one look into the index for each, whatever the planner takes the tables for.
+        SELECT k.key FROM message_keys k
+        WHERE k.instance_id = m.instance_id AND k.key = m.key AND k.birth = (
+            SELECT i.birth FROM instances i
+            WHERE i.instance_id = m.instance_id AND (m.birth IS NULL OR i.birth = m.birth))
+    ) IS NULL;
+    RETURN QUERY WITH message AS MATERIALIZED (
+        SELECT m.n, max(m.instance_id) AS instance_id, max(m.key) AS key, max(m.delivery) AS delivery,
+            m.n IN (SELECT f.n FROM unnest(fresh) AS f (n)) AS is_first,
+            m.n IN (SELECT s.n FROM unnest(sent) AS s (n)) AS is_sent
+        FROM (
+            SELECT m.n, m.instance_id, m.key, NULL::text AS delivery
+            FROM unnest(_instance, _key) WITH ORDINALITY AS m (instance_id, key, n)
+            UNION ALL
+            SELECT sent[o.n], NULL, NULL, o.delivery
+            FROM send_messages(
+                instances_, births, payloads, delays, timer_executions, timer_ids, unread_limits) o
+        ) m GROUP BY m.n
+    ), refused AS ( -- it may be sent again under its key
+        DELETE FROM message_keys WHERE ctid = ANY (ARRAY(
+            SELECT (
+                SELECT k.ctid FROM message_keys k
+                WHERE k.instance_id = m.instance_id AND k.key = m.key
+                  AND k.birth = (SELECT i.birth FROM instances i WHERE i.instance_id = m.instance_id))
+            FROM message m WHERE m.is_first AND m.delivery <> 'delivered'))
+    ), answer AS (
+        SELECT m.n, CASE
+            WHEN m.is_sent THEN m.delivery
+            -- As the first of this key, which may be in the same batch.
+            ELSE coalesce(nullif(max(m.delivery) FILTER (WHERE m.is_first) OVER of_key, 'delivered'), 'repeated')
+            END AS delivery
+        FROM message m WINDOW of_key AS (PARTITION BY m.instance_id, m.key)
+    )
+    SELECT a.n, a.delivery FROM answer a WHERE a.delivery IS NOT NULL;
+END $$;
+
+-- The replies of a batch of turns, called behind their commit. Of several to one message the first counts. The key is there
+-- unless it was old.
+CREATE FUNCTION reply_messages(_instance text[], _birth text[], _key text[], _reply text[]) RETURNS void
+LANGUAGE sql VOLATILE AS $$
+    INSERT INTO message_keys AS k (instance_id, birth, key, reply, updated_at)
+    SELECT r.instance_id, r.birth, r.key, r.reply, clock()
+    FROM (
+        SELECT DISTINCT ON (m.instance_id, m.birth, m.key) m.*
+        FROM unnest(_instance, _birth, _key, _reply) WITH ORDINALITY AS m (instance_id, birth, key, reply, n)
+        ORDER BY m.instance_id, m.birth, m.key, m.n
+    ) r
+    ON CONFLICT (instance_id, birth, key) DO UPDATE SET reply = excluded.reply, updated_at = excluded.updated_at
+    WHERE k.reply IS NULL
+$$;
+
+-- Removes messages that turns have consumed. Called behind a commit: an argument of `commit_turns` for them brings all that
+-- a turn may remove, and most turns that consume messages remove nothing else.
+CREATE FUNCTION consume_messages(_instance text[], _id bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM orchestrator_queue o USING unnest(_instance, _id) AS c (instance_id, id)
+    WHERE o.id = c.id AND o.instance_id = c.instance_id;
+END $$;
+
+-- Deletes instances, each with its tree of children if asked to, and tells the parents that stay. All of a tree goes, or
+-- nothing of it: what has not ended goes only by force. Returns the instances that there are, and whether they go.
+--
+-- A turn that is being committed may add a child while we wait for its parent: the tree is read again until it is locked
+-- as a whole. Rows are locked in the order that all verbs keep, but for children found late; should that deadlock, the
+-- deletion is repeated.
+CREATE FUNCTION delete_instances(_instance text[], _force boolean, _tree boolean)
+RETURNS TABLE (root text, doomed boolean) LANGUAGE plpgsql AS $$
+DECLARE
+    roots text[]; members text[]; -- each member of a tree with the instance that was asked for
+    before text[] := '{}';
+    gone text[];                  -- what is deleted
+BEGIN
+    LOOP
+        WITH RECURSIVE tree (root, instance_id, birth) AS (
+            SELECT i.instance_id, i.instance_id, i.birth FROM instances i WHERE i.instance_id = ANY (_instance)
+            UNION
+            SELECT t.root, c.instance_id, c.birth FROM tree t JOIN instances c ON c.parent_id = t.instance_id
+            WHERE _tree AND (c.parent_birth IS NULL OR c.parent_birth = t.birth)
+        )
+        SELECT array_agg(t.root ORDER BY t.root, t.instance_id), array_agg(t.instance_id ORDER BY t.root, t.instance_id)
+        INTO roots, members FROM tree t;
+        EXIT WHEN members IS NULL OR members = before;
+        PERFORM FROM instances i WHERE i.instance_id = ANY (members) ORDER BY i.instance_id FOR UPDATE;
+        before := members;
+    END LOOP;
+    RETURN QUERY
+        SELECT m.root, _force OR bool_and(i.status IN ('completed', 'failed', 'cancelled'))
+        FROM unnest(roots, members) AS m (root, instance_id) JOIN instances i USING (instance_id)
+        GROUP BY m.root;
+    gone := ARRAY (
+        SELECT DISTINCT m.instance_id FROM unnest(roots, members) AS m (root, instance_id)
+        WHERE _force OR NOT EXISTS (
+            SELECT FROM unnest(roots, members) AS o (root, instance_id) JOIN instances i USING (instance_id)
+            WHERE o.root = m.root AND i.status NOT IN ('completed', 'failed', 'cancelled')));
+    IF gone = '{}' THEN
+        RETURN;
+    END IF;
+    INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
+    SELECT r.instance_id, r.route, clock(), i.on_deleted
+    FROM instances i JOIN message_routes r ON r.instance_id = i.parent_id AND r.birth = i.parent_birth
+    WHERE i.instance_id = ANY (gone) AND i.status NOT IN ('completed', 'failed', 'cancelled')
+      AND i.on_deleted IS NOT NULL AND NOT i.parent_id = ANY (gone);
+    PERFORM end_work(gone);
+    DELETE FROM session_watches WHERE instance_id = ANY (gone);
+    DELETE FROM orchestrator_queue WHERE instance_id = ANY (gone);
+    DELETE FROM history WHERE instance_id = ANY (gone);
+    DELETE FROM suspensions WHERE instance_id = ANY (gone);
+    DELETE FROM instances WHERE instance_id = ANY (gone);
+END $$;
+
+-- Opens an instance again at an earlier point of its history: see `Reset` in affinity/provider/contract.
+CREATE FUNCTION reset_instance(
+    _instance text, _birth text, _execution bigint, _events bigint, _keep bigint, _event text[], _custom_status text,
+    _message_instance text[], _message_birth text[], _message text[], _message_delay float8[], _message_timer bigint[],
+    _item_activity bigint[], _item_name text[], _item_session text[], _item_payload text[],
+    _watch_session text[], _watch text[], _item_order text[]
+) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    numbers bigint[]; blocked boolean[];
+BEGIN
+    PERFORM FROM instances WHERE instance_id = _instance FOR NO KEY UPDATE;
+    PERFORM lock_order(_item_order);
+    UPDATE instances i
+    SET execution_id = _execution + 1, event_count = _keep + cardinality(_event), status = 'running', output = NULL,
+        error = NULL, custom_status = coalesce(_custom_status, i.custom_status), owner_incarnation = NULL, claims = 0,
+        unknown_since = NULL, unread = 0, updated_at = clock()
+    WHERE i.instance_id = _instance AND i.birth = _birth AND i.execution_id = _execution AND i.event_count = _events;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM end_work(ARRAY[_instance]);
+    INSERT INTO history (instance_id, execution_id, event_id, event, recorded_at, recorded_events, recorded_by, run_by,
+        attempt)
+    SELECT h.instance_id, _execution + 1, h.event_id, h.event, h.recorded_at, h.recorded_events, h.recorded_by, h.run_by,
+        h.attempt
+    FROM history h WHERE h.instance_id = _instance AND h.execution_id = _execution AND h.event_id <= _keep
+    UNION ALL
+    SELECT _instance, _execution + 1, _keep + e.k, e.event, CASE WHEN e.k = 1 THEN clock() END,
+        CASE WHEN e.k = 1 THEN cardinality(_event) END, NULL, NULL, NULL
+    FROM unnest(_event) WITH ORDINALITY AS e (event, k);
+    -- Before all that waits, also by an earlier reset, but for timers: one that still waits keeps its time.
+    INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload, timer_execution, timer_id)
+    SELECT m.instance_id, r.route,
+        CASE WHEN _message_timer[m.k] IS NOT NULL
+             THEN coalesce(o.visible_at, (SELECT clock()) + _message_delay[m.k] * interval '1 s')
+             WHEN m.instance_id = _instance THEN least(to_timestamp(0), (
+                 SELECT min(w.visible_at) - interval '1 s' FROM orchestrator_queue w WHERE w.instance_id = _instance))
+             ELSE (SELECT clock()) END,
+        _message[m.k], CASE WHEN _message_timer[m.k] IS NOT NULL THEN _execution + 1 END, _message_timer[m.k]
+    FROM unnest(_message_instance) WITH ORDINALITY AS m (instance_id, k) JOIN message_routes r USING (instance_id)
+    LEFT JOIN orchestrator_queue o
+        ON o.instance_id = _instance AND o.timer_execution = _execution AND o.timer_id = _message_timer[m.k]
+    WHERE _message_birth[m.k] IS NULL OR r.birth = _message_birth[m.k]
+    ORDER BY m.k;
+    DELETE FROM orchestrator_queue WHERE instance_id = _instance AND timer_execution = _execution;
+    UPDATE orchestrator_queue SET route = 'new' WHERE instance_id = _instance AND route <> 'new';
+    SELECT p.numbers, p.blocked INTO numbers, blocked FROM places_in_order(_item_order) p;
+    INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
+        enqueued_at, order_session, order_number)
+    SELECT _instance, _execution + 1, _item_activity[w.k], _item_name[w.k],
+        CASE WHEN blocked[w.k] THEN NULL ELSE w.session_id END,
+        CASE WHEN blocked[w.k] THEN 'blocked' WHEN w.session_id IS NULL THEN 'free'
+             ELSE coalesce('w:' || h.worker_id, 'new') END,
+        (SELECT clock()) + w.k * interval '1 us', _item_payload[w.k], clock(), _item_order[w.k], numbers[w.k]
+    FROM unnest(_item_session) WITH ORDINALITY AS w (session_id, k)
+    LEFT JOIN held_sessions h ON h.session_id = w.session_id;
+    INSERT INTO session_watches (session_id, instance_id, payload)
+    SELECT w.session_id, _instance, _watch[w.k] FROM unnest(_watch_session) WITH ORDINALITY AS w (session_id, k)
+    ON CONFLICT (session_id, instance_id) DO UPDATE SET payload = excluded.payload;
+    UPDATE suspensions SET resumed_at = clock(), tried = '{}', unchecked = true WHERE instance_id = _instance;
+    RETURN true;
+END $$;
+
+-- A parked item is removed with its execution and with its instance: before the statement that ends an instance empties its
+-- queue, and an append that queues it meanwhile has committed by then.
+CREATE FUNCTION record_ended_execution() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    INSERT INTO ended_executions AS e (instance_id, execution_id, is_last, ended_at)
+    VALUES (NEW.instance_id, OLD.execution_id, NEW.execution_id = OLD.execution_id, NEW.updated_at)
+    ON CONFLICT (instance_id, execution_id) DO UPDATE SET is_last = excluded.is_last, ended_at = excluded.ended_at;
+    DELETE FROM asleep_items WHERE instance_id = NEW.instance_id AND asleep;
+    RETURN NULL;
+END $$;
+
+CREATE FUNCTION forget_ended_executions() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    DELETE FROM ended_executions WHERE instance_id = OLD.instance_id;
+    DELETE FROM instance_sizes WHERE instance_id = OLD.instance_id;
+    DELETE FROM message_keys WHERE instance_id = OLD.instance_id;
+    DELETE FROM asleep_items WHERE instance_id = OLD.instance_id;
+    RETURN NULL;
+END $$;
+
+-- A trigger, so that each statement that changes a status is recorded. With the rights of the role that migrated: a role that
+-- only ends instances needs none to this table.
+CREATE FUNCTION move_status() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    DELETE FROM instances_by_status s
+    WHERE s.status = OLD.status AND s.created_at = OLD.created_at AND s.instance_id = OLD.instance_id;
+    IF TG_OP = 'UPDATE' AND NEW.status IN ('suspended', 'failed', 'cancelled') THEN
+        INSERT INTO instances_by_status (status, created_at, instance_id)
+        VALUES (NEW.status, NEW.created_at, NEW.instance_id) ON CONFLICT DO NOTHING;
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Deletions have parts of their own: theirs is locked last, that of creations before work items and sessions.
+CREATE FUNCTION count_instances() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    number bigint := (SELECT count(*) FROM changed);
+BEGIN
+    IF number > 0 THEN
+        INSERT INTO instance_counts AS c (part, instances)
+        SELECT CASE TG_OP WHEN 'INSERT' THEN 1 ELSE -1 END * (1 + pg_backend_pid() % 16),
+            CASE TG_OP WHEN 'INSERT' THEN number ELSE -number END
+        ON CONFLICT (part) DO UPDATE SET instances = c.instances + excluded.instances;
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Needs the rights of the role that migrated: triggers come and go. They lock the table, so nothing else touches them.
+CREATE FUNCTION set_quotas(_instances bigint, _unread_events bigint, _instance_bytes bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    counted boolean;
+BEGIN
+    LOCK TABLE quotas IN SHARE ROW EXCLUSIVE MODE; -- one after the other
+    counted := EXISTS (SELECT FROM quotas q WHERE q.instances IS NOT NULL);
+    IF counted AND _instances IS NULL THEN
+        EXECUTE 'DROP TRIGGER instances_added ON instances';
+        EXECUTE 'DROP TRIGGER instances_removed ON instances';
+        DELETE FROM instance_counts;
+    ELSIF _instances IS NOT NULL AND NOT counted THEN
+        CREATE TRIGGER instances_added AFTER INSERT ON instances REFERENCING NEW TABLE AS changed
+        FOR EACH STATEMENT EXECUTE FUNCTION count_instances();
+        CREATE TRIGGER instances_removed AFTER DELETE ON instances REFERENCING OLD TABLE AS changed
+        FOR EACH STATEMENT EXECUTE FUNCTION count_instances();
+        INSERT INTO instance_counts (part, instances) SELECT 0, count(*) FROM instances;
+    END IF;
+    IF _instance_bytes IS NULL THEN
+        DELETE FROM instance_sizes;
+    END IF;
+    DELETE FROM quotas;
+    INSERT INTO quotas (instances, unread_events, instance_bytes) VALUES (_instances, _unread_events, _instance_bytes);
+END $$;
+
+CREATE TRIGGER execution_ended AFTER UPDATE OF status, execution_id ON instances
+FOR EACH ROW WHEN (
+    NEW.execution_id <> OLD.execution_id
+    OR NEW.status IN ('completed', 'failed', 'cancelled') AND OLD.status NOT IN ('completed', 'failed', 'cancelled'))
+EXECUTE FUNCTION record_ended_execution();
+CREATE TRIGGER instance_deleted AFTER DELETE ON instances FOR EACH ROW EXECUTE FUNCTION forget_ended_executions();
+CREATE TRIGGER status_changed AFTER UPDATE OF status ON instances FOR EACH ROW WHEN (
+    NEW.status <> OLD.status
+    AND (NEW.status IN ('suspended', 'failed', 'cancelled') OR OLD.status IN ('suspended', 'failed', 'cancelled')))
+EXECUTE FUNCTION move_status();
+CREATE TRIGGER listed_instance_deleted AFTER DELETE ON instances
+FOR EACH ROW WHEN (OLD.status IN ('suspended', 'failed', 'cancelled')) EXECUTE FUNCTION move_status();

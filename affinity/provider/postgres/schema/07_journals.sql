@@ -1,0 +1,1169 @@
+-- Journals of sessions: see affinity/journal.py.
+
+-- session_id: NULL when it was deleted, and other journals continue it. base_id, base_seq: the journal that it continues, up
+-- to that number. first_seq: the first entry that is kept. size: bytes of the payloads of its own entries. dropped_seq: the
+-- last entry that dropped requests. ended_wake, ended_attempt: the last attempt of which a stream has ended. oldest_at: no
+-- entry of its own is older. home: the session on whose lease the wakes run; NULL: its own. lineage, operator, extras: how it
+-- was made from others (`JournalBirth` in affinity/journal.py). All that changes with each entry is in no index.
+CREATE TABLE journals (
+    journal_id bigint PRIMARY KEY,
+    session_id text COLLATE "C",
+    kind text COLLATE "C" NOT NULL,
+    parent text COLLATE "C",
+    parent_journal bigint, -- of the parent as it was when it created this one
+    home text COLLATE "C",
+    lineage text COLLATE "C",
+    operator text COLLATE "C" NOT NULL DEFAULT '',
+    extras text NOT NULL DEFAULT '{}',
+    base_id bigint,
+    base_seq bigint,
+    first_seq bigint NOT NULL DEFAULT 1,
+    last_seq bigint NOT NULL DEFAULT 0,
+    processed bigint NOT NULL DEFAULT 0,
+    dropped_seq bigint NOT NULL DEFAULT 0,
+    closed boolean NOT NULL DEFAULT false,
+    size bigint NOT NULL DEFAULT 0,
+    ended_wake text COLLATE "C",
+    ended_attempt bigint,
+    -- What entries have used that were removed, by writer: the number of these entries with a usage, and its sum by name:
+    -- {"WRITER": [3, {"tokens": 30}]}. A writer is the beginning that the ids of the wakes of one instance share.
+    used jsonb NOT NULL DEFAULT '{}',
+    oldest_at timestamptz NOT NULL,
+    created_at timestamptz NOT NULL,
+    updated_at timestamptz NOT NULL,
+    -- Retention finds journals that are over a bound by these. A class grows by one for a quarter more. So what is indexed
+    -- changes seldom as a journal grows, and never in one of up to 64 entries and 64 KiB.
+    entries_class smallint GENERATED ALWAYS AS ((ln(greatest(last_seq - first_seq + 1, 64)::float8) * 4)::smallint) STORED,
+    size_class smallint GENERATED ALWAYS AS ((ln(greatest(size, 65536)::float8) * 4)::smallint) STORED
+) WITH (fillfactor = 60, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.05);
+CREATE UNIQUE INDEX journals_session ON journals (session_id);
+CREATE INDEX journals_created ON journals (created_at, session_id) WHERE session_id IS NOT NULL;
+CREATE INDEX journals_kind ON journals (kind, created_at, session_id) WHERE session_id IS NOT NULL;
+CREATE INDEX journals_parent ON journals (parent, created_at, session_id) WHERE parent IS NOT NULL AND session_id IS NOT NULL;
+CREATE INDEX journals_base ON journals (base_id, base_seq) WHERE base_id IS NOT NULL;
+CREATE INDEX journals_oldest ON journals (oldest_at);
+CREATE INDEX journals_entries_class ON journals (entries_class, journal_id);
+CREATE INDEX journals_size_class ON journals (size_class, journal_id);
+
+-- origin_id, origin_seq: the entry that a merge has copied.
+CREATE TABLE journal_entries (
+    journal_id bigint NOT NULL,
+    seq bigint NOT NULL,
+    recorded_at timestamptz NOT NULL,
+    is_input boolean NOT NULL,
+    kind text COLLATE "C" NOT NULL,
+    event_id text COLLATE "C",
+    wake_id text COLLATE "C",
+    payload text NOT NULL,
+    origin_id bigint,
+    origin_seq bigint,
+    PRIMARY KEY (journal_id, seq)
+) WITH (autovacuum_vacuum_insert_scale_factor = 0.05);
+CREATE UNIQUE INDEX journal_entries_event ON journal_entries (journal_id, event_id) WHERE event_id IS NOT NULL;
+CREATE INDEX journal_entries_kind ON journal_entries (journal_id, kind, seq);
+CREATE INDEX journal_entries_wake ON journal_entries (journal_id, wake_id, seq) WHERE wake_id IS NOT NULL;
+CREATE INDEX journal_entries_inputs ON journal_entries (journal_id, seq) WHERE is_input;
+CREATE INDEX journal_entries_origin ON journal_entries (origin_id, origin_seq) WHERE origin_id IS NOT NULL;
+
+-- seq: the first entry that was appended with it. place: among the requests that were added with it.
+CREATE TABLE journal_requests (
+    journal_id bigint NOT NULL,
+    request_id text COLLATE "C" NOT NULL,
+    kind text COLLATE "C" NOT NULL,
+    wake_id text COLLATE "C",
+    seq bigint NOT NULL,
+    place bigint NOT NULL,
+    created_at timestamptz NOT NULL,
+    expires_at timestamptz,
+    payload text NOT NULL,
+    PRIMARY KEY (journal_id, request_id)
+) WITH (fillfactor = 70, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0.05);
+
+CREATE TABLE journal_revisits (
+    journal_id bigint NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    due_at timestamptz NOT NULL,
+    priority bigint NOT NULL,
+    reason text NOT NULL,
+    note text NOT NULL,
+    wake_id text COLLATE "C",
+    PRIMARY KEY (journal_id, key)
+) WITH (fillfactor = 70, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0.05);
+
+-- Provisional parts, which live for seconds. Not logged: a crash of the server may remove them, and their transactions do
+-- not wait for the disk.
+CREATE UNLOGGED TABLE journal_streams (
+    journal_id bigint NOT NULL,
+    wake_id text COLLATE "C" NOT NULL,
+    attempt bigint NOT NULL,
+    number bigint NOT NULL,
+    payload text NOT NULL,
+    PRIMARY KEY (journal_id, wake_id, attempt, number)
+) WITH (autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+
+-- A journal that others name here is kept, without its entries, when it is deleted: the way to its own parents.
+CREATE TABLE journal_parents (
+    journal_id bigint NOT NULL,
+    position bigint NOT NULL,
+    parent_id bigint NOT NULL,
+    PRIMARY KEY (journal_id, position)
+);
+CREATE INDEX journal_parents_parent ON journal_parents (parent_id);
+
+-- Reading.
+-- The journals whose entries a journal has, the nearest first, and which of their own entries these are.
+CREATE FUNCTION journal_segments(_journal bigint)
+RETURNS TABLE (journal_id bigint, low bigint, high bigint, depth bigint) LANGUAGE sql STABLE AS $$
+    WITH RECURSIVE segment (journal_id, base_id, base_seq, low, high, depth) AS (
+        SELECT j.journal_id, j.base_id, j.base_seq, greatest(j.base_seq, j.first_seq - 1, 0), j.last_seq, 1::bigint
+        FROM journals j WHERE j.journal_id = _journal
+        UNION ALL
+        SELECT b.journal_id, b.base_id, b.base_seq, greatest(b.base_seq, b.first_seq - 1, 0), least(s.high, s.base_seq),
+            s.depth + 1
+        FROM segment s JOIN journals b ON b.journal_id = s.base_id
+    )
+    SELECT s.journal_id, s.low, s.high, s.depth FROM segment s WHERE s.low < s.high;
+$$;
+
+-- The numbers of entries that meet all conditions, in the given order, and the journals whose own they are. One segment
+-- after the other, each by the index of the condition that the fewest entries meet.
+CREATE FUNCTION find_entries(_journal bigint, _after bigint, _before bigint, _kinds text[], _wake text, _event text,
+    _pending boolean, _newest boolean, _limit bigint)
+RETURNS TABLE (owner bigint, seq bigint) LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+    any_kind boolean := cardinality(_kinds) = 0;
+    part record;
+    rest bigint := _limit;
+    added bigint;
+BEGIN
+    FOR part IN
+        SELECT s.journal_id AS id, greatest(s.low, _after) AS low, least(s.high, _before - 1) AS high
+        FROM journal_segments(_journal) s
+        WHERE s.high > _after AND s.low < _before - 1
+        ORDER BY CASE WHEN _newest THEN s.depth ELSE -s.depth END
+    LOOP
+        IF _event IS NOT NULL THEN
+            RETURN QUERY SELECT w.journal_id, w.seq
+            FROM (SELECT * FROM journal_entries e WHERE e.journal_id = part.id AND e.event_id = _event OFFSET 0) w
+            WHERE w.seq > part.low AND w.seq <= part.high AND (_wake IS NULL OR w.wake_id = _wake)
+              AND (any_kind OR w.kind = ANY (_kinds)) AND (w.is_input OR NOT _pending)
+            LIMIT rest;
+        ELSIF _wake IS NOT NULL THEN
+            RETURN QUERY SELECT w.journal_id, w.seq
+            FROM (SELECT * FROM journal_entries e WHERE e.journal_id = part.id AND e.wake_id = _wake OFFSET 0) w
+            WHERE w.seq > part.low AND w.seq <= part.high AND (any_kind OR w.kind = ANY (_kinds))
+              AND (w.is_input OR NOT _pending)
+            ORDER BY CASE WHEN _newest THEN -w.seq ELSE w.seq END LIMIT rest;
+        ELSIF _pending AND _newest THEN
+            RETURN QUERY SELECT part.id, w.seq FROM (
+                SELECT e.seq FROM journal_entries e
+                WHERE e.journal_id = part.id AND e.is_input AND e.seq > part.low AND e.seq <= part.high
+                ORDER BY e.seq DESC OFFSET 0) w
+            WHERE any_kind OR (
+                SELECT e.kind FROM journal_entries e WHERE e.journal_id = part.id AND e.seq = w.seq) = ANY (_kinds)
+            LIMIT rest;
+        ELSIF _pending THEN
+            RETURN QUERY SELECT part.id, w.seq FROM (
+                SELECT e.seq FROM journal_entries e
+                WHERE e.journal_id = part.id AND e.is_input AND e.seq > part.low AND e.seq <= part.high
+                ORDER BY e.seq OFFSET 0) w
+            WHERE any_kind OR (
+                SELECT e.kind FROM journal_entries e WHERE e.journal_id = part.id AND e.seq = w.seq) = ANY (_kinds)
+            LIMIT rest;
+        ELSIF NOT any_kind AND _newest THEN
+            RETURN QUERY SELECT part.id, k.seq
+            FROM (SELECT DISTINCT u.kind FROM unnest(_kinds) AS u (kind)) n CROSS JOIN LATERAL (
+                SELECT e.seq FROM journal_entries e
+                WHERE e.journal_id = part.id AND e.kind = n.kind AND e.seq > part.low AND e.seq <= part.high
+                ORDER BY e.seq DESC LIMIT rest) k
+            ORDER BY k.seq DESC LIMIT rest;
+        ELSIF NOT any_kind THEN
+            RETURN QUERY SELECT part.id, k.seq
+            FROM (SELECT DISTINCT u.kind FROM unnest(_kinds) AS u (kind)) n CROSS JOIN LATERAL (
+                SELECT e.seq FROM journal_entries e
+                WHERE e.journal_id = part.id AND e.kind = n.kind AND e.seq > part.low AND e.seq <= part.high
+                ORDER BY e.seq LIMIT rest) k
+            ORDER BY k.seq LIMIT rest;
+        ELSIF _newest THEN
+            RETURN QUERY SELECT e.journal_id, e.seq FROM journal_entries e
+            WHERE e.journal_id = part.id AND e.seq > part.low AND e.seq <= part.high
+            ORDER BY e.seq DESC LIMIT rest;
+        ELSE
+            RETURN QUERY SELECT e.journal_id, e.seq FROM journal_entries e
+            WHERE e.journal_id = part.id AND e.seq > part.low AND e.seq <= part.high
+            ORDER BY e.seq LIMIT rest;
+        END IF;
+        GET DIAGNOSTICS added = ROW_COUNT;
+        rest := rest - added;
+        EXIT WHEN rest <= 0;
+    END LOOP;
+END $$;
+
+-- The number of the entry with an event id in the journals that a journal continues.
+CREATE FUNCTION find_inherited_event(_journal bigint, _event text) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN (
+        SELECT e.seq FROM journal_segments(_journal) s
+        JOIN journal_entries e ON e.journal_id = s.journal_id AND e.event_id = _event AND e.seq > s.low AND e.seq <= s.high
+        WHERE s.depth > 1 AND e.seq >= (SELECT j.first_seq FROM journals j WHERE j.journal_id = _journal)
+        LIMIT 1);
+END $$;
+
+-- Creating.
+CREATE FUNCTION creation_parents(_birth jsonb) RETURNS bigint[] LANGUAGE sql IMMUTABLE AS $$
+    SELECT ARRAY (
+        SELECT p.id::bigint FROM jsonb_array_elements_text(_birth -> 'parents') WITH ORDINALITY AS p (id, n) ORDER BY p.n)
+$$;
+
+-- Why a journal is not created; NULL: nothing is in its way.
+CREATE FUNCTION creation_refusal(_birth jsonb) RETURNS text LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    _session text := _birth ->> 'session_id';
+    _parents bigint[] := creation_parents(_birth);
+    _base bigint := (_birth ->> 'base_id')::bigint;
+    _base_seq bigint := (_birth ->> 'base_seq')::bigint;
+    _merged bigint := (_birth ->> 'merged_id')::bigint;
+    _merged_seq bigint := (_birth ->> 'merged_seq')::bigint;
+    base journals;
+    merged journals;
+    same boolean;
+BEGIN
+    SELECT coalesce(j.lineage = _birth ->> 'lineage', false) AND j.operator = _birth ->> 'operator' AND _parents = ARRAY (
+        SELECT p.parent_id FROM journal_parents p WHERE p.journal_id = j.journal_id ORDER BY p.position)
+    INTO same FROM journals j WHERE j.session_id = _session;
+    IF FOUND THEN
+        RETURN CASE WHEN same THEN 'repeated' ELSE 'taken' END;
+    END IF;
+    IF EXISTS (SELECT FROM instances i WHERE i.instance_id = _session)
+       OR EXISTS (SELECT FROM session_states r WHERE r.session_id = _session)
+       OR EXISTS (SELECT FROM journals j WHERE j.journal_id = (_birth ->> 'journal_id')::bigint) THEN
+        RETURN 'taken';
+    END IF;
+    SELECT * INTO base FROM journals j WHERE j.journal_id = _base AND j.session_id IS NOT NULL;
+    SELECT * INTO merged FROM journals j WHERE j.journal_id = _merged AND j.session_id IS NOT NULL;
+    IF _base IS NOT NULL AND base.journal_id IS NULL OR _merged IS NOT NULL AND merged.journal_id IS NULL
+       OR EXISTS (
+           SELECT FROM unnest(_parents) AS p (id) WHERE NOT EXISTS (SELECT FROM journals j WHERE j.journal_id = p.id)) THEN
+        RETURN 'unknown';
+    END IF;
+    IF coalesce(_base_seq > base.last_seq OR _base_seq < base.first_seq - 1, false)
+       OR coalesce(_merged_seq > merged.last_seq OR _merged_seq < merged.first_seq - 1, false)
+       OR coalesce((_birth ->> 'copies_state')::boolean AND _birth ->> 'state' IS NULL AND _base_seq < base.last_seq, false)
+    THEN
+        RETURN 'beyond';
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Whether the journals of a wake can be created, and the session on whose lease it ran has no greater epoch.
+CREATE FUNCTION creations_fit(_births text, _home text, _home_epoch bigint) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT NOT EXISTS (SELECT FROM sessions s WHERE s.session_id = _home AND s.epoch > _home_epoch)
+        AND NOT EXISTS (
+            SELECT FROM jsonb_array_elements(coalesce(_births, '[]')::jsonb) AS b (birth)
+            WHERE coalesce(creation_refusal(b.birth), 'repeated') <> 'repeated')
+$$;
+
+-- Creates a journal from others: see `JournalBirth`. With the rights of the role that migrated.
+--
+-- Rows are locked in the order of all verbs: instances, sessions, session_states, journals.
+CREATE FUNCTION create_journal(_birth jsonb, OUT outcome text, OUT born_id bigint, OUT born_seq bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    _session text := _birth ->> 'session_id';
+    _id bigint := (_birth ->> 'journal_id')::bigint;
+    _parents bigint[] := creation_parents(_birth);
+    _base bigint := (_birth ->> 'base_id')::bigint;
+    _base_seq bigint := (_birth ->> 'base_seq')::bigint;
+    _merged bigint := (_birth ->> 'merged_id')::bigint;
+    _merged_seq bigint := (_birth ->> 'merged_seq')::bigint;
+    _now timestamptz := clock();
+    base journals;
+    merged journals;
+    copied bigint := 0;
+BEGIN
+    outcome := creation_refusal(_birth);
+    IF outcome IS NOT NULL THEN
+        SELECT j.journal_id, j.last_seq INTO born_id, born_seq FROM journals j WHERE j.session_id = _session;
+        RETURN;
+    END IF;
+    IF (_birth ->> 'of_wake')::boolean THEN
+        WITH created AS (
+            INSERT INTO instances (instance_id, birth, name, version, session_id, created_at, updated_at)
+            VALUES (_session, _birth ->> 'birth', _birth ->> 'name', _birth ->> 'version', _session, _now, _now)
+            ON CONFLICT (instance_id) DO NOTHING
+            RETURNING instance_id
+        )
+        INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
+        SELECT c.instance_id, 'new', _now, _birth ->> 'start' FROM created c;
+    ELSIF EXISTS (
+        SELECT FROM create_instances(
+            ARRAY[_session], ARRAY[_birth ->> 'birth'], ARRAY[_birth ->> 'name'], ARRAY[_birth ->> 'version'],
+            ARRAY[_birth ->> 'start'], ARRAY[NULL::text], ARRAY[NULL::text], ARRAY[0::float8], ARRAY[NULL::text],
+            ARRAY[NULL::text], ARRAY[_session]) c
+        WHERE c.quota IS NOT NULL) THEN
+        outcome := 'over_quota';
+        RETURN;
+    END IF;
+    SELECT * INTO base FROM journals j WHERE j.journal_id = _base;
+    SELECT * INTO merged FROM journals j WHERE j.journal_id = _merged;
+    IF (_birth ->> 'copies_state')::boolean OR _birth ->> 'state' IS NOT NULL THEN
+        INSERT INTO sessions AS s (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
+        VALUES (_session, '', '', nextval('epochs'), _now, _now, _now)
+        ON CONFLICT (session_id) DO UPDATE SET epoch = excluded.epoch;
+        INSERT INTO session_states (session_id, state, encoding, schema_version, kind, name, labels, message_count,
+            participants, version, birth, created_at, updated_at)
+        SELECT _session, r.state, r.encoding, r.schema_version, r.kind, r.name, r.labels, r.message_count,
+            r.participants, 1, gen_random_uuid()::text, _now, _now
+        FROM session_states r WHERE _birth ->> 'state' IS NULL AND r.session_id = base.session_id
+        UNION ALL
+        SELECT _session, decode(_birth ->> 'state', 'base64'), _birth ->> 'encoding',
+            (_birth ->> 'schema_version')::bigint, _birth ->> 'state_kind', _birth ->> 'state_name', _birth -> 'labels',
+            (_birth ->> 'message_count')::bigint, _birth -> 'participants', 1, gen_random_uuid()::text,
+            least((_birth ->> 'created_at')::timestamptz, _now), least((_birth ->> 'updated_at')::timestamptz, _now)
+        WHERE _birth ->> 'state' IS NOT NULL;
+    END IF;
+    -- They stay until the commit, as they are needed here.
+    PERFORM FROM journals j WHERE j.journal_id = ANY (_parents || _base || _merged) ORDER BY j.session_id FOR KEY SHARE;
+    IF _base IS NOT NULL AND NOT EXISTS (SELECT FROM journals j WHERE j.journal_id = _base AND j.session_id IS NOT NULL)
+       OR _merged IS NOT NULL
+          AND NOT EXISTS (SELECT FROM journals j WHERE j.journal_id = _merged AND j.session_id IS NOT NULL) THEN
+        RAISE serialization_failure USING MESSAGE = 'the journal was deleted in this moment';
+    END IF;
+    -- A wake that has committed since the journal was read has changed the state that was copied.
+    IF EXISTS (
+        SELECT FROM journals j WHERE j.journal_id = _base
+          AND (j.first_seq, j.processed, j.ended_wake, j.ended_attempt)
+              IS DISTINCT FROM (base.first_seq, base.processed, base.ended_wake, base.ended_attempt)) THEN
+        RAISE serialization_failure USING MESSAGE = 'the journal has changed in this moment';
+    END IF;
+    _base_seq := coalesce(_base_seq, base.last_seq);
+    _merged_seq := coalesce(_merged_seq, merged.last_seq);
+    born_id := _id;
+    born_seq := coalesce(_base_seq, 0);
+    INSERT INTO journals (journal_id, session_id, kind, parent, first_seq, last_seq, processed, base_id, base_seq, home,
+        lineage, operator, extras, used, oldest_at, created_at, updated_at)
+    VALUES (_id, _session, _birth ->> 'kind', _birth ->> 'parent',
+        coalesce((SELECT j.first_seq FROM journals j WHERE j.journal_id = _base), 1), born_seq,
+        least(base.processed, _base_seq, born_seq), _base, _base_seq, _birth ->> 'home', _birth ->> 'lineage',
+        _birth ->> 'operator', _birth ->> 'extras',
+        coalesce(merged.used, '{}') || coalesce(base.used, '{}'), _now, _now, _now);
+    INSERT INTO journal_parents (journal_id, position, parent_id)
+    SELECT _id, p.n, p.id FROM unnest(_parents) WITH ORDINALITY AS p (id, n);
+    IF _merged IS NOT NULL THEN
+        -- Of each part that both have, the longer one's end; then what neither has copied from the other.
+        WITH left_part AS MATERIALIZED (SELECT s.journal_id, s.low, s.high FROM journal_segments(_id) s),
+        fresh AS (
+            SELECT e.*, coalesce(e.origin_id, e.journal_id) AS from_id, coalesce(e.origin_seq, e.seq) AS from_seq
+            FROM journal_segments(_merged) r
+            LEFT JOIN left_part l USING (journal_id)
+            JOIN journal_entries e ON e.journal_id = r.journal_id AND e.seq > greatest(r.low, l.high)
+                                  AND e.seq <= least(r.high, _merged_seq)
+        )
+        INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, event_id, wake_id, payload, origin_id,
+            origin_seq)
+        SELECT _id, born_seq + row_number() OVER (ORDER BY f.seq), f.recorded_at,
+            f.is_input AND f.seq > merged.processed, f.kind,
+            CASE WHEN NOT EXISTS (
+                SELECT FROM left_part l JOIN journal_entries o ON o.journal_id = l.journal_id AND o.event_id = f.event_id
+                WHERE o.seq > l.low AND o.seq <= l.high) THEN f.event_id END,
+            f.wake_id, f.payload, f.from_id, f.from_seq
+        FROM fresh f
+        WHERE NOT EXISTS (
+                SELECT FROM left_part l
+                WHERE l.journal_id = f.from_id AND f.from_seq > l.low AND f.from_seq <= l.high)
+          AND NOT EXISTS (
+                SELECT FROM journal_entries o JOIN left_part l ON l.journal_id = o.journal_id
+                WHERE o.origin_id = f.from_id AND o.origin_seq = f.from_seq AND o.seq > l.low AND o.seq <= l.high);
+        GET DIAGNOSTICS copied = ROW_COUNT;
+        born_seq := born_seq + copied;
+    END IF;
+    INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, event_id, wake_id, payload)
+    SELECT _id, born_seq + e.n, coalesce((e.entry ->> 5)::timestamptz, _now), (e.entry ->> 4)::boolean, e.entry ->> 0,
+        e.entry ->> 2, e.entry ->> 3, e.entry ->> 1
+    FROM jsonb_array_elements(_birth -> 'entries') WITH ORDINALITY AS e (entry, n);
+    GET DIAGNOSTICS copied = ROW_COUNT;
+    born_seq := born_seq + copied;
+    UPDATE journals j SET last_seq = born_seq, size = (
+        SELECT coalesce(sum(octet_length(e.payload)), 0) FROM journal_entries e WHERE e.journal_id = _id),
+        oldest_at = least(oldest_at, CASE WHEN _base IS NULL
+            THEN (SELECT min(e.recorded_at) FROM journal_entries e WHERE e.journal_id = _id) END)
+    WHERE j.journal_id = _id;
+    IF _birth ->> 'message' IS NOT NULL AND EXISTS (
+        SELECT FROM journals j CROSS JOIN LATERAL find_entries(
+            _id, j.processed, born_seq + 1, '{}', NULL, NULL, true, false, 1)
+        WHERE j.journal_id = _id) THEN
+        PERFORM FROM send_messages(
+            ARRAY[_session], ARRAY[NULL::text], ARRAY[replace(_birth ->> 'message', '"$SEQ"', born_seq::text)],
+            ARRAY[0::float8], ARRAY[NULL::bigint], ARRAY[NULL::bigint], ARRAY[NULL::bigint]);
+    END IF;
+    outcome := 'created';
+END $$;
+
+-- The same for clients: the quotas apply, and the state of a session is copied from another one, or there is none.
+CREATE FUNCTION create_journal_for_client(_birth jsonb, OUT outcome text, OUT born_id bigint, OUT born_seq bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    IF _birth ? 'state' THEN
+        RAISE insufficient_privilege USING MESSAGE = 'create_journal_for_client takes no state';
+    END IF;
+    SELECT b.* INTO outcome, born_id, born_seq FROM create_journal(_birth - 'of_wake') b;
+END $$;
+
+-- The births of wakes, behind what these have added to their journals, which are in the same order; see `JournalWrite`. With
+-- `_only`, those of other writes are left out.
+CREATE FUNCTION create_journals(_births text[], _home text[], _home_epoch bigint[], _only bigint[] = NULL) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM sessions s WHERE s.session_id = ANY (_home) ORDER BY s.session_id FOR NO KEY UPDATE;
+    IF EXISTS (
+        SELECT FROM unnest(_home) WITH ORDINALITY AS h (session_id, n) JOIN sessions s USING (session_id)
+        WHERE s.epoch > _home_epoch[h.n] AND (_only IS NULL OR h.n = ANY (_only)))
+       OR EXISTS (
+        SELECT FROM unnest(_births) WITH ORDINALITY AS w (births, n)
+        CROSS JOIN LATERAL jsonb_array_elements(w.births::jsonb) AS b (birth)
+        CROSS JOIN LATERAL create_journal(b.birth || '{"of_wake": true}') AS r
+        WHERE w.births IS NOT NULL AND (_only IS NULL OR w.n = ANY (_only)) AND r.outcome NOT IN ('created', 'repeated')) THEN
+        PERFORM refuse();
+    END IF;
+END $$;
+
+CREATE FUNCTION create_missing_journals(
+    _session text[], _kind text[], _entry_kind text[], _event text[], _sender text[], _start_name text[], _start text[],
+    _start_birth text[], _start_version text[], _start_journal bigint[], _start_parent text[], _only bigint[]
+) RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+    missing bigint[]; -- places of elements that need an instance
+    wanted bigint[];  -- places of elements that need a journal
+    refused boolean;
+    created bigint[];
+    one bigint;
+BEGIN
+    SELECT array_agg(f.k ORDER BY f.session_id) FILTER (WHERE f.needs_instance),
+        array_agg(f.k ORDER BY f.session_id) FILTER (WHERE f.needs_journal)
+    INTO missing, wanted
+    FROM (
+        SELECT DISTINCT ON (s.session_id) s.session_id, s.k, i.instance_id IS NULL AS needs_instance,
+            j.journal_id IS NULL AS needs_journal
+        FROM unnest(_session) WITH ORDINALITY AS s (session_id, k)
+        LEFT JOIN instances i ON i.instance_id = s.session_id
+        LEFT JOIN journals j ON j.session_id = s.session_id
+        WHERE _start_name[s.k] IS NOT NULL AND (_only IS NULL OR s.k = ANY (_only))
+          AND (i.instance_id IS NULL OR j.journal_id IS NULL)
+          AND (i.instance_id IS NULL OR i.name = _start_name[s.k] AND i.status IN ('pending', 'running', 'suspended'))
+          AND CASE WHEN j.journal_id IS NULL THEN _entry_kind[s.k] IS NOT NULL
+                   ELSE j.kind = _kind[s.k] AND NOT j.closed AND NOT EXISTS (
+                       SELECT FROM journal_entries e WHERE e.journal_id = j.journal_id AND e.event_id = _event[s.k]) END
+          AND (_sender[s.k] IS NULL
+               OR _sender[s.k] = CASE WHEN j.journal_id IS NULL THEN _start_parent[s.k] ELSE j.parent END)
+        ORDER BY s.session_id, s.k) f;
+    IF missing IS NOT NULL THEN
+        -- No quota refuses what a wake starts.
+        WITH created AS (
+            INSERT INTO instances (instance_id, birth, name, version, session_id, created_at, updated_at)
+            SELECT _session[m.k], _start_birth[m.k], _start_name[m.k], _start_version[m.k], _session[m.k], c.now, c.now
+            FROM unnest(missing) WITH ORDINALITY AS m (k, place) CROSS JOIN (SELECT clock() AS now) c
+            WHERE _sender[m.k] IS NOT NULL ORDER BY m.place
+            ON CONFLICT (instance_id) DO NOTHING
+            RETURNING instance_id
+        )
+        INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
+        SELECT c.instance_id, 'new', (SELECT clock()), _start[m.k]
+        FROM unnest(missing) AS m (k) JOIN created c ON c.instance_id = _session[m.k];
+        missing := ARRAY (
+            SELECT m.k FROM unnest(missing) WITH ORDINALITY AS m (k, place) WHERE _sender[m.k] IS NULL ORDER BY m.place);
+    END IF;
+    IF cardinality(missing) > 0 THEN
+        -- A quota refuses all of a batch: then each is tried on its own.
+        SELECT bool_or(c.quota IS NOT NULL) INTO refused FROM create_instances(
+            ARRAY (SELECT _session[m.k] FROM unnest(missing) AS m (k)),
+            ARRAY (SELECT _start_birth[m.k] FROM unnest(missing) AS m (k)),
+            ARRAY (SELECT _start_name[m.k] FROM unnest(missing) AS m (k)),
+            ARRAY (SELECT _start_version[m.k] FROM unnest(missing) AS m (k)),
+            ARRAY (SELECT _start[m.k] FROM unnest(missing) AS m (k)),
+            array_fill(NULL::text, ARRAY[cardinality(missing)]), array_fill(NULL::text, ARRAY[cardinality(missing)]),
+            array_fill(0::float8, ARRAY[cardinality(missing)]),
+            array_fill(NULL::text, ARRAY[cardinality(missing)]), array_fill(NULL::text, ARRAY[cardinality(missing)]),
+            ARRAY (SELECT _session[m.k] FROM unnest(missing) AS m (k))) c;
+        IF refused AND cardinality(missing) > 1 THEN
+            FOREACH one IN ARRAY missing LOOP
+                PERFORM FROM create_instances(
+                    ARRAY[_session[one]], ARRAY[_start_birth[one]], ARRAY[_start_name[one]], ARRAY[_start_version[one]],
+                    ARRAY[_start[one]], ARRAY[NULL::text], ARRAY[NULL::text], ARRAY[0::float8], ARRAY[NULL::text],
+                    ARRAY[NULL::text], ARRAY[_session[one]]);
+            END LOOP;
+        END IF;
+    END IF;
+    IF wanted IS NOT NULL THEN
+        WITH added AS (
+            INSERT INTO journals (journal_id, session_id, kind, parent, parent_journal, oldest_at, created_at, updated_at)
+            SELECT _start_journal[w.k], i.instance_id, _kind[w.k], _start_parent[w.k],
+                (SELECT p.journal_id FROM journals p WHERE p.session_id = _start_parent[w.k]), c.now, c.now, c.now
+            FROM unnest(wanted) AS w (k) CROSS JOIN (SELECT clock() AS now) c
+            JOIN instances i ON i.instance_id = _session[w.k] AND i.name = _start_name[w.k]
+            ORDER BY i.instance_id
+            ON CONFLICT (session_id) DO NOTHING
+            RETURNING journal_id
+        )
+        SELECT array_agg(a.journal_id) INTO created FROM added a;
+    END IF;
+    RETURN created;
+END $$;
+
+CREATE FUNCTION start_journals(
+    _session text[], _kind text[], _entry_kind text[], _event text[], _sender text[], _start_name text[], _start text[],
+    _start_birth text[], _start_version text[], _start_journal bigint[], _start_parent text[], _only bigint[]
+) RETURNS bigint[] LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
+    RETURN create_missing_journals(_session, _kind, _entry_kind, _event, _sender, _start_name, _start, _start_birth,
+        _start_version, _start_journal, _start_parent, _only);
+END $$;
+
+-- Appending.
+-- Queues the parked items of instances (NULL: none); returns the holders of their sessions. Without a join of all that it
+-- queues with all that it was given, which takes as long as their product.
+CREATE FUNCTION unpark_items(_instance text[]) RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE
+    moment timestamptz := clock();
+    missing bigint := cardinality(array_remove(_instance, NULL));
+    holders text[] := array_fill(NULL::text, ARRAY[cardinality(_instance)]);
+    place bigint;
+    worker text;
+BEGIN
+    FOR place, worker IN
+        WITH item AS (
+            UPDATE asleep_items a SET asleep = false
+            FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, k)
+            WHERE a.instance_id = w.instance_id
+            RETURNING a.*, w.k
+        ), routed AS MATERIALIZED (
+            SELECT i.*, coalesce(m.next_worker, h.worker_id) AS holder, coalesce(m.route, 'w:' || h.worker_id) AS route
+            FROM item i
+            LEFT JOIN held_sessions h ON h.session_id = i.session_id
+            LEFT JOIN planned_moves m ON m.session_id = h.session_id
+        ), queued AS (
+            INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
+                enqueued_at)
+            SELECT r.instance_id, r.execution_id, r.activity_id, r.name, r.session_id,
+                CASE WHEN r.session_id IS NULL THEN 'free' ELSE coalesce(r.route, 'new') END,
+                moment + r.k * interval '1 us', r.payload, moment
+            FROM routed r
+        )
+        SELECT r.k, r.holder FROM routed r
+    LOOP
+        holders[place] := worker;
+        missing := missing - 1;
+    END LOOP;
+    IF missing > 0 THEN
+        PERFORM refuse(); -- its execution has ended in this moment
+    END IF;
+    RETURN holders;
+END $$;
+
+-- Appends to journals: see `JournalAppend.message`. Nearly all appends are inputs of journals that exist, each named once: they
+-- are done here. holders: of the sessions of items that were queued; NULL: none was.
+CREATE FUNCTION append_journals(
+    _session text[], _kind text[], _entry_kind text[], _entry text[], _event text[], _wake text[], _input boolean[],
+    _message text[], _unread_limit bigint[],
+    _start_name text[] = NULL, _start text[] = NULL, _start_birth text[] = NULL, _start_version text[] = NULL,
+    _start_journal bigint[] = NULL, _start_parent text[] = NULL,
+    _answer text[] = NULL, _answer_kind text[] = NULL, _answer_wake text[] = NULL, _drops boolean[] = NULL,
+    _closes boolean[] = NULL, _sender text[] = NULL,
+    _round bigint[] = NULL, _rounds bigint = 1, _only bigint[] = NULL, _journal bigint[] = NULL,
+    OUT places bigint[], OUT outcomes text[], OUT seqs bigint[], OUT journal_ids bigint[], OUT created boolean[],
+    OUT woken boolean[], OUT holders text[]
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    most quotas;
+BEGIN
+    SELECT * INTO most FROM quotas;
+    IF _start_name IS NOT NULL OR _closes IS NOT NULL OR _round IS NOT NULL OR _only IS NOT NULL
+       OR most.instance_bytes IS NOT NULL THEN
+        SELECT a.places, a.outcomes, a.seqs, a.journal_ids, a.created, a.woken, a.holders
+        INTO places, outcomes, seqs, journal_ids, created, woken, holders
+        FROM append_other_journals(_session, _kind, _entry_kind, _entry, _event, _wake, _input, _message,
+            _unread_limit, _start_name, _start, _start_birth, _start_version, _start_journal, _start_parent, _answer,
+            _answer_kind, _answer_wake, _drops, _closes, _sender, _round, _rounds, _only, _journal) a;
+    ELSE
+        PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
+        WITH judged AS MATERIALIZED (
+            SELECT s.session_id, s.k, j.journal_id, r.route, coalesce(z.asleep, false) AS asleep,
+                coalesce(z.asleep AND _input[s.k] AND _message[s.k] IS NOT NULL, false) AS wakes,
+                coalesce(e.seq, j.last_seq + (_entry_kind[s.k] IS NOT NULL)::int) AS seq,
+                CASE
+                    WHEN (j.journal_id <> _journal[s.k]) IS TRUE OR j.journal_id IS NULL THEN 'unknown'
+                    WHEN j.kind <> _kind[s.k] THEN 'other_kind'
+                    WHEN e.seq IS NOT NULL THEN 'repeated'
+                    WHEN j.closed OR i.instance_id IS NOT NULL AND r.route IS NULL THEN 'closed'
+                    WHEN _message[s.k] IS NULL OR z.asleep AND _input[s.k] THEN NULL
+                    WHEN i.instance_id IS NULL THEN 'unknown'
+                    WHEN i.unread + (
+                        SELECT count(*) FROM (
+                            SELECT FROM orchestrator_queue q
+                            WHERE q.instance_id = s.session_id AND q.timer_execution IS NULL
+                            LIMIT least(_unread_limit[s.k], most.unread_events)
+                        ) unread
+                    ) >= least(_unread_limit[s.k], most.unread_events) AND _unread_limit[s.k] IS NOT NULL THEN 'full'
+                END AS outcome
+            FROM unnest(_session) WITH ORDINALITY AS s (session_id, k)
+            LEFT JOIN journals j ON j.session_id = s.session_id
+            LEFT JOIN instances i ON i.instance_id = s.session_id
+            -- OFFSET 0: by the key, though statistics may say that there are few instances.
+            LEFT JOIN LATERAL (SELECT m.route FROM message_routes m WHERE m.instance_id = s.session_id OFFSET 0) r ON true
+            LEFT JOIN LATERAL (
+                SELECT coalesce(
+                    (SELECT o.seq FROM journal_entries o WHERE o.journal_id = j.journal_id AND o.event_id = _event[s.k]),
+                    CASE WHEN j.base_id IS NOT NULL THEN find_inherited_event(j.journal_id, _event[s.k]) END) AS seq
+                WHERE _event[s.k] IS NOT NULL) e ON true
+            LEFT JOIN LATERAL (
+                SELECT a.asleep FROM asleep_items a
+                WHERE a.instance_id = s.session_id AND a.birth = i.birth AND a.execution_id = i.execution_id OFFSET 0
+            ) z ON true
+        ), sent AS (
+            INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
+            SELECT p.session_id, p.route, (SELECT clock()),
+                replace(replace(_message[p.k], '"$SEQ"', p.seq::text), '"$ASLEEP"', p.asleep::text)
+            FROM judged p WHERE p.outcome IS NULL AND _message[p.k] IS NOT NULL AND NOT p.wakes ORDER BY p.k
+        ), entered AS (
+            INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, event_id, wake_id, payload)
+            SELECT p.journal_id, p.seq, (SELECT clock()), _input[p.k], _entry_kind[p.k], _event[p.k], _wake[p.k],
+                _entry[p.k]
+            FROM judged p WHERE p.outcome IS NULL AND _entry_kind[p.k] IS NOT NULL
+        ), changed AS (
+            UPDATE journals j
+            SET last_seq = p.seq, size = j.size + coalesce(octet_length(_entry[p.k]), 0), updated_at = clock()
+            FROM judged p WHERE j.journal_id = p.journal_id AND p.outcome IS NULL
+        )
+        SELECT array_agg(p.k), array_agg(p.outcome), array_agg(p.seq), array_agg(p.journal_id), array_agg(false),
+            array_agg(p.wakes AND p.outcome IS NULL)
+        INTO places, outcomes, seqs, journal_ids, created, woken
+        FROM judged p;
+        IF true = ANY (woken) THEN
+            holders := unpark_items(ARRAY (
+                SELECT CASE WHEN p.woken THEN _session[p.k] END
+                FROM unnest(places, woken) WITH ORDINALITY AS p (k, woken, x) ORDER BY p.x));
+        END IF;
+    END IF;
+END $$;
+
+-- All other appends: they create journals, close them, name a journal several times, or are subject to a quota.
+CREATE FUNCTION append_other_journals(
+    _session text[], _kind text[], _entry_kind text[], _entry text[], _event text[], _wake text[], _input boolean[],
+    _message text[], _unread_limit bigint[],
+    _start_name text[] = NULL, _start text[] = NULL, _start_birth text[] = NULL, _start_version text[] = NULL,
+    _start_journal bigint[] = NULL, _start_parent text[] = NULL,
+    _answer text[] = NULL, _answer_kind text[] = NULL, _answer_wake text[] = NULL, _drops boolean[] = NULL,
+    _closes boolean[] = NULL, _sender text[] = NULL,
+    _round bigint[] = NULL, _rounds bigint = 1, _only bigint[] = NULL, _journal bigint[] = NULL,
+    OUT places bigint[], OUT outcomes text[], OUT seqs bigint[], OUT journal_ids bigint[], OUT created boolean[],
+    OUT woken boolean[], OUT holders text[]
+) LANGUAGE plpgsql AS $$
+DECLARE
+    fresh bigint[];  -- journals that this batch has created
+    at bigint[];     -- of one round: places,
+    ids bigint[];    -- journals,
+    found text[];    -- outcomes, NULL: it passes,
+    numbers bigint[]; -- numbers,
+    sleeping boolean[]; -- and whether an item of the instance sleeps
+    waking text[];   -- instances of those that wake it
+    refused text[];
+    accepted bigint[];
+BEGIN
+
+    IF _journal IS NOT NULL THEN
+        -- Only the instance may be created for these, and not the journal.
+        _start_name := ARRAY (
+            SELECT CASE WHEN _journal[s.k] IS NULL OR j.journal_id = _journal[s.k] THEN _start_name[s.k] END
+            FROM unnest(_session) WITH ORDINALITY AS s (session_id, k)
+            LEFT JOIN journals j ON j.session_id = s.session_id ORDER BY s.k);
+    END IF;
+    IF _start_name IS NOT NULL AND EXISTS (
+        SELECT FROM unnest(_session) WITH ORDINALITY AS s (session_id, k)
+        WHERE _start_name[s.k] IS NOT NULL
+          AND NOT EXISTS (
+              SELECT FROM journals j JOIN instances i ON i.instance_id = j.session_id WHERE j.session_id = s.session_id))
+    THEN
+        fresh := start_journals(_session, _kind, _entry_kind, _event, _sender, _start_name, _start, _start_birth,
+            _start_version, _start_journal, _start_parent, _only);
+    END IF;
+    PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
+    FOR this IN 1 .. _rounds LOOP
+        SELECT array_agg(a.k), array_agg(a.journal_id), array_agg(a.outcome), array_agg(a.seq), array_agg(a.asleep)
+        INTO at, ids, found, numbers, sleeping
+        FROM (
+            SELECT s.k, j.journal_id, coalesce(e.seq, j.last_seq + (_entry_kind[s.k] IS NOT NULL)::int) AS seq,
+                coalesce((
+                    SELECT z.asleep FROM asleep_items z
+                    WHERE z.instance_id = s.session_id AND z.birth = i.birth AND z.execution_id = i.execution_id
+                ), false) AS asleep,
+                CASE
+                    WHEN (j.journal_id <> _journal[s.k]) IS TRUE OR j.journal_id IS NULL AND (_start_name[s.k] IS NULL OR _entry_kind[s.k] IS NULL)
+                      OR j.last_seq = 0 AND j.journal_id = ANY (fresh) AND _start_name[s.k] IS NULL THEN 'unknown'
+                    WHEN j.kind <> _kind[s.k] THEN 'other_kind'
+                    WHEN e.seq IS NOT NULL THEN 'repeated'
+                    WHEN j.closed OR i.status NOT IN ('pending', 'running', 'suspended')
+                         AND (i.name <> _start_name[s.k]) IS NOT TRUE THEN 'closed'
+                    WHEN _sender[s.k] IS NOT NULL AND _sender[s.k] IS DISTINCT FROM
+                         CASE WHEN j.journal_id IS NULL THEN _start_parent[s.k] ELSE j.parent END THEN 'not_parent'
+                    WHEN _answer[s.k] IS NOT NULL AND NOT EXISTS (
+                        SELECT FROM journal_requests r
+                        WHERE r.journal_id = j.journal_id AND r.request_id = _answer[s.k] AND r.kind = _answer_kind[s.k]
+                          AND (_answer_wake[s.k] IS NULL OR r.wake_id = _answer_wake[s.k])
+                          AND (r.expires_at IS NULL OR r.expires_at > clock())) THEN 'not_pending'
+                    WHEN i.name <> _start_name[s.k] THEN 'taken'
+                    WHEN i.instance_id IS NULL AND _start_name[s.k] IS NOT NULL THEN 'over_quota'
+                    WHEN i.instance_id IS NULL AND _message[s.k] IS NOT NULL THEN 'unknown'
+                    WHEN j.journal_id IS NULL THEN 'raced'
+                END AS outcome
+            FROM unnest(_session) WITH ORDINALITY AS s (session_id, k)
+            LEFT JOIN journals j ON j.session_id = s.session_id
+            LEFT JOIN instances i ON i.instance_id = s.session_id
+            LEFT JOIN LATERAL (
+                SELECT coalesce(
+                    (SELECT o.seq FROM journal_entries o WHERE o.journal_id = j.journal_id AND o.event_id = _event[s.k]),
+                    CASE WHEN j.base_id IS NOT NULL THEN find_inherited_event(j.journal_id, _event[s.k]) END) AS seq
+                WHERE _event[s.k] IS NOT NULL) e ON true
+            WHERE (_round IS NULL OR _round[s.k] = this) AND (_only IS NULL OR s.k = ANY (_only))
+            ORDER BY s.k) a;
+        CONTINUE WHEN at IS NULL;
+        IF 'raced' = ANY (found) THEN
+            PERFORM refuse(); -- the journal, or the instance, was deleted in this moment
+        END IF;
+        waking := ARRAY (
+            SELECT CASE WHEN p.asleep AND p.outcome IS NULL AND _input[p.k] AND _message[p.k] IS NOT NULL
+                        THEN _session[p.k] END
+            FROM unnest(at, found, sleeping) WITH ORDINALITY AS p (k, outcome, asleep, x) ORDER BY p.x);
+        -- The quota and the number of unread messages are those of messages; so is the text.
+        accepted := ARRAY (
+            SELECT p.x FROM unnest(at, found, waking) WITH ORDINALITY AS p (k, outcome, waking, x)
+            WHERE p.outcome IS NULL AND p.waking IS NULL AND _message[p.k] IS NOT NULL ORDER BY p.x);
+        IF accepted <> '{}' THEN
+            SELECT array_agg(CASE m.delivery WHEN 'finished' THEN 'closed' WHEN 'delivered' THEN NULL
+                             ELSE coalesce(m.delivery, 'raced') END ORDER BY a.x)
+            INTO refused
+            FROM unnest(accepted) WITH ORDINALITY AS a (x, n)
+            LEFT JOIN send_messages(
+                ARRAY (SELECT _session[at[a.x]] FROM unnest(accepted) AS a (x)),
+                array_fill(NULL::text, ARRAY[cardinality(accepted)]),
+                ARRAY (
+                    SELECT replace(
+                        replace(_message[at[a.x]], '"$SEQ"', numbers[a.x]::text), '"$ASLEEP"', sleeping[a.x]::text)
+                    FROM unnest(accepted) AS a (x)),
+                array_fill(0::float8, ARRAY[cardinality(accepted)]),
+                array_fill(NULL::bigint, ARRAY[cardinality(accepted)]),
+                array_fill(NULL::bigint, ARRAY[cardinality(accepted)]),
+                ARRAY (
+                    SELECT CASE WHEN _sender[at[a.x]] IS NULL THEN _unread_limit[at[a.x]] END
+                    FROM unnest(accepted) AS a (x))) m ON m.n = a.n;
+            IF 'raced' = ANY (refused) THEN
+                PERFORM refuse();
+            END IF;
+            FOR x IN 1 .. cardinality(accepted) LOOP
+                found[accepted[x]] := refused[x];
+            END LOOP;
+        END IF;
+        WITH passed AS MATERIALIZED (
+            SELECT p.k, p.id, p.seq FROM unnest(at, ids, found, numbers) AS p (k, id, outcome, seq) WHERE p.outcome IS NULL
+        ), entered AS (
+            INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, event_id, wake_id, payload)
+            SELECT p.id, p.seq, (SELECT clock()), _input[p.k], _entry_kind[p.k], _event[p.k], _wake[p.k], _entry[p.k]
+            FROM passed p WHERE _entry_kind[p.k] IS NOT NULL
+        ), answered AS (
+            DELETE FROM journal_requests r USING passed p
+            WHERE r.journal_id = p.id AND r.request_id = _answer[p.k]
+        ), dropped AS (
+            DELETE FROM journal_requests r USING passed p WHERE r.journal_id = p.id AND _drops[p.k]
+        ), forgotten AS (
+            DELETE FROM journal_revisits r USING passed p WHERE r.journal_id = p.id AND _drops[p.k]
+        )
+        UPDATE journals j
+        SET last_seq = p.seq, size = j.size + coalesce(octet_length(_entry[p.k]), 0),
+            dropped_seq = CASE WHEN _drops[p.k] THEN p.seq ELSE j.dropped_seq END,
+            closed = j.closed OR coalesce(_closes[p.k], false), updated_at = clock()
+        FROM passed p WHERE j.journal_id = p.id;
+        places := places || at;
+        outcomes := outcomes || found;
+        seqs := seqs || numbers;
+        journal_ids := journal_ids || ids;
+        woken := woken || ARRAY (SELECT w.id IS NOT NULL FROM unnest(waking) WITH ORDINALITY AS w (id, x) ORDER BY w.x);
+        IF true = ANY (woken) THEN -- in this round or before
+            holders := coalesce(holders, array_fill(NULL::text, ARRAY[cardinality(woken) - cardinality(at)]))
+                || unpark_items(waking);
+        END IF;
+    END LOOP;
+    created := ARRAY (
+        SELECT coalesce(p.outcome IS NULL AND p.seq = 1 AND p.id = ANY (fresh), false)
+        FROM unnest(outcomes, seqs, journal_ids) WITH ORDINALITY AS p (outcome, seq, id, x) ORDER BY p.x);
+    IF fresh IS NOT NULL THEN
+        -- What was started for an element that a limit has refused since.
+        WITH empty AS (
+            DELETE FROM journals j WHERE j.journal_id = ANY (fresh) AND j.last_seq = 0 RETURNING j.session_id
+        ), gone AS (
+            -- Not an instance that was there before, which keeps its messages.
+            DELETE FROM instances i USING empty e
+            WHERE i.instance_id = e.session_id AND i.birth = ANY (_start_birth) RETURNING i.instance_id
+        )
+        DELETE FROM orchestrator_queue q USING gone g WHERE q.instance_id = g.instance_id;
+    END IF;
+END $$;
+
+-- One input of a journal that is there, for an instance whose next work item sleeps: the append of a client that makes one at
+-- a time, with scalars in place of arrays of one element. All else is done by `append_journals`, with the same answer.
+CREATE FUNCTION append_input(
+    _session text, _kind text, _entry_kind text, _entry text, _event text, _message text, _unread_limit bigint,
+    OUT outcome text, OUT seq bigint, OUT journal bigint, OUT woken boolean, OUT holder text
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    base bigint;
+    item asleep_items;
+    route text;
+    moment timestamptz;
+BEGIN
+    woken := false;
+    SELECT j.journal_id, j.last_seq + 1, j.base_id INTO journal, seq, base FROM journals j
+    WHERE j.session_id = _session AND j.kind = _kind AND NOT j.closed FOR NO KEY UPDATE;
+    IF FOUND THEN
+        PERFORM FROM journal_entries e WHERE e.journal_id = journal AND e.event_id = _event;
+        IF NOT FOUND AND (base IS NULL OR find_inherited_event(journal, _event) IS NULL) THEN
+            UPDATE asleep_items a SET asleep = false
+            FROM instances i
+            WHERE a.instance_id = _session AND a.asleep
+              AND i.instance_id = a.instance_id AND i.birth = a.birth AND i.execution_id = a.execution_id
+              AND i.status IN ('pending', 'running', 'suspended')
+              AND NOT EXISTS (SELECT FROM quotas q WHERE q.instance_bytes IS NOT NULL)
+            RETURNING a.* INTO item;
+            woken := FOUND;
+        END IF;
+    END IF;
+    IF NOT woken THEN
+        SELECT a.outcomes[1], a.seqs[1], a.journal_ids[1], a.woken[1], a.holders[1]
+        INTO outcome, seq, journal, woken, holder
+        FROM append_journals(ARRAY[_session], ARRAY[_kind], ARRAY[_entry_kind], ARRAY[_entry], ARRAY[_event],
+            ARRAY[NULL], ARRAY[true], ARRAY[_message], ARRAY[_unread_limit]) a;
+        RETURN;
+    END IF;
+    SELECT coalesce(m.next_worker, h.worker_id), coalesce(m.route, 'w:' || h.worker_id, 'new') INTO holder, route
+    FROM held_sessions h LEFT JOIN planned_moves m ON m.session_id = h.session_id
+    WHERE h.session_id = item.session_id;
+    moment := clock();
+    INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload, enqueued_at)
+    VALUES (_session, item.execution_id, item.activity_id, item.name, item.session_id,
+        CASE WHEN item.session_id IS NULL THEN 'free' ELSE coalesce(route, 'new') END, moment, item.payload, moment);
+    INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, event_id, payload)
+    VALUES (journal, seq, moment, true, _entry_kind, _event, _entry);
+    UPDATE journals j SET last_seq = seq, size = j.size + octet_length(_entry), updated_at = moment
+    WHERE j.journal_id = journal;
+END $$;
+
+-- What wakes append in place of what is refused: see `JournalAppend.if_refused`.
+
+-- Appends, after `append_journals` whose result is given, what belongs to the places that were refused: an array of objects,
+-- each with the place. REFUSAL_MARK in an entry becomes the outcome. Returns how many there were.
+CREATE FUNCTION bounce_journals(_places bigint[], _outcomes text[], _bounces json) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    session text[]; kind text[]; entry_kind text[]; entry text[]; event text[]; wake text[]; input boolean[]; message text[]; journals bigint[];
+    round bigint[];
+BEGIN
+    SELECT array_agg(b.session ORDER BY b.n), array_agg(b.kind ORDER BY b.n), array_agg(b.entry_kind ORDER BY b.n),
+        array_agg(replace(b.entry, '"\u001a"', to_json(p.outcome)::text) ORDER BY b.n), array_agg(b.event ORDER BY b.n),
+        array_agg(b.wake ORDER BY b.n), array_agg(b.input ORDER BY b.n), array_agg(b.message ORDER BY b.n), array_agg(b.journal ORDER BY b.n),
+        array_agg(b.round ORDER BY b.n)
+    INTO session, kind, entry_kind, entry, event, wake, input, message, journals, round
+    FROM unnest(_places, _outcomes) AS p (place, outcome)
+    JOIN (
+        -- Gaps in the rounds of a session do no harm.
+        SELECT x.*, row_number() OVER (PARTITION BY x.session ORDER BY x.n) AS round
+        FROM ROWS FROM (
+            json_to_recordset(_bounces) AS (
+                place bigint, session text, kind text, entry_kind text, entry text, event text, wake text, input boolean,
+                message text, journal bigint)
+        ) WITH ORDINALITY AS x (place, session, kind, entry_kind, entry, event, wake, input, message, journal, n)
+    ) b ON b.place = p.place
+    WHERE p.outcome <> 'repeated';
+    IF session IS NOT NULL THEN
+        PERFORM FROM append_journals(session, kind, entry_kind, entry, event, wake, input, message,
+            array_fill(NULL::bigint, ARRAY[cardinality(session)]), _journal => journals, _round => round,
+            _rounds => (SELECT max(r.n) FROM unnest(round) AS r (n)));
+    END IF;
+    RETURN coalesce(cardinality(session), 0);
+END $$;
+
+-- Puts items to sleep, called behind a commit of their turns and what wakes have added to their journals; before that,
+-- removes items that the turns cancel. Those that may not sleep are queued. By position: NULL if the item sleeps, else the
+-- worker that is to fetch it, or an empty text; NULL: all sleep. `_lock` has the sessions of the journals, unless the
+-- transaction has locked these.
+CREATE FUNCTION park_items(
+    _instance text[] = NULL, _birth text[] = NULL, _execution bigint[] = NULL, _activity bigint[] = NULL,
+    _name text[] = NULL, _session text[] = NULL, _payload text[] = NULL, _lock text[] = NULL,
+    _cancel_instance text[] = NULL, _cancel_execution bigint[] = NULL, _cancel_activity bigint[] = NULL
+) RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE
+    awake text[];
+    queued text[];
+BEGIN
+    -- Only a commit of an instance adds its row. Most instances that cancel something have none.
+    IF _instance IS NULL AND (SELECT true FROM asleep_items a WHERE a.instance_id = ANY (_cancel_instance) LIMIT 1) IS NULL THEN
+        RETURN NULL;
+    END IF;
+    IF _lock IS NOT NULL THEN
+        PERFORM FROM journals j WHERE j.session_id = ANY (_lock) ORDER BY j.session_id FOR NO KEY UPDATE;
+    END IF;
+    IF _cancel_instance IS NOT NULL THEN
+        UPDATE asleep_items a SET asleep = false
+        FROM unnest(_cancel_instance) WITH ORDINALITY AS c (instance_id, k)
+        WHERE a.instance_id = c.instance_id AND a.execution_id = _cancel_execution[c.k]
+          AND a.activity_id = _cancel_activity[c.k] AND a.asleep;
+        -- What an append has queued after the commit had looked into the queue.
+        DELETE FROM worker_queue q
+        USING unnest(_cancel_instance) WITH ORDINALITY AS c (instance_id, k) JOIN asleep_items a USING (instance_id)
+        WHERE a.execution_id = _cancel_execution[c.k] AND a.activity_id = _cancel_activity[c.k]
+          AND q.instance_id = a.instance_id AND q.execution_id = a.execution_id AND q.activity_id = a.activity_id;
+    END IF;
+    IF _instance IS NULL THEN
+        RETURN NULL;
+    END IF;
+    WITH put AS (
+        INSERT INTO asleep_items AS a (instance_id, birth, execution_id, activity_id, name, session_id, payload, asleep)
+        SELECT w.instance_id, _birth[w.k], _execution[w.k], _activity[w.k], _name[w.k], _session[w.k], _payload[w.k],
+            CASE
+                WHEN j.journal_id IS NULL THEN false
+                WHEN (SELECT true FROM journal_entries e
+                      WHERE e.journal_id = j.journal_id AND e.is_input AND e.seq > j.processed LIMIT 1) THEN false
+                WHEN j.processed < j.base_seq THEN (
+                    SELECT true FROM find_entries(
+                        j.journal_id, j.processed, 9223372036854775807, '{}', NULL, NULL, true, false, 1)) IS NULL
+                ELSE true
+            END
+        FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, k)
+        LEFT JOIN journals j ON j.session_id = w.instance_id
+        ON CONFLICT (instance_id) DO UPDATE
+        SET birth = excluded.birth, execution_id = excluded.execution_id, activity_id = excluded.activity_id,
+            name = excluded.name, session_id = excluded.session_id, payload = excluded.payload, asleep = excluded.asleep
+        RETURNING a.instance_id, a.asleep
+    )
+    SELECT array_agg(p.instance_id) FILTER (WHERE NOT p.asleep) INTO awake FROM put p;
+    IF awake IS NULL THEN
+        RETURN NULL;
+    END IF;
+    queued := ARRAY (
+        SELECT CASE WHEN w.instance_id = ANY (awake) THEN w.instance_id END
+        FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, k) ORDER BY w.k);
+    RETURN ARRAY (
+        SELECT CASE WHEN p.instance_id IS NOT NULL THEN coalesce(p.holder, '') END
+        FROM unnest(queued, unpark_items(queued)) WITH ORDINALITY AS p (instance_id, holder, k) ORDER BY p.k);
+END $$;
+
+-- Removing.
+-- Deletes journals, but for entries that others continue; and those deleted before that no journal continues, or names as
+-- its parent, any more. Returns their sessions.
+CREATE FUNCTION delete_journals(_session text[]) RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE
+    gone bigint[];
+    deleted text[];
+    freed bigint[];
+    kept bigint[];
+BEGIN
+    -- Who makes a journal that continues one of these locks its row too.
+    SELECT array_agg(l.journal_id), array_agg(l.session_id) INTO gone, deleted
+    FROM (
+        SELECT j.journal_id, j.session_id FROM journals j
+        WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR UPDATE) l;
+    UPDATE journals j SET session_id = NULL, updated_at = clock() WHERE j.journal_id = ANY (gone);
+    DELETE FROM journal_requests r WHERE r.journal_id = ANY (gone);
+    DELETE FROM journal_revisits r WHERE r.journal_id = ANY (gone);
+    DELETE FROM journal_streams s WHERE s.journal_id = ANY (gone);
+    LOOP
+        WITH removed AS (
+            DELETE FROM journals j
+            WHERE j.journal_id = ANY (gone) AND j.session_id IS NULL
+              AND NOT EXISTS (SELECT FROM journals f WHERE f.base_id = j.journal_id)
+              AND NOT EXISTS (SELECT FROM journal_parents p WHERE p.parent_id = j.journal_id)
+            RETURNING j.journal_id, j.base_id
+        ), emptied AS (
+            DELETE FROM journal_entries e USING removed r WHERE e.journal_id = r.journal_id
+        ), orphaned AS (
+            DELETE FROM journal_parents p USING removed r WHERE p.journal_id = r.journal_id RETURNING p.parent_id
+        )
+        SELECT array_agg(DISTINCT f.id) FILTER (WHERE f.id IS NOT NULL) INTO freed
+        FROM (SELECT r.base_id AS id FROM removed r UNION SELECT o.parent_id FROM orphaned o) f;
+        kept := kept || gone;
+        EXIT WHEN freed IS NULL;
+        gone := freed;
+        PERFORM FROM journals j WHERE j.journal_id = ANY (gone) AND j.session_id IS NULL
+        ORDER BY j.journal_id FOR UPDATE;
+    END LOOP;
+    -- Of those that are kept, what is behind the last entry that another one continues.
+    DELETE FROM journal_entries e
+    USING (
+        SELECT j.journal_id, (SELECT max(f.base_seq) FROM journals f WHERE f.base_id = j.journal_id) AS seq
+        FROM journals j WHERE j.session_id IS NULL AND j.journal_id = ANY (kept)) k
+    WHERE e.journal_id = k.journal_id AND e.seq > coalesce(k.seq, 0);
+    RETURN deleted;
+END $$;
+
+-- A journal is deleted with the record of its session.
+CREATE FUNCTION delete_journal_of_record() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    IF EXISTS (SELECT FROM deleted d JOIN journals j USING (session_id)) THEN
+        PERFORM delete_journals(ARRAY (SELECT d.session_id FROM deleted d));
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Removes old entries, one step at a time: of the first journals after _after that are over a bound, _window of them at most.
+-- `goes_on` is where the next step begins; NULL: this was the last one. With _dry, what would be removed is counted.
+CREATE FUNCTION prune_journals(
+    _age float8, _entries bigint, _size bigint, _limit bigint, _after bigint, _window bigint, _dry boolean,
+    OUT removed bigint, OUT goes_on bigint
+) LANGUAGE plpgsql
+-- The bounds decide which index serves.
+SET plan_cache_mode = force_custom_plan SET search_path FROM CURRENT AS $$
+DECLARE
+    cutoff timestamptz := clock() - _age * interval '1 s';
+    rest bigint := CASE WHEN _dry THEN 9223372036854775807 ELSE _limit END;
+    seen bigint := 0;
+    one bigint;
+    j journals;
+    low bigint;    -- behind what is removed already
+    high bigint;   -- the last that may be removed
+    upto bigint;   -- the last that is
+    own bigint;    -- the same of its own
+    bytes bigint;
+    entry record;
+    usage jsonb;
+    writers text[];
+    usages jsonb[];
+BEGIN
+    removed := 0;
+    goes_on := _after;
+    FOR one IN
+        SELECT c.journal_id FROM (
+            SELECT a.journal_id FROM journals a WHERE a.oldest_at < cutoff AND a.journal_id > _after
+            UNION
+            SELECT s.journal_id FROM journals s
+            WHERE s.size_class >= (ln(greatest(_size, 65536)::float8) * 4)::smallint AND s.size > _size
+              AND s.journal_id > _after
+            UNION
+            SELECT n.journal_id FROM journals n
+            WHERE n.entries_class >= (ln(greatest(_entries, 64)::float8) * 4)::smallint
+              AND n.last_seq - n.first_seq >= _entries AND n.journal_id > _after) o
+        JOIN journals c USING (journal_id)
+        WHERE c.session_id IS NOT NULL AND c.first_seq <= c.last_seq
+          AND NOT EXISTS (
+              SELECT FROM journals f WHERE f.base_id = c.journal_id AND f.first_seq <= least(f.base_seq, c.first_seq))
+        ORDER BY c.journal_id LIMIT _window
+    LOOP
+        seen := seen + 1;
+        -- Those that are locked are left for the next round, so that it waits for no other transaction. A journal that is
+        -- about to continue this one holds a share of its key.
+        IF _dry THEN
+            SELECT * INTO j FROM journals c WHERE c.journal_id = one;
+        ELSE
+            SELECT * INTO j FROM journals c WHERE c.journal_id = one FOR UPDATE SKIP LOCKED;
+        END IF;
+        IF NOT FOUND THEN
+            goes_on := one;
+            CONTINUE;
+        END IF;
+        low := j.first_seq - 1;
+        high := least((
+            WITH RECURSIVE place AS (
+                SELECT j.journal_id, j.base_id, j.base_seq, j.last_seq AS upto
+                UNION ALL
+                SELECT b.journal_id, b.base_id, b.base_seq, least(p.upto, p.base_seq)
+                FROM place p JOIN journals b ON b.journal_id = p.base_id
+                WHERE p.base_seq > j.processed
+            )
+            SELECT min(i.seq) - 1
+            FROM place p CROSS JOIN LATERAL (
+                SELECT e.seq FROM journal_entries e
+                WHERE e.journal_id = p.journal_id AND e.is_input AND e.seq > j.processed AND e.seq <= p.upto
+                ORDER BY e.seq LIMIT 1) i),
+            (SELECT min(r.seq) - 1 FROM journal_requests r WHERE r.journal_id = one),
+            (SELECT min(f.first_seq) - 1 FROM journals f WHERE f.base_id = one AND f.first_seq <= f.base_seq),
+            j.last_seq);
+        high := low + least(high - low, rest);
+        upto := low;
+        IF low < j.base_seq THEN
+            upto := greatest(low, least(high, j.base_seq, CASE
+                WHEN (j.created_at < cutoff) IS TRUE OR (j.size > _size) IS TRUE THEN j.base_seq
+                ELSE coalesce(j.last_seq - _entries, 0) END));
+        END IF;
+        bytes := 0;
+        IF upto >= coalesce(j.base_seq, 0) AND upto < high THEN
+            SELECT max(e.seq) FILTER (WHERE e.goes), coalesce(sum(e.bytes) FILTER (WHERE e.goes), 0) INTO own, bytes
+            FROM (
+                SELECT e.seq, e.bytes, bool_and(e.goes) OVER (ORDER BY e.seq) AS goes
+                FROM (
+                    SELECT e.seq, octet_length(e.payload) AS bytes,
+                        (e.recorded_at < cutoff) IS TRUE OR (e.seq <= j.last_seq - _entries) IS TRUE
+                        OR (j.size - sum(octet_length(e.payload)) OVER (ORDER BY e.seq) + octet_length(e.payload)
+                            > _size) IS TRUE AS goes
+                    FROM (
+                        SELECT * FROM journal_entries o
+                        WHERE o.journal_id = one AND o.seq > upto AND o.seq <= high ORDER BY o.seq LIMIT rest) e) e) e;
+            upto := coalesce(own, upto);
+        END IF;
+        removed := removed + greatest(upto - low, 0);
+        rest := rest - greatest(upto - low, 0);
+        IF upto > low AND NOT _dry THEN
+            writers := '{}';
+            usages := '{}';
+            FOR entry IN
+                SELECT regexp_replace(coalesce(e.wake_id, (
+                        SELECT w.wake_id FROM journal_entries w
+                        WHERE w.journal_id = e.journal_id AND w.seq > e.seq AND w.wake_id IS NOT NULL
+                        ORDER BY w.seq LIMIT 1), ''), '-[^-]*-[^-]*$', '') AS writer, e.payload
+                FROM find_entries(one, low, upto + 1, '{}', NULL, NULL, false, false, upto - low) o
+                -- OFFSET 0: by the key, whatever statistics say of the number of entries.
+                CROSS JOIN LATERAL (
+                    SELECT n.* FROM journal_entries n WHERE n.journal_id = o.owner AND n.seq = o.seq OFFSET 0) e
+                WHERE e.payload LIKE '%"usage"%'
+                ORDER BY e.seq
+            LOOP
+                BEGIN
+                    -- jsonb has no NUL.
+                    usage := replace(entry.payload, '\u0000', '\u0001')::jsonb -> 'usage';
+                EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
+                    CONTINUE; -- a payload that the database cannot read stops no retention
+                END;
+                IF jsonb_typeof(usage) = 'object' THEN
+                    writers := writers || entry.writer;
+                    usages := usages || usage;
+                END IF;
+            END LOOP;
+            UPDATE journals c SET used = c.used || added.used
+            FROM (
+                SELECT jsonb_object_agg(w.writer, jsonb_build_array(
+                    w.entries + coalesce((j.used -> w.writer ->> 0)::bigint, 0),
+                    coalesce(j.used -> w.writer -> 1, '{}') || (
+                        SELECT coalesce(jsonb_object_agg(n.name, n.total), '{}') FROM (
+                            SELECT v.key AS name,
+                                sum(v.value::numeric) + coalesce((j.used -> w.writer -> 1 ->> v.key)::numeric, 0) AS total
+                            FROM unnest(writers, usages) AS u (writer, usage) CROSS JOIN LATERAL jsonb_each(u.usage) v
+                            WHERE u.writer = w.writer AND jsonb_typeof(v.value) = 'number'
+                            GROUP BY v.key) n))) AS used
+                FROM (SELECT u.writer, count(*) AS entries FROM unnest(writers) AS u (writer) GROUP BY u.writer) w
+            ) added
+            WHERE c.journal_id = one AND added.used IS NOT NULL;
+            DELETE FROM journal_entries e WHERE e.journal_id = one AND e.seq > low AND e.seq <= upto;
+            UPDATE journals c
+            SET first_seq = upto + 1, size = c.size - bytes,
+                oldest_at = CASE WHEN upto < c.base_seq THEN c.oldest_at ELSE coalesce(
+                    (SELECT e.recorded_at FROM journal_entries e WHERE e.journal_id = one AND e.seq > upto
+                     ORDER BY e.seq LIMIT 1), clock()) END
+            WHERE c.journal_id = one;
+        END IF;
+        IF rest <= 0 THEN
+            RETURN; -- there may be more of this journal
+        END IF;
+        goes_on := one;
+    END LOOP;
+    IF seen < _window THEN
+        goes_on := NULL;
+    END IF;
+END $$;
+
+CREATE TRIGGER journal_deleted_with_record AFTER DELETE ON session_states
+REFERENCING OLD TABLE AS deleted FOR EACH STATEMENT EXECUTE FUNCTION delete_journal_of_record();

@@ -1,0 +1,695 @@
+-- Turns and wakes: what a worker commits in one transaction.
+
+-- Sessions of results and of work to be locked by the caller that it holds, with their epochs; and by item, unless all of
+-- them were locked to the caller: whether it was, and which worker holds its session. A type: for OUT parameters
+-- PostgreSQL reads the names of all parameters at every call.
+CREATE TYPE committed AS (held text[], epochs bigint[], locked boolean[], holders text[]);
+
+-- Commits a batch of turns, all of them or none. A column *_turn holds, by element, the number of the turn that it
+-- belongs to, from 1. Columns that a batch has no use for are NULL; those of one group are all there or none of them:
+-- placement, updates, removals with children and messages, holds with watches, states.
+--
+-- Nearly all turns pass, so nothing is asked first. Rows are written where they are as they must be, and the rows are
+-- counted. If one is missing, an error undoes everything (`refuse`); the caller asks which turns do not pass (`judge`
+-- in turns.sql) and commits the others.
+--
+-- Rows are locked in the order that all verbs keep: instances, worker_queue, sessions, session_states, each by key.
+-- Turns, acks and states come in the order of their keys. Each statement has a snapshot of its own: it sees what is
+-- locked as it is then, and what the statements before it have written.
+--
+-- The number in the name is for releases that run side by side: a change of behaviour is a new function.
+CREATE FUNCTION commit_turns(
+    _worker text, _incarnation text, _token text,
+    _item_lock float8, _session_lock float8, _touch_below float8,
+    _instance text[], _birth text[], _execution bigint[], _events bigint[], _added bigint[],
+    _event_turn bigint[], _event_id bigint[], _event text[],
+    _ack_instance text[], _ack_execution bigint[], _ack_activity bigint[], _ack_token text[],
+    -- New work, and the sessions of those items that are to be locked by the caller, each once, in order.
+    _item_turn bigint[], _item_activity bigint[], _item_name text[], _item_session text[], _item_payload text[],
+    _here text[],
+    -- Placement. NULL: all items are visible immediately and to be locked by the caller.
+    _item_here boolean[] = NULL, _item_claim boolean[] = NULL, _item_delay float8[] = NULL,
+    -- Updates: what a turn says of its instance beyond its history.
+    _status text[] = NULL, _version text[] = NULL, _custom_status text[] = NULL, _output text[] = NULL,
+    _error text[] = NULL, _continued boolean[] = NULL, _unread bigint[] = NULL,
+    -- Removals, instances that finish, children and messages.
+    _consume_turn bigint[] = NULL, _consume_id bigint[] = NULL,
+    _cancel_turn bigint[] = NULL, _cancel_activity bigint[] = NULL,
+    _timer_turn bigint[] = NULL, _timer_id bigint[] = NULL, _finish text[] = NULL,
+    _child_instance text[] = NULL, _child_birth text[] = NULL, _child_name text[] = NULL, _child_version text[] = NULL,
+    _child_start text[] = NULL, _child_delay float8[] = NULL, _child_parent text[] = NULL,
+    _child_on_exists text[] = NULL, _child_parent_birth text[] = NULL, _child_on_deleted text[] = NULL,
+    _message_instance text[] = NULL, _message_birth text[] = NULL, _message text[] = NULL,
+    _message_delay float8[] = NULL, _message_execution bigint[] = NULL, _message_timer bigint[] = NULL,
+    -- Holds and watches, and instances whose execution ends.
+    _hold_turn bigint[] = NULL, _hold_id bigint[] = NULL, _hold_session text[] = NULL, _hold_seconds float8[] = NULL,
+    _unhold_turn bigint[] = NULL, _unhold_id bigint[] = NULL, _end text[] = NULL,
+    _watch_turn bigint[] = NULL, _watch_session text[] = NULL, _watch text[] = NULL,
+    -- States of sessions.
+    _state_session text[] = NULL, _state_base bigint[] = NULL, _state_epoch bigint[] = NULL, _state bytea[] = NULL,
+    _state_encoding text[] = NULL, _state_schema bigint[] = NULL, _state_kind text[] = NULL, _state_name text[] = NULL,
+    _state_parent text[] = NULL, _state_labels text[] = NULL, _state_messages bigint[] = NULL,
+    _state_participants text[] = NULL,
+    -- Runs of activities, by event.
+    _run_worker text[] = NULL, _run_attempt bigint[] = NULL,
+    -- Ordered items: their sessions, NULL for those that are not ordered. With placement.
+    _item_order text[] = NULL
+) RETURNS committed LANGUAGE plpgsql AS $$
+DECLARE
+    held text[]; epochs bigint[]; locked boolean[]; holders text[]; routes text[];
+    acked text[];         -- sessions of results
+    ending text[];        -- sessions whose holds end
+    earliest timestamptz; -- end of a lock on what is held
+    may_lock boolean;     -- false: draining; NULL: the worker's lease has ended
+    numbers bigint[];     -- places of ordered items
+    blocked boolean[];    -- whether another one is before them
+    passed bigint;
+    added bigint;
+BEGIN
+    IF _status IS NULL THEN
+        UPDATE instances i
+        SET event_count = i.event_count + _added[t.n], claims = 0, unknown_since = NULL, updated_at = clock()
+        FROM unnest(_instance) WITH ORDINALITY AS t (instance_id, n)
+        WHERE i.instance_id = t.instance_id AND i.birth = _birth[t.n]
+          AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
+          AND i.execution_id = _execution[t.n] AND i.event_count = _events[t.n];
+    ELSE
+        UPDATE instances i
+        SET execution_id = i.execution_id + _continued[t.n]::int,
+            event_count = CASE WHEN _continued[t.n] THEN 0 ELSE i.event_count + _added[t.n] END,
+            status = coalesce(_status[t.n], i.status), version = coalesce(_version[t.n], i.version),
+            custom_status = coalesce(_custom_status[t.n], i.custom_status), output = coalesce(_output[t.n], i.output),
+            error = coalesce(_error[t.n], i.error), unread = coalesce(_unread[t.n], i.unread), claims = 0,
+            unknown_since = NULL, updated_at = clock()
+        FROM unnest(_instance) WITH ORDINALITY AS t (instance_id, n)
+        WHERE i.instance_id = t.instance_id AND i.birth = _birth[t.n]
+          AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
+          AND i.execution_id = _execution[t.n] AND i.event_count = _events[t.n];
+    END IF;
+    GET DIAGNOSTICS passed = ROW_COUNT;
+    IF passed < cardinality(_instance) THEN
+        PERFORM refuse();
+    END IF;
+    INSERT INTO history (instance_id, execution_id, event_id, event, recorded_at, recorded_events, recorded_by, run_by,
+        attempt)
+    SELECT _instance[e.n], _execution[e.n], _event_id[e.k], _event[e.k],
+        CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN clock() END,
+        CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN _added[e.n] END,
+        CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN _worker END,
+        _run_worker[e.k], _run_attempt[e.k]
+    FROM unnest(_event_turn) WITH ORDINALITY AS e (n, k);
+
+    IF _finish IS NOT NULL THEN
+        -- Children are instances, so they come here in the order of locks, and before what is sent to them.
+        WITH child AS MATERIALIZED (
+            SELECT c.instance_id, c.k, row_number() OVER (PARTITION BY c.instance_id ORDER BY c.k) AS copy
+            FROM unnest(_child_instance) WITH ORDINALITY AS c (instance_id, k)
+        ), created AS (
+            INSERT INTO instances (instance_id, birth, name, version, parent_id, parent_birth, on_deleted, created_at,
+                updated_at)
+            SELECT c.instance_id, _child_birth[c.k], _child_name[c.k], _child_version[c.k], _child_parent[c.k],
+                _child_parent_birth[c.k], _child_on_deleted[c.k], (SELECT clock()), (SELECT clock())
+            FROM child c WHERE c.copy = 1 ORDER BY c.instance_id
+            ON CONFLICT (instance_id) DO NOTHING
+            RETURNING instance_id
+        ), judged AS MATERIALIZED (
+            SELECT c.instance_id, c.k, c.copy = 1 AND c.instance_id IN (SELECT instance_id FROM created) AS is_new
+            FROM child c
+        ), started AS (
+            INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
+            SELECT c.instance_id, 'new', (SELECT clock()) + _child_delay[c.k] * interval '1 s', _child_start[c.k]
+            FROM judged c WHERE c.is_new ORDER BY c.k
+        )
+        INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
+        SELECT r.instance_id, r.route, (SELECT clock()), _child_on_exists[c.k]
+        FROM judged c JOIN message_routes r ON r.instance_id = _child_parent[c.k]
+        WHERE NOT c.is_new AND _child_on_exists[c.k] IS NOT NULL
+        ORDER BY c.k;
+        -- More than results is removed, so all of it is locked by key before anything is.
+        PERFORM FROM (
+            SELECT a.instance_id, _ack_execution[a.k] AS execution_id, _ack_activity[a.k] AS activity_id
+            FROM unnest(_ack_instance) WITH ORDINALITY AS a (instance_id, k)
+            UNION
+            SELECT _instance[c.n], _execution[c.n], _cancel_activity[c.k]
+            FROM unnest(_cancel_turn) WITH ORDINALITY AS c (n, k)
+            UNION
+            -- OFFSET 0: one instance after the other, though statistics may say that any instance has most of the queue.
+            SELECT q.instance_id, q.execution_id, q.activity_id
+            FROM unnest(_finish) AS f (instance_id)
+            CROSS JOIN LATERAL (SELECT * FROM worker_queue WHERE instance_id = f.instance_id OFFSET 0) q
+        ) d JOIN worker_queue q USING (instance_id, execution_id, activity_id)
+        ORDER BY q.instance_id, q.execution_id, q.activity_id FOR UPDATE OF q;
+    END IF;
+    IF _item_order IS NOT NULL THEN
+        PERFORM lock_order(_item_order);
+    END IF;
+    WITH removed AS (
+        DELETE FROM worker_queue q
+        USING unnest(_ack_instance) WITH ORDINALITY AS a (instance_id, k)
+        WHERE q.instance_id = a.instance_id AND q.execution_id = _ack_execution[a.k]
+          AND q.activity_id = _ack_activity[a.k] AND q.lock_token = _ack_token[a.k] AND q.locked_until > clock()
+        RETURNING q.session_id
+    )
+    SELECT count(*), array_agg(r.session_id) INTO passed, acked FROM removed r;
+    IF passed < cardinality(_ack_token) THEN
+        PERFORM refuse();
+    END IF;
+
+    IF _state_session IS NOT NULL OR _end IS NOT NULL THEN
+        -- All rows of sessions that are written below, or must not move while they are judged or watched. No other
+        -- transaction changes the holds of an instance whose row is locked.
+        ending := ARRAY(
+            SELECT h.session_id
+            FROM unnest(_unhold_turn) WITH ORDINALITY AS u (n, k)
+            JOIN session_holds h ON h.instance_id = _instance[u.n] AND h.execution_id = _execution[u.n]
+                                AND h.hold_id = _unhold_id[u.k]
+            UNION
+            SELECT h.session_id FROM unnest(_end) AS e (instance_id) JOIN session_holds h USING (instance_id));
+        PERFORM FROM sessions s
+        WHERE s.session_id = ANY (acked || _here || _state_session || ending || _hold_session || _watch_session)
+        ORDER BY s.session_id FOR NO KEY UPDATE;
+    END IF;
+    -- Sessions that the caller holds, and holds until the commit.
+    SELECT array_agg(h.session_id), array_agg(h.epoch), min(h.locked_until), (
+            SELECT NOT w.draining FROM alive_workers w
+            WHERE w.worker_id = _worker AND w.incarnation = _incarnation)
+    INTO held, epochs, earliest, may_lock
+    FROM (
+        SELECT s.session_id, s.epoch, s.locked_until FROM sessions s
+        WHERE s.session_id = ANY (acked || _here)
+          AND (s.worker_id = _worker) IS TRUE AND s.incarnation = _incarnation AND s.locked_until > clock()
+          -- With a planned move, its next work is for the other worker.
+          AND (s.next_worker IS NULL OR s.next_until <= clock())
+        ORDER BY s.session_id FOR NO KEY UPDATE) h;
+    IF may_lock IS NULL THEN
+        PERFORM refuse();
+    END IF;
+    IF earliest < clock() + _touch_below * interval '1 s' THEN
+        UPDATE sessions s SET locked_until = clock() + _session_lock * interval '1 s', touched_at = clock()
+        WHERE s.session_id = ANY (held) AND s.locked_until < clock() + _touch_below * interval '1 s';
+    END IF;
+
+    -- New work: locked to the caller where that is asked and right, else left to the holder of its session. Items of one
+    -- batch are a microsecond apart, so that they are delivered in their order.
+    IF _item_here IS NULL AND may_lock AND (held = _here OR held @> _here OR _here = '{}') THEN
+        INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
+            lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at)
+        SELECT _instance[w.n], _execution[w.n], _item_activity[w.k], _item_name[w.k], _item_session[w.k],
+            CASE WHEN _item_session[w.k] IS NULL THEN 'free' ELSE 'w:' || _worker END,
+            (SELECT clock()) + w.k * interval '1 us', _item_payload[w.k],
+            _worker, _incarnation, _token || '.' || w.k, clock() + _item_lock * interval '1 s', 1, clock()
+        FROM unnest(_item_turn) WITH ORDINALITY AS w (n, k);
+    ELSE
+        IF _item_order IS NOT NULL THEN
+            SELECT p.numbers, p.blocked INTO numbers, blocked FROM places_in_order(_item_order) p;
+        END IF;
+        SELECT array_agg(p.locked ORDER BY p.k), array_agg(p.holder ORDER BY p.k), array_agg(p.route ORDER BY p.k)
+        INTO locked, holders, routes
+        FROM (
+            SELECT w.k, coalesce(m.next_worker, h.worker_id) AS holder, coalesce(m.route, 'w:' || h.worker_id) AS route,
+                (_item_here IS NULL OR _item_here[w.k] AND _item_delay[w.k] <= 0) AND may_lock
+                -- With the epoch as it is, or not at all: a writer without a lease gives the session another.
+                AND (w.session_id IS NULL OR (h.session_id = ANY (held)) IS TRUE) AND blocked[w.k] IS NOT TRUE AS locked
+            FROM unnest(_item_session) WITH ORDINALITY AS w (session_id, k)
+            LEFT JOIN held_sessions h ON h.session_id = w.session_id
+            LEFT JOIN planned_moves m ON m.session_id = h.session_id) p;
+        INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
+            lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at, order_session, order_number)
+        SELECT _instance[w.n], _execution[w.n], _item_activity[w.k], _item_name[w.k],
+            CASE WHEN blocked[w.k] IS NOT TRUE THEN _item_session[w.k] END,
+            CASE WHEN blocked[w.k] THEN 'blocked'
+                 WHEN _item_session[w.k] IS NULL THEN 'free'
+                 WHEN routes[w.k] IS NOT NULL THEN routes[w.k]
+                 WHEN _item_claim[w.k] AND _item_delay[w.k] <= 0 THEN 'new:' || _worker ELSE 'new' END,
+            (SELECT clock()) + (coalesce(_item_delay[w.k], 0) * interval '1 s' + w.k * interval '1 us'),
+            _item_payload[w.k],
+            CASE WHEN locked[w.k] THEN _worker END, CASE WHEN locked[w.k] THEN _incarnation END,
+            CASE WHEN locked[w.k] THEN _token || '.' || w.k END,
+            CASE WHEN locked[w.k] THEN clock() + _item_lock * interval '1 s' END, locked[w.k]::int, clock(),
+            _item_order[w.k], numbers[w.k]
+        FROM unnest(_item_turn) WITH ORDINALITY AS w (n, k);
+    END IF;
+
+    IF _state_session IS NOT NULL THEN
+        UPDATE session_states r
+        SET state = _state[w.k], encoding = _state_encoding[w.k], schema_version = _state_schema[w.k],
+            kind = _state_kind[w.k], name = _state_name[w.k], parent = _state_parent[w.k],
+            labels = _state_labels[w.k]::jsonb, message_count = _state_messages[w.k],
+            participants = _state_participants[w.k]::jsonb, version = r.version + 1, epoch = _state_epoch[w.k],
+            turn = NULL, updated_at = clock()
+        FROM unnest(_state_session) WITH ORDINALITY AS w (session_id, k)
+        WHERE r.session_id = w.session_id AND r.version = _state_base[w.k]
+          AND (r.epoch > _state_epoch[w.k]) IS NOT TRUE
+          AND NOT EXISTS (SELECT FROM sessions s WHERE s.session_id = w.session_id AND s.epoch > _state_epoch[w.k]);
+        GET DIAGNOSTICS passed = ROW_COUNT;
+        -- Plain: should another transaction write the first version too, one of the two fails (errors.py: Contention).
+        INSERT INTO session_states (session_id, state, encoding, schema_version, kind, name, parent, labels,
+            message_count, participants, version, epoch, created_at, updated_at)
+        SELECT w.session_id, _state[w.k], _state_encoding[w.k], _state_schema[w.k], _state_kind[w.k], _state_name[w.k],
+            _state_parent[w.k], _state_labels[w.k]::jsonb, _state_messages[w.k], _state_participants[w.k]::jsonb, 1,
+            _state_epoch[w.k], c.now, c.now
+        FROM unnest(_state_session) WITH ORDINALITY AS w (session_id, k) CROSS JOIN (SELECT clock() AS now) c
+        WHERE _state_base[w.k] = 0
+          AND NOT EXISTS (SELECT FROM sessions s WHERE s.session_id = w.session_id AND s.epoch > _state_epoch[w.k]);
+        GET DIAGNOSTICS added = ROW_COUNT;
+        IF passed + added < cardinality(_state_session) THEN
+            PERFORM refuse();
+        END IF;
+    END IF;
+
+    IF _end IS NOT NULL THEN
+        DELETE FROM session_holds h USING unnest(_unhold_turn) WITH ORDINALITY AS u (n, k)
+        WHERE h.instance_id = _instance[u.n] AND h.execution_id = _execution[u.n] AND h.hold_id = _unhold_id[u.k];
+        DELETE FROM session_holds h WHERE h.instance_id = ANY (_end);
+        -- Where a hold has ended, the lock is cut back to the latest one that is left.
+        UPDATE sessions s SET locked_until = b.until
+        FROM (
+            SELECT e.session_id, greatest(clock() + _session_lock * interval '1 s', max(h.until)) AS until
+            FROM unnest(ending) AS e (session_id) LEFT JOIN session_holds h USING (session_id)
+            GROUP BY e.session_id) b
+        WHERE s.session_id = b.session_id AND s.locked_until > b.until;
+        INSERT INTO session_holds (instance_id, execution_id, hold_id, session_id, until, session_lock)
+        SELECT _instance[h.n], _execution[h.n], _hold_id[h.k], _hold_session[h.k],
+            clock() + _hold_seconds[h.k] * interval '1 s', _session_lock
+        FROM unnest(_hold_turn) WITH ORDINALITY AS h (n, k)
+        ON CONFLICT (instance_id, execution_id, hold_id) DO UPDATE
+        SET session_id = excluded.session_id, until = excluded.until, session_lock = excluded.session_lock;
+        UPDATE sessions s SET locked_until = clock() + x.seconds * interval '1 s'
+        FROM (
+            SELECT h.session_id, max(_hold_seconds[h.k]) AS seconds
+            FROM unnest(_hold_session) WITH ORDINALITY AS h (session_id, k) JOIN held_sessions USING (session_id)
+            GROUP BY h.session_id) x
+        WHERE s.session_id = x.session_id AND s.locked_until < clock() + x.seconds * interval '1 s';
+        INSERT INTO session_watches (session_id, instance_id, payload)
+        SELECT w.session_id, _instance[_watch_turn[w.k]], _watch[w.k]
+        FROM unnest(_watch_session) WITH ORDINALITY AS w (session_id, k)
+        ON CONFLICT (session_id, instance_id) DO UPDATE SET payload = excluded.payload;
+    END IF;
+
+    IF _finish IS NOT NULL THEN
+        -- Removals come last, for they may be of what this batch has queued.
+        INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload, timer_execution, timer_id)
+        SELECT m.instance_id, r.route, (SELECT clock()) + _message_delay[m.k] * interval '1 s', _message[m.k],
+            _message_execution[m.k], _message_timer[m.k]
+        FROM unnest(_message_instance) WITH ORDINALITY AS m (instance_id, k) JOIN message_routes r USING (instance_id)
+        WHERE _message_birth[m.k] IS NULL OR r.birth = _message_birth[m.k]
+        ORDER BY m.k;
+        -- An id alone does not say whose message it is: after a failover that lost the last commits it may be another's.
+        DELETE FROM orchestrator_queue o USING unnest(_consume_turn) WITH ORDINALITY AS c (n, k)
+        WHERE o.id = _consume_id[c.k] AND o.instance_id = _instance[c.n];
+        DELETE FROM orchestrator_queue o USING unnest(_timer_turn) WITH ORDINALITY AS t (n, k)
+        WHERE o.instance_id = _instance[t.n] AND o.timer_execution = _execution[t.n] AND o.timer_id = _timer_id[t.k];
+        DELETE FROM orchestrator_queue WHERE instance_id = ANY (_finish);
+        DELETE FROM worker_queue q USING unnest(_cancel_turn) WITH ORDINALITY AS c (n, k)
+        WHERE q.instance_id = _instance[c.n] AND q.execution_id = _execution[c.n]
+          AND q.activity_id = _cancel_activity[c.k];
+        DELETE FROM worker_queue WHERE instance_id = ANY (_finish);
+        DELETE FROM session_watches WHERE instance_id = ANY (_finish);
+    END IF;
+    RETURN (held, epochs, locked, holders);
+END $$;
+
+-- Plain turns: they take results and queue work that their worker is to run, and do nothing else. Nearly all batches hold
+-- only such turns, and what a commit of few turns costs is to start its statements and to receive its arguments.
+
+-- Commits a batch of plain turns, all of them or none: as `commit_turns`, without what such a batch does not need.
+--
+-- An INSERT reads the time beforehand: with a volatile function among its columns it would be started as two plans.
+CREATE FUNCTION commit_plain_turns(
+    _worker text, _incarnation text, _token text,
+    _item_lock float8, _session_lock float8, _touch_below float8,
+    _instance text[], _birth text[], _execution bigint[], _events bigint[], _added bigint[],
+    _event_turn bigint[], _event_id bigint[], _event text[],
+    _ack_instance text[], _ack_execution bigint[], _ack_activity bigint[], _ack_token text[],
+    _item_turn bigint[], _item_activity bigint[], _item_name text[], _item_session text[], _item_payload text[],
+    _here text[]
+) RETURNS committed LANGUAGE plpgsql AS $$
+DECLARE
+    held text[]; epochs bigint[]; locked boolean[]; holders text[]; routes text[];
+    acked text[];         -- sessions of results
+    earliest timestamptz; -- end of a lock on what is held
+    may_lock boolean;     -- false: draining; NULL: the worker's lease has ended
+    passed bigint;
+    moment timestamptz;
+BEGIN
+    UPDATE instances i
+    SET event_count = i.event_count + _added[t.n], claims = 0, unknown_since = NULL, updated_at = clock()
+    FROM unnest(_instance) WITH ORDINALITY AS t (instance_id, n)
+    WHERE i.instance_id = t.instance_id AND i.birth = _birth[t.n]
+      AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
+      AND i.execution_id = _execution[t.n] AND i.event_count = _events[t.n];
+    GET DIAGNOSTICS passed = ROW_COUNT;
+    IF passed < cardinality(_instance) THEN
+        PERFORM refuse();
+    END IF;
+    moment := clock();
+    INSERT INTO history (instance_id, execution_id, event_id, event, recorded_at, recorded_events, recorded_by)
+    SELECT _instance[e.n], _execution[e.n], _event_id[e.k], _event[e.k],
+        CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN moment END,
+        CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN _added[e.n] END,
+        CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN _worker END
+    FROM unnest(_event_turn) WITH ORDINALITY AS e (n, k);
+
+    WITH removed AS (
+        DELETE FROM worker_queue q
+        USING unnest(_ack_instance) WITH ORDINALITY AS a (instance_id, k)
+        WHERE q.instance_id = a.instance_id AND q.execution_id = _ack_execution[a.k]
+          AND q.activity_id = _ack_activity[a.k] AND q.lock_token = _ack_token[a.k] AND q.locked_until > clock()
+        RETURNING q.session_id
+    )
+    SELECT count(*), array_agg(r.session_id) INTO passed, acked FROM removed r;
+    -- Sessions that the caller holds, and holds until the commit.
+    SELECT array_agg(h.session_id), array_agg(h.epoch), min(h.locked_until), (
+            SELECT NOT w.draining FROM alive_workers w
+            WHERE w.worker_id = _worker AND w.incarnation = _incarnation)
+    INTO held, epochs, earliest, may_lock
+    FROM (
+        SELECT s.session_id, s.epoch, s.locked_until FROM sessions s
+        WHERE s.session_id = ANY (acked || _here)
+          AND (s.worker_id = _worker) IS TRUE AND s.incarnation = _incarnation AND s.locked_until > clock()
+          -- With a planned move, its next work is for the other worker.
+          AND (s.next_worker IS NULL OR s.next_until <= clock())
+        ORDER BY s.session_id FOR NO KEY UPDATE) h;
+    IF passed < cardinality(_ack_token) OR may_lock IS NULL THEN
+        PERFORM refuse();
+    END IF;
+    moment := clock();
+    IF earliest < moment + _touch_below * interval '1 s' THEN
+        UPDATE sessions s SET locked_until = moment + _session_lock * interval '1 s', touched_at = moment
+        WHERE s.session_id = ANY (held) AND s.locked_until < moment + _touch_below * interval '1 s';
+    END IF;
+
+    -- New work: locked to the caller where that is right, else left to the holder of its session. Items of one batch are
+    -- a microsecond apart, so that they are delivered in their order.
+    IF may_lock AND (held = _here OR held @> _here OR _here = '{}') THEN
+        INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
+            lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at)
+        SELECT _instance[w.n], _execution[w.n], _item_activity[w.k], _item_name[w.k], _item_session[w.k],
+            CASE WHEN _item_session[w.k] IS NULL THEN 'free' ELSE 'w:' || _worker END,
+            moment + w.k * interval '1 us', _item_payload[w.k],
+            _worker, _incarnation, _token || '.' || w.k, moment + _item_lock * interval '1 s', 1, moment
+        FROM unnest(_item_turn) WITH ORDINALITY AS w (n, k);
+    ELSE
+        SELECT array_agg(p.locked ORDER BY p.k), array_agg(p.holder ORDER BY p.k), array_agg(p.route ORDER BY p.k)
+        INTO locked, holders, routes
+        FROM (
+            SELECT w.k, coalesce(m.next_worker, h.worker_id) AS holder, coalesce(m.route, 'w:' || h.worker_id) AS route,
+                -- With the epoch as it is, or not at all: a writer without a lease gives the session another.
+                may_lock AND (w.session_id IS NULL OR (h.session_id = ANY (held)) IS TRUE) AS locked
+            FROM unnest(_item_session) WITH ORDINALITY AS w (session_id, k)
+            LEFT JOIN held_sessions h ON h.session_id = w.session_id
+            LEFT JOIN planned_moves m ON m.session_id = h.session_id) p;
+        INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
+            lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at)
+        SELECT _instance[w.n], _execution[w.n], _item_activity[w.k], _item_name[w.k], _item_session[w.k],
+            CASE WHEN _item_session[w.k] IS NULL THEN 'free' ELSE coalesce(routes[w.k], 'new') END,
+            moment + w.k * interval '1 us', _item_payload[w.k],
+            CASE WHEN locked[w.k] THEN _worker END, CASE WHEN locked[w.k] THEN _incarnation END,
+            CASE WHEN locked[w.k] THEN _token || '.' || w.k END,
+            CASE WHEN locked[w.k] THEN moment + _item_lock * interval '1 s' END, locked[w.k]::int, moment
+        FROM unnest(_item_turn) WITH ORDINALITY AS w (n, k);
+    END IF;
+    RETURN (held, epochs, locked, holders);
+END $$;
+
+-- One plain turn that takes one result and queues one item of the same session, or also without one, to be run here: the
+-- batch of a worker that has little to do. Its time is what starts statements, and arrays of one element make that half
+-- as much again.
+
+-- Commits such a turn as `commit_plain_turns` does, or raises `refuse`: also when the item is not to be locked to the
+-- caller, since that is for the other function. Returns the epoch of the session.
+CREATE FUNCTION commit_fused_turn(
+    _worker text, _incarnation text, _token text,
+    _item_lock float8, _session_lock float8, _touch_below float8,
+    _instance text, _birth text, _execution bigint, _events bigint, _event text[],
+    _ack_activity bigint, _ack_token text,
+    _item_activity bigint, _item_name text, _item_session text, _item_payload text
+) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    held_epoch bigint;
+    held_until timestamptz;
+    moment timestamptz;
+BEGIN
+    UPDATE instances i
+    SET event_count = i.event_count + cardinality(_event), claims = 0, unknown_since = NULL, updated_at = clock()
+    WHERE i.instance_id = _instance AND i.birth = _birth
+      AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
+      AND i.execution_id = _execution AND i.event_count = _events;
+    IF NOT FOUND THEN
+        PERFORM refuse();
+    END IF;
+    moment := clock();
+    INSERT INTO history (instance_id, execution_id, event_id, event, recorded_at, recorded_events, recorded_by)
+    SELECT _instance, _execution, _events + e.k, e.event,
+        CASE WHEN e.k = 1 THEN moment END,
+        CASE WHEN e.k = 1 THEN cardinality(_event) END,
+        CASE WHEN e.k = 1 THEN _worker END
+    FROM (SELECT generate_series(1, cardinality(_event)) AS k, unnest(_event) AS event) e;
+
+    DELETE FROM worker_queue q
+    WHERE q.instance_id = _instance AND q.execution_id = _execution AND q.activity_id = _ack_activity
+      AND q.lock_token = _ack_token AND q.locked_until > clock() AND q.session_id IS NOT DISTINCT FROM _item_session;
+    IF NOT FOUND THEN
+        PERFORM refuse();
+    END IF;
+    -- A session that the caller holds, and holds until the commit. With a planned move, its next work is for the other worker.
+    IF _item_session IS NOT NULL THEN
+        SELECT s.epoch, s.locked_until INTO held_epoch, held_until FROM sessions s
+        WHERE s.session_id = _item_session
+          AND (s.worker_id = _worker) IS TRUE AND s.incarnation = _incarnation AND s.locked_until > clock()
+          AND (s.next_worker IS NULL OR s.next_until <= clock())
+        FOR NO KEY UPDATE;
+        IF NOT FOUND THEN
+            PERFORM refuse();
+        END IF;
+    END IF;
+    PERFORM FROM alive_workers w WHERE w.worker_id = _worker AND w.incarnation = _incarnation AND NOT w.draining;
+    IF NOT FOUND THEN
+        PERFORM refuse();
+    END IF;
+    moment := clock();
+    IF held_until < moment + _touch_below * interval '1 s' THEN
+        UPDATE sessions s SET locked_until = moment + _session_lock * interval '1 s', touched_at = moment
+        WHERE s.session_id = _item_session;
+    END IF;
+
+    INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
+        lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at)
+    VALUES (_instance, _execution, _item_activity, _item_name, _item_session,
+        CASE WHEN _item_session IS NULL THEN 'free' ELSE 'w:' || _worker END, moment, _item_payload,
+        _worker, _incarnation, _token, moment + _item_lock * interval '1 s', 1, moment);
+    RETURN held_epoch;
+END $$;
+
+-- Writes what wakes add to their journals: see `JournalWrite`. The writes come in the order of the keys of their sessions, at
+-- most one of each. An entry belongs to the write of number _entry_write, and is the one of number _entry_place there;
+-- _added and _size are the number of a write's entries and their bytes. Columns that a batch has no use for are NULL. `_rare`
+-- has requests, revisits, and those that end. `_also` has the sessions of other journals that the statement appends to
+-- afterwards: all are locked together. With `_only`, writes of other numbers are left out.
+CREATE FUNCTION write_journals(
+    _session text[], _journal bigint[], _base bigint[], _processed bigint[], _wake text[], _attempt bigint[],
+    _added bigint[], _size bigint[],
+    _entry_write bigint[], _entry_place bigint[], _entry_kind text[], _entry_wake text[], _entry text[],
+    _entry_event text[] = NULL, _entry_input boolean[] = NULL, _clear bigint[] = NULL, _rare json = NULL,
+    _also text[] = NULL, _only bigint[] = NULL
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    passed bigint := 0; place bigint; last bigint; lasts bigint[];
+    cleared bigint[];
+BEGIN
+    IF _entry_event IS NOT NULL OR _also IS NOT NULL THEN
+        PERFORM FROM journals j WHERE j.session_id = ANY (_session || _also) ORDER BY j.session_id FOR NO KEY UPDATE;
+    END IF;
+    IF _entry_event IS NOT NULL THEN
+        -- Entries whose event id is there are left out, and so are others with the same one behind the first.
+        WITH entry AS MATERIALIZED (
+            SELECT w.n, w.k, w.copy = 1 AND coalesce(
+                (SELECT e.seq FROM journal_entries e WHERE e.journal_id = _journal[w.n] AND e.event_id = _entry_event[w.k]),
+                CASE WHEN (SELECT j.base_id FROM journals j WHERE j.journal_id = _journal[w.n]) IS NOT NULL
+                     THEN find_inherited_event(_journal[w.n], _entry_event[w.k]) END) IS NULL AS is_new
+            FROM (
+                SELECT e.n, e.k, row_number() OVER (
+                    PARTITION BY e.n, coalesce(_entry_event[e.k], ''), CASE WHEN _entry_event[e.k] IS NULL THEN e.k END
+                    ORDER BY e.k) AS copy
+                FROM unnest(_entry_write) WITH ORDINALITY AS e (n, k)) w
+        ), placed AS MATERIALIZED (
+            SELECT e.n, e.k, row_number() OVER (PARTITION BY e.n ORDER BY e.k) AS place FROM entry e WHERE e.is_new
+        )
+        SELECT ARRAY (SELECT p.place FROM entry e LEFT JOIN placed p ON p.k = e.k ORDER BY e.k),
+            ARRAY (
+                SELECT (SELECT count(*) FROM placed p WHERE p.n = w.n)
+                FROM unnest(_session) WITH ORDINALITY AS w (session_id, n) ORDER BY w.n),
+            ARRAY (
+                SELECT (SELECT coalesce(sum(octet_length(_entry[p.k])), 0) FROM placed p WHERE p.n = w.n)
+                FROM unnest(_session) WITH ORDINALITY AS w (session_id, n) ORDER BY w.n)
+        INTO _entry_place, _added, _size;
+    END IF;
+    FOR place, last IN
+        UPDATE journals j
+        SET processed = _processed[w.n], last_seq = j.last_seq + _added[w.n], size = j.size + _size[w.n],
+            ended_wake = _wake[w.n], ended_attempt = CASE WHEN j.ended_wake = _wake[w.n]
+                THEN greatest(j.ended_attempt, _attempt[w.n]) ELSE _attempt[w.n] END,
+            updated_at = clock()
+        FROM unnest(_session) WITH ORDINALITY AS w (session_id, n)
+        WHERE j.session_id = w.session_id AND j.journal_id = _journal[w.n] AND j.processed = _base[w.n]
+          AND (_only IS NULL OR w.n = ANY (_only))
+        RETURNING w.n, j.last_seq - _added[w.n]
+    LOOP
+        lasts[place] := last;
+        passed := passed + 1;
+    END LOOP;
+    IF passed < cardinality(coalesce(_only, _journal)) THEN
+        PERFORM refuse();
+    END IF;
+    INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, event_id, wake_id, payload)
+    SELECT _journal[e.n], lasts[e.n] + _entry_place[e.k], (SELECT clock()), coalesce(_entry_input[e.k], false),
+        _entry_kind[e.k], _entry_event[e.k], _entry_wake[e.k], _entry[e.k]
+    FROM unnest(_entry_write) WITH ORDINALITY AS e (n, k)
+    WHERE lasts[e.n] IS NOT NULL AND _entry_place[e.k] IS NOT NULL;
+    IF _clear IS NOT NULL THEN
+        cleared := ARRAY (SELECT _journal[c.n] FROM unnest(_clear) AS c (n) WHERE _only IS NULL OR c.n = ANY (_only));
+        DELETE FROM journal_streams s WHERE s.journal_id = ANY (cleared);
+    END IF;
+    IF _rare IS NOT NULL THEN
+        DELETE FROM journal_requests r USING json_to_recordset(_rare -> 'ended_requests') AS x (n bigint, id text)
+        WHERE r.journal_id = _journal[x.n] AND r.request_id = x.id AND (_only IS NULL OR x.n = ANY (_only));
+        DELETE FROM journal_revisits r USING json_to_recordset(_rare -> 'ended_revisits') AS x (n bigint, key text)
+        WHERE r.journal_id = _journal[x.n] AND r.key = x.key AND (_only IS NULL OR x.n = ANY (_only));
+        INSERT INTO journal_requests (journal_id, request_id, kind, wake_id, seq, place, created_at, expires_at, payload)
+        SELECT j.journal_id, x.id, x.kind, _wake[x.n], least(j.last_seq - _added[x.n] + 1, j.last_seq), x.k, c.now,
+            c.now + x.expires_in * interval '1 s', x.payload
+        FROM ROWS FROM (
+            json_to_recordset(_rare -> 'requests') AS (n bigint, id text, kind text, payload text, expires_in float8)
+        ) WITH ORDINALITY AS x (n, id, kind, payload, expires_in, k)
+        JOIN journals j ON j.journal_id = _journal[x.n] CROSS JOIN (SELECT clock() AS now) c
+        WHERE j.dropped_seq <= _processed[x.n] AND (_only IS NULL OR x.n = ANY (_only))
+        ORDER BY x.k
+        ON CONFLICT (journal_id, request_id) DO NOTHING;
+        INSERT INTO journal_revisits (journal_id, key, due_at, priority, reason, note, wake_id)
+        SELECT j.journal_id, x.key, clock() + x.delay * interval '1 s', x.priority, x.reason, x.note, _wake[x.n]
+        FROM ROWS FROM (
+            json_to_recordset(_rare -> 'revisits')
+            AS (n bigint, key text, delay float8, priority bigint, reason text, note text)
+        ) WITH ORDINALITY AS x (n, key, delay, priority, reason, note, k)
+        JOIN journals j ON j.journal_id = _journal[x.n]
+        WHERE j.dropped_seq <= _processed[x.n] AND (_only IS NULL OR x.n = ANY (_only))
+        ORDER BY x.k
+        ON CONFLICT (journal_id, key) DO NOTHING;
+    END IF;
+END $$;
+
+-- One turn that takes the result of one wake, with what that adds to its journal and with the state of its session: the batch
+-- of a worker that has little to do with conversations. As `commit_fused_turn`, for the same reason.
+
+-- Commits such a turn as `commit_turns` and `write_journals` do, or raises `refuse`: also when it is for those two, since the
+-- state is of another session than the result, or of one without a row, or since the item may not sleep. The entries are of this
+-- wake; none is an input, and none has an event id. An item asleep is of the instance whose journal this is.
+CREATE FUNCTION commit_wake(
+    _worker text, _incarnation text, _session_lock float8, _touch_below float8,
+    _instance text, _birth text, _execution bigint, _events bigint, _event text[],
+    _ack_activity bigint, _ack_token text,
+    _session text, _journal bigint, _base bigint, _processed bigint, _wake text, _attempt bigint,
+    _entry_kind text[], _entry text[], _size bigint, _clear boolean,
+    _state_session text = NULL, _state_base bigint = NULL, _state_epoch bigint = NULL, _state bytea = NULL,
+    _state_encoding text = NULL, _state_schema bigint = NULL, _state_kind text = NULL, _state_name text = NULL,
+    _state_parent text = NULL, _state_labels text = NULL, _state_messages bigint = NULL,
+    _state_participants text = NULL,
+    _asleep_activity bigint = NULL, _asleep_name text = NULL, _asleep_session text = NULL, _asleep_payload text = NULL
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    acked text;             -- session of the result
+    session_epoch bigint;
+    held_until timestamptz; -- NULL: the caller does not hold it
+    last bigint;            -- entry of the journal before those of the wake
+    inherited bigint;       -- last entry that the journal has from another one
+    moment timestamptz;
+BEGIN
+    UPDATE instances i
+    SET event_count = i.event_count + cardinality(_event), claims = 0, unknown_since = NULL, updated_at = clock()
+    WHERE i.instance_id = _instance AND i.birth = _birth
+      AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
+      AND i.execution_id = _execution AND i.event_count = _events;
+    IF NOT FOUND THEN
+        PERFORM refuse();
+    END IF;
+    moment := clock();
+    INSERT INTO history (instance_id, execution_id, event_id, event, recorded_at, recorded_events, recorded_by)
+    SELECT _instance, _execution, _events + e.k, e.event,
+        CASE WHEN e.k = 1 THEN moment END,
+        CASE WHEN e.k = 1 THEN cardinality(_event) END,
+        CASE WHEN e.k = 1 THEN _worker END
+    FROM (SELECT generate_series(1, cardinality(_event)) AS k, unnest(_event) AS event) e;
+
+    DELETE FROM worker_queue q
+    WHERE q.instance_id = _instance AND q.execution_id = _execution AND q.activity_id = _ack_activity
+      AND q.lock_token = _ack_token AND q.locked_until > clock()
+    RETURNING q.session_id INTO acked;
+    IF NOT FOUND OR _state_session <> acked OR _state_session IS NOT NULL AND acked IS NULL THEN
+        PERFORM refuse();
+    END IF;
+    IF acked IS NOT NULL THEN
+        SELECT s.epoch,
+            -- With a planned move, its next work is for the other worker.
+            CASE WHEN (s.worker_id = _worker) IS TRUE AND s.incarnation = _incarnation AND s.locked_until > clock()
+                  AND (s.next_worker IS NULL OR s.next_until <= clock()) THEN s.locked_until END
+        INTO session_epoch, held_until
+        FROM sessions s WHERE s.session_id = acked FOR NO KEY UPDATE;
+    END IF;
+    PERFORM FROM alive_workers w WHERE w.worker_id = _worker AND w.incarnation = _incarnation;
+    IF NOT FOUND OR _state_session IS NOT NULL AND (session_epoch <= _state_epoch) IS NOT TRUE THEN
+        PERFORM refuse();
+    END IF;
+    moment := clock();
+    IF held_until < moment + _touch_below * interval '1 s' THEN
+        UPDATE sessions s SET locked_until = moment + _session_lock * interval '1 s', touched_at = moment
+        WHERE s.session_id = acked;
+    END IF;
+
+    IF _state_session IS NOT NULL THEN
+        UPDATE session_states r
+        SET state = _state, encoding = _state_encoding, schema_version = _state_schema, kind = _state_kind,
+            name = _state_name, parent = _state_parent, labels = _state_labels::jsonb,
+            message_count = _state_messages, participants = _state_participants::jsonb, version = r.version + 1,
+            epoch = _state_epoch, turn = NULL, updated_at = clock()
+        WHERE r.session_id = _state_session AND r.version = _state_base AND (r.epoch > _state_epoch) IS NOT TRUE;
+        IF NOT FOUND THEN
+            PERFORM refuse();
+        END IF;
+    END IF;
+
+    UPDATE journals j
+    SET processed = _processed, last_seq = j.last_seq + cardinality(_entry), size = j.size + _size,
+        ended_wake = _wake, ended_attempt = CASE WHEN j.ended_wake = _wake
+            THEN greatest(j.ended_attempt, _attempt) ELSE _attempt END,
+        updated_at = clock()
+    WHERE j.session_id = _session AND j.journal_id = _journal AND j.processed = _base
+    RETURNING j.last_seq - cardinality(_entry), j.base_seq INTO last, inherited;
+    IF NOT FOUND THEN
+        PERFORM refuse();
+    END IF;
+    moment := clock();
+    INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, wake_id, payload)
+    SELECT _journal, last + e.k, moment, false, e.kind, _wake, e.entry
+    FROM (
+        SELECT generate_series(1, cardinality(_entry)) AS k, unnest(_entry_kind) AS kind, unnest(_entry) AS entry) e;
+    IF _clear THEN
+        DELETE FROM journal_streams s WHERE s.journal_id = _journal;
+    END IF;
+
+    IF _asleep_activity IS NOT NULL THEN
+        PERFORM FROM journal_entries e WHERE e.journal_id = _journal AND e.is_input AND e.seq > _processed LIMIT 1;
+        IF FOUND OR _processed < inherited THEN
+            PERFORM refuse();
+        END IF;
+        -- No other transaction adds the row of an instance that is locked.
+        UPDATE asleep_items a
+        SET birth = _birth, execution_id = _execution, activity_id = _asleep_activity, name = _asleep_name,
+            session_id = _asleep_session, payload = _asleep_payload, asleep = true
+        WHERE a.instance_id = _instance;
+        IF NOT FOUND THEN
+            INSERT INTO asleep_items (instance_id, birth, execution_id, activity_id, name, session_id, payload, asleep)
+            VALUES (_instance, _birth, _execution, _asleep_activity, _asleep_name, _asleep_session, _asleep_payload,
+                true);
+        END IF;
+    END IF;
+END $$;

@@ -1,2 +1,0 @@
--- What each worker has code for: {kind: {name: digest}}, as JSON.
-ALTER TABLE workers ADD COLUMN registered TEXT NOT NULL DEFAULT '{}';

@@ -1,0 +1,127 @@
+-- Journals of sessions: see affinity/journal.py.
+
+-- session_id: NULL when it was deleted, and forks continue it. base_id, base_seq: the journal that it continues, after that
+-- number. first_seq: the first entry that is kept; greater than last_seq if there is none. size: bytes of the payloads of its
+-- own entries. ended_wake, ended_attempt: the last attempt that has committed or was retracted, of which late parts of a stream
+-- are ignored. dropped: the last entry that has dropped requests and revisits. home: the session on whose lease the wakes run;
+-- NULL: its own. lineage, operator, extras: how it was made from others (`JournalBirth`). used: what entries have used that
+-- were removed, by writer, the number of these entries with a usage, and its sum by name: {"WRITER": [3, {"tokens": 30}]}. A
+-- writer is the beginning that the ids of the wakes of one instance share.
+CREATE TABLE journals (
+    journal_id    INTEGER PRIMARY KEY,
+    session_id    TEXT UNIQUE,
+    kind          TEXT NOT NULL,
+    parent        TEXT,
+    parent_journal INTEGER, -- of the parent as it was when it created this one
+    home          TEXT,
+    lineage       TEXT,
+    operator      TEXT NOT NULL DEFAULT '',
+    extras        TEXT NOT NULL DEFAULT '{}',
+    base_id       INTEGER,
+    base_seq      INTEGER,
+    first_seq     INTEGER NOT NULL DEFAULT 1,
+    last_seq      INTEGER NOT NULL DEFAULT 0,
+    processed     INTEGER NOT NULL DEFAULT 0,
+    dropped       INTEGER NOT NULL DEFAULT 0,
+    closed        INTEGER NOT NULL DEFAULT 0,
+    size          INTEGER NOT NULL DEFAULT 0,
+    ended_wake    TEXT,
+    ended_attempt INTEGER,
+    used          TEXT NOT NULL DEFAULT '{}',
+    created_at    REAL NOT NULL,
+    updated_at    REAL NOT NULL
+) STRICT;
+
+CREATE INDEX journals_by_age ON journals (created_at, session_id) WHERE session_id IS NOT NULL;
+CREATE INDEX journals_by_base ON journals (base_id, base_seq) WHERE base_id IS NOT NULL;
+CREATE INDEX journals_by_kind ON journals (kind, created_at, session_id) WHERE session_id IS NOT NULL;
+CREATE INDEX journals_by_parent ON journals (parent, created_at, session_id) WHERE parent IS NOT NULL;
+CREATE INDEX journals_deleted ON journals (journal_id) WHERE session_id IS NULL;
+-- Retention finds journals that are over a bound of entries or bytes by these. Short ones are in neither.
+CREATE INDEX journals_by_entries ON journals (last_seq - first_seq) WHERE last_seq - first_seq >= 64;
+CREATE INDEX journals_by_size ON journals (size) WHERE size > 65536;
+
+-- origin_id, origin_seq: the entry that a merge has copied.
+CREATE TABLE journal_entries (
+    journal_id  INTEGER NOT NULL,
+    seq         INTEGER NOT NULL,
+    kind        TEXT NOT NULL,
+    event_id    TEXT,
+    wake_id     TEXT,
+    is_input    INTEGER NOT NULL,
+    recorded_at REAL NOT NULL,
+    origin_id   INTEGER,
+    origin_seq  INTEGER,
+    payload     TEXT NOT NULL,
+    PRIMARY KEY (journal_id, seq)
+) STRICT, WITHOUT ROWID;
+
+CREATE UNIQUE INDEX journal_entries_by_event ON journal_entries (journal_id, event_id) WHERE event_id IS NOT NULL;
+CREATE INDEX journal_entries_by_kind ON journal_entries (journal_id, kind, seq);
+CREATE INDEX journal_entries_by_origin ON journal_entries (origin_id, origin_seq) WHERE origin_id IS NOT NULL;
+CREATE INDEX journal_entries_by_wake ON journal_entries (journal_id, wake_id, seq) WHERE wake_id IS NOT NULL;
+CREATE INDEX journal_entries_inputs ON journal_entries (journal_id, seq) WHERE is_input;
+
+-- seq: the first entry that was appended with it.
+CREATE TABLE journal_requests (
+    id         INTEGER PRIMARY KEY,
+    journal_id INTEGER NOT NULL,
+    request_id TEXT NOT NULL,
+    kind       TEXT NOT NULL,
+    wake_id    TEXT,
+    seq        INTEGER NOT NULL,
+    created_at REAL NOT NULL,
+    expires_at REAL,
+    payload    TEXT NOT NULL,
+    UNIQUE (journal_id, request_id)
+) STRICT;
+
+CREATE TABLE journal_revisits (
+    journal_id INTEGER NOT NULL,
+    key        TEXT NOT NULL,
+    due_at     REAL NOT NULL,
+    priority   INTEGER NOT NULL,
+    reason     TEXT NOT NULL,
+    note       TEXT NOT NULL,
+    wake_id    TEXT,
+    PRIMARY KEY (journal_id, key)
+) STRICT, WITHOUT ROWID;
+
+-- Of each journal, the parts of one attempt of one wake.
+CREATE TABLE journal_streams (
+    journal_id INTEGER NOT NULL,
+    wake_id    TEXT NOT NULL,
+    attempt    INTEGER NOT NULL,
+    number     INTEGER NOT NULL,
+    payload    TEXT NOT NULL,
+    PRIMARY KEY (journal_id, wake_id, attempt, number)
+) STRICT, WITHOUT ROWID;
+
+-- A journal that others name here is kept, without its entries, when it is deleted: the way to its own parents.
+CREATE TABLE journal_parents (
+    journal_id INTEGER NOT NULL,
+    position   INTEGER NOT NULL,
+    parent_id  INTEGER NOT NULL,
+    PRIMARY KEY (journal_id, position)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX journal_parents_by_parent ON journal_parents (parent_id);
+
+-- A journal is deleted: its row stays, without a session, until no fork continues it and its entries are gone.
+CREATE TRIGGER journal_deleted AFTER UPDATE OF session_id ON journals WHEN NEW.session_id IS NULL
+BEGIN
+    DELETE FROM journal_requests WHERE journal_id = NEW.journal_id;
+    DELETE FROM journal_revisits WHERE journal_id = NEW.journal_id;
+    DELETE FROM journal_streams WHERE journal_id = NEW.journal_id;
+END;
+
+CREATE TRIGGER journal_removed AFTER DELETE ON journals
+BEGIN
+    DELETE FROM journal_entries WHERE journal_id = OLD.journal_id;
+END;
+
+-- A journal is deleted with the record of its session.
+CREATE TRIGGER journal_deleted_with_record AFTER DELETE ON session_states
+BEGIN
+    UPDATE journals SET session_id = NULL WHERE session_id = OLD.session_id;
+END;
