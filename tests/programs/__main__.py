@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     areas = chosen.areas.split(",") if chosen.areas else list(AREAS)
     with _silent(), _database(chosen) as where:
         print(f"seed {seed}, {', '.join(areas)}, on {'SQLite' if where is None else 'PostgreSQL'}", flush=True)
-        look = Look(where, areas, shrink=not chosen.no_shrink, processes=chosen.processes)
+        look = Look(where, areas, shrink=not chosen.no_shrink, processes=chosen.processes, repeats=chosen.repeats)
         try:
             look.run(seed, count, minutes)
         except Failed as failed:
@@ -61,6 +61,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--all", action="store_true", help=f"{ALL_MINUTES:g} minutes, from a new seed")
     parser.add_argument("--areas", help=f"by default all: {','.join(AREAS)}")
     parser.add_argument("--no-shrink", action="store_true", help="print the program that has failed as it was drawn")
+    parser.add_argument(
+        "--repeats",
+        action="store_true",
+        help="a program that fails and then passes twice is printed, and does not count",
+    )
     parser.add_argument("--processes", action="store_true", help="each worker is a process, which a crash kills")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--url", help="a PostgreSQL database; by default SQLite")
@@ -105,12 +110,19 @@ class Look:
     """A search for defects on one database."""
 
     def __init__(
-        self, where: str | Copies | None, areas: Sequence[str], *, shrink: bool = True, processes: bool = False
+        self,
+        where: str | Copies | None,
+        areas: Sequence[str],
+        *,
+        shrink: bool = True,
+        processes: bool = False,
+        repeats: bool = False,
     ) -> None:
         self._where = where
         self._areas = areas
         self._shrink = shrink
         self._processes = processes
+        self._repeats = repeats
         self._totals = Totals()
         self._begun = self._told = time.monotonic()
         self._has_failed = False
@@ -135,15 +147,29 @@ class Look:
         return minutes is not None and time.monotonic() - self._begun > minutes * 60
 
     def _judge(self, runner: asyncio.Runner, program: Program) -> None:
-        for _ in range(TRIES if self._has_failed and self._shrink else 1):
-            try:
-                runner.run(run(program, self._where, self._totals, processes=self._processes))
-            except BaseException:
+        try:
+            for _ in range(TRIES if self._has_failed and self._shrink else 1):
+                self._run(runner, program)
+        except Exception as error:
+            if self._has_failed or not self._repeats or self._does_repeat(runner, program):
                 self._has_failed = True
                 raise
+            print(f"failed once, and then passed twice:\n{error!r}\n{program!r}", flush=True)
         if time.monotonic() - self._told > REPORT_SECONDS:
             self._told = time.monotonic()
             print(self.report(), flush=True)
+
+    def _run(self, runner: asyncio.Runner, program: Program) -> None:
+        runner.run(run(program, self._where, self._totals, processes=self._processes))
+
+    def _does_repeat(self, runner: asyncio.Runner, program: Program) -> bool:
+        """Whether one of two more runs fails: threads and servers make no two runs the same."""
+        try:
+            for _ in range(2):
+                self._run(runner, program)
+        except Exception:
+            return True
+        return False
 
     def report(self) -> str:
         """What was done so far."""
