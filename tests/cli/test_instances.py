@@ -44,7 +44,7 @@ def test_migrate_shows_what_it_would_do(directory: Path) -> None:
     before = document("migrate", "--dry-run")
     assert before["version"] == before["oldest_code"] == 0
     assert (len(before["pending"]), before["usable"]) == (before["known"], False)
-    assert "0001_tables" in succeed("migrate", "--dry-run")
+    assert "0001_schema" in succeed("migrate", "--dry-run")
     assert list(directory.iterdir()) == []
     succeed("migrate")
     after = document("migrate", "--dry-run")
@@ -55,7 +55,7 @@ def test_migrate_shows_what_it_would_do(directory: Path) -> None:
 def test_migrate_reports_its_progress_on_stderr(directory: Path) -> None:
     """Its output is one document."""
     result = run("migrate", "--json")
-    assert "0001_tables applied" in result.stderr
+    assert "0001_schema applied" in result.stderr
     assert json.loads(result.stdout)["from"] == 0
 
 

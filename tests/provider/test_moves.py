@@ -164,21 +164,6 @@ async def test_a_sweep_reads_no_more_moves_than_it_removes(
             assert read <= MOST, read
 
 
-async def test_the_release_before_leaves_reasons_too(any_url: str) -> None:
-    """Its drain writes none beside the lock that it ends; the worker's row distinguishes it from an expiry."""
-    async with aclosing(await open_provider(any_url)) as provider:
-        old = await _peer(provider, "old")
-        new = await _peer(provider, "new")
-        at = await new.own("i")
-        await new.commit_one(at, work_items=[work_item(at, n, "s") for n in (1, 2)])
-        item = await old.take_one()
-        await old.ack(item)
-        await old.drain()
-        _run(any_url, "UPDATE sessions SET freed_by = NULL")
-        await new.take_one()
-        assert [move.reason for move in await provider.list_session_moves(MoveFilter())] == ["new", "drained"]
-
-
 async def test_a_reused_epoch_fails_no_claim(any_url: str) -> None:
     """After a restore that set the epochs back, until a migration or a worker has found it."""
     async with aclosing(await open_provider(any_url)) as provider:
