@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Final
 
 from tests.programs.areas import AREAS
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--repeats",
         action="store_true",
-        help="a program that fails and then passes twice is printed, and does not count",
+        help="a program that fails, and passes when it is run again, is printed and does not count",
     )
     parser.add_argument("--processes", action="store_true", help="each worker is a process, which a crash kills")
     where = parser.add_mutually_exclusive_group()
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-@contextmanager
+@contextlib.contextmanager
 def _silent() -> Iterator[None]:
     """Nothing is logged of faults; a log line takes as long as a turn."""
     before = logging.root.manager.disable
@@ -84,7 +84,7 @@ def _silent() -> Iterator[None]:
         logging.disable(before)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _database(chosen: argparse.Namespace) -> Iterator[str | Copies | None]:
     if chosen.postgres is None:
         yield chosen.url
@@ -154,7 +154,7 @@ class Look:
             if self._has_failed or not self._repeats or self._does_repeat(runner, program):
                 self._has_failed = True
                 raise
-            print(f"failed once, and then passed twice:\n{error!r}\n{program!r}", flush=True)
+            print(f"failed, and passed when it was run again:\n{error!r}\n{program!r}", flush=True)
         if time.monotonic() - self._told > REPORT_SECONDS:
             self._told = time.monotonic()
             print(self.report(), flush=True)
@@ -163,13 +163,12 @@ class Look:
         runner.run(run(program, self._where, self._totals, processes=self._processes))
 
     def _does_repeat(self, runner: asyncio.Runner, program: Program) -> bool:
-        """Whether one of two more runs fails: threads and servers make no two runs the same."""
-        try:
-            for _ in range(2):
+        """Whether two more runs fail too: threads and servers make no two runs the same."""
+        for _ in range(2):
+            with contextlib.suppress(Exception):
                 self._run(runner, program)
-        except Exception:
-            return True
-        return False
+                return False
+        return True
 
     def report(self) -> str:
         """What was done so far."""
