@@ -272,7 +272,10 @@ class Shell:
 class Late:
     """Whether messages come late."""
 
-    is_set = False
+    def __init__(self) -> None:
+        self.is_set = False
+        self.holds = anyio.Event()
+        """Once a fetch was held back: from then on none is under way that began before."""
 
 
 @pytest.fixture
@@ -281,7 +284,10 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Late:
     fetch, found = Fetcher._fetch_messages, Late()
 
     async def fetch_late(self: Fetcher, generation: int) -> float:
-        return 0.05 if found.is_set else await fetch(self, generation)
+        if not found.is_set:
+            return await fetch(self, generation)
+        found.holds.set()
+        return 0.05
 
     monkeypatch.setattr(Fetcher, "_fetch_messages", fetch_late)
     return found
@@ -441,6 +447,7 @@ async def test_a_child_that_ends_as_its_wake_begins_notifies_its_parent(
     async def run_late(self: WakeRunner[Chat], ctx: affinity.ActivityContext, task: WakeTask) -> WakeOutcome:
         if ctx.instance_id == "c/child" and not begins.is_set():
             late.is_set = True
+            await late.holds.wait()
             begins.set()
             await until(closed)
         return await run(self, ctx, task)
