@@ -554,7 +554,7 @@ FROM (
         ) h JOIN workers w ON w.worker_id = h.worker_id AND w.incarnation = h.incarnation
         WHERE w.locked_until > clock()
     ) AS held, (
-        -- Sessions with work, and without a holder. The routes are those of any worker, with and without an offer, and
+        -- Sessions with work, and without a holder. The routes are the ones of any worker, with and without an offer, and
         -- of workers that died: where none is left, no sweep changes them.
         SELECT count(DISTINCT q.session_id)
         FROM (
@@ -1759,7 +1759,7 @@ BEGIN
 END $$;
 
 -- The births of wakes, behind what these have added to their journals, which are in the same order; see `JournalWrite`. With
--- `_only`, those of other writes are left out.
+-- `_only`, the births of other writes are left out.
 CREATE FUNCTION create_journals(_births text[], _home text[], _home_epoch bigint[], _only bigint[] = NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -2014,7 +2014,7 @@ DECLARE
     found text[];    -- outcomes, NULL: it passes,
     numbers bigint[]; -- numbers,
     sleeping boolean[]; -- and whether an item of the instance sleeps
-    waking text[];   -- instances of those that wake it
+    waking text[];   -- instances whose items it queues
     refused text[];
     accepted bigint[];
 BEGIN
@@ -2082,7 +2082,7 @@ BEGIN
             SELECT CASE WHEN p.asleep AND p.outcome IS NULL AND _input[p.k] AND _message[p.k] IS NOT NULL
                         THEN _session[p.k] END
             FROM unnest(at, found, sleeping) WITH ORDINALITY AS p (k, outcome, asleep, x) ORDER BY p.x);
-        -- The quota and the number of unread messages are those of messages; so is the text.
+        -- The quota and the number of unread messages count as for messages; so does the text.
         accepted := ARRAY (
             SELECT p.x FROM unnest(at, found, waking) WITH ORDINALITY AS p (k, outcome, waking, x)
             WHERE p.outcome IS NULL AND p.waking IS NULL AND _message[p.k] IS NOT NULL ORDER BY p.x);
@@ -2341,7 +2341,7 @@ BEGIN
         PERFORM FROM journals j WHERE j.journal_id = ANY (gone) AND j.session_id IS NULL
         ORDER BY j.journal_id FOR UPDATE;
     END LOOP;
-    -- Of those that are kept, what is behind the last entry that another one continues.
+    -- Of journals that are kept, the entries after the last one that another journal continues.
     DELETE FROM journal_entries e
     USING (
         SELECT j.journal_id, (SELECT max(f.base_seq) FROM journals f WHERE f.base_id = j.journal_id) AS seq
@@ -2524,7 +2524,7 @@ REFERENCING OLD TABLE AS deleted FOR EACH STATEMENT EXECUTE FUNCTION delete_jour
 CREATE TYPE committed AS (held text[], epochs bigint[], locked boolean[], holders text[]);
 
 -- Commits a batch of turns, all of them or none. A column *_turn holds, by element, the number of the turn that it
--- belongs to, from 1. Columns that a batch has no use for are NULL; those of one group are all there or none of them:
+-- belongs to, from 1. Columns that a batch has no use for are NULL; columns of one group are all there or none of them:
 -- placement, updates, removals with children and messages, holds with watches, states.
 --
 -- Nearly all turns pass, so nothing is asked first. Rows are written where they are as they must be, and the rows are
@@ -2570,7 +2570,7 @@ CREATE FUNCTION commit_turns(
     _state_participants text[] = NULL,
     -- Runs of activities, by event.
     _run_worker text[] = NULL, _run_attempt bigint[] = NULL,
-    -- Ordered items: their sessions, NULL for those that are not ordered. With placement.
+    -- Ordered items: their sessions, NULL for items that are not ordered. With placement.
     _item_order text[] = NULL
 ) RETURNS committed LANGUAGE plpgsql AS $$
 DECLARE
@@ -3118,7 +3118,7 @@ DECLARE
     acked text;             -- session of the result
     session_epoch bigint;
     held_until timestamptz; -- NULL: the caller does not hold it
-    last bigint;            -- entry of the journal before those of the wake
+    last bigint;            -- last entry of the journal before the wake's entries
     inherited bigint;       -- last entry that the journal has from another one
     moment timestamptz;
 BEGIN

@@ -96,7 +96,7 @@ FROM (
         ) h JOIN workers w ON w.worker_id = h.worker_id AND w.incarnation = h.incarnation
         WHERE w.locked_until > clock()
     ) AS held, (
-        -- Sessions with work, and without a holder. The routes are those of any worker, with and without an offer, and
+        -- Sessions with work, and without a holder. The routes are the ones of any worker, with and without an offer, and
         -- of workers that died: where none is left, no sweep changes them.
         SELECT count(DISTINCT q.session_id)
         FROM (

@@ -411,7 +411,7 @@ BEGIN
 END $$;
 
 -- The births of wakes, behind what these have added to their journals, which are in the same order; see `JournalWrite`. With
--- `_only`, those of other writes are left out.
+-- `_only`, the births of other writes are left out.
 CREATE FUNCTION create_journals(_births text[], _home text[], _home_epoch bigint[], _only bigint[] = NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -666,7 +666,7 @@ DECLARE
     found text[];    -- outcomes, NULL: it passes,
     numbers bigint[]; -- numbers,
     sleeping boolean[]; -- and whether an item of the instance sleeps
-    waking text[];   -- instances of those that wake it
+    waking text[];   -- instances whose items it queues
     refused text[];
     accepted bigint[];
 BEGIN
@@ -734,7 +734,7 @@ BEGIN
             SELECT CASE WHEN p.asleep AND p.outcome IS NULL AND _input[p.k] AND _message[p.k] IS NOT NULL
                         THEN _session[p.k] END
             FROM unnest(at, found, sleeping) WITH ORDINALITY AS p (k, outcome, asleep, x) ORDER BY p.x);
-        -- The quota and the number of unread messages are those of messages; so is the text.
+        -- The quota and the number of unread messages count as for messages; so does the text.
         accepted := ARRAY (
             SELECT p.x FROM unnest(at, found, waking) WITH ORDINALITY AS p (k, outcome, waking, x)
             WHERE p.outcome IS NULL AND p.waking IS NULL AND _message[p.k] IS NOT NULL ORDER BY p.x);
@@ -993,7 +993,7 @@ BEGIN
         PERFORM FROM journals j WHERE j.journal_id = ANY (gone) AND j.session_id IS NULL
         ORDER BY j.journal_id FOR UPDATE;
     END LOOP;
-    -- Of those that are kept, what is behind the last entry that another one continues.
+    -- Of journals that are kept, the entries after the last one that another journal continues.
     DELETE FROM journal_entries e
     USING (
         SELECT j.journal_id, (SELECT max(f.base_seq) FROM journals f WHERE f.base_id = j.journal_id) AS seq

@@ -6,7 +6,7 @@
 CREATE TYPE committed AS (held text[], epochs bigint[], locked boolean[], holders text[]);
 
 -- Commits a batch of turns, all of them or none. A column *_turn holds, by element, the number of the turn that it
--- belongs to, from 1. Columns that a batch has no use for are NULL; those of one group are all there or none of them:
+-- belongs to, from 1. Columns that a batch has no use for are NULL; columns of one group are all there or none of them:
 -- placement, updates, removals with children and messages, holds with watches, states.
 --
 -- Nearly all turns pass, so nothing is asked first. Rows are written where they are as they must be, and the rows are
@@ -52,7 +52,7 @@ CREATE FUNCTION commit_turns(
     _state_participants text[] = NULL,
     -- Runs of activities, by event.
     _run_worker text[] = NULL, _run_attempt bigint[] = NULL,
-    -- Ordered items: their sessions, NULL for those that are not ordered. With placement.
+    -- Ordered items: their sessions, NULL for items that are not ordered. With placement.
     _item_order text[] = NULL
 ) RETURNS committed LANGUAGE plpgsql AS $$
 DECLARE
@@ -600,7 +600,7 @@ DECLARE
     acked text;             -- session of the result
     session_epoch bigint;
     held_until timestamptz; -- NULL: the caller does not hold it
-    last bigint;            -- entry of the journal before those of the wake
+    last bigint;            -- last entry of the journal before the wake's entries
     inherited bigint;       -- last entry that the journal has from another one
     moment timestamptz;
 BEGIN
