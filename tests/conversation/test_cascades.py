@@ -96,4 +96,4 @@ async def play(workers: Workers, client: Client, *, families: int, kills: int, s
 @pytest.mark.parametrize("kills", [0, 3])
 @everywhere
 async def test_nothing_of_a_deleted_family_comes_back(workers: Workers, client: Client, *, kills: int) -> None:
-    assert await play(workers, client, families=10, kills=kills, seed=1) == []
+    assert await play(workers, client, families=5, kills=kills, seed=1) == []

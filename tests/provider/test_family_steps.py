@@ -72,7 +72,7 @@ def check(plans: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("analyzed", [False, True])
+@pytest.mark.parametrize("analyzed", [False, True], ids=["fresh", "analyzed"])
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_a_step_reads_what_it_needs(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, shape: str, analyzed: bool

@@ -10,6 +10,7 @@ import pytest
 
 import affinity
 from affinity.testing import Env
+from affinity.testing.env.workers import EnvWorker
 
 app = affinity.App("faults")
 
@@ -145,3 +146,18 @@ async def test_nothing_is_idle_before_workers_know_that_an_operator_has_resumed_
     await env.run_until_idle()
     assert await holder(env) in env.workers
     assert len(await go(run)) == 2
+
+
+async def test_nothing_is_idle_while_a_worker_has_lost_its_lease(env_url: str | None) -> None:
+    """It ends in real time too, as on a busy machine."""
+    async with Env(app, url=env_url, options=affinity.RuntimeOptions(worker_lease_timeout=2.0)) as env:
+        worker = env._find_worker("worker-0")
+        assert isinstance(worker, EnvWorker)
+        assert worker._renewer is not None
+        worker._renewer._expire("the test")
+        while worker.is_alive:  # noqa: ASYNC110 -- the renewer's thread tells the loop
+            await anyio.sleep(0)
+        run = await env.client.start(on_session)
+        await env.run_until_idle()
+        assert worker.is_alive
+        assert await go(run)

@@ -60,6 +60,7 @@ class Child:
             "has_unwritten": self._traffic.in_flight > 0 or worker.has_unwritten,
             "runs_code": worker.runs_code,
             "is_alive": worker.is_alive,
+            "is_recovering": worker.is_recovering,
         }
 
     async def _answer(self, name: str, fields: Fields) -> Fields:

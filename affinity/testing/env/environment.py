@@ -565,6 +565,8 @@ class Env(AsyncBlock):
         """Whether there was a change since then, or one is under way."""
         if self._traffic.changes != changes:
             return True
+        if any(worker.is_recovering for worker in self._workers):
+            return True
         return any(worker.has_unwritten or (worker.runs_code and not beside_code) for worker in self._alive)
 
     def _is_too_far(self, begun: datetime, due: float) -> bool:

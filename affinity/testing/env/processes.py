@@ -49,7 +49,13 @@ class ProcessWorker:
         self.is_paused = False
         """See `EnvWorker`."""
         self._peer = Peer(self._answer)
-        self._status: Fields = {"changes": 0, "is_alive": False, "runs_code": False, "has_unwritten": False}
+        self._status: Fields = {
+            "changes": 0,
+            "is_alive": False,
+            "is_recovering": False,
+            "runs_code": False,
+            "has_unwritten": False,
+        }
         self._commits: dict[int, Commit] = {}  # by their numbers in the process
         self._wanted = self._done = 0  # looks for work: asked for, and answered
         self._asking: set[asyncio.Task[None]] = set()
@@ -92,7 +98,7 @@ class ProcessWorker:
     async def _read(self) -> None:
         await self._peer.run()
         if self._status["is_alive"] and not self._is_killed:
-            self._status = {**self._status, "is_alive": False}
+            self._status = {**self._status, "is_alive": False, "is_recovering": False}
             self._on_end(AffinityError(f"the process of a worker has ended by itself, with {await self._end()}"))
 
     async def _end(self) -> int:
@@ -132,6 +138,11 @@ class ProcessWorker:
     def is_alive(self) -> bool:
         """See `EnvWorker`."""
         return not (self._is_killed or self.is_paused) and bool(self._status["is_alive"])
+
+    @property
+    def is_recovering(self) -> bool:
+        """See `EnvWorker`."""
+        return not (self._is_killed or self.is_paused) and bool(self._status["is_recovering"])
 
     @property
     def runs_code(self) -> bool:

@@ -65,6 +65,8 @@ class WorkerOfEnv(Protocol):
     @property
     def is_alive(self) -> bool: ...
     @property
+    def is_recovering(self) -> bool: ...
+    @property
     def runs_code(self) -> bool: ...
     @property
     def has_unwritten(self) -> bool: ...
@@ -206,9 +208,16 @@ class EnvWorker(Worker):
     @property
     def is_alive(self) -> bool:
         """Whether it takes part."""
-        if self.has_crashed or self.is_paused:
-            return False
-        return self._is_running and self._error is None and self.runtime.lease.is_alive
+        return self._runs and self.runtime.lease.is_alive
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether it has lost its lease and will have one again: the lease ends in real time too."""
+        return self._runs and not self._drain_begun and not self.runtime.lease.is_alive
+
+    @property
+    def _runs(self) -> bool:
+        return not (self.has_crashed or self.is_paused) and self._is_running and self._error is None
 
     @property
     def runs_code(self) -> bool:
@@ -256,4 +265,4 @@ class EnvWorker(Worker):
         state = self.runtime.services.fetch_state
         if self.runtime.lease.is_drained_by_operator and self._looked_at_drain != self._wanted:
             return False
-        return self._done == self._wanted and not (state.work_wanted or state.messages_wanted)
+        return self._done == self._wanted and not (state.work_wanted or state.messages_wanted or state.locks_uncertain)
