@@ -28,6 +28,14 @@ FILES = sorted({match[1] for block in blocks() if (match := re.fullmatch(r"(?:fr
 LONG_FILES = {name for name in FILES if "/test_" in name or name == "examples/tutorial/step10.py"}
 """Programs that take two seconds or more: they start workers or servers several times."""
 
+PRINTS = {
+    "stream": "streamed: Your order is on its way.\nappended: Your order is on its way.\n",
+    "approval": "requires_action requires_action\nDone: 5000 cents are on their way.\n",
+    "revisit": "(no reply yet, 1)\nAre you still there? (no reply yet, 2)\nI leave you alone. idle\n",
+    "delegate": "I have found: the length of the cable: 42 cm\nchat-7/research research\n",
+}
+"""What programs print whose output no page shows."""
+
 TYPED = [ROOT / "examples" / name for name in ("tutorial", "conversations", "testing", "web")]
 COMMANDS = [block for block in blocks("sh") if block.marker not in ("demo", "test")]
 
@@ -97,6 +105,7 @@ def test_a_program_is_as_shown_and_prints_what_is_shown(name: str, tmp_path: Pat
             assert dedented(block.text) in text, block
         elif block.marker == f"output of {name}":
             assert dedented(block.text) in output, f"{block}: {output}"
+    assert PRINTS.get(file.stem, "") in output
 
 
 def dedented(text: str) -> str:
