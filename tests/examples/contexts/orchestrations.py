@@ -5,13 +5,6 @@ from pydantic import BaseModel
 import affinity
 
 
-class Order(BaseModel):
-    """What was bought."""
-
-    order_id: int
-    total: float = 0
-
-
 class Message(BaseModel):
     """What a user has written."""
 
@@ -24,71 +17,72 @@ class Reply(BaseModel):
     text: str
 
 
-class Shop:
-    """What activities use: a database, a printer."""
-
-    async def read(self, order_id: int) -> Order:
-        """An order."""
-        return Order(order_id=order_id)
-
-    def print(self, order: Order) -> str:
-        """Its bill."""
-        return f"order {order.order_id}"
-
-
-shop = Shop()
-other = affinity.App("other")
-order, chat, question, session_id, progress = Order(order_id=1), "a chat", "why?", "session-1", 0
+app = affinity.App("shop")
+chat, question, session_id, progress = "a chat", "why?", "session-1", 0
 transcript = [Message(text="hello")]
 urls = ["one", "two"]
 
 
-@other.activity
+@app.activity
 async def load_model(ctx: affinity.ActivityContext, name: str) -> None:
     """Load it."""
 
 
-@other.activity
+@app.activity
 async def infer(ctx: affinity.ActivityContext, question: str) -> str:
     """Ask it."""
     return question
 
 
-@other.activity
-async def charge(ctx: affinity.ActivityContext, order: Order) -> None:
+@app.activity
+async def charge(ctx: affinity.ActivityContext, order_id: int) -> str:
     """Take the money."""
+    return f"payment {order_id}"
 
 
-@other.activity
+@app.activity
+def render_bill(ctx: affinity.ActivityContext, payment: str) -> str:
+    """What was paid."""
+    return f"bill for {payment}"
+
+
+@app.orchestration
+async def fulfil(ctx: affinity.OrchestrationContext, order_id: int) -> str:
+    """In its first version."""
+    payment = await ctx.schedule_activity(charge, order_id)
+    return await ctx.schedule_activity(render_bill, payment)
+
+
+@app.activity
 async def summarise(ctx: affinity.ActivityContext, chat: str) -> str:
     """A few words."""
     return chat[:5]
 
 
-@other.activity
+@app.activity
 async def run_turn(ctx: affinity.ActivityContext, message: Message) -> Reply:
     """Answer it."""
     return Reply(text=message.text)
 
 
-@other.activity
+@app.activity
 async def restore(ctx: affinity.ActivityContext, transcript: list[Message]) -> None:
     """Read it again."""
 
 
-@other.activity
+@app.activity
 async def fetch(ctx: affinity.ActivityContext, url: str) -> str:
     """A page."""
     return url
 
 
-@other.activity
+@app.activity
 async def do_next(ctx: affinity.ActivityContext, done: int) -> int:
     """A piece of the work."""
     return done + 1
 
 
-@other.orchestration
+@app.orchestration
 async def archive(ctx: affinity.OrchestrationContext, chat: str) -> str:
     """Put it away."""
     return chat

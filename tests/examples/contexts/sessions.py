@@ -1,8 +1,17 @@
-"""What the page takes for granted: the models of an application, and what answers, reads and starts a kernel."""
+"""What the page takes for granted: the models of an application, and what reads and starts a kernel."""
 
 from dataclasses import dataclass, field
 
+from pydantic import BaseModel
+
 import affinity.errors
+
+
+class Chat(BaseModel):
+    """What was said."""
+
+    title: str = ""
+    messages: list[str] = []
 
 
 @dataclass
@@ -78,11 +87,6 @@ class Kernel:
     """A child process."""
 
 
-async def answer(messages: list[str]) -> str:
-    """What a model says."""
-    return f"{len(messages)} messages"
-
-
 async def read_page(number: int) -> str:
     """Of a book."""
     return f"page {number}"
@@ -115,11 +119,12 @@ async def stop_kernel(session_id: str, kernel: Kernel) -> None:
     """End it."""
 
 
-other = affinity.App("other")
-books = affinity.Sessions(Book)
+app = affinity.App("support")
+chats, books = affinity.Sessions(Chat), affinity.Sessions(Book)
+app.include(chats)
 session_id, customer, item = "session-1", "ann", Item(name="tea")
 
 
-@other.activity
+@app.activity
 async def load(ctx: affinity.ActivityContext, customer: str) -> None:
     """Fill the basket."""
