@@ -324,7 +324,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
 def _session_id(ctx_or_id: ActivityScope | str | None) -> str | None:
     if isinstance(ctx_or_id, str):
         return check_id(ctx_or_id, "session id")
-    if hasattr(ctx_or_id, "schedule_activity"):
+    if hasattr(type(ctx_or_id), "schedule_activity"):
         raise OrchestrationMisuse(
             "a session's state is opened in an activity, and this is the context of an orchestration, whose code runs "
             "again in each replay: move the block to an activity, and schedule that with .on_session(session_id)"

@@ -54,6 +54,8 @@ class Folded:
     """The state; None: it is not known."""
     requests: dict[str, int] = field(default_factory=dict)
     """The pending ones, each with the number of its entry."""
+    cleared: dict[str, int] = field(default_factory=dict)
+    """Requests that an interrupt has cleared, each with the number of the interrupt."""
     resolved: set[str] = field(default_factory=set)
     revisits: dict[str, Revisit] = field(default_factory=dict)
     delegations: dict[str, str] = field(default_factory=dict)
@@ -73,8 +75,8 @@ class Fold:
         inherited = [each for each in journal.entries if each.seq <= journal.inherited and not each.is_copied]
         kept = [event.chat for each in inherited if isinstance(event := read(each), Kept)]
         chat = kept[-1] if kept else Chat() if self.knows_all and lineage != "import" else None
-        if lineage == "import" and '"merge"' in journal.own.extras:
-            chat = None  # it does not say which entries are those of the side whose state it has
+        if not kept and any(each.lineage == "import" and '"merge"' in each.extras for each in journal.lineage):
+            chat = None  # a merge does not say which entries are those of the side whose state it has
         first = journal.attempts[0].completed["base"] if journal.attempts else journal.page.processed
         self.now = Folded(0 if lineage is None and self.knows_all else first, chat)
 
@@ -119,6 +121,7 @@ class Fold:
         if entry.kind in ANSWERS:
             self._resolve(fields(entry)["request_id"], f"{self.journal.name}: answer {entry.seq}")
         elif entry.kind == "user.interrupt":
+            now.cleared |= dict.fromkeys(now.requests, entry.seq)
             now.requests.clear()
             for revisit in now.revisits.values():
                 revisit.dropped_at = revisit.dropped_at or entry.seq
@@ -130,12 +133,14 @@ class Fold:
             assert known is not None or not self.knows_all, f"{self.journal.name}: {entry.seq} ends nothing: {event}"
             now.ended[event.delegation] = event
 
-    def _resolve(self, request_id: str, what: str) -> None:
+    def _resolve(self, request_id: str, what: str, read: int | None = None) -> None:
+        """An answer of a wake ``read`` entries before its own: an interrupt behind them comes too late for it."""
         now = self.now
         assert request_id not in now.resolved, f"{what} resolves request {request_id} again"
         now.resolved.add(request_id)
-        known = now.requests.pop(request_id, None)
-        assert known is not None or not self.knows_all, f"{what}: request {request_id} does not wait"
+        known = now.requests.pop(request_id, None) is not None
+        known |= read is not None and now.cleared.get(request_id, 0) > read
+        assert known or not self.knows_all, f"{what}: request {request_id} does not wait"
 
     # -- wakes
 
@@ -207,7 +212,7 @@ class Fold:
     def _expired(self, attempt: Attempt, seen: Seen) -> Sequence[JournalEvent]:
         assert attempt.expired == seen.expired, f"has answered {attempt.expired}, the handler was given {seen.expired}"
         for each in seen.expired:
-            self._resolve(each, "the wake")
+            self._resolve(each, "the wake", attempt.completed["processed"])
         return [read(each) for each in attempt.entries if each.kind.startswith("user.")]
 
     def _due(self, attempt: Attempt, seen: Seen) -> Sequence[Sequence[Any]]:
