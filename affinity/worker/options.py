@@ -89,111 +89,100 @@ class RuntimeOptions(BaseModel):
                 raise InvalidOptions(wrong)
 
     worker_node_id: str = Field(default_factory=_default_node_id)
-    """Stable name of this worker, unique among live ones. After a kill, the next start under it keeps the sessions;
-    after a graceful end only with ``restart_grace``. By default the host's name and a random part.
+    """Stable name, unique among live workers. A start under it has the sessions of a killed worker, with
+    ``restart_grace`` also of one that ended. Default: host name and a random part.
     """
     worker_concurrency: int = Field(default=128, ge=1, le=10_000)
     """Activities that run at the same time, and threads for sync ones."""
     max_sessions_per_runtime: int = Field(default=100, ge=0, le=1_000_000)
     """Sessions held at the same time; 0: never take session work."""
     placement: str = Field(default=SPREAD, pattern=f"^({SPREAD}|{PACK})$")
-    """Where new sessions go: ``spread`` (to the worker that is first, a share to each) or ``pack`` (to the worker with
-    the lowest ordinal that has room: the number at the end of ``worker_node_id``). See
-    docs/run/kubernetes.md#autoscaling.
+    """New sessions go to all workers (``spread``), or to the lowest ordinal with room (``pack``): the number at the end
+    of ``worker_node_id``. See docs/run/kubernetes.md#autoscaling.
     """
     tags: tuple[str, ...] = ()
-    """Tags of this worker, separated by commas, at most 8: it also takes work with one of them
-    (``.with_tag("gpu")``). See docs/run/placement.md#tags-and-strictness.
+    """Take also work with one of these tags: at most 8, separated by commas. See
+    docs/run/placement.md#tags-and-strictness.
     """
     only_tagged: bool = False
-    """Take no activities without a tag, and no sessions without one."""
+    """Take no activities and no sessions without a tag."""
     missing_tag: Literal["wait", "fail"] = "wait"
-    """What becomes of an activity when no worker with its tag was alive for ``unregistered_timeout``: it waits
-    (``wait``) or fails with ``NoWorkerWithTag`` (``fail``). Give all workers the same value.
+    """When no worker with an activity's tag was alive for ``unregistered_timeout``: ``wait``, or ``fail`` with
+    ``NoWorkerWithTag``. Give all workers the same value.
     """
     session_lock_timeout: Seconds = 300.0
     """A session without work for this long is free for any worker."""
     session_min_idle: Seconds = 30.0
-    """When new sessions wait and no worker has room, a session without work for this long is released for them. See
+    """When new sessions wait and no worker has room, sessions idle for this long are released. See
     docs/understand/leases.md#released-before-its-time.
     """
     worker_lease_timeout: Seconds = 15.0
-    """The sessions and work of a worker that does not renew its lease are free after this long."""
+    """Sessions and work of a worker that does not renew its lease are free after this long."""
     work_item_lock_timeout: Seconds = 30.0
     """A work item whose lock is not renewed for this long is delivered again."""
     startup_timeout: Seconds = 60.0
     """How long a starting worker waits for a database that does not answer."""
     poll_interval: Seconds = 1.0
-    """Longest wait for a wake-up before the queues are polled; jittered, 0.7 to 1 of it."""
+    """Longest wait for a notification before the queues are polled; jittered, 0.7 to 1 of it."""
     instance_cache_size: int = Field(default=10_000, ge=0, le=10_000_000)
-    """Orchestrations whose coroutines stay in memory between turns. Above it, the least recently used idle ones are
-    dropped, and replayed when needed.
-    """
+    """Orchestrations whose coroutines stay in memory between turns; others are replayed when needed."""
     instance_cache_bytes: int = Field(default=INSTANCE_CACHE_BYTES, ge=MAX_PAYLOAD_BYTES, le=MAX_BYTES)
-    """Histories of these orchestrations, in bytes: about what their coroutines hold. Also the limit of the unread
-    events of one instance; above it the instance is suspended. See docs/run/options.md#memory.
+    """Histories of these orchestrations, in bytes; also the limit of the unread events of one instance. See
+    docs/run/options.md#memory.
     """
     max_batch_bytes: int = Field(default=MAX_BATCH_BYTES, ge=MAX_PAYLOAD_BYTES, le=MAX_MESSAGE_BYTES)
-    """Payloads in one fetch, one page of a history, one turn or one commit, in bytes. A larger payload goes alone."""
+    """Payloads in one fetch, page of a history, turn or commit, in bytes. A larger payload goes alone."""
     max_outstanding_bytes: int = Field(default=MAX_OUTSTANDING_BYTES, ge=MAX_PAYLOAD_BYTES, le=MAX_BYTES)
-    """Payloads that were fetched and are not written yet, in bytes: messages, running activities, results, turns. When
-    there is no room for another batch, fetches wait.
-    """
+    """Payloads that are fetched and not written yet, in bytes. Without room for another batch, fetches wait."""
     max_attempts: int = Field(default=10, ge=1, le=1_000)
-    """Interrupted deliveries (crash, lost lease) of one work item before it fails as poison, and claims of an instance
-    without a turn before it is suspended. From half of it on, an activity runs alone. See
-    docs/understand/leases.md#poison.
+    """Interrupted deliveries (crash, lost lease) of a work item before it fails, and claims of an instance without a
+    turn before it is suspended. From half of it on, an activity runs alone. See docs/understand/leases.md#poison.
     """
     unregistered_timeout: Seconds = 300.0
-    """How long work that no worker registers waits for a worker that does. Then an activity fails, and an orchestration
-    is suspended.
-    """
+    """How long work waits for a worker that registers it. Then an activity fails, and an orchestration is suspended."""
     drain_timeout: Seconds = 30.0
-    """At SIGTERM, running activities have this long to end before they are given back."""
+    """How long running activities have to end at SIGTERM before they are given back."""
     restart_grace: float = Field(default=0.0, ge=0, le=3_600, allow_inf_nan=False)
-    """A worker that ends leaves its sessions for this long to the next start under its ``worker_node_id``, unless a
-    worker of newer code has room for them; 0: any worker may take them. See docs/run/placement.md#rollouts.
+    """How long a worker that ends leaves its sessions to the next start under its ``worker_node_id``; 0: any worker may
+    take them. See docs/run/placement.md#rollouts.
     """
     stall_timeout: Seconds = 60.0
     """A worker whose event loop makes no progress for this long gives up its lease."""
     rebalance: str = Field(default="offer", pattern="^(offer|off)$")
-    """``offer``: when this worker holds more than its share of the sessions, it offers idle ones to workers with more
-    room; ``off``: it keeps them. See docs/run/placement.md#rebalancing.
-    """
+    """``offer`` idle sessions to workers with more room, or ``off``. See docs/run/placement.md#rebalancing."""
     rebalance_interval: Seconds = 10.0
-    """Between two looks at how full the other workers are; jittered."""
+    """Time between two looks at how full the other workers are; jittered."""
     rebalance_after: float = Field(default=60.0, ge=0, le=86_400, allow_inf_nan=False)
-    """No worker offers sessions while one of the workers has run for less than this long, or drains."""
+    """No worker offers sessions while a worker is younger than this, or drains."""
     session_retention: Seconds = 600.0
-    """How long the row of an expired session (its last holder and epoch), or of a dead worker, is kept."""
+    """How long the row of an expired session (last holder, epoch), or of a dead worker, is kept."""
     session_move_retention: RetentionSeconds | None = 7 * 86_400.0
-    """How long the moves of sessions are kept (``affinity sessions moves``); none: for ever."""
+    """How long moves of sessions are kept; none: forever."""
     instance_retention: RetentionSeconds | None = None
-    """Completed and cancelled instances that ended this long ago are removed, with their sub-orchestrations; none:
-    never. Failed ones are kept: they may be reset. See docs/run/retention.md#retention.
+    """Completed and cancelled instances are removed this long after their end; none: never. See
+    docs/run/retention.md#retention.
     """
     history_retention: RetentionSeconds | None = None
-    """Histories of executions that ``continue_as_new``, a reset or a restart ended this long ago are removed, and keys
-    of events, with the replies to them, that are as old; none: with their instance.
+    """Histories that ``continue_as_new``, a reset or a restart ended, and keys of events with their replies, are
+    removed after this long; none: with their instance.
     """
     journal_retention: RetentionSeconds | None = None
-    """Entries of journals that were recorded this long ago are removed, as soon as no wake has to process them, no
-    pending request and no fork needs them; none: with their journal. See docs/run/retention.md#retention.
+    """Entries of journals are removed after this long, unless a wake, a pending request or a fork needs them; none:
+    with their journal. See docs/run/retention.md#retention.
     """
     journal_max_entries: int | None = Field(default=None, ge=0, le=MAX_QUOTA)
-    """Entries that are kept of one journal: older ones are removed likewise; none: any number."""
+    """Entries kept of one journal; older ones are removed likewise."""
     journal_max_bytes: int | None = Field(default=None, ge=0, le=MAX_QUOTA)
-    """Bytes of payloads that are kept of one journal: older entries are removed likewise; none: any number."""
+    """Bytes of payloads kept of one journal; older entries are removed likewise."""
     code_version: str | None = None
-    """Tells the code of this worker from other releases, as an image's tag does: new and freed sessions go to workers
-    of the newest version, and an instance that another version suspended is tried again. None: a digest of the files
-    that hold the app's orchestrations and activities. See docs/run/placement.md#rollouts.
+    """Tells this code from other releases, as an image's tag does: new and freed sessions go to the newest one, and
+    suspended instances are tried again. None: a digest of the app's files. See docs/run/placement.md#rollouts.
     """
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
     """Serve Prometheus metrics, and ``/live``, on this port; 0 picks a free one."""
     metrics_host: str = Field(default=LOOPBACK, min_length=1)
-    """Address of that port. If the environment sets the port and nothing sets the host: all addresses, 0.0.0.0, since
-    Prometheus and the kubelet connect from outside the pod.
+    """Address of that port. If the environment sets the port and nothing the host: 0.0.0.0, for Prometheus and the
+    kubelet.
     """
 
     @property
