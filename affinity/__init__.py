@@ -4,6 +4,10 @@ The public names: what an application imports, and every type that these take or
 `affinity.errors`; the types of a provider are in `affinity.provider.contract`.
 """
 
+import affinity_workflows
+
+affinity_workflows.check_installation()
+
 from affinity.client import (
     Activity,
     ActivityStatus,

@@ -13,6 +13,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
+OURS = "affinity-workflows"
 EXTRAS = ("demo", "test")
 PULLED_IN = {"commonmark", "psycopg-binary", "pydantic-core", "sniffio"}
 """Packages that only dependencies need, in versions that depend on theirs."""
@@ -23,7 +24,7 @@ def test_everything_that_is_installed_is_pinned() -> None:
     floors = pins("constraints-floors.txt")
     on_floors = all(version(name) == floors[name] for name in floors_of_the_project())
     pinned = floors if on_floors else pins("constraints.txt")
-    needed = {name for extra in EXTRAS for name in _needed(Requirement(f"affinity[{extra}]"), set())} - {"affinity"}
+    needed = {name for extra in EXTRAS for name in _needed(Requirement(f"{OURS}[{extra}]"), set())} - {OURS}
     assert {"psycopg", "pytest", "cryptography"} <= needed
     assert needed <= pinned.keys()
 
@@ -50,9 +51,9 @@ def pins(file: str) -> Mapping[str, str]:
 
 
 def floors_of_the_project() -> Mapping[str, str]:
-    """The lowest version of each dependency that ``pyproject.toml`` admits."""
+    """The lowest version of each dependency, and of uvloop, that ``pyproject.toml`` admits."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    requirements = map(Requirement, project["dependencies"])
+    requirements = map(Requirement, [*project["dependencies"], *project["optional-dependencies"]["uvloop"]])
     return {
         canonicalize_name(each.name): clause.version
         for each in requirements

@@ -45,8 +45,8 @@ def demo(
 ) -> None:
     """Replay real conversations over worker processes, kill one of them half-way, and verify the result.
 
-    Each conversation of the data set (the package chitchat-dataset: pip install 'affinity[demo]') is an orchestration.
-    It waits for each message as an event, and answers it by an activity on the conversation's session, whose state is
+    Each conversation of the data set (chitchat-dataset: pip install 'affinity-workflows[demo]') is an orchestration. It
+    waits for each message as an event, and answers it by an activity on the conversation's session, whose state is
     the transcript: in the memory of the worker that holds the session, and in the database, where it commits together
     with the result of each turn. Half-way, the worker with the most sessions gets a SIGKILL. When its lease ends, the
     others take its sessions over, read their transcripts from the database, and continue.

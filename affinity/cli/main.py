@@ -14,6 +14,7 @@ from affinity.cli.replay import replay
 from affinity.cli.sessions import sessions
 from affinity.cli.shell import INTERRUPTED, MISUSED, exit_code, keep_examples
 from affinity.errors import AffinityError
+from affinity_workflows import VERSION
 
 
 class Group(click.Group):
@@ -40,7 +41,7 @@ class Group(click.Group):
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(package_name="affinity")
+@click.version_option(VERSION)
 @click.option("--url", help="The database, for all commands; each takes the option too, and that one wins.")
 @click.pass_context
 def main(ctx: click.Context, url: str | None) -> None:

@@ -46,7 +46,9 @@ def load_conversations(count: int, seed: int) -> Sequence[Conversation]:
     try:
         files = resources.files("chitchat_dataset")
     except ModuleNotFoundError:
-        raise click.ClickException("the package chitchat-dataset is missing: pip install 'affinity[demo]'") from None
+        raise click.ClickException(
+            "chitchat-dataset is not installed: pip install 'affinity-workflows[demo]'"
+        ) from None
     # The package's own reader leaves the file to the garbage collector.
     records = json.loads(files.joinpath("dataset.json").read_text(encoding="utf-8"))
     ids = sorted(records)

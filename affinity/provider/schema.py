@@ -16,11 +16,11 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version as release_of
 from importlib.resources import files
 from typing import Final, LiteralString, TypeAlias
 
 from affinity.errors import SchemaMismatch
+from affinity_workflows import VERSION
 
 logger = logging.getLogger("affinity.provider")
 
@@ -114,11 +114,6 @@ def load_migrations(package: str) -> list[Migration]:
     return [Migration(number, name, text) for number, name, text in zip(numbers, names, texts, strict=True)]
 
 
-def this_release() -> str:
-    """The release of affinity that runs."""
-    return release_of("affinity")
-
-
 def made_before_release(place: str) -> SchemaMismatch:
     """The error for a database with the migrations of a version before 0.1.0; nothing in it is changed."""
     return SchemaMismatch(
@@ -148,5 +143,5 @@ def refuse_too_new(found: SchemaVersion, migrations: Sequence[Migration], place:
         needed = f"affinity {found.release} or later" if found.release else "a later release of affinity"
         raise SchemaMismatch(
             f"{place} is at version {found.version} and can be used by code that knows version {found.oldest_code}; "
-            f"this is affinity {this_release()}, which knows version {len(migrations)}: use {needed}"
+            f"this is affinity {VERSION}, which knows version {len(migrations)}: use {needed}"
         )

@@ -1,5 +1,5 @@
 """For tests of applications: `Env`, with virtual time, `crash_matrix`, and `replay`, of a history against the code. For
-tests of providers and stores: the conformance suites, which need pytest.
+tests of providers and stores: the conformance suites, which need the extra `conformance`.
 """
 
 from affinity.testing.crashes import CrashFailure, CrashMatrix, CrashMode, CrashPoint, crash_matrix

@@ -8,9 +8,8 @@ import inspect
 import logging
 import random
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 
 import anyio
@@ -23,6 +22,7 @@ from affinity.provider.contract import Retention, WaitFailure, WorkItem
 from affinity.worker.moves import MoveReporter
 from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions
+from affinity_workflows import VERSION
 
 logger = logging.getLogger("affinity.worker")
 
@@ -224,18 +224,12 @@ class Maintenance:
         return len(taken) == RETRY_LIMIT
 
 
-@cache
-def release() -> str:
-    """The version of this package. Python reads it from a file each time."""
-    return version("affinity")
-
-
 def code_version(app: App) -> str:
     """What tells one release of an application from another: a digest of affinity's version, of the names that the app
     registers, and of the files that hold its orchestrations, its activities and the handlers of its conversations. A
     change in another file does not show: ``RuntimeOptions.code_version`` is for that.
     """
-    digest = sha256(release().encode())
+    digest = sha256(VERSION.encode())
     for key in sorted([*app.orchestrations, *app.activities]):
         digest.update(key.encode() + b"\0")
     functions = [one.function for one in [*app.orchestrations.values(), *app.activities.values()]]

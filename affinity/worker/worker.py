@@ -46,12 +46,12 @@ from affinity.provider.timeline import Timeline
 from affinity.tasks import BackgroundTask
 from affinity.telemetry import instrumented
 from affinity.worker.lease import LeaseRenewer, LoopProgress, probe_after
-from affinity.worker.maintenance import release
 from affinity.worker.metrics import Measured, Metrics
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.retry import DatabaseHealth
 from affinity.worker.runtime import Runtime
 from affinity.worker.services import REAL_TIME
+from affinity_workflows import VERSION
 
 logger = logging.getLogger("affinity.worker")
 
@@ -461,4 +461,4 @@ async def _close(provider: Provider) -> None:
 
 def _describe_process(app: App) -> dict[str, str]:
     """The labels of this process in the ``workers`` table."""
-    return {"host": socket.gethostname(), "pid": str(os.getpid()), "app": app.name, "affinity": release()}
+    return {"host": socket.gethostname(), "pid": str(os.getpid()), "app": app.name, "affinity": VERSION}

@@ -116,7 +116,7 @@ class OurSystem:
     """Default options but one."""
 
     name = "affinity"
-    packages = ("affinity",)
+    packages = ("affinity-workflows",)
     dialects: frozenset[Dialect] = frozenset({"postgresql", "sqlite"})
     sessions = True
 

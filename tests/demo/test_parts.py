@@ -60,7 +60,7 @@ def test_all_of_the_data_set_can_be_had() -> None:
 
 def test_a_data_set_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "chitchat_dataset", None)
-    with pytest.raises(click.ClickException, match=r"pip install 'affinity\[demo\]'"):
+    with pytest.raises(click.ClickException, match=r"pip install 'affinity-workflows\[demo\]'"):
         load_conversations(1, seed=0)
 
 

@@ -36,8 +36,8 @@ from affinity.provider.schema import (
     report,
     report_applied,
     report_repaired,
-    this_release,
 )
+from affinity_workflows import VERSION
 
 T = TypeVar("T")
 
@@ -139,7 +139,7 @@ async def _step(connection: AsyncConnection[Row], target: Target, progress: Prog
 
 
 async def _record(connection: AsyncConnection[Row], migration: Migration) -> None:
-    await connection.execute(_RECORD, [migration.version, migration.oldest_code, this_release()])
+    await connection.execute(_RECORD, [migration.version, migration.oldest_code, VERSION])
 
 
 async def _find_behind(connection: AsyncConnection[Row], version: int) -> Sequence[str]:

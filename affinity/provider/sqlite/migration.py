@@ -28,13 +28,13 @@ from affinity.provider.schema import (
     report,
     report_applied,
     report_repaired,
-    this_release,
 )
 from affinity.provider.sqlite.driver import timeline
 from affinity.provider.sqlite.driver.clock import Clock
 from affinity.provider.sqlite.driver.database import MAX_WAIT, connect, retry_while_busy
 from affinity.provider.sqlite.driver.errors import FAILURES, translate
 from affinity.provider.sqlite.driver.transaction import Tx
+from affinity_workflows import VERSION
 
 MIGRATIONS: Final = load_migrations(__package__)
 """All there are; the schema version is their number."""
@@ -141,7 +141,7 @@ def _repair(tx: Tx) -> None:
 
 
 def _record(connection: sqlite3.Connection, migration: Migration) -> None:
-    row = (migration.version, migration.oldest_code, this_release())
+    row = (migration.version, migration.oldest_code, VERSION)
     connection.execute("INSERT INTO migrations (version, oldest_code, release) VALUES (?, ?, ?)", row)
 
 

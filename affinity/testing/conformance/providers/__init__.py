@@ -18,7 +18,7 @@ rule is written: in the contract (`affinity.provider.contract`), or in a section
 moved through the harness. A provider that relies on `Provider.sweep` to find stale routes is given
 the sweep wherever real workers would have run it, and nowhere else.
 
-Needs pytest and anyio's plugin for it, which comes with anyio.
+Needs the extra `conformance` (pytest). The plugin of anyio for pytest comes with anyio.
 """
 
 from pkgutil import iter_modules

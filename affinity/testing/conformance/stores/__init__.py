@@ -17,7 +17,7 @@ The tests are grouped by theme, one module each; every test is named after the r
 that it checks. No test sleeps. The rules for providers, which know who holds a session, are in
 `affinity.testing.conformance.providers`.
 
-Needs pytest and anyio's plugin for it, which comes with anyio.
+Needs the extra `conformance` (pytest). The plugin of anyio for pytest comes with anyio.
 """
 
 from pkgutil import iter_modules
