@@ -71,7 +71,7 @@ class NewEntry:
     event_id: str | None = None
     wake_id: str | None = None
     is_input: bool = False
-    recorded_at: datetime | None = None  # of a `JournalBirth`; None, and elsewhere: now
+    recorded_at: datetime | None = None  # of a `JournalCreation`; None, and elsewhere: now
 
 
 @frozen(kw_only=True)
@@ -80,7 +80,7 @@ class JournalStart:
 
     name: str  # of the orchestration
     start: str  # payload of its start message
-    birth: str  # of the instance
+    generation: str  # of the instance
     version: str | None = None
     journal_id: int = field(default_factory=new_journal_id)
     # Session whose wake creates it: only that session, and clients, may append inputs. The journal keeps the journal id
@@ -212,11 +212,11 @@ class JournalRange(NamedTuple):
     """The beginning of a journal, with what the journal continues."""
 
     journal_id: int
-    up_to: int | None = None  # number of its last entry; None: the last one when the birth is applied
+    up_to: int | None = None  # number of its last entry; None: the last one when the creation is applied
 
 
 @frozen(kw_only=True)
-class JournalBirth:
+class JournalCreation:
     """Creates a journal from others, which must exist. So lineage has no cycles. It writes as many rows as it has
     parents and entries, for a base of any length.
 
@@ -247,7 +247,7 @@ class JournalBirth:
         return state + len(self.extras) + sum([len(each.payload) for each in self.entries])
 
 
-BirthOutcome: TypeAlias = Literal["created", "repeated", "unknown", "beyond", "taken", "over_quota"]
+CreationOutcome: TypeAlias = Literal["created", "repeated", "unknown", "beyond", "taken", "over_quota"]
 """``repeated``: the session has a journal with this lineage, operator and parents. ``taken``: it has another one, or a
 record of state, or its id is that of an instance. ``unknown``: a parent or a range names no journal. ``beyond``: a
 range ends outside its journal, or before what is kept of it; or the state is to be copied, and it ends before the last
@@ -255,10 +255,10 @@ entry.
 """
 
 
-class BirthResult(NamedTuple):
-    """What became of a `JournalBirth`."""
+class CreationResult(NamedTuple):
+    """What became of a `JournalCreation`."""
 
-    outcome: BirthOutcome
+    outcome: CreationOutcome
     journal_id: int = 0
     last_seq: int = 0
 
@@ -276,7 +276,7 @@ class JournalLineage:
     extras: str
     base: JournalRange | None
     home: str | None
-    distance: int  # generations; 0: the journal itself
+    distance: int  # number of steps up; 0: the journal itself
     created_at: datetime
     # What removed entries have used, by writer, as JSON: {"WRITER": [ENTRIES, {"NAME": SUM}]}. A usage is the field
     # "usage" of a payload, an object of numbers. A writer is the beginning of a wake's id, without its last two words,
@@ -313,18 +313,18 @@ class JournalWrite:
     ended_revisits: Sequence[str] = ()  # keys of revisits that it has processed; removed before ``revisits`` are added
     # To other journals: children, the parent. In place of one that is refused, its ``if_refused`` is appended.
     appends: Sequence[JournalAppend] = ()
-    births: Sequence[JournalBirth] = ()  # after the entries and the state; when one is refused, the fence fails
+    creations: Sequence[JournalCreation] = ()  # after the entries and the state; when one is refused, the fence fails
     home: HomeLease | None = None  # of a journal with a home: fenced too
     clear_stream: bool = False  # remove the provisional parts of this journal
     attempt: int = 0  # of the wake: later parts of this attempt, or of lower ones, are ignored
 
     @property
     def size(self) -> int:
-        """Characters of its payloads, and bytes of the states of its births."""
+        """Characters of its payloads, and bytes of the states of its creations."""
         sent = sum([len(each.entry.payload) for each in self.appends if each.entry is not None])
         kept = sum([len(each.payload) for each in self.entries]) + sum([len(each.payload) for each in self.requests])
-        born = sum([each.size for each in self.births])
-        return kept + sent + born + sum([len(each.note) for each in self.revisits])
+        created = sum([each.size for each in self.creations])
+        return kept + sent + created + sum([len(each.note) for each in self.revisits])
 
 
 @frozen(kw_only=True)

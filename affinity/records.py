@@ -10,8 +10,9 @@ columns. A record is written in one of two ways:
 Fences
     *version*: the number of writes of a record, from 1. A write names the version from which it was made; if the store
     has another version, the record was written since.
-    *birth*: a random name of a record, from its creation to its deletion. A record that is created again under the same
-    id begins at version 1 with another birth. A write with a result need not name it: the deletion has ended the epoch.
+    *generation*: a random name of a record, from its creation to its deletion. A record that is created again under the
+    same id begins at version 1 with another generation. A write with a result need not name it: the deletion has ended
+    the epoch.
     *epoch*: of the lease under which the writer works (`docs/understand/leases.md`). A write under an older epoch than
     that of the session or of its record is refused. In the provider's database, a save or deletion without a lease
     first gives the session a new epoch (a session without a row gets an expired one). Copies in the memory of its
@@ -138,7 +139,7 @@ class StateWrite:
 
     It is applied if the record's version is ``base_version`` (0: there is no record) and neither the session nor the
     record has an epoch greater than ``epoch``. The record then has version ``base_version`` + 1 and this epoch. It
-    names no birth: the session of a record that was created again has a greater epoch.
+    names no generation: the session of a record that was created again has a greater epoch.
     """
 
     new: SessionState
@@ -219,7 +220,7 @@ class SessionRecord:
     schema_version: int
     metadata: SessionMetadata
     version: int
-    birth: str  # see the module
+    generation: str  # see the module
     epoch: int | None  # of the last write under a lease; None when there was none
     idempotency_key: str | None  # of the last write; see `SessionStore.save`
     created_at: datetime
@@ -234,7 +235,7 @@ class SessionSummary:
     schema_version: int
     metadata: SessionMetadata
     version: int
-    birth: str
+    generation: str
     epoch: int | None
     size: int  # bytes of the state as stored
     holder: str | None  # worker that holds the session now, if the store knows
@@ -318,7 +319,7 @@ class SessionStore(Protocol):
         new: SessionState,
         *,
         expected_version: int | None = None,
-        birth: str | None = None,
+        generation: str | None = None,
         epoch: int | None = None,
         idempotency_key: str | None = None,
         times: RecordTimes | None = None,
@@ -328,7 +329,8 @@ class SessionStore(Protocol):
         Args:
             new: the state to write; ``created_at`` of an existing record stays.
             expected_version: the version from which it was made, 0 for none.
-            birth: of the record from which it was made. If there is no record, the new one gets it; None: a random one.
+            generation: of the record from which it was made. If there is no record, the new one gets it; None: a random
+                one.
             epoch: of the writer's lease. None: a writer without a lease; the record keeps its epoch, and in a
                 provider's database the session gets a new one (see the module).
             idempotency_key: when the record's last write had this very key, nothing is written and the record's
@@ -337,8 +339,8 @@ class SessionStore(Protocol):
                 is now, and so is ``created_at`` of a new record.
 
         Raises:
-            SessionWriteConflict: the record has another version or birth than expected, or the session or the record
-                has a newer epoch than the writer. Nothing was written.
+            SessionWriteConflict: the record has another version or generation than expected, or the session or the
+                record has a newer epoch than the writer. Nothing was written.
         """
         ...
 
@@ -348,7 +350,7 @@ class SessionStore(Protocol):
         *,
         idle_only: bool = False,
         versions: Mapping[str, int] | None = None,
-        births: Mapping[str, str] | None = None,
+        generations: Mapping[str, str] | None = None,
         families: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> Sequence[str]:
@@ -360,7 +362,7 @@ class SessionStore(Protocol):
             idle_only: keep those that a live worker holds, or that have work in the queue. What another transaction
                 uses in this moment is kept, too: it is not waited for.
             versions: keep those of these sessions whose record has another version: it was written since.
-            births: keep those of these sessions whose record has another birth: it was created since.
+            generations: keep those of these sessions whose record has another generation: it was created since.
             families: for each id, a name that the ids of one family share. Keep a family as a whole if one of its
                 records is kept, or has a child that is not named: it was added since.
             dry_run: change nothing, and lock nothing.

@@ -182,7 +182,7 @@ class Client(Administration, ConversationCalls):
                     one.outcome = "created" if created else None
             ended = [(one, one.ended) for one in left if one.ended is not None]
             for part in batches(ended, lambda each: _start_size(each[0])):
-                restarted = await self._restart([Restart(new=one.new, ended=birth) for one, birth in part])
+                restarted = await self._restart([Restart(new=one.new, ended=generation) for one, generation in part])
                 for (one, _), done in zip(part, restarted, strict=True):
                     one.outcome = "restarted" if done else None
             left = [one for one in left if not one.is_settled]

@@ -148,7 +148,7 @@ class Inspection(ClientBase):
             raise InvalidInput(f"instance {instance_id!r} has no events{which}")
         async for part in document_parts(info, wanted, self._read_page):
             yield part
-        if (await self._present(instance_id)).birth != info.birth:
+        if (await self._present(instance_id)).generation != info.generation:
             raise UnknownInstance(f"instance {instance_id!r} was replaced by another one meanwhile: export it again")
 
     async def export_history(self, instance_id: str, *, execution_id: int | None = None) -> dict[str, Any]:
@@ -219,7 +219,7 @@ class Inspection(ClientBase):
                 found.add(record)
             rows = await retry(partial(self._provider.list_work_items, instance_id, MAX_HISTORY_EVENTS))
             after = await self._present(instance_id)
-            if after.birth != before.birth:
+            if after.generation != before.generation:
                 raise UnknownInstance(f"instance {instance_id!r} was replaced by another one meanwhile: read it again")
             has_ended = after.execution_id != before.execution_id or after.status in FINISHED
             if has_ended == (before.status in FINISHED):  # else its last results may be missing

@@ -20,9 +20,9 @@ from affinity.client.changes import Changes, ChangeScope
 from affinity.errors import ProviderError
 from affinity.journal import (
     Appended,
-    BirthResult,
+    CreationResult,
     JournalAppend,
-    JournalBirth,
+    JournalCreation,
     JournalFilter,
     JournalInfo,
     JournalLineage,
@@ -145,12 +145,12 @@ class Journals:
         """See `JournalProvider.get_journal_revisits`."""
         return await self._retry(partial(self._provider.get_journal_revisits, session_ids))
 
-    async def create(self, birth: JournalBirth) -> BirthResult:
+    async def create(self, creation: JournalCreation) -> CreationResult:
         """See `JournalProvider.create_journals`."""
-        (result,) = await self._retry(partial(self._provider.create_journals, [birth]))
+        (result,) = await self._retry(partial(self._provider.create_journals, [creation]))
         if result.outcome == "created":
             self._waker.wake()
-            self._notify({birth.session_id: True})
+            self._notify({creation.session_id: True})
         return result
 
     async def lineage(self, session_id: str) -> Sequence[JournalLineage]:

@@ -13,7 +13,7 @@ from affinity.client.changes import Change
 from affinity.client.journals import Waker
 from affinity.client.views import read_error
 from affinity.errors import InstanceExists, NoReply, UnknownInstance
-from affinity.provider.contract import FINISHED, Birth, Delivery, KeyState, MessageKey, NewMessage, Provider
+from affinity.provider.contract import FINISHED, Delivery, Generation, KeyState, MessageKey, NewMessage, Provider
 
 
 class Replies:
@@ -72,7 +72,7 @@ class Replies:
             UnknownInstance: it was deleted or restarted; another one may have its id by now.
             InstanceExists, ProviderError: as for `look_up`.
         """
-        birth: Birth | None = None
+        generation: Generation | None = None
         while True:
             state = await self.look_up(key, name=name)
             if self.timeline != timeline:
@@ -80,11 +80,11 @@ class Replies:
             if state is None:
                 raise unknown_instance(key.instance_id)
             # A key may be forgotten while one waits, but not before the first look.
-            if birth != state.birth and (birth is not None or not state.is_known):
+            if generation != state.generation and (generation is not None or not state.is_known):
                 raise UnknownInstance(
                     f"instance {key.instance_id!r} was deleted or restarted; another one has its id now"
                 )
-            birth = state.birth
+            generation = state.generation
             if state.reply is not None:
                 return state.reply
             if state.is_answered:  # this one did not fit into the batch

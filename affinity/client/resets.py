@@ -119,7 +119,7 @@ def build_reset(info: InstanceInfo, cut: Cut, children: Mapping[str, InstanceInf
     carried = [event.custom_status for event in cut.kept if isinstance(event, ev.OrchestrationStarted)]
     return Reset(
         instance_id=me,
-        birth=info.birth,
+        generation=info.generation,
         execution_id=info.execution_id,
         event_count=info.event_count,
         keep=len(cut.kept),
@@ -159,7 +159,7 @@ def _step_before(events: Sequence[ev.Event | None], number: int) -> int:
 
 
 def _work_item(key: WorkKey, event: ev.ActivityScheduled, info: InstanceInfo) -> NewWorkItem:
-    payload = encode_task(activity_task(event, info.session_id, info.name, info.version, info.birth))
+    payload = encode_task(activity_task(event, info.session_id, info.name, info.version, info.generation))
     return NewWorkItem(
         key=key,
         name=event.name,
@@ -201,4 +201,4 @@ def _cancellations(me: str, cut: Cut, children: Mapping[str, InstanceInfo | None
     stop = encode_message(ANY_EXECUTION, ev.CancelRequested(f"its parent {me!r} was reset"))
     scheduled = [event.instance_id for event in cut.rest if isinstance(event, ev.SubOrchestrationScheduled)]
     found = [child for name in scheduled if (child := children.get(name)) is not None and child.parent_id == me]
-    return [NewMessage(instance_id=child.instance_id, payload=stop, birth=child.birth) for child in found]
+    return [NewMessage(instance_id=child.instance_id, payload=stop, generation=child.generation) for child in found]

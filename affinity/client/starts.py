@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from affinity.client.requests import IfEnded, StartOutcome
 from affinity.errors import ClientError, InstanceExists, InstanceFinished
-from affinity.provider.contract import FINISHED, Birth, InstanceInfo, NewInstance
+from affinity.provider.contract import FINISHED, Generation, InstanceInfo, NewInstance
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +20,7 @@ class PendingStart:
     refused_by: InstanceInfo | None = None
     is_free: bool = True
     """Nothing has its id, as far as is known."""
-    ended: Birth | None = None
+    ended: Generation | None = None
     """Of the instance that it restarts."""
 
     @property
@@ -35,7 +35,7 @@ class PendingStart:
         if info is None:
             return
         has_ended = info.status in FINISHED
-        if info.birth == self.new.birth:  # by an earlier attempt, whose reply was lost
+        if info.generation == self.new.generation:  # by an earlier attempt, whose reply was lost
             self.outcome = "created" if before is None else "restarted"
         elif info.name != self.new.name or (has_ended and self.if_ended == "fail"):
             self.refused_by = info
@@ -44,7 +44,7 @@ class PendingStart:
         elif self.if_ended == "return":
             self.outcome = "ended"
         else:
-            self.ended = info.birth
+            self.ended = info.generation
 
 
 def refusal_of(starts: Iterable[PendingStart]) -> ClientError | None:

@@ -100,7 +100,7 @@ def start_of(kind: str, parent: str | None = None, home: str | None = None) -> J
     given = to_json(options if home is None else {**options, "home": home}).decode()
     started = OrchestrationStarted(name=orchestration_of(kind), version="", input=given)
     message = encode_message(ANY_EXECUTION, started)
-    return JournalStart(name=started.name, start=message, birth=secrets.token_hex(8), parent=parent)
+    return JournalStart(name=started.name, start=message, generation=secrets.token_hex(8), parent=parent)
 
 
 def orchestration_of(kind: str) -> str:

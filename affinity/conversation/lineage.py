@@ -37,8 +37,8 @@ from affinity.errors import (
     UnknownEntry,
 )
 from affinity.journal import (
-    BirthResult,
-    JournalBirth,
+    CreationResult,
+    JournalCreation,
     JournalLineage,
     JournalPage,
     JournalQuery,
@@ -72,7 +72,7 @@ class Ancestor:
 
     conversation_id: str | None  # None: it is deleted
     journal_id: int
-    distance: int  # generations; 0: the conversation itself
+    distance: int  # number of steps up; 0: the conversation itself
     lineage: str | None  # "fork", "detach", "merge", "compress" or "import"; None: it began with its first input
     operator: str
     parents: Sequence[int]  # journal ids, in order
@@ -95,7 +95,7 @@ class LineageReads(Protocol):
 
 
 class LineageState(Protocol):
-    """What births need of the states of a kind."""
+    """What a `CreationPlanner` needs of the states of a kind."""
 
     @property
     def can_rebuild(self) -> bool:
@@ -119,8 +119,8 @@ class LineageState(Protocol):
         ...
 
 
-class BirthPlanner:
-    """Makes the births of one kind of conversations: reads what they are made from, and checks the arguments."""
+class CreationPlanner:
+    """Plans how conversations of one kind are made from others: reads these, and checks the arguments."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class BirthPlanner:
         *,
         in_wake: bool = False,
     ) -> None:
-        """``in_wake``: entries are added before the births are applied."""
+        """``in_wake``: entries are added before the creations are applied."""
         self._kind, self._reads, self._states, self._records = kind, reads, states, records
         self._in_wake = in_wake
 
@@ -145,7 +145,7 @@ class BirthPlanner:
         operator: str | None,
         extras: Mapping[str, JsonValue] | None,
         beside: bool | None,
-    ) -> JournalBirth:
+    ) -> JournalCreation:
         """See `CommonCalls.fork` and `CommonCalls.detach`."""
         own, *ancestors = await self._lineage(source)
         spent = spent_before([own, *ancestors]) if lineage == "detach" else {}
@@ -162,7 +162,7 @@ class BirthPlanner:
         if copies and self._states is not None and not self._in_wake:  # a wake has loaded it
             for record in await self._records.ancestors(source, 1):
                 self._states.check_version(record)
-        return self._birth(
+        return self._creation(
             new_id,
             lineage=lineage,
             operator=operator,
@@ -185,7 +185,7 @@ class BirthPlanner:
         keep: Literal["left", "right"] | None,
         operator: str | None,
         extras: Mapping[str, JsonValue] | None,
-    ) -> JournalBirth:
+    ) -> JournalCreation:
         """See `LineageCalls.merge`."""
         if keep not in {None, "left", "right"}:
             raise InvalidOptions(f"keep = {keep!r}: must be 'left' or 'right'")
@@ -210,7 +210,7 @@ class BirthPlanner:
             raise InvalidOptions(f"{left!r} has no state that could use the resources of {right!r}: give state=")
         else:
             given = _state_with(copied, new_id, kept)
-        return self._birth(
+        return self._creation(
             new_id,
             lineage="merge",
             operator=operator,
@@ -233,7 +233,7 @@ class BirthPlanner:
         operator: str | None,
         extras: Mapping[str, JsonValue] | None,
         beside: bool | None,
-    ) -> JournalBirth:
+    ) -> JournalCreation:
         """See `CommonCalls.compress`."""
         own = await self._own(source)
         given = None if state is None else await self._encoded(new_id, state)
@@ -254,7 +254,7 @@ class BirthPlanner:
         entry = NewEntry(kind=message.kind, payload=self._kind.types.encode(message))
         if state is None:
             given = await self._summarised(new_id, message, entry.payload)
-        return self._birth(
+        return self._creation(
             new_id,
             lineage="compress",
             operator=operator,
@@ -284,7 +284,7 @@ class BirthPlanner:
                 yield entry_line(entry)
             after, more = (page.entries[-1].seq if page.entries else after), page.more
 
-    async def imported(self, new_id: str, found: Imported, *, times: ImportTimes) -> JournalBirth:
+    async def imported(self, new_id: str, found: Imported, *, times: ImportTimes) -> JournalCreation:
         """See `LineageCalls.import_`."""
         if found.conversation.kind != self._kind.name:
             raise ConversationKindMismatch(
@@ -296,7 +296,7 @@ class BirthPlanner:
         if state is not None and self._states is not None:
             await self._states.check_record(state)
         is_kept = times == "kept"
-        return self._birth(
+        return self._creation(
             new_id,
             lineage="import",
             operator=None,
@@ -312,10 +312,10 @@ class BirthPlanner:
         """Whether there is a journal, or a record of state, of this id."""
         return bool(await self._reads.lineage(new_id)) or await self._records.load(new_id) is not None
 
-    async def has_made(self, birth: JournalBirth) -> bool:
-        """Whether a journal that the same operator has made from the same parents is the one of this birth, too."""
-        found = await self._reads.lineage(birth.session_id)
-        return not found or _is_made_by(birth, found[0])
+    async def has_made(self, creation: JournalCreation) -> bool:
+        """Whether a journal that the same operator has made from the same parents is the one of this creation, too."""
+        found = await self._reads.lineage(creation.session_id)
+        return not found or _is_made_by(creation, found[0])
 
     async def ancestors(self, source: str) -> Sequence[Ancestor]:
         """See `CommonCalls.ancestors`."""
@@ -408,7 +408,7 @@ class BirthPlanner:
             raise InvalidOptions("a state needs the code that defines the conversations")
         return await self._states.encoded(new_id, state)
 
-    def _birth(
+    def _creation(
         self,
         new_id: str,
         *,
@@ -418,13 +418,13 @@ class BirthPlanner:
         home: str | None,
         added: Mapping[str, JsonValue] = {},
         **fields: Any,
-    ) -> JournalBirth:
+    ) -> JournalCreation:
         try:
             text = to_json(dict(extras)).decode()
         except (ValueError, TypeError) as error:
             raise NotSerializable(f"extras have no JSON form: {error}") from error
         check_payload(text, "extras", MAX_IMPORTED_EXTRAS if lineage == "import" else MAX_EXTRAS)
-        return JournalBirth(
+        return JournalCreation(
             session_id=check_id(new_id, "conversation id"),
             kind=self._kind.name,
             start=self._kind.start(home=home),
@@ -443,19 +443,19 @@ def _is_empty(content: Content) -> bool:
     return all(block.get("type") == "text" and not text_of([block]).strip() for block in content)
 
 
-def check_birth(birth: JournalBirth, result: BirthResult) -> None:
-    """Raise the error for a birth that was refused.
+def check_creation(creation: JournalCreation, result: CreationResult) -> None:
+    """Raise the error for a creation that was refused.
 
     Raises:
         ConversationExists, UnknownConversation, UnknownEntry: why.
     """
     match result.outcome:
         case "taken":
-            raise ConversationExists(birth.session_id, "its id is in use")
+            raise ConversationExists(creation.session_id, "its id is in use")
         case "unknown":
-            raise UnknownConversation(birth.session_id, "what it is to be made from is deleted")
+            raise UnknownConversation(creation.session_id, "what it is to be made from is deleted")
         case "beyond":
-            raise UnknownEntry(birth.session_id, "what it is to be made from does not have these entries")
+            raise UnknownEntry(creation.session_id, "what it is to be made from does not have these entries")
 
 
 def _last_wake(page: JournalPage) -> tuple[int, list[int]]:
@@ -503,17 +503,17 @@ def _labelled(state: SessionState, resources: Mapping[str, str]) -> SessionState
     return replace(state, metadata=replace(state.metadata, labels={**state.metadata.labels, **resources}))
 
 
-def _is_made_by(birth: JournalBirth, made: JournalLineage) -> bool:
+def _is_made_by(creation: JournalCreation, made: JournalLineage) -> bool:
     """What does not depend on the moment: the base and its number, the home, and what was imported."""
-    base, found = birth.base, made.base
-    if (base is None) != (found is None) or birth.home != made.home:
+    base, found = creation.base, made.base
+    if (base is None) != (found is None) or creation.home != made.home:
         return False
     if base is not None and found is not None and base.journal_id != found.journal_id:
         return False
-    at = None if base is None or birth.lineage == "merge" else base.up_to
+    at = None if base is None or creation.lineage == "merge" else base.up_to
     if at is not None and found is not None and at != found.up_to:
         return False
-    return birth.lineage != "import" or birth.extras == made.extras
+    return creation.lineage != "import" or creation.extras == made.extras
 
 
 def _state_with(record: SessionRecord, session_id: str, resources: Mapping[str, str]) -> SessionState:

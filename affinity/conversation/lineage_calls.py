@@ -9,18 +9,18 @@ from pydantic import JsonValue
 
 from affinity.client import Client
 from affinity.conversation.kinds import ConversationKind
-from affinity.conversation.lineage import Ancestor, BirthPlanner, LineageState, Summarise, check_birth
+from affinity.conversation.lineage import Ancestor, CreationPlanner, LineageState, Summarise, check_creation
 from affinity.conversation.reading import EntryReader, Read
 from affinity.conversation.transfer import read_lines
 from affinity.errors import ConversationExists, QuotaExceeded
-from affinity.journal import JournalBirth
+from affinity.journal import JournalCreation
 from affinity.paging import uninterrupted
 from affinity.session.transfer import ImportTimes, check_choice
 
 M = TypeVar("M")
 
 _PLANS = 3
-"""How often a birth is planned: its base may get entries meanwhile."""
+"""How often a creation is planned: its base may get entries meanwhile."""
 
 
 class CommonCalls(EntryReader, Generic[M]):
@@ -28,7 +28,7 @@ class CommonCalls(EntryReader, Generic[M]):
     (``M``); a wake makes them with its commit, and returns nothing.
     """
 
-    def __init__(self, read: Read, kind: ConversationKind, planner: BirthPlanner, conversation_id: str) -> None:
+    def __init__(self, read: Read, kind: ConversationKind, planner: CreationPlanner, conversation_id: str) -> None:
         super().__init__(read, kind.types, conversation_id)
         self._kind, self._planner = kind, planner
 
@@ -125,7 +125,7 @@ class LineageCalls(CommonCalls[M], Generic[M]):
         self, client: Client, kind: ConversationKind, conversation_id: str, states: LineageState | None = None
     ) -> None:
         """``states``: of the code that defines the conversations; None: states are copied or initial."""
-        planner = BirthPlanner(kind, client.journals, states, client.session_store)
+        planner = CreationPlanner(kind, client.journals, states, client.session_store)
         super().__init__(client.journals.read, kind, planner, conversation_id)
         self._client, self._states = client, states
         self._timeline = client.journals.timeline  # of numbers that do not know theirs
@@ -205,13 +205,13 @@ class LineageCalls(CommonCalls[M], Generic[M]):
 
     async def _derive(self, new_id: str, plan: Any, *args: Any, **options: Any) -> M:
         for left in reversed(range(_PLANS)):
-            birth: JournalBirth = await plan(self.conversation_id, *args, **options)
-            result = await self._client.journals.create(birth)
+            creation: JournalCreation = await plan(self.conversation_id, *args, **options)
+            result = await self._client.journals.create(creation)
             if result.outcome != "beyond" or not left:
                 break
         if result.outcome == "over_quota":
             raise QuotaExceeded("instances", (await self._client.quotas()).instances or 0)
-        if result.outcome == "repeated" and not await self._planner.has_made(birth):
+        if result.outcome == "repeated" and not await self._planner.has_made(creation):
             raise ConversationExists(new_id, "its id is in use")
-        check_birth(birth, result)
+        check_creation(creation, result)
         return cast(M, type(self)(self._client, self._kind, new_id, self._states))

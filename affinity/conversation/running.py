@@ -41,7 +41,7 @@ from affinity.conversation.events import (
     meta_of,
 )
 from affinity.conversation.kinds import ConversationKind, interrupt_message, start_of, terminate_message
-from affinity.conversation.lineage import BirthPlanner
+from affinity.conversation.lineage import CreationPlanner
 from affinity.conversation.program import ChildrenDone, Delegation, Failure, WakeOutcome, WakeTask
 from affinity.conversation.stream import Streams, StreamWriter
 from affinity.conversation.trace import WAKE_SPAN, Trace, error_of, root_span
@@ -359,7 +359,7 @@ class _Attempt(Generic[S]):
             stream=stream,
             trace=self.trace,
             journals=self.journals,
-            lineage=BirthPlanner(self.spec, self.journals, self.conversations, self._store(), in_wake=True),
+            lineage=CreationPlanner(self.spec, self.journals, self.conversations, self._store(), in_wake=True),
         )
         return self.parts
 

@@ -30,7 +30,7 @@ from affinity.conversation.events import (
 )
 from affinity.conversation.follow import has_ended
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, seconds_of
-from affinity.conversation.lineage import BirthPlanner
+from affinity.conversation.lineage import CreationPlanner
 from affinity.conversation.lineage_calls import CommonCalls
 from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader
 from affinity.conversation.stream import StreamWriter
@@ -54,7 +54,7 @@ from affinity.journal import (
     REFUSAL_MARK,
     JournalAccess,
     JournalAppend,
-    JournalBirth,
+    JournalCreation,
     JournalFilter,
     JournalPage,
     JournalQuery,
@@ -140,7 +140,7 @@ class WakeParts:
     stream: StreamWriter
     trace: Trace
     journals: JournalAccess
-    lineage: BirthPlanner
+    lineage: CreationPlanner
     finish: Finish = field(default_factory=Finish)
     delegated: list[str] = field(default_factory=list)
     """Ids of the delegations that the wake begins."""
@@ -543,7 +543,7 @@ class Wake(CommonCalls[None]):
         """The journal id of a child; None: there is none yet."""
         if child_id == self.conversation_id:
             raise NotAParent(child_id, "a conversation is not its own child")
-        if any(each.session_id == child_id for each in self._writing.births):
+        if any(each.session_id == child_id for each in self._writing.creations):
             raise NotAParent(child_id, "this wake makes it from another conversation")
         page = await self._parts.journals.read(JournalQuery(session_id=child_id, limit=1))
         if page is None:
@@ -583,8 +583,10 @@ class Wake(CommonCalls[None]):
             InvalidOptions: the sides use different resources, and ``keep`` is not given.
             ConversationExists, InvalidInput: as `fork`.
         """
-        birth = await self._planner.merge(left, right, into, state=state, keep=keep, operator=operator, extras=extras)
-        await self._create(birth)
+        creation = await self._planner.merge(
+            left, right, into, state=state, keep=keep, operator=operator, extras=extras
+        )
+        await self._create(creation)
 
     async def total_usage(self) -> dict[str, int]:
         """The sum of ``usage`` of all that is committed, as `Talk.usage`, and of this wake."""
@@ -594,18 +596,20 @@ class Wake(CommonCalls[None]):
     async def _derive(self, new_id: str, plan: Any, *args: Any, **options: Any) -> None:
         await self._create(await plan(self.conversation_id, *args, **options))
 
-    async def _create(self, birth: JournalBirth) -> None:
-        new_id = birth.session_id
-        made = {each.session_id for each in self._writing.births} | {each.session_id for each in self._writing.appends}
+    async def _create(self, creation: JournalCreation) -> None:
+        new_id = creation.session_id
+        made = {each.session_id for each in self._writing.creations} | {
+            each.session_id for each in self._writing.appends
+        }
         taken = await self._planner.is_taken(new_id) or await self._parts.journals.has_instance(new_id)
         if taken or new_id in made:
             raise ConversationExists(new_id, "its id is in use")
-        size = sum([each.size for each in (*self._writing.births, birth)])
-        if self._writing.births and size > MAX_STATE_BYTES:
+        size = sum([each.size for each in (*self._writing.creations, creation)])
+        if self._writing.creations and size > MAX_STATE_BYTES:
             raise PayloadTooLarge(
                 f"what the wake makes conversations with has {size} bytes, over the limit of {MAX_STATE_BYTES}"
             )
-        self._writing.births.append(birth)
+        self._writing.creations.append(creation)
 
     # -- reading
 

@@ -15,7 +15,7 @@ from affinity.journal import (
     HomeLease,
     JournalAccess,
     JournalAppend,
-    JournalBirth,
+    JournalCreation,
     JournalWrite,
     NewEntry,
     NewRequest,
@@ -63,7 +63,7 @@ class WakeWriting:
     ended_requests: list[str] = field(default_factory=list)
     ended_revisits: list[str] = field(default_factory=list)
     appends: list[JournalAppend] = field(default_factory=list)
-    births: list[JournalBirth] = field(default_factory=list)
+    creations: list[JournalCreation] = field(default_factory=list)
     home: HomeLease | None = None
     _write: JournalWrite | None = None
 
@@ -112,7 +112,14 @@ class WakeWriting:
     def discard(self, keep: Sequence[NewEntry]) -> None:
         """Drop all additions but these entries: the handler has failed."""
         self.entries = list(keep)
-        for each in (self.requests, self.revisits, self.ended_requests, self.ended_revisits, self.appends, self.births):
+        for each in (
+            self.requests,
+            self.revisits,
+            self.ended_requests,
+            self.ended_revisits,
+            self.appends,
+            self.creations,
+        ):
             each.clear()
         self.processed = self.work.processed
 
@@ -130,7 +137,7 @@ class WakeWriting:
             ended_requests=self.ended_requests,
             ended_revisits=self.ended_revisits,
             appends=self.appends,
-            births=self.births,
+            creations=self.creations,
             home=self.home,
             clear_stream=True,
             attempt=self.attempt,

@@ -60,7 +60,7 @@ class ActivityContext:
 
     activity_id: int
     """Event id of the scheduling: with instance and execution it names this activity, in all its attempts; but see
-    ``instance_birth``.
+    ``instance_generation``.
     """
 
     name: str
@@ -72,7 +72,7 @@ class ActivityContext:
     orchestration_version: str | None = None
     """The version of that orchestration on which the instance runs; None as for the name."""
 
-    instance_birth: str | None = None
+    instance_generation: str | None = None
     """Of an activity on a session: tells its instance from a later one that has the same id, once this one is deleted.
     None: no session, or a release before this field has scheduled it.
     """
@@ -122,7 +122,7 @@ class ActivityContext:
         name: str,
         orchestration_name: str | None,
         orchestration_version: str | None,
-        instance_birth: str | None,
+        instance_generation: str | None,
         session_id: str | None,
         session_epoch: int | None,
         attempt: int,
@@ -139,7 +139,7 @@ class ActivityContext:
         made.name = name
         made.orchestration_name = orchestration_name
         made.orchestration_version = orchestration_version
-        made.instance_birth = instance_birth
+        made.instance_generation = instance_generation
         made.session_id = session_id
         made.session_epoch = session_epoch
         made.attempt = attempt

@@ -40,8 +40,8 @@ class ParentRef(NamedTuple):
     instance_id: str
     execution_id: int
     schedule_id: int
-    birth: str | None = None
-    """Birth token of that instance; None when a release before birth tokens wrote it."""
+    generation: str | None = None
+    """Generation of that instance; None: any instance with this id."""
 
 
 class Hold(NamedTuple):

@@ -55,7 +55,7 @@ class ActivityTask:
     """Name of the orchestration that has scheduled it; None: an earlier release has written the task."""
     version: str | None = None
     """Of that orchestration."""
-    birth: str | None = None
+    generation: str | None = None
     """Token of the instance, of an activity on a session; None: an earlier release has written the task."""
 
 
@@ -132,7 +132,7 @@ def _run(message: dict[str, Any]) -> ActivityRun | None:
 
 
 def activity_task(
-    event: ActivityScheduled, session_id: str | None, orchestration: str, version: str | None, birth: str
+    event: ActivityScheduled, session_id: str | None, orchestration: str, version: str | None, generation: str
 ) -> ActivityTask:
     """The task of an activity of an orchestration of that name and version, which was started with this session; and
     the token of its instance.
@@ -146,7 +146,7 @@ def activity_task(
         tag=event.tag,
         orchestration=orchestration,
         version=version,
-        birth=None if event.session_id is None else birth,
+        generation=None if event.session_id is None else generation,
     )
 
 
@@ -282,12 +282,12 @@ def _write_parent(parent: ParentRef) -> str:
 
 
 def _read_parent(value: dict[str, Any]) -> ParentRef:
-    birth = value.get("birth")
+    generation = value.get("generation")
     return ParentRef(
         check_id(_string(value["instance_id"]), "id of the parent"),
         _integer(value["execution_id"]),
         _integer(value["schedule_id"]),
-        None if birth is None else _string(birth),
+        None if generation is None else _string(generation),
     )
 
 

@@ -13,7 +13,7 @@ from affinity.journal import JournalLineage, JournalRange
 def to_lineage(
     rows: Iterable[Sequence[Any]], session_id: str, instant: Callable[[Any], datetime]
 ) -> list[JournalLineage]:
-    """A journal and its ancestors, generation by generation, parents in their order, each once and at its least
+    """A journal and its ancestors, level by level, parents in their order, each once and at its least
     distance.
 
     Args:
@@ -23,13 +23,13 @@ def to_lineage(
         instant: converts a time.
     """
     by_id = {row[1]: _to_lineage(row, instant) for row in rows}
-    generation = [each.journal_id for each in by_id.values() if each.session_id == session_id]
+    level = [each.journal_id for each in by_id.values() if each.session_id == session_id]
     ordered: dict[int, JournalLineage] = {}
     distance = 0
-    while generation:
-        ordered |= {journal_id: replace(by_id[journal_id], distance=distance) for journal_id in generation}
-        parents = dict.fromkeys(parent for journal_id in generation for parent in by_id[journal_id].parents)
-        generation = [parent for parent in parents if parent in by_id and parent not in ordered]
+    while level:
+        ordered |= {journal_id: replace(by_id[journal_id], distance=distance) for journal_id in level}
+        parents = dict.fromkeys(parent for journal_id in level for parent in by_id[journal_id].parents)
+        level = [parent for parent in parents if parent in by_id and parent not in ordered]
         distance += 1
     return list(ordered.values())
 

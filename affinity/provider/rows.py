@@ -16,10 +16,10 @@ from affinity.errors import SessionWriteConflict, WorkerFenced
 from affinity.journal import JournalInfo
 from affinity.provider.contract import (
     LEFT,
-    Birth,
     EventOrigin,
     ExecutionInfo,
     FleetLoad,
+    Generation,
     InstanceCounts,
     InstanceInfo,
     KeyState,
@@ -56,9 +56,9 @@ Time: TypeAlias = Callable[[Any], datetime]
 
 def to_key_state(row: Columns) -> KeyState:
     """What became of the message of a key."""
-    birth, name, status, error, is_known, is_answered, reply = row
+    generation, name, status, error, is_known, is_answered, reply = row
     return KeyState(
-        birth=Birth(birth),
+        generation=Generation(generation),
         name=name,
         status=status,
         error=error,
@@ -71,10 +71,10 @@ def to_key_state(row: Columns) -> KeyState:
 def to_instance(row: Columns, time: Time) -> InstanceInfo:
     """An instance, with the suspension that it is in."""
     instance_id, name, version, execution_id, status, custom_status, output, error, parent_id, owner, *rest = row
-    event_count, created_at, updated_at, birth, session_id, *suspension = rest
+    event_count, created_at, updated_at, generation, session_id, *suspension = rest
     return InstanceInfo(
         instance_id=instance_id,
-        birth=birth,
+        generation=generation,
         name=name,
         version=version,
         execution_id=execution_id,
@@ -278,7 +278,9 @@ def to_load(suspended: bool, rows: Sequence[Columns]) -> FleetLoad:
 
 def to_session_record(row: Columns, time: Time) -> SessionRecord:
     """A record of session state."""
-    session_id, state, encoding, schema_version, *metadata, version, birth, epoch, turn, created_at, updated_at = row
+    session_id, state, encoding, schema_version, *metadata, version, generation, epoch, turn, created_at, updated_at = (
+        row
+    )
     return SessionRecord(
         session_id=session_id,
         state=state,
@@ -286,7 +288,7 @@ def to_session_record(row: Columns, time: Time) -> SessionRecord:
         schema_version=schema_version,
         metadata=_to_metadata(metadata),
         version=version,
-        birth=birth,
+        generation=generation,
         epoch=epoch,
         idempotency_key=turn,
         created_at=time(created_at),
@@ -296,13 +298,13 @@ def to_session_record(row: Columns, time: Time) -> SessionRecord:
 
 def to_session_summary(row: Columns, time: Time) -> SessionSummary:
     """A record of session state without the state."""
-    session_id, schema_version, *metadata, version, birth, epoch, size, created_at, updated_at, idle, holder = row
+    session_id, schema_version, *metadata, version, generation, epoch, size, created_at, updated_at, idle, holder = row
     return SessionSummary(
         session_id=session_id,
         schema_version=schema_version,
         metadata=_to_metadata(metadata),
         version=version,
-        birth=birth,
+        generation=generation,
         epoch=epoch,
         size=size,
         holder=holder,
@@ -353,7 +355,7 @@ def not_negative(seconds: float | None) -> float | None:
 
 
 def write_conflict(
-    session_id: str, expected: int | None, version: int | None, epoch: int | None, *, same_birth: bool, known: bool
+    session_id: str, expected: int | None, version: int | None, epoch: int | None, *, same_generation: bool, known: bool
 ) -> SessionWriteConflict:
     """The error for a write of session state whose fences do not pass.
 
@@ -362,10 +364,10 @@ def write_conflict(
         expected: the version that the writer knows.
         version: of the record; None when there is none.
         epoch: of the writer.
-        same_birth: whether it is the record that the writer knows.
+        same_generation: whether it is the record that the writer knows.
         known: whether it has the version that the writer knows.
     """
-    if not same_birth:
+    if not same_generation:
         reason = _replaced_record(expected)
     elif not known:
         reason = f"its record has version {version or 0}, not {expected}"

@@ -72,9 +72,9 @@ def _set_label(cached: CachedState[Any], resource: Resource[Any], value: str) ->
         cached.metadata = replace(cached.metadata, labels=labels)
 
 
-def _new_id(birth: str | None) -> str:
+def _new_id(generation: str | None) -> str:
     """A random id, whose first part all ids of one instance share; see `ResourceStore.begin_resource`."""
-    return f"{sha256(birth.encode()).hexdigest()[:8]}-{uuid4().hex[:23]}" if birth else uuid4().hex
+    return f"{sha256(generation.encode()).hexdigest()[:8]}-{uuid4().hex[:23]}" if generation else uuid4().hex
 
 
 async def _begin(
@@ -82,7 +82,7 @@ async def _begin(
 ) -> DurableResource | None:
     key = (ctx.instance_id, ctx.execution_id, ctx.activity_id)
     held = cached.resources.key_of(resource)
-    row = await store.begin_resource(_new_id(ctx.instance_birth), resource.name, key, held=held)
+    row = await store.begin_resource(_new_id(ctx.instance_generation), resource.name, key, held=held)
     if held is not None and held != row.resource_id:
         await cached.resources.release(resource)
     if row.handle is not None:

@@ -86,10 +86,10 @@ class StandaloneUnitOfWork(Generic[S]):
         if self._store is None or encoded is None:
             return
         base = cached.record
-        if await self._queue.would_conflict(self._session_id, self._store, base.birth):
+        if await self._queue.would_conflict(self._session_id, self._store, base.generation):
             raise SessionSelfConflict(self._session_id)
         try:
-            version = await self._store.save(encoded.new, expected_version=base.version, birth=base.birth)
+            version = await self._store.save(encoded.new, expected_version=base.version, generation=base.generation)
         except SessionWriteConflict:
             raise
         except Exception as error:

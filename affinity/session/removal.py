@@ -89,10 +89,10 @@ async def descendants(
     nor what is below them.
     """
     seen = {*session_ids, *known}
-    generation = sorted(session_ids)
-    while generation:
+    level = sorted(session_ids)
+    while level:
         below: list[str] = []
-        for parents in _steps(generation, MAX_PAGE):
+        for parents in _steps(level, MAX_PAGE):
             after: ChildCursor | None = None
             while True:
                 rows = await store.children(parents, MAX_PAGE, after=after)
@@ -104,7 +104,7 @@ async def descendants(
                 if len(rows) < MAX_PAGE:
                     break
                 after = child_cursor(rows[-1])
-        generation = sorted(below)
+        level = sorted(below)
 
 
 async def delete_tree(store: SessionStore, session_id: str, *, dry_run: bool, progress: Progress) -> Sequence[str]:
@@ -141,10 +141,10 @@ class _Family:
     head: str
     idle: float
     updated_at: datetime
-    members: dict[str, tuple[int, str]] = field(default_factory=dict)  # version and birth; each behind its parent
+    members: dict[str, tuple[int, str]] = field(default_factory=dict)  # version and generation; each behind its parent
 
     def add(self, row: SessionSummary) -> None:
-        self.members[row.session_id] = (row.version, row.birth)
+        self.members[row.session_id] = (row.version, row.generation)
         self.idle = min(self.idle, row.idle)
         self.updated_at = max(self.updated_at, row.updated_at)
 
@@ -220,7 +220,7 @@ class Pruner:
 
     async def _remove_records(self, where: SessionFilter) -> None:
         async for rows in read_pages(self._store, where):
-            seen = {row.session_id: (row.version, row.birth) for row in rows}
+            seen = {row.session_id: (row.version, row.generation) for row in rows}
             for step in _steps(list(seen), DELETE_STEP):
                 await self._remove({session_id: seen[session_id] for session_id in step})
 
@@ -257,7 +257,7 @@ class Pruner:
             list(seen),
             idle_only=True,
             versions={session_id: version for session_id, (version, _) in seen.items()},
-            births={session_id: birth for session_id, (_, birth) in seen.items()},
+            generations={session_id: generation for session_id, (_, generation) in seen.items()},
             families=families,
             dry_run=dry_run,
         )

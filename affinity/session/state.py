@@ -44,7 +44,7 @@ class RecordVersion:
     """The stored record that a state was made from, without the state."""
 
     version: int = 0  # 0: the session has no record
-    birth: str | None = None  # of the record, or the one to create it with; None: not known, or not needed
+    generation: str | None = None  # of the record, or the one to create it with; None: not known, or not needed
     idempotency_key: str | None = None  # of the last write
     digest: bytes | None = None  # of the state's bytes; None: it must be written, being new or migrated
     metadata: SessionMetadata
@@ -90,7 +90,7 @@ class CachedState(CacheEntry[S]):
         """Note that the store has this version of the record now."""
         self.record = RecordVersion(
             version=version,
-            birth=self.record.birth,
+            generation=self.record.generation,
             idempotency_key=idempotency_key,
             digest=encoded.digest,
             metadata=encoded.new.metadata,
@@ -142,13 +142,13 @@ class StateSchema(Generic[S]):
         record = None if store is None or is_new else await self._read(cached.session_id, store)
         if record is None:
             cached.state = self.overrides.new(overrides) if self.initial is None else self.initial(cached.session_id)
-            birth = None if store is None else uuid4().hex
-            cached.record = RecordVersion(birth=birth, metadata=SessionMetadata(kind=self.kind))
+            generation = None if store is None else uuid4().hex
+            cached.record = RecordVersion(generation=generation, metadata=SessionMetadata(kind=self.kind))
         else:
             digest = await self._decode(cached, record)
             cached.record = RecordVersion(
                 version=record.version,
-                birth=record.birth,
+                generation=record.generation,
                 idempotency_key=record.idempotency_key,
                 digest=digest if record.schema_version == self.version else None,
                 metadata=_normalize_metadata(record.metadata),

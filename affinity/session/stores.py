@@ -38,12 +38,12 @@ class _Fence:
     """The conditions under which a writer may replace a record."""
 
     expected_version: int | None
-    birth: str | None
+    generation: str | None
     epoch: int | None
 
     def check(self, session_id: str, found: SessionRecord | None) -> None:
         version, epoch = (found.version, found.epoch) if found else (None, None)
-        if found and self.birth not in {None, found.birth}:
+        if found and self.generation not in {None, found.generation}:
             message = (
                 "its record was deleted, and another one was created"
                 if self.expected_version
@@ -60,16 +60,16 @@ class _Fence:
 
 @dataclass(frozen=True, slots=True)
 class _SeenRecords:
-    """The versions and births of the records that a deletion may remove."""
+    """The versions and generations of the records that a deletion may remove."""
 
     versions: Mapping[str, int]
-    births: Mapping[str, str]
+    generations: Mapping[str, str]
 
     def is_still(self, found: SessionRecord) -> bool:
         """Whether the record has not changed since it was seen."""
         name = found.session_id
         return self.versions.get(name, found.version) == found.version and (
-            self.births.get(name, found.birth) == found.birth
+            self.generations.get(name, found.generation) == found.generation
         )
 
 
@@ -96,7 +96,7 @@ class MemorySessionStore:
         new: SessionState,
         *,
         expected_version: int | None = None,
-        birth: str | None = None,
+        generation: str | None = None,
         epoch: int | None = None,
         idempotency_key: str | None = None,
         times: RecordTimes | None = None,
@@ -104,8 +104,8 @@ class MemorySessionStore:
         found = self._records.get(new.session_id)
         if found is not None and idempotency_key is not None and found.idempotency_key == idempotency_key:
             return found.version
-        _Fence(expected_version, birth, epoch).check(new.session_id, found)
-        written = self._written(new, found, birth, epoch, idempotency_key)
+        _Fence(expected_version, generation, epoch).check(new.session_id, found)
+        written = self._written(new, found, generation, epoch, idempotency_key)
         if times is not None:
             now = written.updated_at
             written = replace(written, created_at=min(times.created_at, now), updated_at=min(times.updated_at, now))
@@ -118,11 +118,11 @@ class MemorySessionStore:
         *,
         idle_only: bool = False,
         versions: Mapping[str, int] | None = None,
-        births: Mapping[str, str] | None = None,
+        generations: Mapping[str, str] | None = None,
         families: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> Sequence[str]:
-        seen = _SeenRecords(versions or {}, births or {})
+        seen = _SeenRecords(versions or {}, generations or {})
         named = [session_id for session_id in dict.fromkeys(session_ids) if session_id in self._records]
         kept = {session_id for session_id in named if not seen.is_still(self._records[session_id])}
         if families is not None:
@@ -179,7 +179,7 @@ class MemorySessionStore:
         self,
         new: SessionState,
         found: SessionRecord | None,
-        birth: str | None,
+        generation: str | None,
         epoch: int | None,
         idempotency_key: str | None,
     ) -> SessionRecord:
@@ -192,7 +192,7 @@ class MemorySessionStore:
             schema_version=new.schema_version,
             metadata=_copied(new.metadata),
             version=found.version + 1 if found else 1,
-            birth=found.birth if found else birth or uuid4().hex,
+            generation=found.generation if found else generation or uuid4().hex,
             epoch=kept if epoch is None else epoch,
             idempotency_key=idempotency_key,
             created_at=found.created_at if found else now,
@@ -239,7 +239,7 @@ def _summary(record: SessionRecord, now: datetime) -> SessionSummary:
         schema_version=record.schema_version,
         metadata=_copied(record.metadata),
         version=record.version,
-        birth=record.birth,
+        generation=record.generation,
         epoch=record.epoch,
         size=len(record.state),
         holder=None,
@@ -283,7 +283,7 @@ class RetryingStore:
         new: SessionState,
         *,
         expected_version: int | None = None,
-        birth: str | None = None,
+        generation: str | None = None,
         epoch: int | None = None,
         idempotency_key: str | None = None,
         times: RecordTimes | None = None,
@@ -292,7 +292,7 @@ class RetryingStore:
             self._store.save,
             new,
             expected_version=expected_version,
-            birth=birth,
+            generation=generation,
             epoch=epoch,
             idempotency_key=idempotency_key,
             **({} if times is None else {"times": times}),
@@ -306,11 +306,13 @@ class RetryingStore:
         *,
         idle_only: bool = False,
         versions: Mapping[str, int] | None = None,
-        births: Mapping[str, str] | None = None,
+        generations: Mapping[str, str] | None = None,
         families: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> Sequence[str]:
-        delete = partial(self._store.delete, session_ids, idle_only=idle_only, versions=versions, births=births)
+        delete = partial(
+            self._store.delete, session_ids, idle_only=idle_only, versions=versions, generations=generations
+        )
         delete = partial(delete, families=families, dry_run=dry_run)
         return await self._writing(delete)  # repeated after a lost reply, it would not return what it has removed
 

@@ -159,8 +159,8 @@ class SessionWriter(Generic[S]):
     def key(self) -> str:
         """Identifies the activity in all its attempts, and never one of a later instance of the same id."""
         key = f"{self._ctx.instance_id}/{self._ctx.execution_id}/{self._ctx.activity_id}"
-        birth = getattr(self._ctx, "instance_birth", None)
-        return key if birth is None else f"{key}/{birth}"
+        generation = getattr(self._ctx, "instance_generation", None)
+        return key if generation is None else f"{key}/{generation}"
 
     @property
     def is_external(self) -> bool:
@@ -372,9 +372,12 @@ class SessionWriter(Generic[S]):
         assert self.store is not None
         assert self._base is not None
         version, epoch = self._base.version, self.address[1]
-        birth = self._base.birth if self.is_external else None  # in the worker's database the epoch fences a new record
+        # In the worker's database the epoch fences a new record.
+        generation = self._base.generation if self.is_external else None
         try:
-            return await self.store.save(new, expected_version=version, birth=birth, epoch=epoch, idempotency_key=key)
+            return await self.store.save(
+                new, expected_version=version, generation=generation, epoch=epoch, idempotency_key=key
+            )
         except SessionWriteConflict:
             self._cache.count("conflicts")
             raise
@@ -446,9 +449,9 @@ class WriteQueue(Generic[S]):
         else:
             del self._by_session[writer.session_id]
 
-    async def would_conflict(self, session_id: str, store: SessionStore, birth: str | None) -> bool:
-        """Whether a standalone write of this session, over the record of this birth, would conflict with the running
-        activity's own.
+    async def would_conflict(self, session_id: str, store: SessionStore, generation: str | None) -> bool:
+        """Whether a standalone write of this session, over the record of this generation, would conflict with the
+        running activity's own.
         """
         ctx = current_activity()
         if ctx is None or ctx.session_id != session_id:
@@ -456,6 +459,7 @@ class WriteQueue(Generic[S]):
         writer = self._by_ctx.get(id(ctx))
         if store is ctx.session_store or (writer is not None and store is writer.store):
             return True
-        # Another object may be of the worker's database too, such as one from `open_store`: no other has this birth.
+        # Another object may be of the worker's database too, such as one from `open_store`: no other database has a
+        # record of this generation.
         record = None if ctx.session_store is None else await ctx.session_store.load(session_id)
-        return record is not None and record.birth == birth
+        return record is not None and record.generation == generation

@@ -290,7 +290,7 @@ class ActivityRunner:
             name=item.name,
             orchestration_name=task.orchestration,
             orchestration_version=task.version,
-            instance_birth=task.birth,
+            instance_generation=task.generation,
             session_id=item.session_id,
             session_epoch=item.session_epoch,
             attempt=item.attempts,

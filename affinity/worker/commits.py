@@ -90,7 +90,7 @@ class Commits:
         for item in turn.work_items:
             asked += item.lock_here
         self._state.reserved_slots += asked
-        generation = self._lease.generation
+        term = self._lease.term
 
         def settled(result: TurnResult | ProviderError) -> None:
             self._state.reserved_slots -= asked
@@ -99,7 +99,7 @@ class Commits:
             else:
                 if result.lost_acks:
                     self._lease.note_delivered(result.lost_acks)
-                if generation != self._lease.generation:
+                if term != self._lease.term:
                     result = self._without_work(result)
             if turn.instance_id in self._notified:
                 self._notified.discard(turn.instance_id)

@@ -6,7 +6,7 @@ the other parts of the worker must tell it is in `FetchState`. After a hint abou
 nothing else, it fetches these and leaves all that is due as it was.
 
 A reply that is lost may have locked items to this worker. Then the next fetch first releases the locks that the worker
-does not know of. A reply to a request of a former lease starts nothing, for the same reason (`LeaseState.generation`).
+does not know of. A reply to a request of a former lease starts nothing, for the same reason (`LeaseState.term`).
 """
 
 from __future__ import annotations
@@ -104,25 +104,25 @@ class Fetcher:
 
     async def _fetch_once(self) -> float:
         """Fetch once what is wanted; returns the seconds until the next fetch is due."""
-        generation = self._lease.generation
+        term = self._lease.term
         if self._state.locks_uncertain:
             await self._release_unknown_locks()
         if self._state.own_wanted and not (self._wants_work() or self._wants_messages()):
-            await self._fetch_own(generation)
+            await self._fetch_own(term)
         else:
-            await self._fetch_queues(generation)
+            await self._fetch_queues(term)
         return max(0.0, min(self._work_at, self._messages_at) - time.monotonic())
 
-    async def _fetch_queues(self, generation: int) -> None:
+    async def _fetch_queues(self, term: int) -> None:
         self._state.unclaimed_remaining = False
         if self._wants_work() or self._state.own_wanted:
             self._state.work_wanted = self._state.own_wanted = False
             self._work_at = 0.0  # in case that this fails
-            due = await self._fetch_work(generation)
+            due = await self._fetch_work(term)
             self._work_at = time.monotonic() + min(due, self._poll())
         self._state.messages_wanted = False
         self._messages_at = 0.0
-        pause = await self._fetch_messages(generation)
+        pause = await self._fetch_messages(term)
         if self._state.unclaimed_remaining:
             await anyio.sleep(SHARE_SECONDS)
         self._messages_at = time.monotonic() + pause
@@ -156,7 +156,7 @@ class Fetcher:
 
     # -- work items
 
-    async def _fetch_own(self, generation: int) -> None:
+    async def _fetch_own(self, term: int) -> None:
         """Fetch items of sessions that this worker holds. If it gets none, or not all, a fetch of all work follows:
         immediately, or with the next free slot.
         """
@@ -165,17 +165,17 @@ class Fetcher:
             self._state.may_have_work = True
             return
         due, self._work_at = self._work_at, 0.0  # in case that this fails
-        fetched = await self._fetch_items(options, generation)
+        fetched = await self._fetch_items(options, term)
         if fetched is not None and fetched.items and not fetched.limit_reached:
             self._work_at = due
         else:
             self._state.may_have_work = True
 
-    async def _fetch_work(self, generation: int) -> float:
+    async def _fetch_work(self, term: int) -> float:
         if (options := self._fetch_options()) is None:
             return self._options.poll_interval
         self._state.may_have_work = False
-        if (fetched := await self._fetch_items(options, generation)) is None:
+        if (fetched := await self._fetch_items(options, term)) is None:
             return 0.0
         self._state.has_backlog = fetched.limit_reached and options.limit < FETCH_LIMIT
         self._state.unclaimed_remaining |= fetched.unclaimed_remaining
@@ -192,11 +192,11 @@ class Fetcher:
             self._lease.begin_operator_drain()
         return 0.0 if fetched.claim_lost or fetched.items else pause
 
-    async def _fetch_items(self, options: FetchOptions, generation: int) -> WorkFetch | None:
+    async def _fetch_items(self, options: FetchOptions, term: int) -> WorkFetch | None:
         """Fetch work items and start them; None if the lease has ended meanwhile."""
         fetch = self._provider.fetch_work_item(self._identity, options)
         fetched = await self._lease.calls.watch("fetch", fetch, repeated=True)
-        if generation != self._lease.generation:
+        if term != self._lease.term:
             self._state.locks_uncertain = True
             return None
         self._activities.start_all(fetched)
@@ -260,7 +260,7 @@ class Fetcher:
 
     # -- messages
 
-    async def _fetch_messages(self, generation: int) -> float:
+    async def _fetch_messages(self, term: int) -> float:
         """Also while draining: the provider gives a draining worker messages of instances that it owns, no others."""
         limit = FETCH_LIMIT - len(self._replays)
         room = self._capacity.free_bytes()
@@ -279,7 +279,7 @@ class Fetcher:
         if fetched.fenced:
             name = self._identity.worker_id
             self._lease.end(WorkerFenced(f"worker {name!r}: another process has registered under this name"))
-        if generation != self._lease.generation:
+        if term != self._lease.term:
             return 0.0
         self._state.unclaimed_remaining |= fetched.unclaimed_remaining
         if fetched.items and not self._instances.deliver(fetched.items):

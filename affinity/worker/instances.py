@@ -216,7 +216,7 @@ class InstanceTable:
         live = self._live.get(item.instance_id)
         if live is None:
             return False
-        same = (live.birth, live.execution.execution_id) == (item.birth, item.execution_id)
+        same = (live.generation, live.execution.execution_id) == (item.generation, item.execution_id)
         if same and (live.committing or live.replay is not None or live.execution.event_count == item.event_count):
             return True
         self._drop(live)
@@ -264,7 +264,9 @@ class InstanceTable:
             raise OrchestrationPoisoned(
                 f"{item.claims} workers took it and none committed a turn: it seems to kill them"
             )
-        return LiveInstance(Execution(definition, item.instance_id, item.execution_id, item.session_id), item.birth)
+        return LiveInstance(
+            Execution(definition, item.instance_id, item.execution_id, item.session_id), item.generation
+        )
 
     def _finish_replay(self, live: LiveInstance, at: HistoryPoint, error: Exception | None) -> None:
         """Go on with an instance whose replay has ended; suspend it after an error."""
@@ -329,7 +331,7 @@ class InstanceTable:
             self._step(live, inputs)
         except Exception as error:
             live.mailbox = inputs
-            at = HistoryPoint(execution.instance_id, live.birth, execution.execution_id, before)
+            at = HistoryPoint(execution.instance_id, live.generation, execution.execution_id, before)
             self._suspend(at, execution.definition.name, error)
 
     def _step(self, live: LiveInstance, inputs: list[Input]) -> None:
@@ -376,7 +378,7 @@ class InstanceTable:
         built = build_turn(
             live.execution,
             step,
-            birth=live.birth,
+            generation=live.generation,
             first_version=live.execution.definition.version if first else None,
             consumed=messages,
             acks=acks,

@@ -121,7 +121,7 @@ class WorkerJournals:
             self._wakeups.hint_owner(append.session_id)
             if append.if_refused is not None:  # it may have been
                 self._wakeups.hint_owner(append.if_refused.session_id)
-        if any(append.start is not None for append in write.appends) or write.births:
+        if any(append.start is not None for append in write.appends) or write.creations:
             self._wakeups.hint(None)  # instances that no worker owns yet
 
 

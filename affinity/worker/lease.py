@@ -21,7 +21,7 @@ Invariants
     * The deadline is that of the worker lease or of the oldest work-item lock, whichever ends first.
     * The lease of a loop that hangs ends: past `stall_timeout` without a beat of the main loop nothing is renewed. A
       loop that is blocked for a second is logged, with its stack.
-    * `LeaseState.generation` grows with each expiry: a reply to a request of a former generation starts no work.
+    * `LeaseState.term` grows with each expiry: a reply to a request of a former term of the lease starts no work.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class LeaseState:
         """When it ends as far as this process can know, in monotonic seconds. After a pause of the whole process the
         worker's loop may run before the lease renewer notices that the lease has ended.
         """
-        self.generation = 0
+        self.term = 0
         self.is_expired = False
         self.is_draining = False
         self.is_drained_by_operator = False
@@ -302,7 +302,7 @@ class LeaseState:
         logger.warning("worker %s: lease lost (%s); stopping %d activities", self.worker_id, reason, len(self.locks))
         self._observe_expiry()
         self.is_expired = True
-        self.generation += 1
+        self.term += 1
         # Session state stays in memory: a session that no worker took keeps its epoch, and need not be hydrated again.
         # State of a session that another worker took has an old epoch: it is never used, and goes when the session's
         # time is over.
@@ -323,7 +323,7 @@ class LeaseState:
             if not isinstance(error, DatabaseChanged):
                 logger.error("worker %s: stopping: %s", self.worker_id, error)
             self.error = error
-        self.generation += 1
+        self.term += 1
         self.stop_work(f"the worker has ended: {error}")
         self.ended.set()
 

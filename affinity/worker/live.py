@@ -12,7 +12,7 @@ from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.events import Event, TimerFired
 from affinity.orchestration.failures import describe_error
 from affinity.orchestration.wire import ANY_EXECUTION, read_message
-from affinity.provider.contract import Birth, OrchestrationItem, QueuedMessage, Turn, WorkLock
+from affinity.provider.contract import Generation, OrchestrationItem, QueuedMessage, Turn, WorkLock
 from affinity.records import ActivityRun
 from affinity.worker.replays import Replay
 from affinity.worker.results import StagedResult
@@ -53,7 +53,7 @@ class LiveInstance:
     """An instance whose coroutine is in memory."""
 
     execution: Execution
-    birth: Birth
+    generation: Generation
     mailbox: list[Input] = field(default_factory=list)
     committing: bool = False
     replay: Replay | None = None  # until the coroutine is at the end of the history
@@ -72,14 +72,14 @@ class HistoryPoint(NamedTuple):
     """A point in the history of an instance: the fence of what is written there."""
 
     instance_id: str
-    birth: Birth
+    generation: Generation
     execution_id: int
     event_count: int
 
     @classmethod
     def of(cls, known: OrchestrationItem | Turn) -> Self:
         """Where a fetch found the instance, or where a turn of it begins."""
-        return cls(known.instance_id, known.birth, known.execution_id, known.event_count)
+        return cls(known.instance_id, known.generation, known.execution_id, known.event_count)
 
 
 def log_failure(execution: Execution) -> None:

@@ -57,7 +57,7 @@ from affinity.orchestration.wire import (
 )
 from affinity.provider.contract import (
     NO_TAGS,
-    Birth,
+    Generation,
     InstanceUpdate,
     MessageReply,
     NewInstance,
@@ -137,7 +137,7 @@ def build_turn(
     execution: Execution,
     step: Step,
     *,
-    birth: Birth,
+    generation: Generation,
     first_version: str | None,
     consumed: Sequence[int],
     acks: Sequence[WorkLock],
@@ -155,7 +155,7 @@ def build_turn(
     Args:
         execution: after the step; its events before the step are the fence.
         step: what `Execution.advance` gave.
-        birth: token of the instance.
+        generation: of the instance.
         first_version: the version to pin, when this is the first turn of an execution.
         consumed: ids of the messages that the step consumed.
         acks: locks of the work items whose results it consumed.
@@ -182,7 +182,7 @@ def build_turn(
     session_id = _only_session(scheduled) if lock_here else None
     work_items, tasks = _new_work(
         execution,
-        birth,
+        generation,
         scheduled,
         lock_here=lock_here,
         plain_here=lock_here if plain_here is None else plain_here,
@@ -194,7 +194,7 @@ def build_turn(
         outcome = replace(outcome, version=latest_version(execution.name))
     turn = _turn(
         instance_id=execution.instance_id,
-        birth=birth,
+        generation=generation,
         execution_id=execution.execution_id,
         event_count=execution.event_count - len(history),
         history=history,
@@ -210,7 +210,7 @@ def build_turn(
     )
     does_more = bool(outcome is not None or others or step.holds or step.ended_holds)
     if does_more:
-        rows = _other_rows(execution, birth, others, outcome)
+        rows = _other_rows(execution, generation, others, outcome)
         turn = _with_rows(turn, rows, step)
     sent = [event for _, event in others if type(event) is EventSent]
     return BuiltTurn(turn, tasks, sum(map(len, history)), does_more, outcome is not None, sent)
@@ -229,7 +229,7 @@ def _only_session(scheduled: Sequence[tuple[int, ActivityScheduled]]) -> str | N
 
 def _new_work(
     execution: Execution,
-    birth: Birth,
+    generation: Generation,
     scheduled: Sequence[tuple[int, ActivityScheduled]],
     *,
     lock_here: int,
@@ -247,7 +247,7 @@ def _new_work(
         if event.session_id is None:
             here = here and plain_here > 0
             plain_here -= here
-        task = activity_task(event, execution.session_id, definition.name, definition.version, birth)
+        task = activity_task(event, execution.session_id, definition.name, definition.version, generation)
         tasks.append(task)
         items.append(
             _work_item(
@@ -268,11 +268,11 @@ def _new_work(
 
 
 def _other_rows(
-    execution: Execution, birth: Birth, events: Sequence[tuple[int, Event]], outcome: Outcome | None
+    execution: Execution, generation: Generation, events: Sequence[tuple[int, Event]], outcome: Outcome | None
 ) -> _OtherRows:
     rows = _OtherRows()
     for event_id, event in events:
-        _add_rows(rows, execution, birth, event_id, event)
+        _add_rows(rows, execution, generation, event_id, event)
     if outcome is not None:
         _add_outcome(rows, execution, outcome)
     return rows
@@ -293,14 +293,14 @@ def _with_rows(turn: Turn, rows: _OtherRows, step: Step) -> Turn:
     )
 
 
-def _add_rows(rows: _OtherRows, execution: Execution, birth: Birth, event_id: int, event: Event) -> None:
+def _add_rows(rows: _OtherRows, execution: Execution, generation: Generation, event_id: int, event: Event) -> None:
     me, run = execution.instance_id, execution.execution_id
     match event:
         case TimerCreated():
             fired = encode_message(run, TimerFired(schedule_id=event_id))
             rows.messages.append(NewMessage(instance_id=me, payload=fired, delay=event.delay, timer=(run, event_id)))
         case SubOrchestrationScheduled():
-            rows.instances.append(_child(execution, birth, event_id, event))
+            rows.instances.append(_child(execution, generation, event_id, event))
         case ActivityCancelled():
             rows.cancel_activities.append(event.schedule_id)
         case TimerCancelled():
@@ -330,8 +330,10 @@ def _add_sent(rows: _OtherRows, event: Event) -> None:
             rows.messages.append(NewMessage(instance_id=event.instance_id, payload=sent))
 
 
-def _child(execution: Execution, birth: Birth, event_id: int, event: SubOrchestrationScheduled) -> NewInstance:
-    me = ParentRef(execution.instance_id, execution.execution_id, event_id, birth)
+def _child(
+    execution: Execution, generation: Generation, event_id: int, event: SubOrchestrationScheduled
+) -> NewInstance:
+    me = ParentRef(execution.instance_id, execution.execution_id, event_id, generation)
     start = OrchestrationStarted(name=event.name, version=event.version or "", input=event.input, parent=me)
     taken = SubOrchestrationFailed(
         schedule_id=event_id,
@@ -352,7 +354,7 @@ def _child(execution: Execution, birth: Birth, event_id: int, event: SubOrchestr
         start=encode_message(ANY_EXECUTION, start),
         parent_id=execution.instance_id,
         on_exists=encode_message(execution.execution_id, taken),
-        parent_birth=birth,
+        parent_generation=generation,
         on_deleted=encode_message(execution.execution_id, deleted),
     )
 
@@ -386,11 +388,11 @@ def _add_outcome(rows: _OtherRows, execution: Execution, outcome: Outcome) -> No
 
 
 def _to_parent(parent: ParentRef, answer: Event) -> NewMessage:
-    """For this parent by its birth token: another instance may have its id by now."""
+    """For this parent by its generation: another instance may have its id by now."""
     return NewMessage(
         instance_id=parent.instance_id,
         payload=encode_message(parent.execution_id, answer),
-        birth=None if parent.birth is None else Birth(parent.birth),
+        generation=None if parent.generation is None else Generation(parent.generation),
     )
 
 

@@ -210,7 +210,7 @@ def _step(at: OrchestrationItem, *, ack: WorkItem | None, here: bool, consumed: 
     work = NewWorkItem(key=key, name="work", payload="{}", session_id=session, lock_here=here)
     return Turn(
         instance_id=at.instance_id,
-        birth=at.birth,
+        generation=at.generation,
         execution_id=at.execution_id,
         event_count=at.event_count,
         history=["{}"],

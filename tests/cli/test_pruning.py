@@ -78,7 +78,7 @@ def crowded(play: Play) -> None:
                 kind="chat",
                 entry=entry,
                 message=None,
-                start=JournalStart(name="chat", start="start", birth=name),
+                start=JournalStart(name="chat", start="start", generation=name),
             )
             for name in ("c", "c", "c", "d")
         ]

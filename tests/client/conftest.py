@@ -89,7 +89,7 @@ class Puppet:
         item = await self.take(instance_id)
         why = Suspend(
             instance_id=instance_id,
-            birth=item.birth,
+            generation=item.generation,
             execution_id=item.execution_id,
             event_count=item.event_count,
             error_type=reason,
@@ -130,7 +130,7 @@ class Puppet:
         ]
         turn = Turn(
             instance_id=item.instance_id,
-            birth=item.birth,
+            generation=item.generation,
             execution_id=item.execution_id,
             event_count=item.event_count,
             history=[encode_event(replace(event, version="1.0.0", time=1.0)) for event in started] + (history or []),

@@ -26,7 +26,7 @@ from affinity.errors import (
     StatementTimeout,
 )
 from affinity.limits import MAX_BATCH
-from affinity.provider.contract import Birth, Delivery, Hint, InstanceInfo, NewInstance, NewMessage, Provider
+from affinity.provider.contract import Delivery, Generation, Hint, InstanceInfo, NewInstance, NewMessage, Provider
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +35,7 @@ LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 def info(instance_id: str, status: Any = "completed") -> InstanceInfo:
     return InstanceInfo(
-        birth=Birth("b"),
+        generation=Generation("b"),
         instance_id=instance_id,
         name="brew",
         version=None,
@@ -59,7 +59,7 @@ class FailingProvider:
     errors: dict[str, list[ProviderError]] = field(default_factory=dict)
     calls: list[tuple[str, int]] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
-    existing: dict[str, Birth] = field(default_factory=dict)
+    existing: dict[str, Generation] = field(default_factory=dict)
     hints: int = 0
     woken: list[tuple[set[str | None], set[str]]] = field(default_factory=list)
     hint_sent: anyio.Event = field(default_factory=anyio.Event)
@@ -74,7 +74,7 @@ class FailingProvider:
         ids = [instance.instance_id for instance in instances]
         new = [instance_id not in self.existing for instance_id in ids]
         for instance in instances:  # before the error: a lost answer may follow a commit
-            self.existing.setdefault(instance.instance_id, instance.birth)
+            self.existing.setdefault(instance.instance_id, instance.generation)
         self._called("create", len(instances))
         return new
 
@@ -85,7 +85,7 @@ class FailingProvider:
     async def get_instance(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
         self._called("get", len(instance_ids))
         found = [info(key, "completed" if key in self.done else "running") for key in instance_ids]
-        return [replace(one, birth=self.existing.get(one.instance_id, one.birth)) for one in found]
+        return [replace(one, generation=self.existing.get(one.instance_id, one.generation)) for one in found]
 
     async def wake(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
         self.hints += 1
@@ -246,7 +246,7 @@ async def test_hints_are_coalesced_beside_the_calls(script: FailingProvider, cli
 
 
 async def test_a_start_that_made_no_work_wakes_no_worker(script: FailingProvider, client: Client) -> None:
-    script.existing["t"] = Birth("b")
+    script.existing["t"] = Generation("b")
     await client.start("brew", instance_id="t")
     await anyio.wait_all_tasks_blocked()
     assert script.hints == 0

@@ -56,8 +56,8 @@ async def test_a_message_that_comes_late_leaves_no_trace_of_a_wake_that_slept(
     entered, go = anyio.Event(), anyio.Event()
     fetch, is_late = Fetcher._fetch_messages, False
 
-    async def fetch_late(self: Fetcher, generation: int) -> float:
-        return 0.05 if is_late else await fetch(self, generation)
+    async def fetch_late(self: Fetcher, term: int) -> float:
+        return 0.05 if is_late else await fetch(self, term)
 
     async def slow(wake: Wake, chat: Chat) -> None:
         entered.set()

@@ -283,9 +283,9 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Late:
     """Messages to instances come late while it is set."""
     fetch, found = Fetcher._fetch_messages, Late()
 
-    async def fetch_late(self: Fetcher, generation: int) -> float:
+    async def fetch_late(self: Fetcher, term: int) -> float:
         if not found.is_set:
-            return await fetch(self, generation)
+            return await fetch(self, term)
         found.holds.set()
         return 0.05
 

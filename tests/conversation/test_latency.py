@@ -178,12 +178,12 @@ async def test_work_that_becomes_visible_is_fetched_beside_a_stream_of_messages(
     """Though each hint is about messages only."""
     fetches, rounds = 0, 0
 
-    async def fetch_work(generation: int) -> float:
+    async def fetch_work(term: int) -> float:
         nonlocal fetches
         fetches += 1
         return 0.1  # until the next item is visible
 
-    async def fetch_messages(generation: int) -> float:
+    async def fetch_messages(term: int) -> float:
         nonlocal rounds
         rounds += 1
         await anyio.sleep(0.001)
@@ -205,12 +205,12 @@ async def test_work_that_becomes_visible_is_fetched_beside_a_stream_of_messages(
 async def test_work_items_are_fetched_while_fetches_of_messages_fail(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fetches = 0
 
-    async def fetch_work(generation: int) -> float:
+    async def fetch_work(term: int) -> float:
         nonlocal fetches
         fetches += 1
         return 0.01
 
-    async def fail(generation: int) -> float:
+    async def fail(term: int) -> float:
         raise Contention("each time")
 
     async with stage(url) as on:
@@ -229,7 +229,7 @@ async def test_items_whose_locks_were_freed_after_a_lost_reply_are_fetched_with_
     options = RuntimeOptions(worker_node_id="w", poll_interval=14.0)
     fetched = anyio.Event()
 
-    async def fetch_work(generation: int) -> float:
+    async def fetch_work(term: int) -> float:
         fetched.set()
         return 14.0
 

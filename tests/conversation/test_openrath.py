@@ -388,8 +388,8 @@ async def test_a_deep_graph_needs_no_recursion(idle: Stage) -> None:
     """Each parent exists before its child, so there are no cycles either."""
     talk = idle.talk("g0")
     await talk.send(UserMessage("one"))
-    for generation in range(1, 60):
-        talk = await talk.fork(f"g{generation}")
+    for number in range(1, 60):
+        talk = await talk.fork(f"g{number}")
     assert [each.distance for each in await talk.ancestors()] == list(range(60))
     assert await texts(talk) == ["one"]
 

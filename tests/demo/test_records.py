@@ -27,7 +27,7 @@ def instance(**changes: Any) -> InstanceInfo:
     now = datetime.now(UTC)
     values: dict[str, Any] = {
         "instance_id": "s",
-        "birth": "b",
+        "generation": "b",
         "name": "conversation",
         "version": "1.0.0",
         "execution_id": 1,

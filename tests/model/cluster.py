@@ -129,10 +129,10 @@ class SimulatedCluster(TurnSteps, ScriptSteps):
         if self._kept is None:
             return
         await self.database.lose_tail()
-        now, births, numbers = self.model.now, self.model.births, self.model.numbers
+        now, generations, numbers = self.model.now, self.model.generations, self.model.numbers
         self.model, self.leases.rows = self._kept
         self._kept = None  # the standby is the primary now
-        self.model.now, self.model.births, self.model.numbers = now, births, numbers
+        self.model.now, self.model.generations, self.model.numbers = now, generations, numbers
         self.workers.clear()
         for script in self.scripts:
             script.seen.clear()

@@ -35,7 +35,7 @@ class Coroutine:
     """An instance in a worker's memory."""
 
     at: OrchestrationItem
-    birth: int
+    generation: int
     hand: list[QueuedMessage] = field(default_factory=list)
     activities: list[int] = field(default_factory=list)  # of this execution, scheduled so far
     timers: list[int] = field(default_factory=list)
@@ -67,7 +67,7 @@ class ReadRecord(NamedTuple):
     """A record as a script has read it."""
 
     version: int = 0
-    birth: str | None = None
+    generation: str | None = None
     content: str = ""
 
 
@@ -78,19 +78,21 @@ class Writing:
     session_id: str
     content: str
     seen: ReadRecord | None  # that it was made from; None: it replaces whatever there is
-    new_birth: str  # of the record, if there is none
+    new_generation: str  # of the record, if there is none
     key: str | None
 
     @property
-    def birth(self) -> str | None:
+    def generation(self) -> str | None:
         """Of the record, as far as the script knows it."""
-        return None if self.seen is None else self.seen.birth or self.new_birth
+        return None if self.seen is None else self.seen.generation or self.new_generation
 
     async def send(self, provider: Provider) -> int:
         """Save it."""
         new = SessionState(session_id=self.session_id, state=self.content.encode())
         expected = None if self.seen is None else self.seen.version
-        return await provider.states.save(new, expected_version=expected, birth=self.birth, idempotency_key=self.key)
+        return await provider.states.save(
+            new, expected_version=expected, generation=self.generation, idempotency_key=self.key
+        )
 
 
 @dataclass

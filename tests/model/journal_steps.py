@@ -56,7 +56,7 @@ class JournalSteps(ClusterState):
             await self._look()
 
     def _journal_start(self, name: str) -> JournalStart:
-        return JournalStart(name=NAMES[0], start=self._tag("start"), birth=self._tag(f"birth of {name}"))
+        return JournalStart(name=NAMES[0], start=self._tag("start"), generation=self._tag(f"generation of {name}"))
 
     async def _read_pending(self, worker: SimulatedWorker, name: str) -> PendingWork | None:
         """What a wake of the worker begins with."""

@@ -14,7 +14,7 @@ from typing import Final
 from affinity.journal import SEQ_MARK, JournalAppend, JournalStart, JournalWrite
 from affinity.provider.contract import (
     FINISHED,
-    Birth,
+    Generation,
     Incarnation,
     NewInstance,
     NewMessage,
@@ -72,7 +72,7 @@ class ModelItem:
 class ModelInstance:
     """An instance with its rows."""
 
-    birth: int
+    generation: int
     new: NewInstance
     execution_id: int = 1
     status: str = "pending"
@@ -119,7 +119,7 @@ class SentTurn:
     """A turn, and what its worker knows beyond it."""
 
     turn: Turn
-    birth: int  # of the instance that it was made for
+    generation: int  # of the instance that it was made for
     consumed: Sequence[str]  # texts of the messages
 
 
@@ -128,7 +128,7 @@ class Reference:
     """The state of the database, as far as the contract foretells it."""
 
     now: float = 0.0
-    births: int = 0
+    generations: int = 0
     numbers: int = 0
     workers: dict[str, ModelLease] = field(default_factory=dict)
     instances: dict[str, ModelInstance] = field(default_factory=dict)
@@ -235,8 +235,8 @@ class Reference:
             if new.on_exists is not None and new.parent_id is not None:
                 self.send(NewMessage(instance_id=new.parent_id, payload=new.on_exists), ordered=False)
             return False
-        self.births += 1
-        self.instances[new.instance_id] = ModelInstance(self.births, new)
+        self.generations += 1
+        self.instances[new.instance_id] = ModelInstance(self.generations, new)
         self.send(NewMessage(instance_id=new.instance_id, payload=new.start, delay=new.delay))
         return True
 
@@ -245,10 +245,10 @@ class Reference:
         former = self.instances.get(new.instance_id)
         if former is None or not former.finished:
             return False
-        self.births += 1
+        self.generations += 1
         execution = former.execution_id + 1
         histories = former.histories | {execution: []}
-        self.instances[new.instance_id] = ModelInstance(self.births, new, execution, histories=histories)
+        self.instances[new.instance_id] = ModelInstance(self.generations, new, execution, histories=histories)
         self.send(NewMessage(instance_id=new.instance_id, payload=new.start))
         return True
 
@@ -279,7 +279,9 @@ class Reference:
         for name, instance in gone.items():
             del self.instances[name]
             parent = None if instance.new.parent_id is None else self.instances.get(instance.new.parent_id)
-            told = parent is not None and parent.new.birth == instance.new.parent_birth and not instance.finished
+            told = (
+                parent is not None and parent.new.generation == instance.new.parent_generation and not instance.finished
+            )
             if told and instance.new.parent_id not in gone and instance.new.on_deleted is not None:
                 text = instance.new.on_deleted
                 self.send(NewMessage(instance_id=instance.new.parent_id or "", payload=text), ordered=False)
@@ -294,7 +296,7 @@ class Reference:
                 name
                 for name, instance in self.instances.items()
                 if instance.new.parent_id in found
-                and self.instances[instance.new.parent_id].new.birth == instance.new.parent_birth
+                and self.instances[instance.new.parent_id].new.generation == instance.new.parent_generation
             }
         return found
 
@@ -371,7 +373,7 @@ class Reference:
                     instance_id=new.session_id,
                     name=start.name,
                     start=start.start,
-                    birth=Birth(start.birth),
+                    generation=Generation(start.generation),
                     version=None,
                 )
             )
@@ -419,7 +421,7 @@ class Reference:
             names = {("state", write.new.session_id) for write in turn.states}
             names |= {("journal", write.session_id) for write in turn.journals}
             passes = (
-                self._is_current(identity, turn, one.birth)
+                self._is_current(identity, turn, one.generation)
                 and all(self.find(lock) and lock not in spent for lock in turn.acks)
                 and all(self.fits(write, sessions) for write in turn.states)
                 and all(self.fits_journal(write) for write in turn.journals)
@@ -431,9 +433,9 @@ class Reference:
                 written |= names
         return verdicts
 
-    def suspend(self, identity: WorkerIdentity, one: Suspend, birth: int) -> bool:
+    def suspend(self, identity: WorkerIdentity, one: Suspend, generation: int) -> bool:
         """Take an instance out of service."""
-        if not (self.is_alive(identity) and self._is_current(identity, one, birth)):
+        if not (self.is_alive(identity) and self._is_current(identity, one, generation)):
             return False
         instance = self.instances[one.instance_id]
         instance.status, instance.owner, instance.needs_code = "suspended", None, one.needs_code
@@ -482,12 +484,12 @@ class Reference:
         for item in one.work_items:
             self._queue(instance, item)
 
-    def _is_current(self, identity: WorkerIdentity, turn: Turn | Suspend, birth: int) -> bool:
+    def _is_current(self, identity: WorkerIdentity, turn: Turn | Suspend, generation: int) -> bool:
         instance = self.instances.get(turn.instance_id)
         return (
             instance is not None
             and not instance.finished
-            and instance.birth == birth
+            and instance.generation == generation
             and instance.owner == identity
             and (instance.execution_id, instance.event_count) == (turn.execution_id, turn.event_count)
         )
@@ -548,7 +550,11 @@ class Reference:
 
 def _instance_of(name: str, start: JournalStart) -> NewInstance:
     return NewInstance(
-        instance_id=name, name=start.name, start=start.start, birth=Birth(start.birth), version=start.version
+        instance_id=name,
+        name=start.name,
+        start=start.start,
+        generation=Generation(start.generation),
+        version=start.version,
     )
 
 

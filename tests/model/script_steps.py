@@ -30,7 +30,7 @@ class ScriptSteps(ClusterState):
         times = 1 if isinstance(step, do.Delete) or step.reply != "twice" else 2
         match step:
             case do.Create():
-                new = new_instance(name, start=self._tag("start"), birth=self._tag("birth"))
+                new = new_instance(name, start=self._tag("start"), generation=self._tag("generation"))
                 for _ in range(times):
                     (created,) = await self.provider.create_instance([new])
                     expect(f"{name} created", created, self.model.create(new))
@@ -51,7 +51,7 @@ class ScriptSteps(ClusterState):
             loaded = await self.provider.states.load(session_id)
             self._judge_record(session_id, loaded)
             script.seen[session_id] = (
-                ReadRecord(loaded.version, loaded.birth, loaded.state.decode()) if loaded else ReadRecord()
+                ReadRecord(loaded.version, loaded.generation, loaded.state.decode()) if loaded else ReadRecord()
             )
         elif step.reply == "late":
             await self.database.pause_writes(session_id)
@@ -88,8 +88,8 @@ class ScriptSteps(ClusterState):
             expect("version", task.result(), version + 1)
             self.model.write(writing.session_id, writing.content, key=writing.key)
             script.seen.pop(writing.session_id, None)
-            if writing.birth is not None:
-                script.seen[writing.session_id] = ReadRecord(version + 1, writing.birth, writing.content)
+            if writing.generation is not None:
+                script.seen[writing.session_id] = ReadRecord(version + 1, writing.generation, writing.content)
 
     async def _hold_up(self, script: SimulatedScript, session_id: str, step: do.Save | do.Remove) -> None:
         """Begin a write that stops in the middle, where the database allows that, until `FinishWrites`."""

@@ -22,8 +22,8 @@ from affinity.orchestration.activity import ActivityContext
 from affinity.orchestration.events import ActivityCompleted, EventRaised, EventSent, OrchestrationStarted
 from affinity.orchestration.wire import ANY_EXECUTION, ActivityTask, decode_task, encode_message
 from affinity.provider.contract import (
-    Birth,
     FetchOptions,
+    Generation,
     HistoryCursor,
     HistoryPage,
     Incarnation,
@@ -511,7 +511,7 @@ class TableCluster:
             name="inbox",
             version=None,
             start=encode_message(ANY_EXECUTION, started),
-            birth=Birth(f"birth {number}"),
+            generation=Generation(f"generation {number}"),
         )
         (created,) = await self._provider.create_instance([new])
         if created:

@@ -10,8 +10,8 @@ import pytest
 
 from affinity.journal import Appended, JournalAppend, PendingWork
 from affinity.provider.contract import (
-    Birth,
     Delivery,
+    Generation,
     Hint,
     NewInstance,
     NewMessage,
@@ -84,20 +84,22 @@ class TakesNamesForInstances(FaultyProvider):
 
     def __init__(self, provider: Provider) -> None:
         super().__init__(provider)
-        self.births: dict[str, Birth] = {}
+        self.generations: dict[str, Generation] = {}
 
     async def create_instance(self, instances: Sequence[NewInstance]) -> Sequence[bool]:
         created = await self.provider.create_instance(instances)
-        self.births |= {new.instance_id: new.birth for new, is_new in zip(instances, created, strict=True) if is_new}
+        self.generations |= {
+            new.instance_id: new.generation for new, is_new in zip(instances, created, strict=True) if is_new
+        }
         return created
 
     async def fetch_orchestration_item(self, *args: Any, **options: Any) -> OrchestrationFetch:
         fetched = await self.provider.fetch_orchestration_item(*args, **options)
-        self.births |= {item.instance_id: item.birth for item in fetched.items}
+        self.generations |= {item.instance_id: item.generation for item in fetched.items}
         return fetched
 
     def faulty(self, turn: Turn) -> Turn:
-        return replace(turn, birth=self.births.get(turn.instance_id, turn.birth))
+        return replace(turn, generation=self.generations.get(turn.instance_id, turn.generation))
 
 
 class ForgetsKeys(FaultyProvider):
@@ -202,7 +204,7 @@ class TakesVersionsForRecords(FaultyProvider):
             def __getattr__(self, name: str) -> Any:
                 return getattr(store, name)
 
-            async def save(self, *args: Any, birth: str | None = None, **options: Any) -> int:
+            async def save(self, *args: Any, generation: str | None = None, **options: Any) -> int:
                 return await store.save(*args, **options)
 
         return Store()
@@ -318,7 +320,7 @@ def test_a_coroutine_of_an_instance_that_is_gone(
     def is_current(self: InstanceTable, item: OrchestrationItem) -> bool:
         live = self._live.get(item.instance_id)
         if live is not None:
-            live.birth = item.birth
+            live.generation = item.generation
         return real(self, item)
 
     async def worse(timeline: Timeline | None = None) -> Provider:

@@ -96,8 +96,8 @@ class TurnSteps(WorkSteps, JournalSteps):
         """The coroutine in memory gets the messages, if it is the one that they are for; else there is a new one."""
         live = worker.coroutines.get(item.instance_id)
         if live is None or not (live.committing or _place(live.at) == _place(item)):
-            birth = self.model.instances[item.instance_id].birth
-            live = worker.coroutines[item.instance_id] = Coroutine(replace(item, messages=()), birth)
+            generation = self.model.instances[item.instance_id].generation
+            live = worker.coroutines[item.instance_id] = Coroutine(replace(item, messages=()), generation)
         known = {message.id for message in live.hand}
         live.hand += [message for message in item.messages if message.id not in known]
 
@@ -178,17 +178,17 @@ class TurnSteps(WorkSteps, JournalSteps):
         )
         live.activities += new_activities
         live.timers += new_timers
-        return SentTurn(built, live.birth, [m.payload for m in consumed])
+        return SentTurn(built, live.generation, [m.payload for m in consumed])
 
     def _child(self, parent: OrchestrationItem, child: int) -> NewInstance:
         return new_instance(
             f"i{child}",
             start=self._tag("start"),
             parent_id=parent.instance_id,
-            parent_birth=parent.birth,
+            parent_generation=parent.generation,
             on_deleted=self._tag(f"deleted i{child}"),
             on_exists=self._tag(f"exists i{child}"),
-            birth=self._tag("birth"),
+            generation=self._tag("generation"),
         )
 
     def _state_writes(self, worker: SimulatedWorker, acks: Sequence[WorkItem]) -> list[StateWrite]:
@@ -224,7 +224,7 @@ class TurnSteps(WorkSteps, JournalSteps):
 
     def _judge_turn(self, one: SentTurn, result: TurnResult, *, passes: bool) -> None:
         at = (one.turn.instance_id, one.turn.execution_id, one.turn.event_count)
-        expect(f"turn of {at}, born {one.birth}", result.committed, passes)
+        expect(f"turn of {at}, generation {one.generation}", result.committed, passes)
         if live := [lock for lock in result.lost_acks if self.model.find(lock)]:
             # A lock that another turn of the batch has used up is lost, too.
             expect("locks that are lost", passes, False)
@@ -289,7 +289,7 @@ class TurnSteps(WorkSteps, JournalSteps):
         live = idle[step.which % len(idle)]
         one = Suspend(
             instance_id=live.at.instance_id,
-            birth=live.at.birth,
+            generation=live.at.generation,
             execution_id=live.at.execution_id,
             event_count=live.at.event_count,
             error_type="Broken",
@@ -297,7 +297,7 @@ class TurnSteps(WorkSteps, JournalSteps):
             code=worker.identity.worker_id,
             needs_code=step.needs_code,
         )
-        wanted = self.model.suspend(worker.identity, one, live.birth)
+        wanted = self.model.suspend(worker.identity, one, live.generation)
         (found,) = await self.provider.suspend_instance(worker.identity, [one])
         expect(f"{one.instance_id} suspended", found, wanted)
         del worker.coroutines[one.instance_id]
@@ -339,7 +339,7 @@ class TurnSteps(WorkSteps, JournalSteps):
         )
         one = Reset(
             instance_id=name,
-            birth=info.birth,
+            generation=info.generation,
             execution_id=info.execution_id,
             event_count=info.event_count,
             keep=step.keep % (info.event_count + 1),
@@ -357,8 +357,8 @@ class TurnSteps(WorkSteps, JournalSteps):
         (info,) = await self.provider.get_instance([name])
         if info is None:
             return
-        new = new_instance(name, name=info.name, start=self._tag("start"), birth=self._tag("birth"))
-        restart = Restart(new=new, ended=info.birth)
+        new = new_instance(name, name=info.name, start=self._tag("start"), generation=self._tag("generation"))
+        restart = Restart(new=new, ended=info.generation)
         expect(f"{name} restarted", await self.provider.restart_instance([restart]), [self.model.restart(new)])
         await self._look()
         expect(f"{name} restarted again", await self.provider.restart_instance([restart]), [False])
@@ -367,7 +367,7 @@ class TurnSteps(WorkSteps, JournalSteps):
 
 def _place(at: OrchestrationItem) -> tuple[object, ...]:
     """What tells whether a coroutine in memory is the one that was fetched."""
-    return (at.execution_id, at.event_count, at.birth)
+    return (at.execution_id, at.event_count, at.generation)
 
 
 def _cancelled(step: do.TurnStep, old: Sequence[int], new: Sequence[int]) -> list[int]:

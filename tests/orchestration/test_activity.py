@@ -33,7 +33,7 @@ def test_a_context_of_a_worker_is_as_the_constructor_makes_it() -> None:
         name="work",
         orchestration_name="chat",
         orchestration_version="1.0.0",
-        instance_birth="b",
+        instance_generation="b",
         session_id="s",
         session_epoch=4,
         attempt=2,
@@ -46,7 +46,7 @@ def test_a_context_of_a_worker_is_as_the_constructor_makes_it() -> None:
     assert ctx == context(
         orchestration_name="chat",
         orchestration_version="1.0.0",
-        instance_birth="b",
+        instance_generation="b",
         session_id="s",
         session_epoch=4,
         attempt=2,

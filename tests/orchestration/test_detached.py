@@ -12,7 +12,7 @@ from affinity.orchestration import OrchestrationContext
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution
 from affinity.orchestration.wire import ANY_EXECUTION, decode_message
-from affinity.provider.contract import Birth
+from affinity.provider.contract import Generation
 from affinity.worker.turns import build_turn
 
 from .harness import Live, define, new_events
@@ -69,11 +69,11 @@ def test_they_are_rows_of_the_turn_without_a_parent() -> None:
     live = Live(starts)
     step = live.start()
     turn = build_turn(
-        live.execution, step, birth=Birth("born"), first_version=None, consumed=[], acks=[], lock_here=0
+        live.execution, step, generation=Generation("first"), first_version=None, consumed=[], acks=[], lock_here=0
     ).turn
     (started,) = turn.instances
     assert (started.instance_id, started.name, started.version) == (FIRST, "archive", "2.0.0")
-    assert (started.parent_id, started.parent_birth, started.on_exists, started.on_deleted) == (None,) * 4
+    assert (started.parent_id, started.parent_generation, started.on_exists, started.on_deleted) == (None,) * 4
     assert decode_message(started.start) == (ANY_EXECUTION, ev.OrchestrationStarted("archive", "2.0.0", '{"n":1}'))
     sent, _ = turn.messages
     assert sent.instance_id == FIRST
@@ -174,7 +174,7 @@ def test_the_custom_status_is_readable_and_kept() -> None:
     turn = build_turn(
         first.execution,
         step,
-        birth=Birth("born"),
+        generation=Generation("first"),
         first_version="1.0.0",
         consumed=[],
         acks=[],

@@ -12,7 +12,7 @@ from affinity.orchestration import App, Event, OrchestrationContext
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution
 from affinity.orchestration.wire import ANY_EXECUTION, decode_message
-from affinity.provider.contract import Birth, MessageReply, Turn
+from affinity.provider.contract import Generation, MessageReply, Turn
 from affinity.worker.turns import build_turn
 
 from .harness import Live, define, new_events, run, through_json
@@ -44,7 +44,7 @@ async def answers(ctx: OrchestrationContext) -> list[Any]:
 
 def turn_of(live: Live, step: Any) -> Turn:
     return build_turn(
-        live.execution, step, birth=Birth("born"), first_version=None, consumed=[], acks=[], lock_here=0
+        live.execution, step, generation=Generation("first"), first_version=None, consumed=[], acks=[], lock_here=0
     ).turn
 
 

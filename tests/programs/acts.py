@@ -119,8 +119,8 @@ ACTS: Final[SearchStrategy[Act]] = st.one_of(
 class Seen:
     """What the oracle has to know of the clients."""
 
-    sent: dict[str, tuple[int, int]] = field(default_factory=dict)  # events that were accepted: instance, its `born`
-    born: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # how often an id was created or restarted
+    sent: dict[str, tuple[int, int]] = field(default_factory=dict)  # accepted events: instance, its generation
+    generations: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # how often an id was restarted
     cancelled: dict[int, int] = field(default_factory=dict)  # instances, and how often they were opened by then
     opened: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # restarted or reset so often
     reset: set[int] = field(default_factory=set)
@@ -169,12 +169,12 @@ class Player:
         to = act.to % len(self._jobs)
         key = unique if act.key else None
         event = ExternalEvent(instance_id(to), event_name(act.name), unique, key)
-        born = self._seen.born[to]
+        generation = self._seen.generations[to]
         for _ in range(act.times if act.key else 1):
             (delivery,) = await self._client.raise_events([event])
             assert delivery in {"delivered", "repeated", "unknown", "finished"}, delivery
-            if delivery == "delivered" and born == self._seen.born[to]:
-                self._seen.sent[unique] = (to, born)
+            if delivery == "delivered" and generation == self._seen.generations[to]:
+                self._seen.sent[unique] = (to, generation)
 
     async def _ask(self, to: int, unique: str) -> None:
         with suppress(UnknownInstance, InstanceFinished, NoReply):
@@ -190,7 +190,7 @@ class Player:
                     await self._client.cancel(name)
                     seen.cancelled[number] = opened
                 case "restart":
-                    seen.born[number] += 1
+                    seen.generations[number] += 1
                     seen.opened[number] += 1
                     await self._client.start_many([start_of(number, self._jobs[number], restart=True)])
                 case _:

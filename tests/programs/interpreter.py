@@ -113,7 +113,7 @@ def _fail_if_due(ctx: affinity.ActivityContext, task: bodies.Activity) -> None:
 
 def mark_of(ctx: affinity.ActivityContext) -> str:
     """Names a run of an activity, in all its attempts; behind the # is what tells instances of one id apart."""
-    return f"{ctx.instance_id}|{ctx.execution_id}|{ctx.activity_id}#{ctx.instance_birth}"
+    return f"{ctx.instance_id}|{ctx.execution_id}|{ctx.activity_id}#{ctx.instance_generation}"
 
 
 # -- orchestrations

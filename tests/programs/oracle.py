@@ -131,8 +131,8 @@ class Oracle:
                 raised = [event for event in run.events if isinstance(event, ev.EventRaised) and _is_ours(event)]
                 twice = [one for one, count in Counter(event.data for event in raised).items() if count > 1]
                 assert not twice, f"{past.id}/{run.execution_id} got {twice} more than once"
-        for data, (to, born) in self._seen.sent.items():
-            if born == self._seen.born[to]:
+        for data, (to, generation) in self._seen.sent.items():
+            if generation == self._seen.generations[to]:
                 self._check_arrived(instance_id(to), json.dumps(data))
         for past in self._pasts.values():
             for event in past.last.events:
@@ -141,7 +141,7 @@ class Oracle:
 
     def _check_arrived(self, to: str, data: str) -> None:
         past, number = self._pasts.get(to), _number_of(to)
-        if past is None or past.has_ended or number in self._seen.deleted or self._seen.born[number or 0]:
+        if past is None or past.has_ended or number in self._seen.deleted or self._seen.generations[number or 0]:
             return
         arrived = [event.data for run in past.runs for event in run.events if isinstance(event, ev.EventRaised)]
         assert data in arrived, f"{to} is {past.info.status}, and did not get the event {data}"

@@ -118,7 +118,7 @@ def _session_states(db: Tables) -> Iterator[str]:
     for me, row in db.by("session_states", "session_id").items():
         if row["epoch"] is not None and row["epoch"] > db.last_epoch:
             yield f"{me!r} was written under epoch {row['epoch']}; the last one is {db.last_epoch}"
-        if not row["birth"] or row["version"] < 1 or row["updated_at"] < row["created_at"]:
+        if not row["generation"] or row["version"] < 1 or row["updated_at"] < row["created_at"]:
             yield f"{me!r}: {row}"
 
 

@@ -33,7 +33,7 @@ def _instances(db: Tables) -> Iterator[str]:
         run = db.current(me)
         if row["event_count"] != len(run.rows):
             yield f"{me!r} counts {row['event_count']} events and has {len(run.rows)}"
-        if not row["birth"]:
+        if not row["generation"]:
             yield f"{me!r} has no generation"
         if (outcome := OUTCOMES.get(row["status"])) is not None:
             if type(run.last) is not outcome:
@@ -159,7 +159,7 @@ def _instance_sizes(db: Tables) -> Iterator[str]:
         owner = db.instances.get(me)
         if owner is None or not bounded:
             yield f"{me!r} is measured: there is no instance, or no quota"
-        elif (owner["birth"], owner["execution_id"]) == (row["birth"], row["execution_id"]):
+        elif (owner["generation"], owner["execution_id"]) == (row["generation"], row["execution_id"]):
             events = db.current(me).rows[: row["event_count"]]
             size = sum(len(each["event"].encode()) for each in events)
             if size != row["bytes"]:
@@ -179,7 +179,7 @@ def _message_keys(db: Tables) -> Iterator[str]:
         me = row["instance_id"]
         if me not in db.instances:
             yield f"{row['key']!r} is of no instance {me!r}"
-        elif row["birth"] == db.instances[me]["birth"] and db.instances[me]["execution_id"] == 1:
+        elif row["generation"] == db.instances[me]["generation"] and db.instances[me]["execution_id"] == 1:
             events = [*db.current(me).events.values(), *(event for *_, event in db.messages.get(me, ()))]
             known = {event.key for event in events if isinstance(event, ev.EventRaised | ev.EventReplied)}
             if db.is_live(me) and row["key"] not in known:
@@ -295,7 +295,7 @@ def _sleeping(db: Tables) -> Iterator[Row]:
     """Rows that count: on PostgreSQL a row stays when its item was queued or cancelled, or its execution has ended."""
     for row in db.rows["asleep_items"]:
         owner = db.instances.get(row["instance_id"])
-        is_current = owner is not None and "birth" in row and owner["birth"] == row["birth"]
+        is_current = owner is not None and "generation" in row and owner["generation"] == row["generation"]
         if "asleep" not in row or (row["asleep"] and is_current and db.is_live(row["instance_id"])):
             yield row
 

@@ -11,7 +11,7 @@ import pytest
 
 from affinity.orchestration import events as ev
 from affinity.provider.contract import EventOrigin, InstanceInfo
-from affinity.provider.contract.instances import Birth
+from affinity.provider.contract.instances import Generation
 from tests.programs.acts import Seen
 from tests.programs.alone import check_carried, check_runs
 from tests.programs.bodies import ALWAYS, Activity, Gather, Job, Select, Statement, Timer, Value, Wait
@@ -42,7 +42,7 @@ def past(*events: ev.Event, name: str = ME, parent: str | None = None, after: Se
     status = "completed" if isinstance(outcome, ev.OrchestrationCompleted) else "running"
     info = InstanceInfo(
         instance_id=name,
-        birth=Birth("b"),
+        generation=Generation("b"),
         name=BODY,
         version="1.0.0",
         execution_id=1,

@@ -195,7 +195,7 @@ Plant: TypeAlias = Callable[[Rows], object]
 PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
     "instances": (
         lambda at: at.change("instances", {"instance_id": "r"}, event_count=1),
-        lambda at: at.change("instances", {"instance_id": "r"}, birth=""),
+        lambda at: at.change("instances", {"instance_id": "r"}, generation=""),
         lambda at: at.change("instances", {"instance_id": "r"}, status="failed", error="{}"),
         lambda at: at.change("instances", {"instance_id": "r"}, status="running"),
         lambda at: at.change("instances", {"instance_id": "r"}, error="{}"),
@@ -230,7 +230,7 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
         lambda at: at.copy("suspensions", {"instance_id": "u"}, instance_id="gone"),
     ),
     "instance_sizes": (
-        lambda at: at.add("instance_sizes", instance_id="w", birth="", execution_id=1, event_count=1, bytes=1),
+        lambda at: at.add("instance_sizes", instance_id="w", generation="", execution_id=1, event_count=1, bytes=1),
         lambda at: at.quota(instance_bytes=1).add("instance_sizes", **at.one("instances", instance_id="r"), bytes=1),
     ),
     "instance_counts": (lambda at: at.quota(instances=9).add("instance_counts", part=7, instances=1),),
@@ -303,7 +303,7 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
     ),
     "session_states": (
         lambda at: at.change("session_states", {"session_id": "s"}, epoch=1_000_000),
-        lambda at: at.change("session_states", {"session_id": "s"}, birth=""),
+        lambda at: at.change("session_states", {"session_id": "s"}, generation=""),
         lambda at: at.change("session_states", {"session_id": "s"}, version=0),
     ),
     "session_labels": (

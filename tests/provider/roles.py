@@ -15,7 +15,7 @@ from affinity.provider.postgres import PostgresProvider
 from tests.provider import warm
 
 if TYPE_CHECKING:
-    from affinity.journal import JournalBirth
+    from affinity.journal import JournalCreation
     from affinity.provider.contract import Provider
     from affinity.provider.timeline import Timeline
 
@@ -75,10 +75,10 @@ class RoleProvider:
         for provider in self._opened.values():
             await provider.aclose()
 
-    async def create_journals(self, births: Sequence[JournalBirth]) -> Any:
+    async def create_journals(self, creations: Sequence[JournalCreation]) -> Any:
         """Only workers write states."""
-        role = WORKER if any(birth.state is not None for birth in births) else CLIENT
-        return await self._call(role, "create_journals", births)
+        role = WORKER if any(creation.state is not None for creation in creations) else CLIENT
+        return await self._call(role, "create_journals", creations)
 
     def __getattr__(self, name: str) -> Any:
         if name in CLIENT_VERBS:

@@ -16,7 +16,7 @@ from affinity.errors import ConnectionLost, Contention
 from affinity.journal import (
     Answer,
     JournalAppend,
-    JournalBirth,
+    JournalCreation,
     JournalFilter,
     JournalQuery,
     JournalRange,
@@ -66,7 +66,7 @@ def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 def start(session_id: str) -> JournalStart:
-    return JournalStart(name=ORCHESTRATION, start="start", birth=f"birth of {session_id}")
+    return JournalStart(name=ORCHESTRATION, start="start", generation=f"generation of {session_id}")
 
 
 def said(session_id: str, event_id: str | None = None, **fields: Any) -> JournalAppend:
@@ -295,7 +295,7 @@ async def test_plain_pages_are_those_of_the_statement_for_all_queries(postgres_m
         texts = [said("s", entry=NewEntry(kind="note", payload=f'"{"x" * n}"')) for n in range(12)]
         (first, *_) = await provider.append_journal([*texts, said("t"), said("pruned"), said("pruned")])
         base = JournalRange(first.journal_id, 6)
-        fork = JournalBirth(
+        fork = JournalCreation(
             session_id="fork", kind="chat", start=start("fork"), lineage="fork", operator="fork", base=base
         )
         assert [each.outcome for each in await provider.create_journals([fork])] == ["created"]
@@ -644,10 +644,10 @@ async def test_a_notice_of_inputs_names_the_same_sessions_to_the_release_before(
 
 
 async def test_a_fork_has_the_state_of_its_last_entry(postgres_migrated: str, admin: psycopg.Connection[Any]) -> None:
-    """A wake that commits between the two reads, of the journal and of the state, makes the birth begin again."""
+    """A wake that commits between the two reads, of the journal and of the state, makes the creation begin again."""
     async with opened(postgres_migrated) as provider:
         (first,) = await provider.append_journal([said("s")])
-        birth = JournalBirth(
+        creation = JournalCreation(
             session_id="fork",
             kind="chat",
             start=start("fork"),
@@ -663,7 +663,7 @@ async def test_a_fork_has_the_state_of_its_last_entry(postgres_migrated: str, ad
                     "INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at,"
                     " claimed_at) VALUES ('fork', '', '', 1, clock(), clock(), clock())"
                 )
-                fork = asyncio.create_task(provider.create_journals([birth]))
+                fork = asyncio.create_task(provider.create_journals([creation]))
                 await until(admin, SOMEBODY_WAITS)
                 admin.execute(
                     "UPDATE journals SET processed = 1, last_seq = 2, ended_wake = 'w', ended_attempt = 1"
@@ -671,5 +671,5 @@ async def test_a_fork_has_the_state_of_its_last_entry(postgres_migrated: str, ad
                 )
             with pytest.raises(Contention):
                 await fork
-        (result,) = await provider.create_journals([birth])
+        (result,) = await provider.create_journals([creation])
         assert (result.outcome, result.last_seq) == ("created", 2)

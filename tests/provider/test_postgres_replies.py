@@ -39,11 +39,11 @@ async def test_statements_on_keys_read_what_they_need(
         peer = await registered(provider)
         at = await peer.own("i")
         crowd_tables(admin, crowd)
-        for instance, birth in (("'x' || i", "''"), ("'i'", "%s")):
+        for instance, generation in (("'x' || i", "''"), ("'i'", "%s")):
             admin.execute(
-                f"INSERT INTO message_keys SELECT {instance}, {birth}, 'key' || i, '1', clock()"
+                f"INSERT INTO message_keys SELECT {instance}, {generation}, 'key' || i, '1', clock()"
                 f" FROM generate_series(1, {MANY}) i",
-                [at.birth] if "%s" in birth else None,
+                [at.generation] if "%s" in generation else None,
             )
         if crowd != "unknown":
             admin.execute("VACUUM ANALYZE")

@@ -249,7 +249,7 @@ async def test_a_fused_turn_whose_result_is_of_another_session_is_committed(
     assert result.placed[0].item is not None
 
 
-@pytest.mark.parametrize("change", ["birth", "events", "ack", "execution"])
+@pytest.mark.parametrize("change", ["generation", "events", "ack", "execution"])
 async def test_a_fused_turn_that_does_not_pass_is_refused(
     provider: PostgresProvider, admin: psycopg.Connection[Any], asked: list[Kind], change: str
 ) -> None:
@@ -260,7 +260,7 @@ async def test_a_fused_turn_that_does_not_pass_is_refused(
     one = fused(at, done, 2, "s")
     lost = done.lock._replace(token=Token("dead"))
     changes: dict[str, dict[str, Any]] = {
-        "birth": {"birth": "another"},
+        "generation": {"generation": "another"},
         "events": {"event_count": 7},
         "ack": {"acks": [lost]},
         "execution": {"execution_id": 2},

@@ -10,10 +10,10 @@ from typing import Any, Final, Literal, LiteralString, TypeAlias
 import psycopg
 import pytest
 
-from affinity.journal import JournalBirth, JournalRange, NewEntry, NewRequest
+from affinity.journal import JournalCreation, JournalRange, NewEntry, NewRequest
 from affinity.limits import MAX_FETCHED_INPUT
 from affinity.provider.contract import (
-    Birth,
+    Generation,
     NewWorkItem,
     Placed,
     SessionHold,
@@ -113,7 +113,7 @@ def rows(admin: psycopg.Connection[Any], name: str) -> dict[str, Any]:
         "journal_entries": by_journal,
         "journal_streams": by_journal,
     }
-    generated = "'{id,journal_id,birth,epoch,last_at,size_class,entries_class,lock_token,updated_second}'::text[]"
+    generated = "'{id,journal_id,generation,epoch,last_at,size_class,entries_class,lock_token,updated_second}'::text[]"
     found = {
         table: admin.execute(
             f"SELECT jsonb_object_agg(c.key, c.value) FROM {table} t, jsonb_each(to_jsonb(t) - {generated}) c"
@@ -171,7 +171,7 @@ async def refused(
 @pytest.mark.parametrize(
     ("change", "blamed"),
     [
-        ("UPDATE instances SET birth = 'another'", ""),
+        ("UPDATE instances SET generation = 'another'", ""),
         ("UPDATE instances SET event_count = 7", ""),
         ("UPDATE instances SET execution_id = 2", ""),
         ("UPDATE instances SET status = 'suspended'", ""),
@@ -236,7 +236,7 @@ async def test_a_wake_alone_needs_no_session(
     assert admin.execute(touched).fetchone() in ([(True,)] if "workers" in change else [(False,), None])
 
 
-SLEEPING: Final = "SELECT birth, execution_id, activity_id, name, session_id, payload, asleep FROM asleep_items"
+SLEEPING: Final = "SELECT generation, execution_id, activity_id, name, session_id, payload, asleep FROM asleep_items"
 QUEUED: Final = "SELECT activity_id, lock_token FROM worker_queue"
 
 
@@ -257,12 +257,12 @@ async def test_the_next_wake_sleeps_behind_a_wake_alone(
     for asleep in before:
         admin.execute("INSERT INTO asleep_items VALUES ('i', 'before', 9, 1, 'x', NULL, 'x', %s)", [asleep])
     found = admin.execute(SLEEPING).fetchall()
-    await refused(peer, admin, asked, replace(one, birth=Birth("another")), REFUSED)
+    await refused(peer, admin, asked, replace(one, generation=Generation("another")), REFUSED)
     assert admin.execute(SLEEPING).fetchall() == found
     asked.clear()
     (result,) = await peer.commit(one)
     assert (result.committed, list(result.placed), asked) == (True, [Placed(None, None, asleep=True)], ["wake"])
-    assert admin.execute(SLEEPING).fetchall() == [(one.birth, 1, 7, "work", "s", "input", True)]
+    assert admin.execute(SLEEPING).fetchall() == [(one.generation, 1, 7, "work", "s", "input", True)]
     assert admin.execute(QUEUED).fetchall() == []
 
 
@@ -408,7 +408,7 @@ async def test_an_append_alone_to_a_fork_knows_the_events_of_its_base(provider: 
     """One that the base has is repeated; another one is appended."""
     (first,) = await provider.append_journal([new_input("base", event_id="first")])
     base = JournalRange(first.journal_id, 1)
-    fork = JournalBirth(
+    fork = JournalCreation(
         session_id="fork", kind=KIND, start=new_start("fork"), lineage="fork", operator="fork", base=base
     )
     assert [each.outcome for each in await provider.create_journals([fork])] == ["created"]

@@ -25,7 +25,7 @@ from affinity.errors import AccessDenied, InvalidOptions, OrchestrationCancelled
 from affinity.provider import change_rights, migrate, open_provider
 from affinity.provider.contract import (
     FINISHED,
-    Birth,
+    Generation,
     Incarnation,
     MoveReport,
     Provider,
@@ -36,11 +36,11 @@ from affinity.provider.contract import (
     WorkerProfile,
 )
 from affinity.provider.postgres import migration, rights
-from affinity.provider.postgres.lineage import birth_document
+from affinity.provider.postgres.lineage import creation_document
 from affinity.provider.postgres.rights import RIGHTS, Rights
 from affinity.provider.schema import Migration
 from affinity.testing.conformance.providers.builders import fetch_options, new_instance, state
-from affinity.testing.conformance.providers.lineage import birth_of
+from affinity.testing.conformance.providers.lineage import creation_of
 from tests.provider.postgres_stage import administrator
 from tests.provider.roles import CLIENT, SCALER, WORKER, as_role
 from tests.waiting import started
@@ -125,7 +125,7 @@ REFUSED: Final[dict[str, Callable[[Provider], Awaitable[object]]]] = {
     "release_instance": lambda p: p.release_instance(ME, [Release(instance_id="i")]),
     "resume_instance": lambda p: p.resume_instance(["i"]),
     "reset_instance": lambda p: p.reset_instance(
-        Reset(instance_id="i", birth=Birth("b"), execution_id=1, event_count=0, keep=0, history=[])
+        Reset(instance_id="i", generation=Generation("b"), execution_id=1, event_count=0, keep=0, history=[])
     ),
     "delete_instance": lambda p: p.delete_instance(["i"], force=True),
     "prune_instances": lambda p: p.prune_instances(FINISHED, 0.0),
@@ -275,18 +275,18 @@ async def test_only_a_worker_begins_a_timeline_for_a_number(url: str, admin: psy
 
 async def test_a_client_writes_no_state(url: str, admin: psycopg.Connection[Any]) -> None:
     """Neither by calling the function itself, nor with a conversation that it makes; a worker does."""
-    birth = replace(birth_of("j", lineage="import"), state=state("j", labels={"resource:box": "of another"}))
+    creation = replace(creation_of("j", lineage="import"), state=state("j", labels={"resource:box": "of another"}))
     with psycopg.connect(as_role(url, CLIENT), autocommit=True, options="-c search_path=affinity") as connection:
         for function in ("create_journal_for_client", "create_journal"):
             with pytest.raises(InsufficientPrivilege):
-                connection.execute(f"SELECT {function}(%s)", [json.dumps(birth_document(birth))])
+                connection.execute(f"SELECT {function}(%s)", [json.dumps(creation_document(creation))])
     async with aclosing(await open_provider(as_role(url, CLIENT))) as client:
         with pytest.raises(AccessDenied, match="--grant-worker"):
-            await client.create_journals([birth])
-        assert (await client.create_journals([birth_of("plain", lineage="import")]))[0].outcome == "created"
+            await client.create_journals([creation])
+        assert (await client.create_journals([creation_of("plain", lineage="import")]))[0].outcome == "created"
     assert admin.execute("SELECT session_id FROM session_states").fetchall() == []
     async with aclosing(await open_provider(as_role(url, WORKER))) as worker:
-        assert (await worker.create_journals([birth]))[0].outcome == "created"
+        assert (await worker.create_journals([creation]))[0].outcome == "created"
     assert admin.execute("SELECT session_id FROM session_states").fetchall() == [("j",)]
 
 
@@ -307,7 +307,7 @@ async def test_a_client_makes_no_journal_beyond_the_quotas(url: str) -> None:
     async with aclosing(await open_provider(url)) as provider:
         await provider.set_quotas(Quotas(instances=1))
         assert await provider.create_instance([new_instance("i")]) == [True]
-    document = {**birth_document(birth_of("j", lineage="import")), "of_wake": True}
+    document = {**creation_document(creation_of("j", lineage="import")), "of_wake": True}
     with psycopg.connect(as_role(url, CLIENT), autocommit=True, options="-c search_path=affinity") as client:
         made = client.execute("SELECT outcome FROM create_journal_for_client(%s)", [json.dumps(document)])
         assert made.fetchone() == ("over_quota",)

@@ -17,8 +17,8 @@ import pytest
 from affinity.errors import ConnectionLost, Contention, Duplicate, ReadOnly, SchemaMismatch
 from affinity.provider import sqlite as package
 from affinity.provider.contract import (
-    Birth,
     FetchOptions,
+    Generation,
     Hint,
     Incarnation,
     NewInstance,
@@ -41,7 +41,7 @@ from tests.provider import sqlite_crowd as crowd
 from tests.provider.sqlite_files import create_file
 
 TIMEOUTS = Timeouts(work_item_lock=30.0, session_lock=300.0)
-BIRTH = Birth("born")
+GENERATION = Generation("first")
 WAIT_SECONDS = 30.0  # seconds of real time for what comes immediately
 
 
@@ -359,7 +359,7 @@ async def owner(provider: Provider, instance_id: str) -> WorkerIdentity:
 
 
 def new_instance(instance_id: str) -> NewInstance:
-    return NewInstance(instance_id=instance_id, birth=BIRTH, name="flow", version=None, start="start")
+    return NewInstance(instance_id=instance_id, generation=GENERATION, name="flow", version=None, start="start")
 
 
 def new_item(instance_id: str, number: int, session_id: str | None = None) -> NewWorkItem:
@@ -368,7 +368,7 @@ def new_item(instance_id: str, number: int, session_id: str | None = None) -> Ne
 
 
 def new_turn(instance_id: str, **step: Any) -> Turn:
-    fence = {"instance_id": instance_id, "birth": BIRTH, "execution_id": 1, "event_count": 0}
+    fence = {"instance_id": instance_id, "generation": GENERATION, "execution_id": 1, "event_count": 0}
     return Turn(**{**fence, "history": ["event"], **step})
 
 

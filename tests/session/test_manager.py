@@ -365,7 +365,7 @@ async def test_prune_leaves_what_was_written_since_it_was_listed(stage: ClockedS
             *,
             idle_only: bool = False,
             versions: Mapping[str, int] | None = None,
-            births: Mapping[str, str] | None = None,
+            generations: Mapping[str, str] | None = None,
             families: Mapping[str, str] | None = None,
             dry_run: bool = False,
         ) -> Sequence[str]:
@@ -373,7 +373,12 @@ async def test_prune_leaves_what_was_written_since_it_was_listed(stage: ClockedS
             await stage.store.delete(["s3"])
             await stage.put("s3")
             return await stage.store.delete(
-                session_ids, idle_only=idle_only, versions=versions, births=births, families=families, dry_run=dry_run
+                session_ids,
+                idle_only=idle_only,
+                versions=versions,
+                generations=generations,
+                families=families,
+                dry_run=dry_run,
             )
 
         list = stage.store.list

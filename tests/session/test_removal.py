@@ -17,7 +17,7 @@ STEP = 4
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Families are larger than a step, and generations than a page."""
+    """Families are larger than a step, and levels of a tree than a page."""
     monkeypatch.setattr("affinity.session.removal.DELETE_STEP", STEP)
     monkeypatch.setattr("affinity.session.removal.MAX_PAGE", 3)
     monkeypatch.setattr("affinity.session.manager.MAX_PAGE", 3)
@@ -45,7 +45,7 @@ async def nothing(_: Collection[str]) -> None:
 
 
 async def a_tree(stage: ClockedStore) -> list[str]:
-    """Three generations of 1, 5 and 10 records; and others, with and without a parent."""
+    """Three levels of 1, 5 and 10 records; and others, with and without a parent."""
     names = {"top": None, **{f"kid{n}": "top" for n in range(5)}, **{f"grandkid{n}": f"kid{n % 5}" for n in range(10)}}
     for name, parent in {**names, "other": None, "orphan": "gone"}.items():
         await stage.put(name, parent=parent, kind="tree" if name in names else "")

@@ -37,11 +37,11 @@ async def test_what_is_exported_is_imported_as_it_was(stage: ClockedStore) -> No
         was, came = await stage.store.load(session_id), await target.store.load(session_id)
         assert was is not None
         assert came is not None
-        assert came.birth != was.birth
+        assert came.generation != was.generation
         assert (
             replace(
                 came,
-                birth=was.birth,
+                generation=was.generation,
                 created_at=was.created_at,
                 updated_at=was.updated_at,
                 metadata=was.metadata,

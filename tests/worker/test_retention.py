@@ -75,7 +75,7 @@ async def test_a_worker_removes_old_entries_of_journals(
     """By age, number and bytes; without an option none is removed."""
     monkeypatch.setattr(maintenance, "PRUNE_SECONDS", 0.05)
     note = NewEntry(kind="note", payload='"1234"')
-    start = JournalStart(name="elsewhere", start="start", birth="b")
+    start = JournalStart(name="elsewhere", start="start", generation="b")
     append = JournalAppend(session_id="s", kind="chat", entry=note, message=None, start=start)
     async with aclosing(await open_provider(any_url)) as provider:
         await provider.append_journal([append] * 5)

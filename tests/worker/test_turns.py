@@ -6,7 +6,7 @@ from affinity.orchestration import OrchestrationContext
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Step
 from affinity.orchestration.wire import ANY_EXECUTION, decode_message
-from affinity.provider.contract import Birth, SessionHold, SessionWatch, Turn
+from affinity.provider.contract import Generation, SessionHold, SessionWatch, Turn
 from affinity.worker.turns import build_turn
 from tests.orchestration.harness import Live
 
@@ -25,7 +25,7 @@ async def companion(ctx: OrchestrationContext) -> int:
 
 def turn_of(live: Live, step: Step) -> Turn:
     return build_turn(
-        live.execution, step, birth=Birth("born"), first_version=None, consumed=[], acks=[], lock_here=0
+        live.execution, step, generation=Generation("first"), first_version=None, consumed=[], acks=[], lock_here=0
     ).turn
 
 

@@ -21,8 +21,8 @@ Terms
     can fetch such an item **while the incarnation that locked it is alive**. When that worker's lease has ended, or
     its name has a new incarnation, the item is free again, but its token still acks until another worker fetches it.
     *owned instance*: its ``instances`` row names an incarnation, and that very incarnation is alive.
-    *birth token*: distinguishes an instance from another one that had its id before. Ids are reused, birth tokens are
-    not.
+    *generation*: a random name that distinguishes an instance from another one that had its id before. Ids are reused,
+    generations are not.
     *suspended instance*: it waits for an operator or for other code. It has no owner, is not fetched and commits no
     turn. Nothing of it is removed: its work items run, and messages for it stay in the queue and continue to arrive.
 
@@ -72,9 +72,9 @@ from affinity.provider.contract.hints import Hint, HintSource
 from affinity.provider.contract.instances import (
     FINISHED,
     SWEPT_STATUSES,
-    Birth,
     Deletion,
     Delivery,
+    Generation,
     HistoryCursor,
     HistoryPage,
     InstanceFilter,
@@ -178,7 +178,6 @@ __all__ = [
     "SWEPT_STATUSES",
     "TOUCH_SLACK",
     "AdministrationProvider",
-    "Birth",
     "ClientProvider",
     "Deletion",
     "Delivery",
@@ -187,6 +186,7 @@ __all__ = [
     "ExecutionInfo",
     "FetchOptions",
     "FleetLoad",
+    "Generation",
     "Hint",
     "HintSource",
     "HistoryCursor",

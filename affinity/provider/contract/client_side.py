@@ -33,7 +33,7 @@ class ClientProvider(ProviderConnection, Protocol):
         ...
 
     async def restart_instance(self, restarts: Sequence[Restart]) -> Sequence[bool]:
-        """Restart ended instances. False: there is no instance of this id, name and birth token, or it has not ended;
+        """Restart ended instances. False: there is no instance of this id, name and generation, or it has not ended;
         nothing changed.
 
         Raises:

@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple, NewType, TypeAlias
 from affinity.limits import check_conditions
 from affinity.records import frozen
 
-Birth = NewType("Birth", str)
+Generation = NewType("Generation", str)
 """A random name of one instance; an instance that is created under the same id after a deletion has another."""
 
 
@@ -40,10 +40,10 @@ class NewInstance:
     parent_id: str | None = None
     delay: float = 0.0  # seconds until the start message is visible
     on_exists: str | None = None  # payload sent to ``parent_id`` when the id was taken
-    parent_birth: Birth | None = None  # of the parent that creates it
+    parent_generation: Generation | None = None  # of the parent that creates it
     on_deleted: str | None = None  # payload sent to that parent when the instance is deleted before it has ended
     session_id: str | None = None  # shown in logs and listings; None: that of its parent, if any
-    birth: Birth = field(default_factory=lambda: Birth(secrets.token_hex(8)))
+    generation: Generation = field(default_factory=lambda: Generation(secrets.token_hex(8)))
 
 
 @frozen(kw_only=True)
@@ -56,18 +56,18 @@ class Restart:
     """
 
     new: NewInstance  # without a parent
-    ended: Birth  # of the instance that has ended, as the caller has seen it
+    ended: Generation  # of the instance that has ended, as the caller has seen it
 
 
 @frozen(kw_only=True)
 class NewMessage:
-    """A message for an instance; dropped when the instance does not exist, has finished, or has another birth token."""
+    """A message for an instance; dropped when the instance does not exist, has finished, or has another generation."""
 
     instance_id: str
     payload: str
     delay: float = 0.0  # seconds until it is visible: timers
     timer: tuple[int, int] | None = None  # (execution id, event id), if it is a timer, so that it can be cancelled
-    birth: Birth | None = None  # of the receiver; None: any instance with that id
+    generation: Generation | None = None  # of the receiver; None: any instance with that id
     unread_limit: int | None = None  # refused when the instance has so many unread messages: see `Turn.unread`
     key: str | None = None  # an instance gets one message of this key: see `Provider.send_message`
 
@@ -84,7 +84,7 @@ class OrchestrationItem:
     """An instance that the caller now owns, with its visible messages in order of visibility, then of arrival."""
 
     instance_id: str
-    birth: Birth
+    generation: Generation
     execution_id: int
     name: str
     version: str | None
@@ -138,7 +138,7 @@ class InstanceInfo:
     """One row of ``instances``, for clients and people."""
 
     instance_id: str
-    birth: Birth
+    generation: Generation
     name: str
     version: str | None
     execution_id: int
@@ -194,7 +194,7 @@ class MessageKey(NamedTuple):
 class KeyState:
     """What became of the message of a key, and how far its instance is."""
 
-    birth: Birth  # of the instance: another one may have its id by now
+    generation: Generation  # of the instance: another one may have its id by now
     name: str  # of the orchestration
     status: InstanceStatus
     error: str | None  # JSON, when failed or cancelled

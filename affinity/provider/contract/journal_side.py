@@ -8,9 +8,9 @@ from typing import Protocol
 
 from affinity.journal import (
     Appended,
-    BirthResult,
+    CreationResult,
     JournalAppend,
-    JournalBirth,
+    JournalCreation,
     JournalFilter,
     JournalInfo,
     JournalLineage,
@@ -106,9 +106,9 @@ class JournalProvider(ProviderConnection, Protocol):
         """The pending revisits of each session, by due time."""
         ...
 
-    async def create_journals(self, births: Sequence[JournalBirth]) -> Sequence[BirthResult]:
-        """Create journals from others, with their instances and records of state. Each is atomic. The same birth again
-        changes nothing.
+    async def create_journals(self, creations: Sequence[JournalCreation]) -> Sequence[CreationResult]:
+        """Create journals from others, with their instances and records of state. Each is atomic. The same creation
+        again changes nothing.
         """
         ...
 

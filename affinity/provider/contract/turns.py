@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import NamedTuple
 
 from affinity.journal import JournalWrite
-from affinity.provider.contract.instances import Birth, InstanceStatus, NewInstance, NewMessage
+from affinity.provider.contract.instances import Generation, InstanceStatus, NewInstance, NewMessage
 from affinity.provider.contract.sessions import SessionHold, SessionWatch
 from affinity.provider.contract.work_items import NewWorkItem, WorkItem, WorkLock
 from affinity.records import ActivityRun, StateWrite, frozen
@@ -35,14 +35,14 @@ class MessageReply(NamedTuple):
 class Turn:
     """One step of one instance, committed whole or not at all.
 
-    The fence: the instance is owned by the caller's incarnation, has the birth token ``birth``, is not finished, runs
+    The fence: the instance is owned by the caller's incarnation, is of generation ``generation``, is not finished, runs
     execution ``execution_id`` and has exactly ``event_count`` events; every lock in ``acks`` has a live token; and
     every write in ``states`` and in ``journals`` passes its own fence (`StateWrite`, `JournalWrite`). Otherwise nothing
     of the turn is applied. Of several writes of one session's state, or of one journal, in a batch the first passes.
     """
 
     instance_id: str
-    birth: Birth
+    generation: Generation
     execution_id: int
     event_count: int
     history: Sequence[str]  # events event_count + 1, + 2, …
@@ -104,12 +104,12 @@ class Release:
 class Suspend:
     """Suspends an instance that this worker cannot continue, for a reason that is not a decision of its code.
 
-    The fence is that of a `Turn`: owner, birth token, execution and number of events. Nothing happens when it does not
+    The fence is that of a `Turn`: owner, generation, execution and number of events. Nothing happens when it does not
     hold.
     """
 
     instance_id: str
-    birth: Birth
+    generation: Generation
     execution_id: int
     event_count: int
     error_type: str  # the reason: name of an exception class, by which instances are found
@@ -122,7 +122,7 @@ class Suspend:
 class Reset:
     """Opens an instance again, running, suspended or ended, at an earlier point of its history.
 
-    The fence: the instance has this birth token, runs (or ended in) execution ``execution_id`` and has exactly
+    The fence: the instance has this generation, runs (or ended in) execution ``execution_id`` and has exactly
     ``event_count`` events. Then execution ``execution_id`` + 1 begins, with the first ``keep`` events of that one,
     followed by ``history``; the former execution stays readable. The instance is running, without an owner.
 
@@ -130,7 +130,7 @@ class Reset:
     """
 
     instance_id: str
-    birth: Birth
+    generation: Generation
     execution_id: int
     event_count: int
     keep: int

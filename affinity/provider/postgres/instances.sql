@@ -1,12 +1,12 @@
 -- get: instances by id
 SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
-    i.owner_worker, i.event_count, i.created_at, i.updated_at, i.birth, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
+    i.owner_worker, i.event_count, i.created_at, i.updated_at, i.generation, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
 FROM instances i LEFT JOIN suspensions s ON i.status = 'suspended' AND s.instance_id = i.instance_id
 WHERE i.instance_id = ANY (%(instance)s)
 
 -- list: one page of instances, newest first
 SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
-    i.owner_worker, i.event_count, i.created_at, i.updated_at, i.birth, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
+    i.owner_worker, i.event_count, i.created_at, i.updated_at, i.generation, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
 FROM instances i LEFT JOIN suspensions s ON i.status = 'suspended' AND s.instance_id = i.instance_id
 WHERE (cardinality(%(status)s) = 0 OR i.status = ANY (%(status)s))
   AND (%(name)s::text IS NULL OR i.name = %(name)s)
@@ -20,7 +20,7 @@ ORDER BY i.created_at DESC, i.instance_id DESC LIMIT %(limit)s
 -- list_rare: the same of statuses that few instances have, by the table of these
 SELECT f.* FROM unnest(%(status)s) AS w (status) CROSS JOIN LATERAL (
     SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
-        i.owner_worker, i.event_count, i.created_at, i.updated_at, i.birth, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
+        i.owner_worker, i.event_count, i.created_at, i.updated_at, i.generation, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
     FROM instances_by_status r CROSS JOIN LATERAL (
         SELECT * FROM instances i WHERE i.instance_id = r.instance_id OFFSET 0
     ) i LEFT JOIN LATERAL (

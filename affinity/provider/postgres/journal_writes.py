@@ -11,7 +11,7 @@ from affinity.journal import JournalAppend, JournalWrite, NewEntry
 from affinity.provider.postgres.driver.arrays import Bool, Bools, Int, Ints, Packed, Text, Texts
 from affinity.provider.postgres.driver.wire import Params
 from affinity.provider.postgres.journals import append_params, call_of
-from affinity.provider.postgres.lineage import birth_document
+from affinity.provider.postgres.lineage import creation_document
 
 _BY_KEY: Final = attrgetter("session_id")
 
@@ -20,7 +20,7 @@ _BEAR: Final = "bear_"
 _APPEND: Final = "append_"
 
 
-# The counts have the states written before the calls, of which a birth copies them.
+# The counts have the states written before the calls, of which a creation copies them.
 _PASSED: Final = (
     "(SELECT f.place FROM fenced f WHERE f.n IN (SELECT n FROM ours)"
     " AND (SELECT count(*) FROM states_added) + (SELECT count(*) FROM states_written) >= 0)"
@@ -43,7 +43,7 @@ class WriteCalls(NamedTuple):
     """Calls for a select list, in their order: what wakes add to their journals, then what follows from that."""
 
     write: LiteralString
-    behind: Sequence[LiteralString]  # births, appends
+    behind: Sequence[LiteralString]  # creations, appends
     params: Params
 
 
@@ -75,8 +75,8 @@ def _calls(
     write: LiteralString = f"(SELECT {call_of('write_journals', tuple(columns), _WRITE, only_writes)})"
     params = {_WRITE + name: value for name, value in columns.items()}
     behind: list[LiteralString] = []
-    if any(one.births or one.home for one in writes):
-        columns = birth_params(writes)
+    if any(one.creations or one.home for one in writes):
+        columns = creation_params(writes)
         behind.append(f"(SELECT {call_of('create_journals', tuple(columns), _BEAR, only_writes)})")
         params |= {_BEAR + name: value for name, value in columns.items()}
     if appends := [append for one in writes for append in one.appends]:
@@ -114,7 +114,7 @@ def _bounce(place: int, append: JournalAppend, entry: NewEntry) -> Mapping[str, 
 
 def plain_write_values(write: JournalWrite) -> dict[LiteralString, Packed] | None:
     """Its values among the arguments of ``commit_wake``; None for one that does more than that function."""
-    if write.births or write.home or write.appends or _is_rare(write):
+    if write.creations or write.home or write.appends or _is_rare(write):
         return None
     for entry in write.entries:
         if entry.event_id is not None or entry.is_input or entry.wake_id != write.wake_id:
@@ -165,20 +165,20 @@ def write_params(writes: Sequence[JournalWrite], also: Collection[str] = ()) -> 
 
 def judge_params(writes: Sequence[JournalWrite]) -> Params:
     """The columns by which writes are judged, as the statements of fences have them."""
-    births = birth_params(writes)
+    creations = creation_params(writes)
     return {
         **{_WRITE + name: column for name, column in fence_params(writes).items()},
-        "write_births": births["births"],
-        "write_home": births["home"],
-        "write_epoch": births["home_epoch"],
+        "write_creations": creations["creations"],
+        "write_home": creations["home"],
+        "write_epoch": creations["home_epoch"],
     }
 
 
-def birth_params(writes: Sequence[JournalWrite]) -> Params:
+def creation_params(writes: Sequence[JournalWrite]) -> Params:
     """The columns of ``create_journals``."""
-    births = [[birth_document(birth) for birth in write.births] for write in writes]
+    creations = [[creation_document(creation) for creation in write.creations] for write in writes]
     return {
-        "births": Texts(json.dumps(each, ensure_ascii=False) if each else None for each in births),
+        "creations": Texts(json.dumps(each, ensure_ascii=False) if each else None for each in creations),
         "home": Texts(None if write.home is None else write.home.session_id for write in writes),
         "home_epoch": Ints(None if write.home is None else write.home.epoch for write in writes),
     }

@@ -203,7 +203,7 @@ def _start_params(appends: Sequence[JournalAppend]) -> Params:
     return {
         "start_name": Texts(start.name if start else None for start in starts),
         "start": Texts(start.start if start else None for start in starts),
-        "start_birth": Texts(start.birth if start else None for start in starts),
+        "start_generation": Texts(start.generation if start else None for start in starts),
         "start_version": Texts(start.version if start else None for start in starts),
         "start_journal": Ints(start.journal_id if start else None for start in starts),
         "start_parent": Texts(start.parent if start else None for start in starts),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from affinity.errors import AccessDenied
-from affinity.journal import BirthResult, JournalBirth, JournalLineage
+from affinity.journal import CreationResult, JournalCreation, JournalLineage
 from affinity.provider.lineage import to_lineage
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.operations import Operations
@@ -21,12 +21,12 @@ _SQL: Final = load_statements(__package__, "lineage.sql")
 class LineageOperations(Operations):
     """`create_journals` and `get_lineage`."""
 
-    async def create_journals(self, births: Sequence[JournalBirth]) -> Sequence[BirthResult]:
-        documents = [json.dumps(birth_document(birth), ensure_ascii=False) for birth in births]
-        gives_state = any(birth.state is not None for birth in births)
+    async def create_journals(self, creations: Sequence[JournalCreation]) -> Sequence[CreationResult]:
+        documents = [json.dumps(creation_document(creation), ensure_ascii=False) for creation in creations]
+        gives_state = any(creation.state is not None for creation in creations)
         statement = _SQL["create_with_state" if gives_state else "create"]
         try:
-            rows = await self._connections.rows.run(statement, {"birth": Texts(documents)})
+            rows = await self._connections.rows.run(statement, {"creation": Texts(documents)})
         except AccessDenied as error:
             if not gives_state:
                 raise
@@ -35,30 +35,30 @@ class LineageOperations(Operations):
                 "use a role with `affinity migrate --grant-worker`",
                 error.code,
             ) from error
-        return [BirthResult(outcome, journal_id or 0, last_seq or 0) for outcome, journal_id, last_seq in rows]
+        return [CreationResult(outcome, journal_id or 0, last_seq or 0) for outcome, journal_id, last_seq in rows]
 
     async def get_lineage(self, session_id: str) -> Sequence[JournalLineage]:
         rows = await self._connections.rows.run(_SQL["lineage"], {"session": session_id})
         return to_lineage(rows, session_id, lambda at: at)
 
 
-def birth_document(birth: JournalBirth) -> Mapping[str, Any]:
-    """A birth as ``create_journal`` takes it, and, without a state, ``create_journal_for_client``."""
-    start, base, merged = birth.start, birth.base, birth.merged
+def creation_document(creation: JournalCreation) -> Mapping[str, Any]:
+    """A creation as ``create_journal`` takes it, and, without a state, ``create_journal_for_client``."""
+    start, base, merged = creation.start, creation.base, creation.merged
     return {
-        "session_id": birth.session_id,
-        "kind": birth.kind,
+        "session_id": creation.session_id,
+        "kind": creation.kind,
         "journal_id": start.journal_id,
         "name": start.name,
         "start": start.start,
-        "birth": start.birth,
+        "generation": start.generation,
         "version": start.version,
         "parent": start.parent,
-        "message": birth.message,
-        "lineage": birth.lineage,
-        "operator": birth.operator,
-        "extras": birth.extras,
-        "parents": list(birth.parents),
+        "message": creation.message,
+        "lineage": creation.lineage,
+        "operator": creation.operator,
+        "extras": creation.extras,
+        "parents": list(creation.parents),
         "base_id": None if base is None else base.journal_id,
         "base_seq": None if base is None else base.up_to,
         "merged_id": None if merged is None else merged.journal_id,
@@ -68,11 +68,11 @@ def birth_document(birth: JournalBirth) -> Mapping[str, Any]:
                 *(entry.kind, entry.payload, entry.event_id, entry.wake_id, entry.is_input),
                 None if entry.recorded_at is None else entry.recorded_at.isoformat(),
             )
-            for entry in birth.entries
+            for entry in creation.entries
         ],
-        "copies_state": birth.copies_state,
-        "home": birth.home,
-        **({} if birth.state is None else _state_document(birth.state, birth.state_times)),
+        "copies_state": creation.copies_state,
+        "home": creation.home,
+        **({} if creation.state is None else _state_document(creation.state, creation.state_times)),
     }
 
 

@@ -1,11 +1,11 @@
 -- create: journals from others, one after the other
-SELECT r.outcome, r.born_id, r.born_seq
-FROM unnest(%(birth)s) WITH ORDINALITY AS b (birth, n) CROSS JOIN LATERAL create_journal_for_client(b.birth::jsonb) AS r
+SELECT r.outcome, r.created_id, r.created_seq
+FROM unnest(%(creation)s) WITH ORDINALITY AS b (creation, n) CROSS JOIN LATERAL create_journal_for_client(b.creation::jsonb) AS r
 ORDER BY b.n
 
 -- create_with_state: the same, with the right to write states of sessions
-SELECT r.outcome, r.born_id, r.born_seq
-FROM unnest(%(birth)s) WITH ORDINALITY AS b (birth, n) CROSS JOIN LATERAL create_journal(b.birth::jsonb) AS r
+SELECT r.outcome, r.created_id, r.created_seq
+FROM unnest(%(creation)s) WITH ORDINALITY AS b (creation, n) CROSS JOIN LATERAL create_journal(b.creation::jsonb) AS r
 ORDER BY b.n
 
 -- lineage: a journal and its ancestors, each once

@@ -44,11 +44,11 @@ WHERE r.execution_id IS NOT NULL
 ORDER BY r.n
 
 -- tree: an instance, its children and theirs
-WITH RECURSIVE tree (instance_id, birth) AS (
-    SELECT instance_id, birth FROM instances WHERE instance_id = %(instance)s
+WITH RECURSIVE tree (instance_id, generation) AS (
+    SELECT instance_id, generation FROM instances WHERE instance_id = %(instance)s
     UNION
-    SELECT c.instance_id, c.birth FROM tree t JOIN instances c ON c.parent_id = t.instance_id
-    WHERE c.parent_birth IS NULL OR c.parent_birth = t.birth
+    SELECT c.instance_id, c.generation FROM tree t JOIN instances c ON c.parent_id = t.instance_id
+    WHERE c.parent_generation IS NULL OR c.parent_generation = t.generation
 ), member AS MATERIALIZED (
     SELECT instance_id FROM tree LIMIT %(limit)s
 )

@@ -22,14 +22,14 @@ class MessageOperations(Operations):
             return []
         params = {
             "instance": Texts(new.instance_id for new in instances),
-            "birth": Texts(new.birth for new in instances),
+            "generation": Texts(new.generation for new in instances),
             "name": Texts(new.name for new in instances),
             "version": Texts(new.version for new in instances),
             "start": Texts(new.start for new in instances),
             "parent": Texts(new.parent_id for new in instances),
             "delay": Floats(new.delay for new in instances),
             "on_exists": Texts(new.on_exists for new in instances),
-            "parent_birth": Texts(new.parent_birth for new in instances),
+            "parent_generation": Texts(new.parent_generation for new in instances),
             "on_deleted": Texts(new.on_deleted for new in instances),
             "session": Texts(new.session_id for new in instances),
         }
@@ -41,7 +41,7 @@ class MessageOperations(Operations):
         params = {
             "instance": Texts(each.new.instance_id for each in restarts),
             "ended": Texts(each.ended for each in restarts),
-            "birth": Texts(each.new.birth for each in restarts),
+            "generation": Texts(each.new.generation for each in restarts),
             "name": Texts(each.new.name for each in restarts),
             "version": Texts(each.new.version for each in restarts),
             "start": Texts(each.new.start for each in restarts),
@@ -61,7 +61,7 @@ class MessageOperations(Operations):
             return []
         params = {
             "instance": Texts(message.instance_id for message in messages),
-            "birth": Texts(message.birth for message in messages),
+            "generation": Texts(message.generation for message in messages),
             "payload": Texts(message.payload for message in messages),
             "delay": Floats(message.delay for message in messages),
             "timer_execution": Ints(message.timer and message.timer[0] for message in messages),

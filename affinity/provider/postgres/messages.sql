@@ -1,15 +1,15 @@
 -- create: instances with their start messages
-SELECT n, quota, allowed FROM create_instances(%(instance)s, %(birth)s, %(name)s, %(version)s, %(start)s, %(parent)s,
-    %(parent_birth)s, %(delay)s, %(on_exists)s, %(on_deleted)s, %(session)s)
+SELECT n, quota, allowed FROM create_instances(%(instance)s, %(generation)s, %(name)s, %(version)s, %(start)s, %(parent)s,
+    %(parent_generation)s, %(delay)s, %(on_exists)s, %(on_deleted)s, %(session)s)
 
 -- restart: ended instances, with their start messages
-SELECT n, quota, allowed FROM restart_instances(%(instance)s, %(ended)s, %(birth)s, %(name)s, %(version)s, %(start)s,
+SELECT n, quota, allowed FROM restart_instances(%(instance)s, %(ended)s, %(generation)s, %(name)s, %(version)s, %(start)s,
     %(session)s)
 
 -- send: messages for instances
-SELECT n, delivery FROM send_messages(%(instance)s, %(birth)s, %(payload)s, %(delay)s, %(timer_execution)s,
+SELECT n, delivery FROM send_messages(%(instance)s, %(generation)s, %(payload)s, %(delay)s, %(timer_execution)s,
     %(timer_id)s, %(unread_limit)s)
 
 -- send_keyed: messages of which some have a key
-SELECT n, delivery FROM send_keyed_messages(%(instance)s, %(birth)s, %(payload)s, %(delay)s, %(timer_execution)s,
+SELECT n, delivery FROM send_keyed_messages(%(instance)s, %(generation)s, %(payload)s, %(delay)s, %(timer_execution)s,
     %(timer_id)s, %(unread_limit)s, %(key)s)

@@ -104,10 +104,10 @@ class OrchestrationOperations(Operations):
 
 
 def _item(rows: Sequence[Row]) -> OrchestrationItem:
-    _, _, _, instance_id, birth, execution_id, name, version, event_count, claims, unknown_for, *_ = rows[0]
+    _, _, _, instance_id, generation, execution_id, name, version, event_count, claims, unknown_for, *_ = rows[0]
     return OrchestrationItem(
         instance_id=instance_id,
-        birth=birth,
+        generation=generation,
         execution_id=execution_id,
         name=name,
         version=version,

@@ -74,12 +74,12 @@ WITH seen AS MATERIALIZED (
     SET owner_worker = %(worker)s, owner_incarnation = %(incarnation)s, claims = i.claims + 1,
         unknown_since = CASE WHEN c.known THEN NULL ELSE i.unknown_since END
     FROM chosen c JOIN free USING (instance_id) WHERE i.instance_id = c.instance_id
-    RETURNING i.instance_id, i.birth, i.execution_id, i.name, i.version, i.event_count, i.claims,
+    RETURNING i.instance_id, i.generation, i.execution_id, i.name, i.version, i.event_count, i.claims,
         extract(epoch FROM clock() - c.unknown_since)::float8 AS unknown_for, i.session_id
 ), got AS MATERIALIZED (
     SELECT t.*, f.rank, f.first, f.messages FROM taken t JOIN fitting f USING (instance_id)
     UNION ALL
-    SELECT i.instance_id, i.birth, i.execution_id, i.name, i.version, i.event_count, i.claims,
+    SELECT i.instance_id, i.generation, i.execution_id, i.name, i.version, i.event_count, i.claims,
         extract(epoch FROM clock() - i.unknown_since)::float8, i.session_id, f.rank, f.first, f.messages
     FROM chosen c JOIN fitting f USING (instance_id) JOIN instances i USING (instance_id) WHERE c.ours
 ), misplaced AS MATERIALIZED (
@@ -101,7 +101,7 @@ WITH seen AS MATERIALIZED (
 ), removed AS (
     DELETE FROM orchestrator_queue o USING orphans x WHERE o.id = x.id
 )
-SELECT r.more, r.next_due, (SELECT shared AND n > most FROM share), g.instance_id, g.birth, g.execution_id, g.name,
+SELECT r.more, r.next_due, (SELECT shared AND n > most FROM share), g.instance_id, g.generation, g.execution_id, g.name,
     g.version, g.event_count, g.claims, g.unknown_for, m.id, m.payload, g.session_id, r.fenced
 FROM (
     SELECT (SELECT count(*) FROM chosen) > (SELECT count(*) FROM got) -- lost to others, or to the bounds below

@@ -23,14 +23,14 @@ class ResetOperations(Operations):
         watches = dict(reset.watches)  # the last one of a session replaces those before
         params = {
             "instance": reset.instance_id,
-            "birth": reset.birth,
+            "generation": reset.generation,
             "execution": Int8(reset.execution_id),
             "events": Int8(reset.event_count),
             "keep": Int8(reset.keep),
             "event": Texts(reset.history),
             "custom_status": reset.custom_status,
             "message_instance": Texts(message.instance_id for message in messages),
-            "message_birth": Texts(message.birth for message in messages),
+            "message_generation": Texts(message.generation for message in messages),
             "message": Texts(message.payload for message in messages),
             "message_delay": Floats(message.delay for message in messages),
             "message_timer": Ints(message.timer and message.timer[1] for message in messages),

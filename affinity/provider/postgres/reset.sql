@@ -1,5 +1,5 @@
 -- reset: open an instance again at an earlier point of its history
-SELECT reset_instance(%(instance)s, %(birth)s, %(execution)s, %(events)s, %(keep)s, %(event)s, %(custom_status)s,
-    %(message_instance)s, %(message_birth)s, %(message)s, %(message_delay)s, %(message_timer)s, %(item_activity)s,
+SELECT reset_instance(%(instance)s, %(generation)s, %(execution)s, %(events)s, %(keep)s, %(event)s, %(custom_status)s,
+    %(message_instance)s, %(message_generation)s, %(message)s, %(message_delay)s, %(message_timer)s, %(item_activity)s,
     %(item_name)s, %(item_session)s, %(item_payload)s, %(watch_session)s, %(watch)s,
     %(item_order)s)

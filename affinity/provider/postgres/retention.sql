@@ -7,20 +7,20 @@ WITH RECURSIVE cutoff AS MATERIALIZED (
     SELECT e.instance_id, e.ended_at FROM ended_executions e
     WHERE e.is_last AND e.ended_at > %(after)s AND e.ended_at < (SELECT at FROM cutoff)
     ORDER BY e.ended_at FETCH FIRST %(window)s ROWS WITH TIES
-), tree (root, ended_at, instance_id, birth, status, updated_at, event_count) AS (
+), tree (root, ended_at, instance_id, generation, status, updated_at, event_count) AS (
     -- A child whose parent is there goes with it.
-    SELECT i.instance_id, l.ended_at, i.instance_id, i.birth, i.status::text, i.updated_at, i.event_count
+    SELECT i.instance_id, l.ended_at, i.instance_id, i.generation, i.status::text, i.updated_at, i.event_count
     FROM looked l JOIN instances i USING (instance_id)
     WHERE i.status = ANY (%(status)s) AND NOT EXISTS (
         SELECT FROM instances p
-        WHERE p.instance_id = i.parent_id AND (i.parent_birth IS NULL OR p.birth = i.parent_birth))
+        WHERE p.instance_id = i.parent_id AND (i.parent_generation IS NULL OR p.generation = i.parent_generation))
     UNION
-    SELECT t.root, t.ended_at, c.instance_id, c.birth, c.status::text, c.updated_at, c.event_count
+    SELECT t.root, t.ended_at, c.instance_id, c.generation, c.status::text, c.updated_at, c.event_count
     FROM tree t JOIN instances c ON c.parent_id = t.instance_id
-    WHERE c.parent_birth IS NULL OR c.parent_birth = t.birth
+    WHERE c.parent_generation IS NULL OR c.parent_generation = t.generation
 ), due AS MATERIALIZED (
     SELECT t.root, t.ended_at, count(*) AS size, sum(t.event_count) AS events,
-        max(t.birth) FILTER (WHERE t.instance_id = t.root) AS birth
+        max(t.generation) FILTER (WHERE t.instance_id = t.root) AS generation
     FROM tree t GROUP BY t.root, t.ended_at
     HAVING bool_and(t.status IN ('completed', 'failed', 'cancelled') AND t.updated_at < (SELECT at FROM cutoff))
        AND (%(largest)s::bigint IS NULL OR sum(t.event_count) <= %(largest)s)
@@ -28,7 +28,7 @@ WITH RECURSIVE cutoff AS MATERIALIZED (
     SELECT d.*, sum(d.events) OVER (ORDER BY d.ended_at, d.root) - d.events >= %(events)s AS is_later FROM due d
 ), locked AS MATERIALIZED (
     SELECT i.instance_id FROM measured m JOIN instances i ON i.instance_id = m.root
-    WHERE NOT m.is_later AND NOT %(dry_run)s AND i.birth = m.birth AND i.status = ANY (%(status)s)
+    WHERE NOT m.is_later AND NOT %(dry_run)s AND i.generation = m.generation AND i.status = ANY (%(status)s)
       AND i.updated_at < (SELECT at FROM cutoff)
     ORDER BY i.instance_id FOR UPDATE OF i SKIP LOCKED
 ), removed AS MATERIALIZED (
@@ -59,8 +59,8 @@ WITH due AS MATERIALIZED (
     ) h
     LIMIT %(events)s
 ), keys AS (
-    DELETE FROM message_keys k WHERE (k.instance_id, k.birth, k.key) IN (
-        SELECT o.instance_id, o.birth, o.key FROM message_keys o
+    DELETE FROM message_keys k WHERE (k.instance_id, k.generation, k.key) IN (
+        SELECT o.instance_id, o.generation, o.key FROM message_keys o
         WHERE o.updated_at < (SELECT clock()) - %(older_than)s * interval '1 s'
         ORDER BY o.updated_at LIMIT %(window)s FOR UPDATE SKIP LOCKED)
     RETURNING 1

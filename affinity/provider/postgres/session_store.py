@@ -49,14 +49,14 @@ class PostgresSessionStore:
         new: SessionState,
         *,
         expected_version: int | None = None,
-        birth: str | None = None,
+        generation: str | None = None,
         epoch: int | None = None,
         idempotency_key: str | None = None,
         times: RecordTimes | None = None,
     ) -> int:
         fences = {
             "expected": _bigint(expected_version),
-            "birth": birth,
+            "generation": generation,
             "epoch": _bigint(epoch),
             "turn": idempotency_key,
             "created": None if times is None else times.created_at,
@@ -66,7 +66,7 @@ class PostgresSessionStore:
         if repeated:
             return int(version)
         if not fits:
-            raise write_conflict(new.session_id, expected_version, version, epoch, same_birth=same, known=known)
+            raise write_conflict(new.session_id, expected_version, version, epoch, same_generation=same, known=known)
         return (version or 0) + 1
 
     async def _save(self, params: Params) -> Sequence[Any]:
@@ -84,20 +84,20 @@ class PostgresSessionStore:
         *,
         idle_only: bool = False,
         versions: Mapping[str, int] | None = None,
-        births: Mapping[str, str] | None = None,
+        generations: Mapping[str, str] | None = None,
         families: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> Sequence[str]:
         named = list(dict.fromkeys(session_ids))
         if not named:
             return []
-        versions, births = versions or {}, births or {}
+        versions, generations = versions or {}, generations or {}
         rows = [
             {
                 "session_id": name,
                 "family": name if families is None else families[name],
                 "version": versions.get(name),
-                "birth": births.get(name),
+                "generation": generations.get(name),
             }
             for name in named
         ]

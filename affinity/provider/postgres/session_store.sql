@@ -1,6 +1,6 @@
 -- load: one record
 SELECT session_id, state, encoding, schema_version, kind, name, parent, labels::text, message_count, participants::text,
-    version, birth, epoch, turn, created_at, updated_at
+    version, generation, epoch, turn, created_at, updated_at
 FROM session_states WHERE session_id = %(session)s
 
 -- save: write one record, if it passes the fences that the caller asked for
@@ -23,7 +23,7 @@ WITH begun AS (
     -- Another transaction has inserted the row since this statement began, which does not see it.
     SELECT %(epoch)s::bigint IS NULL AND NOT EXISTS (SELECT FROM begun) AND NOT EXISTS (SELECT FROM session) AS yes
 ), record AS MATERIALIZED (
-    SELECT version, birth, epoch, turn FROM session_states
+    SELECT version, generation, epoch, turn FROM session_states
     WHERE session_id = %(session)s AND (SELECT count(*) FROM session) >= 0 -- always true: the session is locked first
     FOR NO KEY UPDATE
 ), verdict AS MATERIALIZED (
@@ -33,7 +33,7 @@ WITH begun AS (
     LEFT JOIN record r ON true
     LEFT JOIN session s ON true
     CROSS JOIN LATERAL (
-        SELECT (r.turn = %(turn)s) IS TRUE AS repeated, (r.birth = %(birth)s) IS NOT FALSE AS same,
+        SELECT (r.turn = %(turn)s) IS TRUE AS repeated, (r.generation = %(generation)s) IS NOT FALSE AS same,
             coalesce(r.version, 0) = coalesce(%(expected)s, r.version, 0) AS known,
             (s.epoch > %(epoch)s OR r.epoch > %(epoch)s) IS NOT TRUE AS newest
     ) v
@@ -44,9 +44,9 @@ WITH begun AS (
 ), added AS (
     -- Plain, as in a commit: see there.
     INSERT INTO session_states (session_id, state, encoding, schema_version, kind, name, parent, labels, message_count,
-        participants, version, birth, epoch, turn, created_at, updated_at)
+        participants, version, generation, epoch, turn, created_at, updated_at)
     SELECT %(session)s, %(state)s, %(encoding)s, %(schema)s, %(kind)s, %(name)s, %(parent)s, %(labels)s::jsonb,
-        %(messages)s, %(participants)s::jsonb, 1, coalesce(%(birth)s, gen_random_uuid()::text), %(epoch)s, %(turn)s,
+        %(messages)s, %(participants)s::jsonb, 1, coalesce(%(generation)s, gen_random_uuid()::text), %(epoch)s, %(turn)s,
         least(%(created)s::timestamptz, now), least(%(updated)s::timestamptz, now)
     FROM verdict WHERE fits AND version IS NULL
 ), written AS (
@@ -66,9 +66,9 @@ SELECT overtaken, version, repeated, same, known, fits FROM verdict
 -- or `dry` for a judgement alone. A `forced` one changes nothing when a session is overtaken, as in save: then one row without
 -- an id is all that it gives.
 WITH asked AS MATERIALIZED (
-    SELECT * FROM json_to_recordset(%(named)s) AS a (session_id text, family text, version bigint, birth text)
+    SELECT * FROM json_to_recordset(%(named)s) AS a (session_id text, family text, version bigint, generation text)
 ), named AS MATERIALIZED (
-    SELECT n.*, (r.version = n.version) IS NOT FALSE AND (r.birth = n.birth) IS NOT FALSE
+    SELECT n.*, (r.version = n.version) IS NOT FALSE AND (r.generation = n.generation) IS NOT FALSE
 -- [idle
         AND NOT EXISTS (
             -- By its id, and never by a worker, to which the planner may ascribe few sessions.
@@ -84,7 +84,7 @@ WITH asked AS MATERIALIZED (
              ORDER BY c.parent, c.updated_second, c.session_id LIMIT 1) IS NULL
 -- whole]
         AS goes
-    FROM asked n CROSS JOIN LATERAL (SELECT version, birth FROM session_states WHERE session_id = n.session_id OFFSET 0) r
+    FROM asked n CROSS JOIN LATERAL (SELECT version, generation FROM session_states WHERE session_id = n.session_id OFFSET 0) r
 ), candidate AS MATERIALIZED (
     SELECT * FROM named WHERE family NOT IN (SELECT family FROM named WHERE NOT goes)
 -- [dry
@@ -124,7 +124,7 @@ SELECT session_id FROM candidate
            WHERE w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND s.locked_until > clock()) IS NULL
 -- idle]
 ), record AS MATERIALIZED (
-    SELECT r.session_id, r.version, r.birth FROM session_states r
+    SELECT r.session_id, r.version, r.generation FROM session_states r
     WHERE r.session_id = ANY (ARRAY (SELECT session_id FROM locked))
     ORDER BY r.session_id FOR UPDATE
 -- [idle
@@ -134,7 +134,7 @@ SELECT session_id FROM candidate
     SELECT c.session_id, c.family FROM candidate c
     WHERE c.session_id NOT IN (
         SELECT r.session_id FROM record r JOIN named n USING (session_id)
-        WHERE (r.version = n.version) IS NOT FALSE AND (r.birth = n.birth) IS NOT FALSE)
+        WHERE (r.version = n.version) IS NOT FALSE AND (r.generation = n.generation) IS NOT FALSE)
 ), overtaken AS MATERIALIZED (
     SELECT NULL::text AS session_id
 -- [idle
@@ -158,7 +158,7 @@ SELECT session_id FROM doomed UNION ALL SELECT session_id FROM overtaken
 SELECT p.*, (SELECT h.worker_id FROM held_sessions h WHERE h.session_id = p.session_id)
 FROM (
     SELECT r.session_id, r.schema_version, r.kind, r.name, r.parent, r.labels::text, r.message_count, r.participants::text,
-        r.version, r.birth, r.epoch, octet_length(r.state), r.created_at, r.updated_at,
+        r.version, r.generation, r.epoch, octet_length(r.state), r.created_at, r.updated_at,
         extract(epoch FROM clock() - r.updated_at)::float8 AS idle
     FROM session_states r
     WHERE (%(kind)s::text IS NULL OR r.kind = %(kind)s)
@@ -233,7 +233,7 @@ WHERE (%(kind)s::text IS NULL OR r.kind = %(kind)s)
 -- children: one page of the records of some parents, which come in order, as the records do
 -- By a range, in the order of the index: statistics may say that any record has most of them as children.
 SELECT r.session_id, r.schema_version, r.kind, r.name, r.parent, r.labels::text, r.message_count, r.participants::text,
-    r.version, r.birth, r.epoch, octet_length(r.state), r.created_at, r.updated_at,
+    r.version, r.generation, r.epoch, octet_length(r.state), r.created_at, r.updated_at,
     extract(epoch FROM clock() - r.updated_at)::float8,
     (SELECT h.worker_id FROM held_sessions h WHERE h.session_id = r.session_id)
 FROM (
@@ -261,7 +261,7 @@ WITH RECURSIVE up (session_id, parent) AS (
     FROM up u CROSS JOIN LATERAL (SELECT session_id, parent FROM session_states WHERE session_id = u.parent OFFSET 0) p
 )
 SELECT r.session_id, r.schema_version, r.kind, r.name, r.parent, r.labels::text, r.message_count, r.participants::text,
-    r.version, r.birth, r.epoch, octet_length(r.state), r.created_at, r.updated_at,
+    r.version, r.generation, r.epoch, octet_length(r.state), r.created_at, r.updated_at,
     extract(epoch FROM clock() - r.updated_at)::float8,
     (SELECT h.worker_id FROM held_sessions h WHERE h.session_id = r.session_id)
 FROM (SELECT session_id FROM up LIMIT %(limit)s) u

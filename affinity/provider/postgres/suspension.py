@@ -24,7 +24,7 @@ class SuspensionOperations(Operations):
         params = {
             **caller_params(identity),
             "instance": Texts(one.instance_id for one in suspends),
-            "birth": Texts(one.birth for one in suspends),
+            "generation": Texts(one.generation for one in suspends),
             "execution": Ints(one.execution_id for one in suspends),
             "events": Ints(one.event_count for one in suspends),
             "error_type": Texts(one.error_type for one in suspends),

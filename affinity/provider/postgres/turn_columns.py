@@ -7,7 +7,7 @@ from typing import Final, LiteralString, NamedTuple, TypeAlias
 
 from affinity.provider.contract import (
     FINISHED,
-    Birth,
+    Generation,
     InstanceUpdate,
     NewMessage,
     NewWorkItem,
@@ -30,7 +30,7 @@ RESTRICT: Final[LiteralString] = (
 CONSUME: Final[LiteralString] = "consume_messages(%(consumed_of)s, %(consumed)s)"
 """Called behind the commit; for `consume_params`."""
 
-REPLY: Final[LiteralString] = "reply_messages(%(reply_instance)s, %(reply_birth)s, %(reply_key)s, %(reply)s)"
+REPLY: Final[LiteralString] = "reply_messages(%(reply_instance)s, %(reply_generation)s, %(reply_key)s, %(reply)s)"
 """Called behind the commit; for `reply_params`."""
 
 _NOTHING: Final = InstanceUpdate(status="running")
@@ -59,23 +59,23 @@ class Sleep(NamedTuple):
     """What a batch says of work items that sleep."""
 
     items: Sequence[NewWorkItem]  # those that are to sleep: the last of each turn
-    births: Sequence[Birth]  # of their instances
+    generations: Sequence[Generation]  # of their instances
     cancelled: Sequence[WorkKey]  # may sleep, or have been woken meanwhile
     instances: Collection[str]  # of all of these, which have the ids of their journals
 
 
 def find_sleep(turns: Sequence[Turn]) -> Sleep:
     """Of the turns that go on with their executions: what sleeps is gone with its execution."""
-    found: dict[str, tuple[NewWorkItem, Birth]] = {}
+    found: dict[str, tuple[NewWorkItem, Generation]] = {}
     cancelled: list[WorkKey] = []
     for turn in turns:
         if (turn.work_items or turn.cancel_activities) and not ends(turn):
             for item in turn.work_items:
                 if item.asleep and item.key.activity_id not in turn.cancel_activities:
-                    found[turn.instance_id] = (item, turn.birth)
+                    found[turn.instance_id] = (item, turn.generation)
             cancelled += [WorkKey(turn.instance_id, turn.execution_id, number) for number in turn.cancel_activities]
-    items, births = [item for item, _ in found.values()], [birth for _, birth in found.values()]
-    return Sleep(items, births, cancelled, {*found, *(key.instance_id for key in cancelled)})
+    items, generations = [item for item, _ in found.values()], [generation for _, generation in found.values()]
+    return Sleep(items, generations, cancelled, {*found, *(key.instance_id for key in cancelled)})
 
 
 def commit_columns(turns: Sequence[Turn], sent: Sequence[Sequence[NewWorkItem]]) -> Columns:
@@ -124,7 +124,7 @@ def reply_params(turns: Sequence[Turn]) -> Columns:
     replies = [(turn, reply) for turn in turns for reply in turn.replies]
     return {
         "reply_instance": Texts([turn.instance_id for turn, _ in replies]),
-        "reply_birth": Texts([turn.birth for turn, _ in replies]),
+        "reply_generation": Texts([turn.generation for turn, _ in replies]),
         "reply_key": Texts([reply.key for _, reply in replies]),
         "reply": Texts([reply.reply for _, reply in replies]),
     }
@@ -150,7 +150,7 @@ def sleep_params(sleep: Sleep, *, locks: bool) -> Columns:
     if sleep.items:
         columns |= {
             "instance": Texts([item.key.instance_id for item in sleep.items]),
-            "birth": Texts(sleep.births),
+            "generation": Texts(sleep.generations),
             "execution": Ints([item.key.execution_id for item in sleep.items]),
             "activity": Ints([item.key.activity_id for item in sleep.items]),
             "name": Texts([item.name for item in sleep.items]),
@@ -220,7 +220,7 @@ def _numbered(turns: Sequence[Turn]) -> Iterable[tuple[int, Turn]]:
 def _fence_columns(turns: Sequence[Turn]) -> Columns:
     return {
         "instance": Texts([turn.instance_id for turn in turns]),
-        "birth": Texts([turn.birth for turn in turns]),
+        "generation": Texts([turn.generation for turn in turns]),
         "execution": Ints([turn.execution_id for turn in turns]),
         "events": Ints([turn.event_count for turn in turns]),
     }
@@ -309,7 +309,7 @@ def _result_values(turn: Turn) -> Columns:
     (ack,) = turn.acks
     return {
         "instance": Text(turn.instance_id),
-        "birth": Text(turn.birth),
+        "generation": Text(turn.generation),
         "execution": Int(turn.execution_id),
         "events": Int(turn.event_count),
         "event": Texts(turn.history),
@@ -355,14 +355,14 @@ def _child_columns(turns: Sequence[Turn]) -> Columns:
     children = [child for turn in turns for child in turn.instances]
     return {
         "child_instance": Texts([child.instance_id for child in children]),
-        "child_birth": Texts([child.birth for child in children]),
+        "child_generation": Texts([child.generation for child in children]),
         "child_name": Texts([child.name for child in children]),
         "child_version": Texts([child.version for child in children]),
         "child_start": Texts([child.start for child in children]),
         "child_delay": Floats([child.delay for child in children]),
         "child_parent": Texts([child.parent_id for child in children]),
         "child_on_exists": Texts([child.on_exists for child in children]),
-        "child_parent_birth": Texts([child.parent_birth for child in children]),
+        "child_parent_generation": Texts([child.parent_generation for child in children]),
         "child_on_deleted": Texts([child.on_deleted for child in children]),
     }
 
@@ -371,7 +371,7 @@ def _message_columns(turns: Sequence[Turn]) -> Columns:
     messages: list[NewMessage] = [message for turn in turns for message in turn.messages]
     return {
         "message_instance": Texts([message.instance_id for message in messages]),
-        "message_birth": Texts([message.birth for message in messages]),
+        "message_generation": Texts([message.generation for message in messages]),
         "message": Texts([message.payload for message in messages]),
         "message_delay": Floats([message.delay for message in messages]),
         "message_execution": Ints([message.timer and message.timer[0] for message in messages]),

@@ -284,10 +284,12 @@ def _written(turn: Turn) -> list[_WrittenRow]:
     if not turn.journals:
         return states
     journals = [_WrittenRow("journal", write.session_id, write.session_id) for write in turn.journals]
-    births = [
-        _WrittenRow("journal", birth.session_id, write.session_id) for write in turn.journals for birth in write.births
+    creations = [
+        _WrittenRow("journal", creation.session_id, write.session_id)
+        for write in turn.journals
+        for creation in write.creations
     ]
-    return [*states, *journals, *births]
+    return [*states, *journals, *creations]
 
 
 def _writes_twice(turns: Sequence[Turn]) -> bool:

@@ -1,11 +1,11 @@
 -- check_fences: turns, results, states and journals of a refused batch whose fences do not pass; reads only
 -- A fence that does not pass never passes later. One that passes here is checked again by the next commit.
 SELECT 'turn', t.n
-FROM unnest(%(instance)s, %(birth)s, %(execution)s, %(events)s)
-     WITH ORDINALITY AS t (instance_id, birth, execution_id, events, n)
+FROM unnest(%(instance)s, %(generation)s, %(execution)s, %(events)s)
+     WITH ORDINALITY AS t (instance_id, generation, execution_id, events, n)
 WHERE NOT EXISTS (
     SELECT FROM instances i JOIN alive_workers w ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation
-    WHERE i.instance_id = t.instance_id AND i.birth = t.birth
+    WHERE i.instance_id = t.instance_id AND i.generation = t.generation
       AND i.owner_worker = %(worker)s AND i.owner_incarnation = %(incarnation)s AND i.status IN ('pending', 'running')
       AND i.execution_id = t.execution_id AND i.event_count = t.events)
 UNION ALL
@@ -24,17 +24,18 @@ LEFT JOIN sessions s ON s.session_id = w.session_id
 WHERE coalesce(r.version, 0) <> w.base OR (r.epoch > w.epoch) IS TRUE OR (s.epoch > w.epoch) IS TRUE
 UNION ALL
 SELECT 'journal', w.n
-FROM unnest(%(write_session)s, %(write_journal)s, %(write_base)s, %(write_births)s, %(write_home)s, %(write_epoch)s)
-     WITH ORDINALITY AS w (session_id, journal_id, base, births, home, epoch, n)
+FROM unnest(%(write_session)s, %(write_journal)s, %(write_base)s, %(write_creations)s, %(write_home)s, %(write_epoch)s)
+     WITH ORDINALITY AS w (session_id, journal_id, base, creations, home, epoch, n)
 LEFT JOIN journals j ON j.session_id = w.session_id AND j.journal_id = w.journal_id
 WHERE j.processed IS DISTINCT FROM w.base
-   OR (w.births IS NOT NULL OR w.home IS NOT NULL) AND NOT creations_fit(w.births, w.home, w.epoch)
+   OR (w.creations IS NOT NULL OR w.home IS NOT NULL) AND NOT creations_fit(w.creations, w.home, w.epoch)
 
 -- commit_fused: one plain turn that takes one result and queues one item, to run here; refused also when it is not to
 SELECT commit_fused_turn(
     _worker => %(worker)s, _incarnation => %(incarnation)s, _token => %(token)s,
     _item_lock => %(item_lock)s, _session_lock => %(session_lock)s, _touch_below => %(touch_below)s,
-    _instance => %(instance)s, _birth => %(birth)s, _execution => %(execution)s, _events => %(events)s, _event => %(event)s,
+    _instance => %(instance)s, _generation => %(generation)s, _execution => %(execution)s, _events => %(events)s,
+    _event => %(event)s,
     _ack_activity => %(ack_activity)s, _ack_token => %(ack_token)s,
     _item_activity => %(item_activity)s, _item_name => %(item_name)s, _item_session => %(item_session)s,
     _item_payload => %(item_payload)s)

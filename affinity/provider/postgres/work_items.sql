@@ -74,12 +74,12 @@ locked AS MATERIALIZED (
     ORDER BY j.session_id FOR NO KEY UPDATE
 ), fenced AS MATERIALIZED (
     SELECT w.n, w.place
-    FROM unnest(%(write_ack)s, %(write_session)s, %(write_journal)s, %(write_base)s, %(write_births)s, %(write_home)s,
+    FROM unnest(%(write_ack)s, %(write_session)s, %(write_journal)s, %(write_base)s, %(write_creations)s, %(write_home)s,
                 %(write_epoch)s)
-         WITH ORDINALITY AS w (n, session_id, journal_id, base, births, home, epoch, place)
+         WITH ORDINALITY AS w (n, session_id, journal_id, base, creations, home, epoch, place)
     JOIN journals j ON j.session_id = w.session_id
     WHERE j.journal_id = w.journal_id AND j.processed = w.base AND w.n IN (SELECT n FROM locked)
-      AND (w.births IS NULL AND w.home IS NULL OR creations_fit(w.births, w.home, w.epoch))
+      AND (w.creations IS NULL AND w.home IS NULL OR creations_fit(w.creations, w.home, w.epoch))
       AND (SELECT count(*) FROM reserved) >= 0
     ORDER BY j.session_id FOR NO KEY UPDATE OF j
 -- journal]

@@ -11,8 +11,8 @@ from typing import Any, Final
 from affinity.limits import MAX_PAGE
 from affinity.provider.contract import (
     FINISHED,
-    Birth,
     Deletion,
+    Generation,
     InstanceFilter,
     InstanceInfo,
     NewInstance,
@@ -61,11 +61,11 @@ def restart_instances(tx: Tx, restarts: Sequence[Restart]) -> list[bool]:
     return [_restart(tx, each.new, each.ended) for each in restarts]
 
 
-def _restart(tx: Tx, new: NewInstance, ended: Birth) -> bool:
+def _restart(tx: Tx, new: NewInstance, ended: Generation) -> bool:
     arguments = {
         "instance_id": new.instance_id,
         "ended": ended,
-        "birth": new.birth,
+        "generation": new.generation,
         "name": new.name,
         "version": new.version,
         "session_id": new.session_id,
@@ -90,7 +90,9 @@ def _delete(tx: Tx, instance_id: str, *, force: bool, tree: bool) -> Deletion:
         return "running"
     doomed = list(statuses)
     orphaned = tx.rows(SQL["orphaned"], {"instance_ids": json.dumps(doomed)})
-    messages.send(tx, [NewMessage(instance_id=name, birth=birth, payload=text) for name, birth, text in orphaned])
+    messages.send(
+        tx, [NewMessage(instance_id=name, generation=generation, payload=text) for name, generation, text in orphaned]
+    )
     turns.clear(tx, doomed)
     for statement in (suspension.SQL["forget"], SQL["delete_history"], SQL["delete_instances"]):
         tx.many(statement, doomed)

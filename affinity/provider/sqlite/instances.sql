@@ -1,12 +1,12 @@
 -- instance: one instance
 SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
-       i.owner_worker, i.event_count, i.created_at, i.updated_at, i.birth, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
+       i.owner_worker, i.event_count, i.created_at, i.updated_at, i.generation, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
 FROM instances AS i LEFT JOIN suspensions AS s ON i.status = 'suspended' AND s.instance_id = i.instance_id
 WHERE i.instance_id = :instance_id;
 
 -- instances: one page of instances, newest first
 SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
-       i.owner_worker, i.event_count, i.created_at, i.updated_at, i.birth, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
+       i.owner_worker, i.event_count, i.created_at, i.updated_at, i.generation, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
 FROM instances AS i LEFT JOIN suspensions AS s ON i.status = 'suspended' AND s.instance_id = i.instance_id
 WHERE (i.created_at, i.instance_id) < (:before, :before_id)
   AND (:any_status OR i.status IN (SELECT value FROM json_each(:status)))
@@ -18,7 +18,7 @@ LIMIT :limit;
 
 -- of_status: the same of one status that few instances have
 SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
-       i.owner_worker, i.event_count, i.created_at, i.updated_at, i.birth, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
+       i.owner_worker, i.event_count, i.created_at, i.updated_at, i.generation, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
 FROM instances AS i INDEXED BY instances_by_status
 LEFT JOIN suspensions AS s ON i.status = 'suspended' AND s.instance_id = i.instance_id
 WHERE i.status = :one_status AND i.status IN ('suspended', 'failed', 'cancelled')
@@ -31,7 +31,7 @@ LIMIT :limit;
 
 -- children: the same of one parent's
 SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
-       i.owner_worker, i.event_count, i.created_at, i.updated_at, i.birth, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
+       i.owner_worker, i.event_count, i.created_at, i.updated_at, i.generation, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
 FROM instances AS i LEFT JOIN suspensions AS s ON i.status = 'suspended' AND s.instance_id = i.instance_id
 WHERE i.parent_id = :parent_id AND (i.created_at, i.instance_id) < (:before, :before_id)
   AND (:any_status OR i.status IN (SELECT value FROM json_each(:status)))
@@ -43,7 +43,7 @@ LIMIT :limit;
 
 -- of_session: the same of one session's
 SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
-       i.owner_worker, i.event_count, i.created_at, i.updated_at, i.birth, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
+       i.owner_worker, i.event_count, i.created_at, i.updated_at, i.generation, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
 FROM instances AS i LEFT JOIN suspensions AS s ON i.status = 'suspended' AND s.instance_id = i.instance_id
 WHERE i.session_id = :session_id AND (i.created_at, i.instance_id) < (:before, :before_id)
   AND (:any_status OR i.status IN (SELECT value FROM json_each(:status)))
@@ -56,7 +56,7 @@ LIMIT :limit;
 
 -- restart: begin a new generation of an ended instance, in its next execution
 UPDATE instances SET
-    birth = :birth,
+    generation = :generation,
     version = :version,
     execution_id = execution_id + 1,
     event_count = 0,
@@ -65,7 +65,7 @@ UPDATE instances SET
     output = NULL,
     error = NULL,
     parent_id = NULL,
-    parent_birth = NULL,
+    parent_generation = NULL,
     on_deleted = NULL,
     session_id = :session_id,
     owner_incarnation = NULL,
@@ -73,23 +73,23 @@ UPDATE instances SET
     unknown_since = NULL,
     unread = 0,
     updated_at = :now
-WHERE instance_id = :instance_id AND birth = :ended AND name = :name AND status IN ('completed', 'failed', 'cancelled');
+WHERE instance_id = :instance_id AND generation = :ended AND name = :name AND status IN ('completed', 'failed', 'cancelled');
 
 -- tree: an instance, and if asked for its children and theirs, each with its status
-WITH RECURSIVE tree (instance_id, birth, status) AS (
-    SELECT instance_id, birth, status FROM instances WHERE instance_id = :instance_id
+WITH RECURSIVE tree (instance_id, generation, status) AS (
+    SELECT instance_id, generation, status FROM instances WHERE instance_id = :instance_id
     UNION
-    SELECT c.instance_id, c.birth, c.status
+    SELECT c.instance_id, c.generation, c.status
     FROM tree AS t CROSS JOIN instances AS c ON c.parent_id = t.instance_id
-    WHERE :tree AND (c.parent_birth IS NULL OR c.parent_birth = t.birth)
+    WHERE :tree AND (c.parent_generation IS NULL OR c.parent_generation = t.generation)
 )
 SELECT instance_id, status FROM tree;
 
 -- orphaned: what parents that stay are sent when these instances are deleted
-SELECT p.instance_id, p.birth, c.on_deleted
+SELECT p.instance_id, p.generation, c.on_deleted
 FROM json_each(:instance_ids) AS j
 CROSS JOIN instances AS c ON c.instance_id = j.value
-CROSS JOIN instances AS p ON p.instance_id = c.parent_id AND p.birth = c.parent_birth
+CROSS JOIN instances AS p ON p.instance_id = c.parent_id AND p.generation = c.parent_generation
 WHERE c.on_deleted IS NOT NULL AND c.status NOT IN ('completed', 'failed', 'cancelled')
   AND p.instance_id NOT IN (SELECT value FROM json_each(:instance_ids));
 

@@ -24,7 +24,7 @@ class JournalChecker:
         self._tx = tx
         self._heads = read_heads(tx, {write.session_id for write in writes})
         self._passed: dict[str, JournalWrite] = {}
-        self._born: set[str] = set()  # sessions of the births of what has passed
+        self._created: set[str] = set()  # sessions of the creations of what has passed
 
     def find_conflicts(self, writes: Sequence[JournalWrite]) -> list[str]:
         """Sessions among those of one result whose write does not pass; of several of one journal the first does."""
@@ -40,7 +40,7 @@ class JournalChecker:
         """The result that these came with passes."""
         for write in writes:
             self._passed[write.session_id] = write
-            self._born.update(birth.session_id for birth in write.births)
+            self._created.update(creation.session_id for creation in write.creations)
 
     def write_accepted(self) -> None:
         """Write what was accepted to the journals of the wakes."""
@@ -53,7 +53,7 @@ class JournalChecker:
     def write_to_others(self) -> None:
         """Create and append to other journals, as accepted."""
         writes = self._passed.values()
-        lineage.create(self._tx, [birth for write in writes for birth in write.births], of_wakes=True)
+        lineage.create(self._tx, [creation for write in writes for creation in write.creations], of_wakes=True)
         if appends := [one for write in writes for one in write.appends]:
             journals.append_of_wakes(self._tx, appends)
 
@@ -61,7 +61,9 @@ class JournalChecker:
         head = self._heads.get(write.session_id)
         if head is None or (head.journal_id, head.processed) != (write.journal_id, write.base):
             return False
-        return self._born.isdisjoint(birth.session_id for birth in write.births) and lineage.fits(self._tx, write)
+        return self._created.isdisjoint(creation.session_id for creation in write.creations) and lineage.fits(
+            self._tx, write
+        )
 
 
 def _end(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:

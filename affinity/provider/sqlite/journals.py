@@ -28,7 +28,7 @@ from affinity.journal import (
     Revisit,
 )
 from affinity.provider.contract import FINISHED, NewInstance, NewMessage
-from affinity.provider.contract.instances import Birth
+from affinity.provider.contract.instances import Generation
 from affinity.provider.sqlite import asleep, messages, quotas, sessions, streams
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import PORTION, Tx, to_json
@@ -208,7 +208,7 @@ class _AppendBatch:
                 version=start.version,
                 start=start.start,
                 session_id=session_id,
-                birth=Birth(start.birth),
+                generation=Generation(start.generation),
             )
         )
 

@@ -7,16 +7,16 @@ from typing import Any, Final, NamedTuple
 
 from affinity.journal import (
     SEQ_MARK,
-    BirthOutcome,
-    BirthResult,
-    JournalBirth,
+    CreationOutcome,
+    CreationResult,
+    JournalCreation,
     JournalLineage,
     JournalQuery,
     JournalRange,
     JournalWrite,
 )
 from affinity.provider.contract import NewInstance, NewMessage
-from affinity.provider.contract.instances import Birth
+from affinity.provider.contract.instances import Generation
 from affinity.provider.lineage import to_lineage
 from affinity.provider.sqlite import journals, messages, quotas, session_states, sessions
 from affinity.provider.sqlite.driver.clock import instant
@@ -40,40 +40,40 @@ class _Source(NamedTuple):
         return self.last_seq if part.up_to is None else part.up_to
 
 
-def create(tx: Tx, births: Sequence[JournalBirth], *, of_wakes: bool = False) -> list[BirthResult]:
+def create(tx: Tx, creations: Sequence[JournalCreation], *, of_wakes: bool = False) -> list[CreationResult]:
     """``of_wakes``: no quota refuses what a wake creates."""
-    return [_create(tx, birth, of_wakes) for birth in births]
+    return [_create(tx, creation, of_wakes) for creation in creations]
 
 
 def fits(tx: Tx, write: JournalWrite) -> bool:
-    """Whether the lease of a journal's home passes the fence, and all births of a write can be applied."""
+    """Whether the lease of a journal's home passes the fence, and all creations of a write can be applied."""
     if write.home is not None and tx.value(SQL["has_moved"], write.home._asdict()):
         return False
-    refusals = [find_refusal(tx, birth, of_wake=True) for birth in write.births]
+    refusals = [find_refusal(tx, creation, of_wake=True) for creation in write.creations]
     return all(refused is None or refused.outcome == "repeated" for refused in refusals)
 
 
-def find_refusal(tx: Tx, birth: JournalBirth, *, of_wake: bool) -> BirthResult | None:
-    """What becomes of a birth that is not applied; None: nothing is in its way."""
-    for journal_id, last_seq, *made in tx.gather(SQL["present"], {"session_id": birth.session_id}):
-        is_same = made == [birth.lineage, birth.operator, list(birth.parents)]
-        return BirthResult("repeated" if is_same else "taken", journal_id, last_seq)
-    if tx.value(SQL["taken"], {"session_id": birth.session_id, "journal_id": birth.start.journal_id}):
-        return BirthResult("taken")
-    outcome = _check_sources(birth, _read_sources(tx, birth))
-    if outcome is None and not of_wake and _is_over_quota(tx, birth):
+def find_refusal(tx: Tx, creation: JournalCreation, *, of_wake: bool) -> CreationResult | None:
+    """What becomes of a creation that is not applied; None: nothing is in its way."""
+    for journal_id, last_seq, *made in tx.gather(SQL["present"], {"session_id": creation.session_id}):
+        is_same = made == [creation.lineage, creation.operator, list(creation.parents)]
+        return CreationResult("repeated" if is_same else "taken", journal_id, last_seq)
+    if tx.value(SQL["taken"], {"session_id": creation.session_id, "journal_id": creation.start.journal_id}):
+        return CreationResult("taken")
+    outcome = _check_sources(creation, _read_sources(tx, creation))
+    if outcome is None and not of_wake and _is_over_quota(tx, creation):
         outcome = "over_quota"
-    return None if outcome is None else BirthResult(outcome)
+    return None if outcome is None else CreationResult(outcome)
 
 
-def _read_sources(tx: Tx, birth: JournalBirth) -> dict[int, _Source]:
-    ids = {*birth.parents, *(part.journal_id for part in (birth.base, birth.merged) if part is not None)}
+def _read_sources(tx: Tx, creation: JournalCreation) -> dict[int, _Source]:
+    ids = {*creation.parents, *(part.journal_id for part in (creation.base, creation.merged) if part is not None)}
     return {row[0]: _Source(*row) for row in tx.gather(SQL["sources"], {"journal_ids": to_json(list(ids))})}
 
 
-def _check_sources(birth: JournalBirth, sources: dict[int, _Source]) -> BirthOutcome | None:
-    parts = [part for part in (birth.base, birth.merged) if part is not None]
-    if not sources.keys() >= {*birth.parents, *(part.journal_id for part in parts)}:
+def _check_sources(creation: JournalCreation, sources: dict[int, _Source]) -> CreationOutcome | None:
+    parts = [part for part in (creation.base, creation.merged) if part is not None]
+    if not sources.keys() >= {*creation.parents, *(part.journal_id for part in parts)}:
         return "unknown"
     if any(sources[part.journal_id].session_id is None for part in parts):
         return "unknown"
@@ -81,96 +81,100 @@ def _check_sources(birth: JournalBirth, sources: dict[int, _Source]) -> BirthOut
         source = sources[part.journal_id]
         if not source.first_seq - 1 <= source.end_of(part) <= source.last_seq:
             return "beyond"
-    copied = birth.base if birth.copies_state and birth.state is None else None
+    copied = creation.base if creation.copies_state and creation.state is None else None
     if copied is not None and copied.up_to not in {None, sources[copied.journal_id].last_seq}:
         return "beyond"
     return None
 
 
-def _is_over_quota(tx: Tx, birth: JournalBirth) -> bool:
+def _is_over_quota(tx: Tx, creation: JournalCreation) -> bool:
     most = quotas.get(tx)
-    too_large = most.instance_bytes is not None and len(birth.start.start.encode()) > most.instance_bytes
+    too_large = most.instance_bytes is not None and len(creation.start.start.encode()) > most.instance_bytes
     return too_large or (most.instances is not None and tx.value(quotas.SQL["counted"]) >= most.instances)
 
 
-def _create(tx: Tx, birth: JournalBirth, of_wake: bool) -> BirthResult:
-    refused = find_refusal(tx, birth, of_wake=of_wake)
+def _create(tx: Tx, creation: JournalCreation, of_wake: bool) -> CreationResult:
+    refused = find_refusal(tx, creation, of_wake=of_wake)
     if refused is not None:
         return refused
-    sources = _read_sources(tx, birth)
-    last_seq = _add_journal(tx, birth, sources)
-    _add_state(tx, birth, sources)
-    start = birth.start
+    sources = _read_sources(tx, creation)
+    last_seq = _add_journal(tx, creation, sources)
+    _add_state(tx, creation, sources)
+    start = creation.start
     instance = NewInstance(
-        instance_id=birth.session_id,
+        instance_id=creation.session_id,
         name=start.name,
         version=start.version,
         start=start.start,
-        session_id=birth.session_id,
-        birth=Birth(start.birth),
+        session_id=creation.session_id,
+        generation=Generation(start.generation),
     )
     _, outbox = messages.insert_new(tx, [instance])
-    if birth.message is not None and _has_pending(tx, birth.session_id):
-        text = birth.message.replace(SEQ_MARK, str(last_seq))
-        outbox.append(NewMessage(instance_id=birth.session_id, payload=text))
+    if creation.message is not None and _has_pending(tx, creation.session_id):
+        text = creation.message.replace(SEQ_MARK, str(last_seq))
+        outbox.append(NewMessage(instance_id=creation.session_id, payload=text))
     messages.send(tx, outbox)
-    return BirthResult("created", start.journal_id, last_seq)
+    return CreationResult("created", start.journal_id, last_seq)
 
 
-def _add_journal(tx: Tx, birth: JournalBirth, sources: dict[int, _Source]) -> int:
+def _add_journal(tx: Tx, creation: JournalCreation, sources: dict[int, _Source]) -> int:
     """Add the journal with its entries; returns the number of the last one."""
-    base = None if birth.base is None else sources[birth.base.journal_id]
-    base_seq = None if base is None or birth.base is None else base.end_of(birth.base)
+    base = None if creation.base is None else sources[creation.base.journal_id]
+    base_seq = None if base is None or creation.base is None else base.end_of(creation.base)
     last_seq = base_seq or 0
     new: dict[str, Any] = {
-        "journal_id": birth.start.journal_id,
-        "session_id": birth.session_id,
-        "kind": birth.kind,
-        "parent": birth.start.parent,
+        "journal_id": creation.start.journal_id,
+        "session_id": creation.session_id,
+        "kind": creation.kind,
+        "parent": creation.start.parent,
         "first_seq": 1 if base is None else base.first_seq,
         "last_seq": last_seq,
         "processed": 0 if base is None else min(base.processed, last_seq),
         "base_id": None if base is None else base.journal_id,
         "base_seq": base_seq,
-        "home": birth.home,
-        "lineage": birth.lineage,
-        "operator": birth.operator,
-        "extras": birth.extras,
-        "merged_id": None if birth.merged is None else birth.merged.journal_id,
+        "home": creation.home,
+        "lineage": creation.lineage,
+        "operator": creation.operator,
+        "extras": creation.extras,
+        "merged_id": None if creation.merged is None else creation.merged.journal_id,
         "now": tx.now,
     }
     tx.run(SQL["create"], new)
-    parents = [(birth.start.journal_id, place, parent) for place, parent in enumerate(birth.parents, 1)]
+    parents = [(creation.start.journal_id, place, parent) for place, parent in enumerate(creation.parents, 1)]
     tx.many(SQL["add_parents"], parents)
-    if birth.merged is not None:
-        merged = sources[birth.merged.journal_id]
+    if creation.merged is not None:
+        merged = sources[creation.merged.journal_id]
         values = {
-            "journal_id": birth.start.journal_id,
+            "journal_id": creation.start.journal_id,
             "last_seq": last_seq,
             "merged_id": merged.journal_id,
-            "merged_seq": merged.end_of(birth.merged),
+            "merged_seq": merged.end_of(creation.merged),
             "merged_processed": merged.processed,
         }
         last_seq += tx.run(SQL["merge"], values)
     rows = [
         (
-            *(birth.start.journal_id, seq, entry.kind, entry.payload, entry.event_id, entry.wake_id),
+            *(creation.start.journal_id, seq, entry.kind, entry.payload, entry.event_id, entry.wake_id),
             *(int(entry.is_input), None if entry.recorded_at is None else entry.recorded_at.timestamp()),
         )
-        for seq, entry in enumerate(birth.entries, last_seq + 1)
+        for seq, entry in enumerate(creation.entries, last_seq + 1)
     ]
     tx.many(SQL["add_entries"], rows, {"now": tx.now})
     last_seq += len(rows)
-    tx.run(SQL["finish"], {"journal_id": birth.start.journal_id, "last_seq": last_seq})
+    tx.run(SQL["finish"], {"journal_id": creation.start.journal_id, "last_seq": last_seq})
     return last_seq
 
 
-def _add_state(tx: Tx, birth: JournalBirth, sources: dict[int, _Source]) -> None:
-    if birth.state is not None:
-        session_states.save(tx, session_states.encode(birth.state, epoch=None, times=birth.state_times), 0)
-    elif birth.copies_state and birth.base is not None:
-        values = {"session_id": birth.session_id, "source": sources[birth.base.journal_id].session_id, "now": tx.now}
-        sessions.renew_epochs(tx, [birth.session_id])
+def _add_state(tx: Tx, creation: JournalCreation, sources: dict[int, _Source]) -> None:
+    if creation.state is not None:
+        session_states.save(tx, session_states.encode(creation.state, epoch=None, times=creation.state_times), 0)
+    elif creation.copies_state and creation.base is not None:
+        values = {
+            "session_id": creation.session_id,
+            "source": sources[creation.base.journal_id].session_id,
+            "now": tx.now,
+        }
+        sessions.renew_epochs(tx, [creation.session_id])
         tx.run(SQL["copy_state"], values)
         tx.run(SQL["copy_labels"], values)
         tx.run(SQL["copy_participants"], values)

@@ -85,7 +85,7 @@ WHERE journal_id = :journal_id;
 -- copy_state: the record of one session as that of another one
 INSERT INTO session_states (
     session_id, version, epoch, created_at, updated_at, schema_version, encoding, kind, name, parent, message_count, turn,
-    labels, participants, state, birth
+    labels, participants, state, generation
 )
 SELECT :session_id, 1, NULL, :now, :now, schema_version, encoding, kind, name, NULL, message_count, NULL,
        labels, participants, state, lower(hex(randomblob(8)))

@@ -45,12 +45,12 @@ WHERE r.execution_id IS NOT NULL
 ORDER BY r.execution_id DESC;
 
 -- tree: an instance, its children and theirs
-WITH RECURSIVE tree (instance_id, birth) AS (
-    SELECT instance_id, birth FROM instances WHERE instance_id = :instance_id
+WITH RECURSIVE tree (instance_id, generation) AS (
+    SELECT instance_id, generation FROM instances WHERE instance_id = :instance_id
     UNION
-    SELECT c.instance_id, c.birth
+    SELECT c.instance_id, c.generation
     FROM tree AS t CROSS JOIN instances AS c ON c.parent_id = t.instance_id
-    WHERE c.parent_birth IS NULL OR c.parent_birth = t.birth
+    WHERE c.parent_generation IS NULL OR c.parent_generation = t.generation
     LIMIT :limit
 )
 SELECT i.instance_id, i.parent_id, i.name, i.version, i.status, i.execution_id, i.created_at, i.updated_at

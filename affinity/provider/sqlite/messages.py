@@ -17,7 +17,7 @@ SQL: Final = load_statements(__package__, "messages.sql")
 def send(tx: Tx, messages: Sequence[NewMessage]) -> None:
     """Queue messages in order; those to instances that are missing or finished are dropped."""
     rows = [
-        (message.instance_id, message.delay, *(message.timer or (None, None)), message.payload, message.birth)
+        (message.instance_id, message.delay, *(message.timer or (None, None)), message.payload, message.generation)
         for message in messages
     ]
     tx.many(SQL["send"], rows, {"now": tx.now})
@@ -44,8 +44,8 @@ def _insert(tx: Tx, instances: Sequence[NewInstance], taken: set[str]) -> tuple[
             outbox.append(NewMessage(instance_id=new.parent_id, payload=new.on_exists))
     rows = [
         (
-            *(new.instance_id, new.birth, new.name, new.version),
-            *(new.parent_id, new.parent_birth, new.on_deleted, new.session_id),
+            *(new.instance_id, new.generation, new.name, new.version),
+            *(new.parent_id, new.parent_generation, new.on_deleted, new.session_id),
         )
         for new, is_new in zip(instances, created, strict=True)
         if is_new
@@ -72,18 +72,20 @@ def _send_keyed(tx: Tx, messages: Sequence[NewMessage]) -> list[Delivery]:
     """As `_send_all`, for messages of which some have a key: of each key the first one is sent."""
     keys = [None if message.key is None else MessageKey(message.instance_id, message.key) for message in messages]
     known = replies.find_known(tx, [key for key in keys if key is not None])
-    births = {name: row.birth for name, row in read_statuses(tx, [each.instance_id for each in messages]).items()}
+    generations = {
+        name: row.generation for name, row in read_statuses(tx, [each.instance_id for each in messages]).items()
+    }
     first: dict[MessageKey, int] = {}
     places: list[int] = []  # of the message that is sent for each one; -1: one was sent before
     for n, (message, key) in enumerate(zip(messages, keys, strict=True)):
-        if key is None or message.birth not in {None, births.get(key.instance_id)}:
+        if key is None or message.generation not in {None, generations.get(key.instance_id)}:
             places.append(n)
         else:
             places.append(-1 if key in known else first.setdefault(key, n))
     sent = [n for n, place in enumerate(places) if place == n]
     outcomes = dict(zip(sent, _send_all(tx, [messages[n] for n in sent]), strict=True))
     new = [(key, n) for key, n in first.items() if outcomes[n] == "delivered"]
-    replies.add(tx, [(key, births[key.instance_id]) for key, _ in new])
+    replies.add(tx, [(key, generations[key.instance_id]) for key, _ in new])
     return [_delivery_of_copy(n, place, outcomes) for n, place in enumerate(places)]
 
 
@@ -100,7 +102,7 @@ def _send_all(tx: Tx, messages: Sequence[NewMessage]) -> list[Delivery]:
     send(tx, [message for n, message in enumerate(messages) if n not in full | over])
     deliveries: list[Delivery] = []
     for n, message in enumerate(messages):
-        delivery = _delivery(statuses.get(message.instance_id), message.birth)
+        delivery = _delivery(statuses.get(message.instance_id), message.generation)
         if delivery == "delivered" and n in full | over:
             delivery = "full" if n in full else "over_quota"
         deliveries.append(delivery)
@@ -131,11 +133,11 @@ def _least(limit: int, quota: int | None) -> int:
 
 class _StatusRow(NamedTuple):
     status: str
-    birth: str
+    generation: str
 
 
 def read_statuses(tx: Tx, instance_ids: Collection[str]) -> dict[str, _StatusRow]:
-    """Statuses and birth tokens of the instances that there are."""
+    """Statuses and generations of the instances that there are."""
     if not instance_ids:
         return {}
     rows = tx.gather(SQL["statuses"], {"instance_ids": to_json(list(instance_ids))})
@@ -158,7 +160,7 @@ def reroute_messages(tx: Tx, route: str, limit: int) -> int:
     return tx.run(SQL["reroute_messages"], {"route": route, "limit": limit, "now": tx.now})
 
 
-def _delivery(known: _StatusRow | None, birth: str | None) -> Delivery:
-    if known is None or birth not in {None, known.birth}:
+def _delivery(known: _StatusRow | None, generation: str | None) -> Delivery:
+    if known is None or generation not in {None, known.generation}:
         return "unknown"
     return "finished" if known.status in FINISHED else "delivered"

@@ -1,5 +1,5 @@
--- statuses: how far some instances are, and their birth tokens
-SELECT json_group_array(json_array(i.instance_id, i.status, i.birth))
+-- statuses: how far some instances are, and their generations
+SELECT json_group_array(json_array(i.instance_id, i.status, i.generation))
 FROM json_each(:instance_ids) AS j CROSS JOIN instances AS i ON i.instance_id = j.value;
 
 -- send: queue messages on the routes of their owners, unless their instance is missing or has finished
@@ -12,11 +12,11 @@ FROM json_each(:rows) AS j
 CROSS JOIN instances AS i ON i.instance_id = j.value ->> 0
 LEFT JOIN workers AS w
     ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation AND w.locked_until > :now
-WHERE i.status NOT IN ('completed', 'failed', 'cancelled') AND (j.value ->> 5 IS NULL OR i.birth = j.value ->> 5);
+WHERE i.status NOT IN ('completed', 'failed', 'cancelled') AND (j.value ->> 5 IS NULL OR i.generation = j.value ->> 5);
 
 -- create: instances whose ids are not taken
 INSERT INTO instances (
-    instance_id, birth, name, version, parent_id, parent_birth, on_deleted, session_id, created_at, updated_at
+    instance_id, generation, name, version, parent_id, parent_generation, on_deleted, session_id, created_at, updated_at
 )
 SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, value ->> 7, :now, :now
 FROM json_each(:rows);

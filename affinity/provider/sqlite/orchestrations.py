@@ -241,10 +241,10 @@ class _Search:
             self._unowned.add(instance_id)
 
     def _item(self, row: list[Any], messages: list[QueuedMessage]) -> OrchestrationItem:
-        instance_id, birth, execution_id, name, version, event_count, claims, unknown_for, *_ = row
+        instance_id, generation, execution_id, name, version, event_count, claims, unknown_for, *_ = row
         return OrchestrationItem(
             instance_id=instance_id,
-            birth=birth,
+            generation=generation,
             execution_id=execution_id,
             name=name,
             version=version,

@@ -14,9 +14,9 @@ import anyio.to_thread
 from affinity.errors import ConnectionLost, DatabaseChanged
 from affinity.journal import (
     Appended,
-    BirthResult,
+    CreationResult,
     JournalAppend,
-    JournalBirth,
+    JournalCreation,
     JournalFilter,
     JournalInfo,
     JournalLineage,
@@ -531,8 +531,8 @@ class SqliteProvider:
         await self._writer.call(Database.write_unsynced, streams.write, parts)
         await self.notify_journals({part.session_id for part in parts}, only_inputs=True)
 
-    async def create_journals(self, births: Sequence[JournalBirth]) -> Sequence[BirthResult]:
-        return await self._write(lineage.create, births)
+    async def create_journals(self, creations: Sequence[JournalCreation]) -> Sequence[CreationResult]:
+        return await self._write(lineage.create, creations)
 
     async def get_lineage(self, session_id: str) -> Sequence[JournalLineage]:
         return await self._read(lineage.get, session_id)

@@ -35,18 +35,18 @@ DROP TRIGGER IF EXISTS instances_removed;
 SELECT value FROM counters WHERE name = 'instances';
 
 -- measure: the events of some instances that were not measured before
-INSERT INTO instance_sizes (instance_id, birth, execution_id, event_count, bytes)
-SELECT i.instance_id, i.birth, i.execution_id, i.event_count, coalesce(z.bytes, 0) + (
+INSERT INTO instance_sizes (instance_id, generation, execution_id, event_count, bytes)
+SELECT i.instance_id, i.generation, i.execution_id, i.event_count, coalesce(z.bytes, 0) + (
     SELECT coalesce(sum(length(CAST(h.event AS BLOB))), 0) FROM history AS h
     WHERE h.instance_id = i.instance_id AND h.execution_id = i.execution_id
       AND h.event_id > coalesce(z.event_count, 0) AND h.event_id <= i.event_count)
 FROM json_each(:instance_ids) AS j
 CROSS JOIN instances AS i ON i.instance_id = j.value
 LEFT JOIN instance_sizes AS z
-    ON z.instance_id = i.instance_id AND z.birth = i.birth AND z.execution_id = i.execution_id
+    ON z.instance_id = i.instance_id AND z.generation = i.generation AND z.execution_id = i.execution_id
 WHERE z.event_count IS NOT i.event_count
 ON CONFLICT (instance_id) DO UPDATE
-SET birth = excluded.birth, execution_id = excluded.execution_id, event_count = excluded.event_count,
+SET generation = excluded.generation, execution_id = excluded.execution_id, event_count = excluded.event_count,
     bytes = excluded.bytes;
 
 -- sizes: the bytes of some instances: events, and messages that wait and are no timers

@@ -21,13 +21,13 @@ def find_known(tx: Tx, keys: Sequence[MessageKey]) -> set[MessageKey]:
 
 
 def add(tx: Tx, keys: Iterable[tuple[MessageKey, str]]) -> None:
-    """Note new keys, each with the birth token of its instance."""
-    tx.many(SQL["add"], [(key.instance_id, birth, key.key) for key, birth in keys], {"now": tx.now})
+    """Note new keys, each with the generation of its instance."""
+    tx.many(SQL["add"], [(key.instance_id, generation, key.key) for key, generation in keys], {"now": tx.now})
 
 
 def reply(tx: Tx, turns: Sequence[Turn]) -> None:
     """Store the replies of turns."""
-    rows = [(turn.instance_id, turn.birth, *each) for turn in turns for each in turn.replies]
+    rows = [(turn.instance_id, turn.generation, *each) for turn in turns for each in turn.replies]
     tx.many(SQL["reply"], rows, {"now": tx.now})
 
 
@@ -39,9 +39,9 @@ def read(tx: Tx, keys: Sequence[MessageKey], max_bytes: int) -> list[KeyState | 
     answered = [row[4] for row in rows.values() if row[5]]
     texts = read_payloads(tx, SQL["payloads"], answered, max_bytes)
     states: list[KeyState | None] = [None] * len(keys)
-    for place, (birth, name, status, error, row_id, is_answered) in rows.items():
+    for place, (generation, name, status, error, row_id, is_answered) in rows.items():
         known = row_id is not None
-        states[place] = to_key_state((birth, name, status, error, known, bool(is_answered), texts.get(row_id)))
+        states[place] = to_key_state((generation, name, status, error, known, bool(is_answered), texts.get(row_id)))
     return states
 
 

@@ -19,7 +19,7 @@ SQL: Final = load_statements(__package__, "reset.sql")
 
 def reset(tx: Tx, wanted: Reset) -> bool:
     at: dict[str, Any] = {"instance_id": wanted.instance_id, "execution_id": wanted.execution_id, "now": tx.now}
-    fence = {"birth": wanted.birth, "seen": wanted.event_count}
+    fence = {"generation": wanted.generation, "seen": wanted.event_count}
     count = {"event_count": wanted.keep + len(wanted.history), "custom_status": wanted.custom_status}
     if not tx.run(SQL["begin"], {**at, **fence, **count}):
         return False

@@ -11,7 +11,7 @@ UPDATE instances SET
     unknown_since = NULL,
     unread = 0,
     updated_at = :now
-WHERE instance_id = :instance_id AND birth = :birth AND execution_id = :execution_id AND event_count = :seen;
+WHERE instance_id = :instance_id AND generation = :generation AND execution_id = :execution_id AND event_count = :seen;
 
 -- copy: the first events of an execution, as those of the next one
 INSERT INTO history (instance_id, execution_id, event_id, event, recorded_at, recorded_events, recorded_by, run_by, attempt)

@@ -3,7 +3,7 @@
 SELECT i.instance_id, e.ended_at,
        i.status IN (SELECT value FROM json_each(:status)) AND i.updated_at < :cutoff AND NOT EXISTS (
            SELECT 1 FROM instances AS p
-           WHERE p.instance_id = i.parent_id AND (i.parent_birth IS NULL OR p.birth = i.parent_birth))
+           WHERE p.instance_id = i.parent_id AND (i.parent_generation IS NULL OR p.generation = i.parent_generation))
 FROM ended_executions AS e CROSS JOIN instances AS i ON i.instance_id = e.instance_id
 WHERE e.is_last AND e.ended_at > :after AND e.ended_at <= coalesce((
     SELECT ended_at FROM ended_executions
@@ -12,13 +12,13 @@ WHERE e.is_last AND e.ended_at > :after AND e.ended_at <= coalesce((
 ORDER BY e.ended_at;
 
 -- measure: an instance with its tree: how many they are, how many events they have, and whether all ended before
-WITH RECURSIVE tree (instance_id, birth, ended, event_count) AS (
-    SELECT instance_id, birth, status IN ('completed', 'failed', 'cancelled') AND updated_at < :cutoff, event_count
+WITH RECURSIVE tree (instance_id, generation, ended, event_count) AS (
+    SELECT instance_id, generation, status IN ('completed', 'failed', 'cancelled') AND updated_at < :cutoff, event_count
     FROM instances WHERE instance_id = :instance_id
     UNION
-    SELECT c.instance_id, c.birth, c.status IN ('completed', 'failed', 'cancelled') AND c.updated_at < :cutoff, c.event_count
+    SELECT c.instance_id, c.generation, c.status IN ('completed', 'failed', 'cancelled') AND c.updated_at < :cutoff, c.event_count
     FROM tree AS t CROSS JOIN instances AS c ON c.parent_id = t.instance_id
-    WHERE c.parent_birth IS NULL OR c.parent_birth = t.birth
+    WHERE c.parent_generation IS NULL OR c.parent_generation = t.generation
 )
 SELECT count(*), sum(event_count), min(ended) FROM tree;
 

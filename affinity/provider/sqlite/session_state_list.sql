@@ -3,14 +3,14 @@
 -- either some sessions, which are sorted then, or an index that has the order of a listing.
 -- [rows
 SELECT p.session_id, p.schema_version, p.kind, p.name, p.parent, p.labels, p.message_count, p.participants, p.version,
-       p.birth, p.epoch, p.size, p.created_at, p.updated_at, :now - p.updated_at, (
+       p.generation, p.epoch, p.size, p.created_at, p.updated_at, :now - p.updated_at, (
     SELECT s.worker_id FROM sessions AS s
     CROSS JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation
     WHERE s.session_id = p.session_id AND s.locked_until > :now AND w.locked_until > :now
 )
 FROM (
     SELECT r.session_id, r.schema_version, r.kind, r.name, r.parent, r.labels, r.message_count, r.participants,
-           r.version, r.birth, r.epoch, r.created_at, r.updated_at, length(r.state) AS size
+           r.version, r.generation, r.epoch, r.created_at, r.updated_at, length(r.state) AS size
 -- rows]
 -- [number
 SELECT count(*) FROM (

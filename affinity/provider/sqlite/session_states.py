@@ -27,7 +27,7 @@ class RecordDeletion:
     session_ids: Sequence[str]  # each once
     idle_only: bool
     versions: Mapping[str, int]
-    births: Mapping[str, str]
+    generations: Mapping[str, str]
     families: Mapping[str, str] | None
 
 
@@ -86,7 +86,7 @@ def encode(
     new: SessionState,
     *,
     epoch: int | None,
-    birth: str | None = None,
+    generation: str | None = None,
     idempotency_key: str | None = None,
     times: RecordTimes | None = None,
 ) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def encode(
         "labels": to_json(dict(sorted(about.labels.items()))),
         "participants": to_json(list(about.participants)),
         "state": bytes(new.state),
-        "birth": birth,
+        "generation": generation,
         "created_at": None if times is None else times.created_at.timestamp(),
         "updated_at": None if times is None else times.updated_at.timestamp(),
     }
@@ -119,19 +119,21 @@ def save(tx: Tx, record: dict[str, Any], expected_version: int | None) -> int:
     version = found.version or 0
     if record["turn"] is not None and found.turn == record["turn"]:
         return version
-    same_birth = found.version is None or record["birth"] in {None, _birth(tx, session_id)}
+    same_generation = found.version is None or record["generation"] in {None, _generation(tx, session_id)}
     known = expected_version in {None, version}
-    if not same_birth or not known or (epoch is not None and found.is_newer_than(epoch)):
-        raise write_conflict(session_id, expected_version, found.version, epoch, same_birth=same_birth, known=known)
+    if not same_generation or not known or (epoch is not None and found.is_newer_than(epoch)):
+        raise write_conflict(
+            session_id, expected_version, found.version, epoch, same_generation=same_generation, known=known
+        )
     if epoch is None:
         sessions.renew_epochs(tx, [session_id])
     _put(tx, [record], all_found)
     return version + 1
 
 
-def _birth(tx: Tx, session_id: str) -> str:
-    birth: str = tx.value(SQL["birth"], {"session_id": session_id})
-    return birth
+def _generation(tx: Tx, session_id: str) -> str:
+    generation: str = tx.value(SQL["generation"], {"session_id": session_id})
+    return generation
 
 
 def load(tx: Tx, session_id: str) -> SessionRecord | None:
@@ -143,7 +145,8 @@ def find_doomed(tx: Tx, asked: RecordDeletion) -> list[str]:
     """The records that a deletion removes, in order."""
     families = asked.families or {}
     rows = [
-        (name, families.get(name, name), asked.versions.get(name), asked.births.get(name)) for name in asked.session_ids
+        (name, families.get(name, name), asked.versions.get(name), asked.generations.get(name))
+        for name in asked.session_ids
     ]
     which = {"rows": to_json(rows), "idle_only": asked.idle_only, "whole": asked.families is not None, "now": tx.now}
     doomed: list[str] = tx.gather(SQL["doomed"], which)

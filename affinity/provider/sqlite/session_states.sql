@@ -4,18 +4,18 @@ FROM json_each(:session_ids) AS j
 LEFT JOIN session_states AS r ON r.session_id = j.value
 LEFT JOIN sessions AS s ON s.session_id = j.value;
 
--- birth: of one record
-SELECT birth FROM session_states WHERE session_id = :session_id;
+-- generation: of one record
+SELECT generation FROM session_states WHERE session_id = :session_id;
 
 -- write: a record that has passed its fences; written without a lease, it keeps its epoch
 INSERT INTO session_states (
     session_id, version, epoch, created_at, updated_at, schema_version, encoding, kind, name, parent, message_count,
-    turn, labels, participants, state, birth
+    turn, labels, participants, state, generation
 )
 VALUES (
     :session_id, 1, :epoch, coalesce(min(:created_at, :now), :now), coalesce(min(:updated_at, :now), :now),
     :schema_version, :encoding, :kind, :name, :parent, :message_count,
-    :turn, :labels, :participants, :state, coalesce(:birth, lower(hex(randomblob(8))))
+    :turn, :labels, :participants, :state, coalesce(:generation, lower(hex(randomblob(8))))
 )
 ON CONFLICT (session_id) DO UPDATE SET
     version = version + 1,
@@ -49,7 +49,7 @@ SELECT value ->> 0, value ->> 1 FROM json_each(:rows);
 
 -- load: one record
 SELECT session_id, state, encoding, schema_version, kind, name, parent, labels, message_count, participants,
-       version, birth, epoch, turn, created_at, updated_at
+       version, generation, epoch, turn, created_at, updated_at
 FROM session_states WHERE session_id = :session_id;
 
 -- doomed: those of some records that may go, and with `whole` only if all of their family may; none has a child then that is
@@ -57,7 +57,7 @@ FROM session_states WHERE session_id = :session_id;
 WITH named (session_id, family, goes) AS MATERIALIZED (
     SELECT r.session_id, j.value ->> 1,
            (r.version = j.value ->> 2) IS NOT FALSE
-           AND (j.value ->> 3 IS NULL OR j.value ->> 3 = r.birth)
+           AND (j.value ->> 3 IS NULL OR j.value ->> 3 = r.generation)
            AND (NOT :idle_only OR NOT EXISTS (SELECT 1 FROM worker_queue AS q WHERE q.session_id = r.session_id)
                                   AND NOT EXISTS (
                                       SELECT 1 FROM sessions AS s CROSS JOIN workers AS w

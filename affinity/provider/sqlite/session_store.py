@@ -30,13 +30,15 @@ class SqliteSessionStore:
         new: SessionState,
         *,
         expected_version: int | None = None,
-        birth: str | None = None,
+        generation: str | None = None,
         epoch: int | None = None,
         idempotency_key: str | None = None,
         times: RecordTimes | None = None,
     ) -> int:
         # Encoded here, so that the caller cannot change it on its way to the writer's thread.
-        record = session_states.encode(new, epoch=epoch, birth=birth, idempotency_key=idempotency_key, times=times)
+        record = session_states.encode(
+            new, epoch=epoch, generation=generation, idempotency_key=idempotency_key, times=times
+        )
         return await self._writer.call(Database.write, session_states.save, record, expected_version)
 
     async def delete(
@@ -45,7 +47,7 @@ class SqliteSessionStore:
         *,
         idle_only: bool = False,
         versions: Mapping[str, int] | None = None,
-        births: Mapping[str, str] | None = None,
+        generations: Mapping[str, str] | None = None,
         families: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> Sequence[str]:
@@ -53,7 +55,7 @@ class SqliteSessionStore:
             session_ids=list(dict.fromkeys(session_ids)),
             idle_only=idle_only,
             versions=dict(versions or {}),
-            births=dict(births or {}),
+            generations=dict(generations or {}),
             families=None if families is None else dict(families),
         )
         if dry_run:

@@ -41,7 +41,7 @@ def retry(tx: Tx, identity: WorkerIdentity, *, names: Collection[str], code: str
 def _suspend(tx: Tx, identity: WorkerIdentity, one: Suspend) -> bool:
     arguments = {
         "instance_id": one.instance_id,
-        "birth": one.birth,
+        "generation": one.generation,
         "execution_id": one.execution_id,
         "event_count": one.event_count,
         "error_type": one.error_type,

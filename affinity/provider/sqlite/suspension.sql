@@ -1,6 +1,6 @@
 -- suspend: take an instance of the caller's out of service, at the point of its history that the caller knows
 UPDATE instances SET status = 'suspended', owner_incarnation = NULL, updated_at = :now
-WHERE instance_id = :instance_id AND birth = :birth AND owner_worker = :worker_id AND owner_incarnation = :incarnation
+WHERE instance_id = :instance_id AND generation = :generation AND owner_worker = :worker_id AND owner_incarnation = :incarnation
   AND execution_id = :execution_id AND event_count = :event_count AND status IN ('pending', 'running');
 
 -- remember: why; where it was suspended at this very point before, this code is one more that has tried

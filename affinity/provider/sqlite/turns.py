@@ -39,7 +39,7 @@ from affinity.provider.statements import load_statements
 SQL: Final = load_statements(__package__, "turns.sql")
 
 _Fence: TypeAlias = tuple[Any, ...]
-"""Birth token, execution id and number of events of an instance."""
+"""Generation, execution id and number of events of an instance."""
 
 _Checkers: TypeAlias = tuple[FenceChecker, JournalChecker]
 
@@ -116,7 +116,7 @@ def _check(
     conflicts = states.find_conflicts(turn.states)
     if turn.journals:
         conflicts += journals.find_conflicts(turn.journals)
-    if lost or conflicts or fences.get(turn.instance_id) != (turn.birth, turn.execution_id, turn.event_count):
+    if lost or conflicts or fences.get(turn.instance_id) != (turn.generation, turn.execution_id, turn.event_count):
         return TurnResult(committed=False, lost_acks=lost, conflicts=conflicts)
     del fences[turn.instance_id]
     spent.update(held.id for held in acked)

@@ -1,5 +1,5 @@
 -- fences: of those instances of a batch that the caller owns and that have not finished
-SELECT json_group_array(json_array(i.instance_id, i.birth, i.execution_id, i.event_count))
+SELECT json_group_array(json_array(i.instance_id, i.generation, i.execution_id, i.event_count))
 FROM json_each(:instance_ids) AS j
 CROSS JOIN instances AS i ON i.instance_id = j.value
 WHERE i.owner_worker = :worker_id AND i.owner_incarnation = :incarnation

@@ -169,7 +169,7 @@ class Link:
         self.is_cut = False
         self.is_renewed = False
         """Whether the lease was renewed since the last `go_on`."""
-        self.generation = 0
+        self.times_resumed = 0
         """How often the worker has gone on."""
         self._resumed: anyio.Event | None = None
 
@@ -186,7 +186,7 @@ class Link:
         """Let through what was held back."""
         before, self._resumed = self._resumed, None
         self.is_renewed = False
-        self.generation += 1
+        self.times_resumed += 1
         if before is not None:
             before.set()
 
@@ -319,13 +319,13 @@ class _Locked:
         async def call(*args: Any, **kwargs: Any) -> Any:
             await self._link.cross_from_thread()
             await anyio.to_thread.run_sync(self._lock.acquire)
-            generation = self._link.generation
+            times_resumed = self._link.times_resumed
             try:
                 result = await found(*args, **kwargs)
             finally:
                 self._lock.release()
             await self._link.cross_from_thread()
-            if generation == self._link.generation:  # else it is of before the pause
+            if times_resumed == self._link.times_resumed:  # else it is of before the pause
                 self._link.is_renewed |= name in _RENEWALS and result is not None
             return result
 

@@ -311,7 +311,8 @@ CREATE DOMAIN instance_status AS text COLLATE "C"
 
 CREATE TABLE instances (
     instance_id text COLLATE "C" PRIMARY KEY,
-    birth text COLLATE "C" NOT NULL DEFAULT gen_random_uuid()::text, -- tells two instances of one id apart: part of each fence
+    -- Tells two instances of one id apart: part of each fence.
+    generation text COLLATE "C" NOT NULL DEFAULT gen_random_uuid()::text,
     name text COLLATE "C" NOT NULL,
     version text COLLATE "C",
     execution_id bigint NOT NULL DEFAULT 1,
@@ -320,7 +321,7 @@ CREATE TABLE instances (
     output text,
     error text,
     parent_id text COLLATE "C",
-    parent_birth text COLLATE "C",      -- of the parent as it was when it created the instance
+    parent_generation text COLLATE "C",      -- of the parent as it was when it created the instance
     on_deleted text,                    -- sent to that parent when the instance is deleted before it has ended
     session_id text COLLATE "C",        -- that it was started with; its children have it too
     owner_worker text COLLATE "C",      -- owns it, or did last
@@ -339,7 +340,7 @@ CREATE INDEX instances_session ON instances (session_id, created_at, instance_id
 CREATE FUNCTION inherit_session() RETURNS trigger LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     SELECT p.session_id INTO NEW.session_id FROM instances p
-    WHERE p.instance_id = NEW.parent_id AND (NEW.parent_birth IS NULL OR p.birth = NEW.parent_birth);
+    WHERE p.instance_id = NEW.parent_id AND (NEW.parent_generation IS NULL OR p.generation = NEW.parent_generation);
     RETURN NEW;
 END $$;
 
@@ -414,7 +415,7 @@ CREATE TABLE instance_counts (
 -- How many bytes the first events of an execution have, so that each event is measured once. Only while there is a quota.
 CREATE TABLE instance_sizes (
     instance_id text COLLATE "C" PRIMARY KEY,
-    birth text COLLATE "C" NOT NULL,
+    generation text COLLATE "C" NOT NULL,
     execution_id bigint NOT NULL,
     event_count integer NOT NULL,
     bytes bigint NOT NULL
@@ -424,11 +425,11 @@ CREATE TABLE instance_sizes (
 -- their instance, or when they are old (`prune_histories`).
 CREATE TABLE message_keys (
     instance_id text COLLATE "C" NOT NULL,
-    birth text COLLATE "C" NOT NULL,
+    generation text COLLATE "C" NOT NULL,
     key text COLLATE "C" NOT NULL,
     reply text,
     updated_at timestamptz NOT NULL,
-    PRIMARY KEY (instance_id, birth, key)
+    PRIMARY KEY (instance_id, generation, key)
 ) WITH (fillfactor = 80);
 CREATE INDEX message_keys_age ON message_keys (updated_at);
 
@@ -450,7 +451,7 @@ CREATE INDEX resources_name ON resources (name, created_at);
 
 -- The route of a message for an instance: to its owner, to any worker, or nowhere for now. Ended instances take none.
 CREATE VIEW message_routes AS
-SELECT i.instance_id, i.birth,
+SELECT i.instance_id, i.generation,
     CASE WHEN i.status = 'suspended' THEN 'suspended' ELSE coalesce('w:' || w.worker_id, 'new') END AS route
 FROM instances i
 LEFT JOIN alive_workers w ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation
@@ -518,12 +519,12 @@ CREATE INDEX worker_queue_attend ON worker_queue (attend_at) WHERE attend_at IS 
 
 -- Work items that are parked until an input of their journal queues them: see `NewWorkItem.asleep`. In a table of their own,
 -- so no statement on the queue reads them. One row for an instance, written again and again in place. asleep: it waits for an
--- input; false: it was queued, or cancelled. A row counts for the birth and the execution that it names, and for no other one
--- of its instance. Its journal is the one of the instance's id: a transaction that changes `asleep` of a live execution has
--- locked that. So no input is pending while an item is parked.
+-- input; false: it was queued, or cancelled. A row counts for the generation and the execution that it names, and for no other
+-- one of its instance. Its journal is the one of the instance's id: a transaction that changes `asleep` of a live execution
+-- has locked that. So no input is pending while an item is parked.
 CREATE TABLE asleep_items (
     instance_id text COLLATE "C" PRIMARY KEY,
-    birth text COLLATE "C" NOT NULL,
+    generation text COLLATE "C" NOT NULL,
     execution_id bigint NOT NULL,
     activity_id integer NOT NULL,
     name text COLLATE "C" NOT NULL,
@@ -865,7 +866,7 @@ FOR EACH ROW EXECUTE FUNCTION keep_watched_session();
 -- Creates instances with their start messages; those whose id was there are reported to their parents, where asked. Returns
 -- the positions of the new ones; or, when a quota refuses the batch, one row that names it.
 CREATE FUNCTION create_instances(
-    _instance text[], _birth text[], _name text[], _version text[], _start text[], _parent text[], _parent_birth text[],
+    _instance text[], _generation text[], _name text[], _version text[], _start text[], _parent text[], _parent_generation text[],
     _delay float8[], _on_exists text[], _on_deleted text[], _session text[]
 ) RETURNS TABLE (n bigint, quota text, allowed bigint) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -889,9 +890,9 @@ BEGIN
         SELECT w.instance_id, w.n, row_number() OVER (PARTITION BY w.instance_id ORDER BY w.n) AS copy
         FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, n)
     ), created AS (
-        INSERT INTO instances (instance_id, birth, name, version, parent_id, parent_birth, on_deleted, session_id,
+        INSERT INTO instances (instance_id, generation, name, version, parent_id, parent_generation, on_deleted, session_id,
             created_at, updated_at)
-        SELECT w.instance_id, _birth[w.n], _name[w.n], _version[w.n], _parent[w.n], _parent_birth[w.n],
+        SELECT w.instance_id, _generation[w.n], _name[w.n], _version[w.n], _parent[w.n], _parent_generation[w.n],
             _on_deleted[w.n], _session[w.n], (SELECT clock()), (SELECT clock())
         FROM wanted w WHERE w.copy = 1 ORDER BY w.instance_id
         ON CONFLICT (instance_id) DO NOTHING
@@ -918,7 +919,7 @@ END $$;
 -- of the former one stays. Returns the positions of the instances that were in the generation `_ended`, of this name, and had
 -- ended; or, when a quota refuses the batch, one row that names it.
 CREATE FUNCTION restart_instances(
-    _instance text[], _ended text[], _birth text[], _name text[], _version text[], _start text[], _session text[]
+    _instance text[], _ended text[], _generation text[], _name text[], _version text[], _start text[], _session text[]
 ) RETURNS TABLE (n bigint, quota text, allowed bigint) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     most bigint;
@@ -930,11 +931,11 @@ BEGIN
     END IF;
     FOR n IN SELECT w.k FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, k) ORDER BY w.instance_id, w.k LOOP
         UPDATE instances i
-        SET birth = _birth[n], version = _version[n], execution_id = i.execution_id + 1, event_count = 0,
+        SET generation = _generation[n], version = _version[n], execution_id = i.execution_id + 1, event_count = 0,
             status = 'pending', custom_status = NULL, output = NULL, error = NULL, parent_id = NULL,
-            parent_birth = NULL, on_deleted = NULL, session_id = _session[n], owner_incarnation = NULL, claims = 0,
+            parent_generation = NULL, on_deleted = NULL, session_id = _session[n], owner_incarnation = NULL, claims = 0,
             unknown_since = NULL, unread = 0, updated_at = clock()
-        WHERE i.instance_id = _instance[n] AND i.birth = _ended[n] AND i.name = _name[n]
+        WHERE i.instance_id = _instance[n] AND i.generation = _ended[n] AND i.name = _name[n]
           AND i.status IN ('completed', 'failed', 'cancelled');
         CONTINUE WHEN NOT FOUND;
         -- What was sent while the former generation ended is not for this one.
@@ -949,7 +950,7 @@ END $$;
 
 -- Sends messages, and returns the delivery of each. The size of an instance is NULL when its limit was lifted meanwhile.
 CREATE FUNCTION send_messages(
-    _instance text[], _birth text[], _payload text[], _delay float8[], _timer_execution bigint[], _timer_id bigint[],
+    _instance text[], _generation text[], _payload text[], _delay float8[], _timer_execution bigint[], _timer_id bigint[],
     _unread_limit bigint[]
 ) RETURNS TABLE (n bigint, delivery text) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -958,8 +959,8 @@ DECLARE
 BEGIN
     SELECT * INTO most FROM quotas;
     IF most.instance_bytes IS NOT NULL THEN
-        INSERT INTO instance_sizes AS s (instance_id, birth, execution_id, event_count, bytes)
-        SELECT i.instance_id, i.birth, i.execution_id, i.event_count, coalesce(z.bytes, 0) + (
+        INSERT INTO instance_sizes AS s (instance_id, generation, execution_id, event_count, bytes)
+        SELECT i.instance_id, i.generation, i.execution_id, i.event_count, coalesce(z.bytes, 0) + (
             SELECT coalesce(sum(octet_length(h.event)), 0) FROM history h
             WHERE h.instance_id = i.instance_id AND h.execution_id = i.execution_id
               AND h.event_id > coalesce(z.event_count, 0) AND h.event_id <= i.event_count)
@@ -968,10 +969,10 @@ BEGIN
             WHERE w.unread_limit IS NOT NULL ORDER BY w.instance_id) w
         JOIN instances i ON i.instance_id = w.instance_id
         LEFT JOIN instance_sizes z
-            ON z.instance_id = i.instance_id AND z.birth = i.birth AND z.execution_id = i.execution_id
+            ON z.instance_id = i.instance_id AND z.generation = i.generation AND z.execution_id = i.execution_id
         WHERE z.event_count IS DISTINCT FROM i.event_count
         ON CONFLICT (instance_id) DO UPDATE
-        SET birth = excluded.birth, execution_id = excluded.execution_id, event_count = excluded.event_count,
+        SET generation = excluded.generation, execution_id = excluded.execution_id, event_count = excluded.event_count,
             bytes = excluded.bytes;
     END IF;
     RETURN QUERY WITH message AS MATERIALIZED (
@@ -985,14 +986,14 @@ BEGIN
                 > least(m.unread_limit, most.unread_events)
             ELSE false END AS is_full,
             (CASE WHEN m.unread_limit IS NOT NULL AND most.instance_bytes IS NOT NULL THEN (
-                SELECT z.bytes FROM instance_sizes z WHERE z.instance_id = m.instance_id AND z.birth = i.birth
+                SELECT z.bytes FROM instance_sizes z WHERE z.instance_id = m.instance_id AND z.generation = i.generation
             ) + (
                 SELECT coalesce(sum(octet_length(q.payload)), 0) FROM orchestrator_queue q
                 WHERE q.instance_id = m.instance_id AND q.timer_execution IS NULL
             ) + sum(octet_length(_payload[m.n])) OVER (PARTITION BY m.instance_id ORDER BY m.n) > most.instance_bytes
             END) IS TRUE AS is_over
-        FROM unnest(_instance, _birth, _unread_limit) WITH ORDINALITY AS m (instance_id, birth, unread_limit, n)
-        JOIN instances i ON i.instance_id = m.instance_id AND (m.birth IS NULL OR i.birth = m.birth)
+        FROM unnest(_instance, _generation, _unread_limit) WITH ORDINALITY AS m (instance_id, generation, unread_limit, n)
+        JOIN instances i ON i.instance_id = m.instance_id AND (m.generation IS NULL OR i.generation = m.generation)
         LEFT JOIN message_routes r ON r.instance_id = m.instance_id
     ), sent AS (
         INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload, timer_execution, timer_id)
@@ -1009,14 +1010,14 @@ END $$;
 -- Sends messages as `send_messages`, of which some have a key. The instances of these are locked against deletion, so
 -- that a deletion removes the new keys too.
 CREATE FUNCTION send_keyed_messages(
-    _instance text[], _birth text[], _payload text[], _delay float8[], _timer_execution bigint[], _timer_id bigint[],
+    _instance text[], _generation text[], _payload text[], _delay float8[], _timer_execution bigint[], _timer_id bigint[],
     _unread_limit bigint[], _key text[]
 ) RETURNS TABLE (n bigint, delivery text) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
     fresh bigint[]; -- messages with a key that their instance has not got yet
     sent bigint[];  -- all but those whose key is there
-    instances_ text[]; births text[]; payloads text[]; delays float8[];
+    instances_ text[]; generations text[]; payloads text[]; delays float8[];
     timer_executions bigint[]; timer_ids bigint[]; unread_limits bigint[];
 BEGIN
     PERFORM FROM instances i
@@ -1024,36 +1025,36 @@ BEGIN
         SELECT m.instance_id FROM unnest(_instance, _key) AS m (instance_id, key) WHERE m.key IS NOT NULL))
     ORDER BY i.instance_id FOR KEY SHARE;
     WITH wanted AS MATERIALIZED (
-        SELECT m.instance_id, i.birth, m.key, min(m.n) AS n
-        FROM unnest(_instance, _birth, _key) WITH ORDINALITY AS m (instance_id, birth, key, n)
-        JOIN instances i ON i.instance_id = m.instance_id AND (m.birth IS NULL OR i.birth = m.birth)
+        SELECT m.instance_id, i.generation, m.key, min(m.n) AS n
+        FROM unnest(_instance, _generation, _key) WITH ORDINALITY AS m (instance_id, generation, key, n)
+        JOIN instances i ON i.instance_id = m.instance_id AND (m.generation IS NULL OR i.generation = m.generation)
         WHERE m.key IS NOT NULL AND i.status NOT IN ('completed', 'failed', 'cancelled')
-        GROUP BY m.instance_id, i.birth, m.key
+        GROUP BY m.instance_id, i.generation, m.key
     ), added AS (
-        INSERT INTO message_keys (instance_id, birth, key, updated_at)
-        SELECT w.instance_id, w.birth, w.key, clock() FROM wanted w ORDER BY w.instance_id, w.key
-        ON CONFLICT (instance_id, birth, key) DO NOTHING
-        RETURNING instance_id, birth, key
+        INSERT INTO message_keys (instance_id, generation, key, updated_at)
+        SELECT w.instance_id, w.generation, w.key, clock() FROM wanted w ORDER BY w.instance_id, w.key
+        ON CONFLICT (instance_id, generation, key) DO NOTHING
+        RETURNING instance_id, generation, key
     )
     -- By IN where nothing is joined, here and below: it is looked up by hash. A join of two columns would compare each
     -- with each, since nobody knows how long they are.
     SELECT coalesce(array_agg(w.n) FILTER (
-        WHERE (w.instance_id, w.birth, w.key) IN (SELECT a.instance_id, a.birth, a.key FROM added a)), '{}')
+        WHERE (w.instance_id, w.generation, w.key) IN (SELECT a.instance_id, a.generation, a.key FROM added a)), '{}')
     INTO fresh FROM wanted w;
     -- What is sent, as columns: element by element, a look at a column of texts reads all before it.
-    SELECT array_agg(m.n ORDER BY m.n), array_agg(m.instance_id ORDER BY m.n), array_agg(m.birth ORDER BY m.n),
+    SELECT array_agg(m.n ORDER BY m.n), array_agg(m.instance_id ORDER BY m.n), array_agg(m.generation ORDER BY m.n),
         array_agg(m.payload ORDER BY m.n), array_agg(m.delay ORDER BY m.n),
         array_agg(m.timer_execution ORDER BY m.n), array_agg(m.timer_id ORDER BY m.n),
         array_agg(m.unread_limit ORDER BY m.n)
-    INTO sent, instances_, births, payloads, delays, timer_executions, timer_ids, unread_limits
-    FROM unnest(_instance, _birth, _payload, _delay, _timer_execution, _timer_id, _unread_limit, _key)
-         WITH ORDINALITY AS m (instance_id, birth, payload, delay, timer_execution, timer_id, unread_limit, key, n)
+    INTO sent, instances_, generations, payloads, delays, timer_executions, timer_ids, unread_limits
+    FROM unnest(_instance, _generation, _payload, _delay, _timer_execution, _timer_id, _unread_limit, _key)
+         WITH ORDINALITY AS m (instance_id, generation, payload, delay, timer_execution, timer_id, unread_limit, key, n)
     WHERE m.key IS NULL OR m.n IN (SELECT f.n FROM unnest(fresh) AS f (n)) OR (
         -- A scalar: one look into the index for each, whatever the planner takes the tables for.
         SELECT k.key FROM message_keys k
-        WHERE k.instance_id = m.instance_id AND k.key = m.key AND k.birth = (
-            SELECT i.birth FROM instances i
-            WHERE i.instance_id = m.instance_id AND (m.birth IS NULL OR i.birth = m.birth))
+        WHERE k.instance_id = m.instance_id AND k.key = m.key AND k.generation = (
+            SELECT i.generation FROM instances i
+            WHERE i.instance_id = m.instance_id AND (m.generation IS NULL OR i.generation = m.generation))
     ) IS NULL;
     RETURN QUERY WITH message AS MATERIALIZED (
         SELECT m.n, max(m.instance_id) AS instance_id, max(m.key) AS key, max(m.delivery) AS delivery,
@@ -1065,14 +1066,14 @@ BEGIN
             UNION ALL
             SELECT sent[o.n], NULL, NULL, o.delivery
             FROM send_messages(
-                instances_, births, payloads, delays, timer_executions, timer_ids, unread_limits) o
+                instances_, generations, payloads, delays, timer_executions, timer_ids, unread_limits) o
         ) m GROUP BY m.n
     ), refused AS ( -- it may be sent again under its key
         DELETE FROM message_keys WHERE ctid = ANY (ARRAY(
             SELECT (
                 SELECT k.ctid FROM message_keys k
                 WHERE k.instance_id = m.instance_id AND k.key = m.key
-                  AND k.birth = (SELECT i.birth FROM instances i WHERE i.instance_id = m.instance_id))
+                  AND k.generation = (SELECT i.generation FROM instances i WHERE i.instance_id = m.instance_id))
             FROM message m WHERE m.is_first AND m.delivery <> 'delivered'))
     ), answer AS (
         SELECT m.n, CASE
@@ -1087,16 +1088,16 @@ END $$;
 
 -- The replies of a batch of turns, called behind their commit. Of several to one message the first counts. The key is there
 -- unless it was old.
-CREATE FUNCTION reply_messages(_instance text[], _birth text[], _key text[], _reply text[]) RETURNS void
+CREATE FUNCTION reply_messages(_instance text[], _generation text[], _key text[], _reply text[]) RETURNS void
 LANGUAGE sql VOLATILE AS $$
-    INSERT INTO message_keys AS k (instance_id, birth, key, reply, updated_at)
-    SELECT r.instance_id, r.birth, r.key, r.reply, clock()
+    INSERT INTO message_keys AS k (instance_id, generation, key, reply, updated_at)
+    SELECT r.instance_id, r.generation, r.key, r.reply, clock()
     FROM (
-        SELECT DISTINCT ON (m.instance_id, m.birth, m.key) m.*
-        FROM unnest(_instance, _birth, _key, _reply) WITH ORDINALITY AS m (instance_id, birth, key, reply, n)
-        ORDER BY m.instance_id, m.birth, m.key, m.n
+        SELECT DISTINCT ON (m.instance_id, m.generation, m.key) m.*
+        FROM unnest(_instance, _generation, _key, _reply) WITH ORDINALITY AS m (instance_id, generation, key, reply, n)
+        ORDER BY m.instance_id, m.generation, m.key, m.n
     ) r
-    ON CONFLICT (instance_id, birth, key) DO UPDATE SET reply = excluded.reply, updated_at = excluded.updated_at
+    ON CONFLICT (instance_id, generation, key) DO UPDATE SET reply = excluded.reply, updated_at = excluded.updated_at
     WHERE k.reply IS NULL
 $$;
 
@@ -1122,11 +1123,11 @@ DECLARE
     gone text[];                  -- what is deleted
 BEGIN
     LOOP
-        WITH RECURSIVE tree (root, instance_id, birth) AS (
-            SELECT i.instance_id, i.instance_id, i.birth FROM instances i WHERE i.instance_id = ANY (_instance)
+        WITH RECURSIVE tree (root, instance_id, generation) AS (
+            SELECT i.instance_id, i.instance_id, i.generation FROM instances i WHERE i.instance_id = ANY (_instance)
             UNION
-            SELECT t.root, c.instance_id, c.birth FROM tree t JOIN instances c ON c.parent_id = t.instance_id
-            WHERE _tree AND (c.parent_birth IS NULL OR c.parent_birth = t.birth)
+            SELECT t.root, c.instance_id, c.generation FROM tree t JOIN instances c ON c.parent_id = t.instance_id
+            WHERE _tree AND (c.parent_generation IS NULL OR c.parent_generation = t.generation)
         )
         SELECT array_agg(t.root ORDER BY t.root, t.instance_id), array_agg(t.instance_id ORDER BY t.root, t.instance_id)
         INTO roots, members FROM tree t;
@@ -1148,7 +1149,7 @@ BEGIN
     END IF;
     INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
     SELECT r.instance_id, r.route, clock(), i.on_deleted
-    FROM instances i JOIN message_routes r ON r.instance_id = i.parent_id AND r.birth = i.parent_birth
+    FROM instances i JOIN message_routes r ON r.instance_id = i.parent_id AND r.generation = i.parent_generation
     WHERE i.instance_id = ANY (gone) AND i.status NOT IN ('completed', 'failed', 'cancelled')
       AND i.on_deleted IS NOT NULL AND NOT i.parent_id = ANY (gone);
     PERFORM end_work(gone);
@@ -1161,8 +1162,8 @@ END $$;
 
 -- Opens an instance again at an earlier point of its history: see `Reset` in affinity/provider/contract.
 CREATE FUNCTION reset_instance(
-    _instance text, _birth text, _execution bigint, _events bigint, _keep bigint, _event text[], _custom_status text,
-    _message_instance text[], _message_birth text[], _message text[], _message_delay float8[], _message_timer bigint[],
+    _instance text, _generation text, _execution bigint, _events bigint, _keep bigint, _event text[], _custom_status text,
+    _message_instance text[], _message_generation text[], _message text[], _message_delay float8[], _message_timer bigint[],
     _item_activity bigint[], _item_name text[], _item_session text[], _item_payload text[],
     _watch_session text[], _watch text[], _item_order text[]
 ) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -1175,7 +1176,7 @@ BEGIN
     SET execution_id = _execution + 1, event_count = _keep + cardinality(_event), status = 'running', output = NULL,
         error = NULL, custom_status = coalesce(_custom_status, i.custom_status), owner_incarnation = NULL, claims = 0,
         unknown_since = NULL, unread = 0, updated_at = clock()
-    WHERE i.instance_id = _instance AND i.birth = _birth AND i.execution_id = _execution AND i.event_count = _events;
+    WHERE i.instance_id = _instance AND i.generation = _generation AND i.execution_id = _execution AND i.event_count = _events;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
@@ -1201,7 +1202,7 @@ BEGIN
     FROM unnest(_message_instance) WITH ORDINALITY AS m (instance_id, k) JOIN message_routes r USING (instance_id)
     LEFT JOIN orchestrator_queue o
         ON o.instance_id = _instance AND o.timer_execution = _execution AND o.timer_id = _message_timer[m.k]
-    WHERE _message_birth[m.k] IS NULL OR r.birth = _message_birth[m.k]
+    WHERE _message_generation[m.k] IS NULL OR r.generation = _message_generation[m.k]
     ORDER BY m.k;
     DELETE FROM orchestrator_queue WHERE instance_id = _instance AND timer_execution = _execution;
     UPDATE orchestrator_queue SET route = 'new' WHERE instance_id = _instance AND route <> 'new';
@@ -1322,7 +1323,8 @@ CREATE TABLE session_states (
     message_count integer,
     participants jsonb NOT NULL,
     version bigint NOT NULL,
-    birth text COLLATE "C" NOT NULL DEFAULT gen_random_uuid()::text, -- versions begin again with a record that is recreated
+    -- Versions begin again with a record that is recreated.
+    generation text COLLATE "C" NOT NULL DEFAULT gen_random_uuid()::text,
     epoch bigint, -- of the lease that wrote it last; NULL: none ever did
     turn text COLLATE "C", -- idempotency key of the last write
     created_at timestamptz NOT NULL,
@@ -1352,7 +1354,7 @@ WHERE participants <> '[]';
 -- to that number. first_seq: the first entry that is kept. size: bytes of the payloads of its own entries. dropped_seq: the
 -- last entry that dropped requests. ended_wake, ended_attempt: the last attempt of which a stream has ended. oldest_at: no
 -- entry of its own is older. home: the session on whose lease the wakes run; NULL: its own. lineage, operator, extras: how it
--- was made from others (`JournalBirth` in affinity/journal.py). All that changes with each entry is in no index.
+-- was made from others (`JournalCreation` in affinity/journal.py). All that changes with each entry is in no index.
 CREATE TABLE journals (
     journal_id bigint PRIMARY KEY,
     session_id text COLLATE "C",
@@ -1559,25 +1561,25 @@ BEGIN
 END $$;
 
 -- Creating.
-CREATE FUNCTION creation_parents(_birth jsonb) RETURNS bigint[] LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION creation_parents(_creation jsonb) RETURNS bigint[] LANGUAGE sql IMMUTABLE AS $$
     SELECT ARRAY (
-        SELECT p.id::bigint FROM jsonb_array_elements_text(_birth -> 'parents') WITH ORDINALITY AS p (id, n) ORDER BY p.n)
+        SELECT p.id::bigint FROM jsonb_array_elements_text(_creation -> 'parents') WITH ORDINALITY AS p (id, n) ORDER BY p.n)
 $$;
 
 -- Why a journal is not created; NULL: nothing is in its way.
-CREATE FUNCTION creation_refusal(_birth jsonb) RETURNS text LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION creation_refusal(_creation jsonb) RETURNS text LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    _session text := _birth ->> 'session_id';
-    _parents bigint[] := creation_parents(_birth);
-    _base bigint := (_birth ->> 'base_id')::bigint;
-    _base_seq bigint := (_birth ->> 'base_seq')::bigint;
-    _merged bigint := (_birth ->> 'merged_id')::bigint;
-    _merged_seq bigint := (_birth ->> 'merged_seq')::bigint;
+    _session text := _creation ->> 'session_id';
+    _parents bigint[] := creation_parents(_creation);
+    _base bigint := (_creation ->> 'base_id')::bigint;
+    _base_seq bigint := (_creation ->> 'base_seq')::bigint;
+    _merged bigint := (_creation ->> 'merged_id')::bigint;
+    _merged_seq bigint := (_creation ->> 'merged_seq')::bigint;
     base journals;
     merged journals;
     same boolean;
 BEGIN
-    SELECT coalesce(j.lineage = _birth ->> 'lineage', false) AND j.operator = _birth ->> 'operator' AND _parents = ARRAY (
+    SELECT coalesce(j.lineage = _creation ->> 'lineage', false) AND j.operator = _creation ->> 'operator' AND _parents = ARRAY (
         SELECT p.parent_id FROM journal_parents p WHERE p.journal_id = j.journal_id ORDER BY p.position)
     INTO same FROM journals j WHERE j.session_id = _session;
     IF FOUND THEN
@@ -1585,7 +1587,7 @@ BEGIN
     END IF;
     IF EXISTS (SELECT FROM instances i WHERE i.instance_id = _session)
        OR EXISTS (SELECT FROM session_states r WHERE r.session_id = _session)
-       OR EXISTS (SELECT FROM journals j WHERE j.journal_id = (_birth ->> 'journal_id')::bigint) THEN
+       OR EXISTS (SELECT FROM journals j WHERE j.journal_id = (_creation ->> 'journal_id')::bigint) THEN
         RETURN 'taken';
     END IF;
     SELECT * INTO base FROM journals j WHERE j.journal_id = _base AND j.session_id IS NOT NULL;
@@ -1597,7 +1599,7 @@ BEGIN
     END IF;
     IF coalesce(_base_seq > base.last_seq OR _base_seq < base.first_seq - 1, false)
        OR coalesce(_merged_seq > merged.last_seq OR _merged_seq < merged.first_seq - 1, false)
-       OR coalesce((_birth ->> 'copies_state')::boolean AND _birth ->> 'state' IS NULL AND _base_seq < base.last_seq, false)
+       OR coalesce((_creation ->> 'copies_state')::boolean AND _creation ->> 'state' IS NULL AND _base_seq < base.last_seq, false)
     THEN
         RETURN 'beyond';
     END IF;
@@ -1605,49 +1607,49 @@ BEGIN
 END $$;
 
 -- Whether the journals of a wake can be created, and the session on whose lease it ran has no greater epoch.
-CREATE FUNCTION creations_fit(_births text, _home text, _home_epoch bigint) RETURNS boolean LANGUAGE sql STABLE AS $$
+CREATE FUNCTION creations_fit(_creations text, _home text, _home_epoch bigint) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT NOT EXISTS (SELECT FROM sessions s WHERE s.session_id = _home AND s.epoch > _home_epoch)
         AND NOT EXISTS (
-            SELECT FROM jsonb_array_elements(coalesce(_births, '[]')::jsonb) AS b (birth)
-            WHERE coalesce(creation_refusal(b.birth), 'repeated') <> 'repeated')
+            SELECT FROM jsonb_array_elements(coalesce(_creations, '[]')::jsonb) AS b (creation)
+            WHERE coalesce(creation_refusal(b.creation), 'repeated') <> 'repeated')
 $$;
 
--- Creates a journal from others: see `JournalBirth`. With the rights of the role that migrated.
+-- Creates a journal from others: see `JournalCreation`. With the rights of the role that migrated.
 --
 -- Rows are locked in the order of all verbs: instances, sessions, session_states, journals.
-CREATE FUNCTION create_journal(_birth jsonb, OUT outcome text, OUT born_id bigint, OUT born_seq bigint)
+CREATE FUNCTION create_journal(_creation jsonb, OUT outcome text, OUT created_id bigint, OUT created_seq bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
-    _session text := _birth ->> 'session_id';
-    _id bigint := (_birth ->> 'journal_id')::bigint;
-    _parents bigint[] := creation_parents(_birth);
-    _base bigint := (_birth ->> 'base_id')::bigint;
-    _base_seq bigint := (_birth ->> 'base_seq')::bigint;
-    _merged bigint := (_birth ->> 'merged_id')::bigint;
-    _merged_seq bigint := (_birth ->> 'merged_seq')::bigint;
+    _session text := _creation ->> 'session_id';
+    _id bigint := (_creation ->> 'journal_id')::bigint;
+    _parents bigint[] := creation_parents(_creation);
+    _base bigint := (_creation ->> 'base_id')::bigint;
+    _base_seq bigint := (_creation ->> 'base_seq')::bigint;
+    _merged bigint := (_creation ->> 'merged_id')::bigint;
+    _merged_seq bigint := (_creation ->> 'merged_seq')::bigint;
     _now timestamptz := clock();
     base journals;
     merged journals;
     copied bigint := 0;
 BEGIN
-    outcome := creation_refusal(_birth);
+    outcome := creation_refusal(_creation);
     IF outcome IS NOT NULL THEN
-        SELECT j.journal_id, j.last_seq INTO born_id, born_seq FROM journals j WHERE j.session_id = _session;
+        SELECT j.journal_id, j.last_seq INTO created_id, created_seq FROM journals j WHERE j.session_id = _session;
         RETURN;
     END IF;
-    IF (_birth ->> 'of_wake')::boolean THEN
+    IF (_creation ->> 'of_wake')::boolean THEN
         WITH created AS (
-            INSERT INTO instances (instance_id, birth, name, version, session_id, created_at, updated_at)
-            VALUES (_session, _birth ->> 'birth', _birth ->> 'name', _birth ->> 'version', _session, _now, _now)
+            INSERT INTO instances (instance_id, generation, name, version, session_id, created_at, updated_at)
+            VALUES (_session, _creation ->> 'generation', _creation ->> 'name', _creation ->> 'version', _session, _now, _now)
             ON CONFLICT (instance_id) DO NOTHING
             RETURNING instance_id
         )
         INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
-        SELECT c.instance_id, 'new', _now, _birth ->> 'start' FROM created c;
+        SELECT c.instance_id, 'new', _now, _creation ->> 'start' FROM created c;
     ELSIF EXISTS (
         SELECT FROM create_instances(
-            ARRAY[_session], ARRAY[_birth ->> 'birth'], ARRAY[_birth ->> 'name'], ARRAY[_birth ->> 'version'],
-            ARRAY[_birth ->> 'start'], ARRAY[NULL::text], ARRAY[NULL::text], ARRAY[0::float8], ARRAY[NULL::text],
+            ARRAY[_session], ARRAY[_creation ->> 'generation'], ARRAY[_creation ->> 'name'], ARRAY[_creation ->> 'version'],
+            ARRAY[_creation ->> 'start'], ARRAY[NULL::text], ARRAY[NULL::text], ARRAY[0::float8], ARRAY[NULL::text],
             ARRAY[NULL::text], ARRAY[_session]) c
         WHERE c.quota IS NOT NULL) THEN
         outcome := 'over_quota';
@@ -1655,21 +1657,21 @@ BEGIN
     END IF;
     SELECT * INTO base FROM journals j WHERE j.journal_id = _base;
     SELECT * INTO merged FROM journals j WHERE j.journal_id = _merged;
-    IF (_birth ->> 'copies_state')::boolean OR _birth ->> 'state' IS NOT NULL THEN
+    IF (_creation ->> 'copies_state')::boolean OR _creation ->> 'state' IS NOT NULL THEN
         INSERT INTO sessions AS s (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
         VALUES (_session, '', '', nextval('epochs'), _now, _now, _now)
         ON CONFLICT (session_id) DO UPDATE SET epoch = excluded.epoch;
         INSERT INTO session_states (session_id, state, encoding, schema_version, kind, name, labels, message_count,
-            participants, version, birth, created_at, updated_at)
+            participants, version, generation, created_at, updated_at)
         SELECT _session, r.state, r.encoding, r.schema_version, r.kind, r.name, r.labels, r.message_count,
             r.participants, 1, gen_random_uuid()::text, _now, _now
-        FROM session_states r WHERE _birth ->> 'state' IS NULL AND r.session_id = base.session_id
+        FROM session_states r WHERE _creation ->> 'state' IS NULL AND r.session_id = base.session_id
         UNION ALL
-        SELECT _session, decode(_birth ->> 'state', 'base64'), _birth ->> 'encoding',
-            (_birth ->> 'schema_version')::bigint, _birth ->> 'state_kind', _birth ->> 'state_name', _birth -> 'labels',
-            (_birth ->> 'message_count')::bigint, _birth -> 'participants', 1, gen_random_uuid()::text,
-            least((_birth ->> 'created_at')::timestamptz, _now), least((_birth ->> 'updated_at')::timestamptz, _now)
-        WHERE _birth ->> 'state' IS NOT NULL;
+        SELECT _session, decode(_creation ->> 'state', 'base64'), _creation ->> 'encoding',
+            (_creation ->> 'schema_version')::bigint, _creation ->> 'state_kind', _creation ->> 'state_name', _creation -> 'labels',
+            (_creation ->> 'message_count')::bigint, _creation -> 'participants', 1, gen_random_uuid()::text,
+            least((_creation ->> 'created_at')::timestamptz, _now), least((_creation ->> 'updated_at')::timestamptz, _now)
+        WHERE _creation ->> 'state' IS NOT NULL;
     END IF;
     -- They stay until the commit, as they are needed here.
     PERFORM FROM journals j WHERE j.journal_id = ANY (_parents || _base || _merged) ORDER BY j.session_id FOR KEY SHARE;
@@ -1687,14 +1689,14 @@ BEGIN
     END IF;
     _base_seq := coalesce(_base_seq, base.last_seq);
     _merged_seq := coalesce(_merged_seq, merged.last_seq);
-    born_id := _id;
-    born_seq := coalesce(_base_seq, 0);
+    created_id := _id;
+    created_seq := coalesce(_base_seq, 0);
     INSERT INTO journals (journal_id, session_id, kind, parent, first_seq, last_seq, processed, base_id, base_seq, home,
         lineage, operator, extras, used, oldest_at, created_at, updated_at)
-    VALUES (_id, _session, _birth ->> 'kind', _birth ->> 'parent',
-        coalesce((SELECT j.first_seq FROM journals j WHERE j.journal_id = _base), 1), born_seq,
-        least(base.processed, _base_seq, born_seq), _base, _base_seq, _birth ->> 'home', _birth ->> 'lineage',
-        _birth ->> 'operator', _birth ->> 'extras',
+    VALUES (_id, _session, _creation ->> 'kind', _creation ->> 'parent',
+        coalesce((SELECT j.first_seq FROM journals j WHERE j.journal_id = _base), 1), created_seq,
+        least(base.processed, _base_seq, created_seq), _base, _base_seq, _creation ->> 'home', _creation ->> 'lineage',
+        _creation ->> 'operator', _creation ->> 'extras',
         coalesce(merged.used, '{}') || coalesce(base.used, '{}'), _now, _now, _now);
     INSERT INTO journal_parents (journal_id, position, parent_id)
     SELECT _id, p.n, p.id FROM unnest(_parents) WITH ORDINALITY AS p (id, n);
@@ -1710,7 +1712,7 @@ BEGIN
         )
         INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, event_id, wake_id, payload, origin_id,
             origin_seq)
-        SELECT _id, born_seq + row_number() OVER (ORDER BY f.seq), f.recorded_at,
+        SELECT _id, created_seq + row_number() OVER (ORDER BY f.seq), f.recorded_at,
             f.is_input AND f.seq > merged.processed, f.kind,
             CASE WHEN NOT EXISTS (
                 SELECT FROM left_part l JOIN journal_entries o ON o.journal_id = l.journal_id AND o.event_id = f.event_id
@@ -1724,43 +1726,43 @@ BEGIN
                 SELECT FROM journal_entries o JOIN left_part l ON l.journal_id = o.journal_id
                 WHERE o.origin_id = f.from_id AND o.origin_seq = f.from_seq AND o.seq > l.low AND o.seq <= l.high);
         GET DIAGNOSTICS copied = ROW_COUNT;
-        born_seq := born_seq + copied;
+        created_seq := created_seq + copied;
     END IF;
     INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, event_id, wake_id, payload)
-    SELECT _id, born_seq + e.n, coalesce((e.entry ->> 5)::timestamptz, _now), (e.entry ->> 4)::boolean, e.entry ->> 0,
+    SELECT _id, created_seq + e.n, coalesce((e.entry ->> 5)::timestamptz, _now), (e.entry ->> 4)::boolean, e.entry ->> 0,
         e.entry ->> 2, e.entry ->> 3, e.entry ->> 1
-    FROM jsonb_array_elements(_birth -> 'entries') WITH ORDINALITY AS e (entry, n);
+    FROM jsonb_array_elements(_creation -> 'entries') WITH ORDINALITY AS e (entry, n);
     GET DIAGNOSTICS copied = ROW_COUNT;
-    born_seq := born_seq + copied;
-    UPDATE journals j SET last_seq = born_seq, size = (
+    created_seq := created_seq + copied;
+    UPDATE journals j SET last_seq = created_seq, size = (
         SELECT coalesce(sum(octet_length(e.payload)), 0) FROM journal_entries e WHERE e.journal_id = _id),
         oldest_at = least(oldest_at, CASE WHEN _base IS NULL
             THEN (SELECT min(e.recorded_at) FROM journal_entries e WHERE e.journal_id = _id) END)
     WHERE j.journal_id = _id;
-    IF _birth ->> 'message' IS NOT NULL AND EXISTS (
+    IF _creation ->> 'message' IS NOT NULL AND EXISTS (
         SELECT FROM journals j CROSS JOIN LATERAL find_entries(
-            _id, j.processed, born_seq + 1, '{}', NULL, NULL, true, false, 1)
+            _id, j.processed, created_seq + 1, '{}', NULL, NULL, true, false, 1)
         WHERE j.journal_id = _id) THEN
         PERFORM FROM send_messages(
-            ARRAY[_session], ARRAY[NULL::text], ARRAY[replace(_birth ->> 'message', '"$SEQ"', born_seq::text)],
+            ARRAY[_session], ARRAY[NULL::text], ARRAY[replace(_creation ->> 'message', '"$SEQ"', created_seq::text)],
             ARRAY[0::float8], ARRAY[NULL::bigint], ARRAY[NULL::bigint], ARRAY[NULL::bigint]);
     END IF;
     outcome := 'created';
 END $$;
 
 -- The same for clients: the quotas apply, and the state of a session is copied from another one, or there is none.
-CREATE FUNCTION create_journal_for_client(_birth jsonb, OUT outcome text, OUT born_id bigint, OUT born_seq bigint)
+CREATE FUNCTION create_journal_for_client(_creation jsonb, OUT outcome text, OUT created_id bigint, OUT created_seq bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
-    IF _birth ? 'state' THEN
+    IF _creation ? 'state' THEN
         RAISE insufficient_privilege USING MESSAGE = 'create_journal_for_client takes no state';
     END IF;
-    SELECT b.* INTO outcome, born_id, born_seq FROM create_journal(_birth - 'of_wake') b;
+    SELECT b.* INTO outcome, created_id, created_seq FROM create_journal(_creation - 'of_wake') b;
 END $$;
 
--- The births of wakes, behind what these have added to their journals, which are in the same order; see `JournalWrite`. With
--- `_only`, the births of other writes are left out.
-CREATE FUNCTION create_journals(_births text[], _home text[], _home_epoch bigint[], _only bigint[] = NULL) RETURNS void
+-- Creates the journals that wakes create, behind what these wakes have added to their journals, which are in the same order;
+-- see `JournalWrite`. With `_only`, those of other writes are left out.
+CREATE FUNCTION create_journals(_creations text[], _home text[], _home_epoch bigint[], _only bigint[] = NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM sessions s WHERE s.session_id = ANY (_home) ORDER BY s.session_id FOR NO KEY UPDATE;
@@ -1768,17 +1770,17 @@ BEGIN
         SELECT FROM unnest(_home) WITH ORDINALITY AS h (session_id, n) JOIN sessions s USING (session_id)
         WHERE s.epoch > _home_epoch[h.n] AND (_only IS NULL OR h.n = ANY (_only)))
        OR EXISTS (
-        SELECT FROM unnest(_births) WITH ORDINALITY AS w (births, n)
-        CROSS JOIN LATERAL jsonb_array_elements(w.births::jsonb) AS b (birth)
-        CROSS JOIN LATERAL create_journal(b.birth || '{"of_wake": true}') AS r
-        WHERE w.births IS NOT NULL AND (_only IS NULL OR w.n = ANY (_only)) AND r.outcome NOT IN ('created', 'repeated')) THEN
+        SELECT FROM unnest(_creations) WITH ORDINALITY AS w (creations, n)
+        CROSS JOIN LATERAL jsonb_array_elements(w.creations::jsonb) AS b (creation)
+        CROSS JOIN LATERAL create_journal(b.creation || '{"of_wake": true}') AS r
+        WHERE w.creations IS NOT NULL AND (_only IS NULL OR w.n = ANY (_only)) AND r.outcome NOT IN ('created', 'repeated')) THEN
         PERFORM refuse();
     END IF;
 END $$;
 
 CREATE FUNCTION create_missing_journals(
     _session text[], _kind text[], _entry_kind text[], _event text[], _sender text[], _start_name text[], _start text[],
-    _start_birth text[], _start_version text[], _start_journal bigint[], _start_parent text[], _only bigint[]
+    _start_generation text[], _start_version text[], _start_journal bigint[], _start_parent text[], _only bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     missing bigint[]; -- places of elements that need an instance
@@ -1808,8 +1810,8 @@ BEGIN
     IF missing IS NOT NULL THEN
         -- No quota refuses what a wake starts.
         WITH created AS (
-            INSERT INTO instances (instance_id, birth, name, version, session_id, created_at, updated_at)
-            SELECT _session[m.k], _start_birth[m.k], _start_name[m.k], _start_version[m.k], _session[m.k], c.now, c.now
+            INSERT INTO instances (instance_id, generation, name, version, session_id, created_at, updated_at)
+            SELECT _session[m.k], _start_generation[m.k], _start_name[m.k], _start_version[m.k], _session[m.k], c.now, c.now
             FROM unnest(missing) WITH ORDINALITY AS m (k, place) CROSS JOIN (SELECT clock() AS now) c
             WHERE _sender[m.k] IS NOT NULL ORDER BY m.place
             ON CONFLICT (instance_id) DO NOTHING
@@ -1825,7 +1827,7 @@ BEGIN
         -- A quota refuses all of a batch: then each is tried on its own.
         SELECT bool_or(c.quota IS NOT NULL) INTO refused FROM create_instances(
             ARRAY (SELECT _session[m.k] FROM unnest(missing) AS m (k)),
-            ARRAY (SELECT _start_birth[m.k] FROM unnest(missing) AS m (k)),
+            ARRAY (SELECT _start_generation[m.k] FROM unnest(missing) AS m (k)),
             ARRAY (SELECT _start_name[m.k] FROM unnest(missing) AS m (k)),
             ARRAY (SELECT _start_version[m.k] FROM unnest(missing) AS m (k)),
             ARRAY (SELECT _start[m.k] FROM unnest(missing) AS m (k)),
@@ -1836,7 +1838,7 @@ BEGIN
         IF refused AND cardinality(missing) > 1 THEN
             FOREACH one IN ARRAY missing LOOP
                 PERFORM FROM create_instances(
-                    ARRAY[_session[one]], ARRAY[_start_birth[one]], ARRAY[_start_name[one]], ARRAY[_start_version[one]],
+                    ARRAY[_session[one]], ARRAY[_start_generation[one]], ARRAY[_start_name[one]], ARRAY[_start_version[one]],
                     ARRAY[_start[one]], ARRAY[NULL::text], ARRAY[NULL::text], ARRAY[0::float8], ARRAY[NULL::text],
                     ARRAY[NULL::text], ARRAY[_session[one]]);
             END LOOP;
@@ -1860,11 +1862,11 @@ END $$;
 
 CREATE FUNCTION start_journals(
     _session text[], _kind text[], _entry_kind text[], _event text[], _sender text[], _start_name text[], _start text[],
-    _start_birth text[], _start_version text[], _start_journal bigint[], _start_parent text[], _only bigint[]
+    _start_generation text[], _start_version text[], _start_journal bigint[], _start_parent text[], _only bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
-    RETURN create_missing_journals(_session, _kind, _entry_kind, _event, _sender, _start_name, _start, _start_birth,
+    RETURN create_missing_journals(_session, _kind, _entry_kind, _event, _sender, _start_name, _start, _start_generation,
         _start_version, _start_journal, _start_parent, _only);
 END $$;
 
@@ -1914,7 +1916,7 @@ END $$;
 CREATE FUNCTION append_journals(
     _session text[], _kind text[], _entry_kind text[], _entry text[], _event text[], _wake text[], _input boolean[],
     _message text[], _unread_limit bigint[],
-    _start_name text[] = NULL, _start text[] = NULL, _start_birth text[] = NULL, _start_version text[] = NULL,
+    _start_name text[] = NULL, _start text[] = NULL, _start_generation text[] = NULL, _start_version text[] = NULL,
     _start_journal bigint[] = NULL, _start_parent text[] = NULL,
     _answer text[] = NULL, _answer_kind text[] = NULL, _answer_wake text[] = NULL, _drops boolean[] = NULL,
     _closes boolean[] = NULL, _sender text[] = NULL,
@@ -1931,7 +1933,7 @@ BEGIN
         SELECT a.places, a.outcomes, a.seqs, a.journal_ids, a.created, a.woken, a.holders
         INTO places, outcomes, seqs, journal_ids, created, woken, holders
         FROM append_other_journals(_session, _kind, _entry_kind, _entry, _event, _wake, _input, _message,
-            _unread_limit, _start_name, _start, _start_birth, _start_version, _start_journal, _start_parent, _answer,
+            _unread_limit, _start_name, _start, _start_generation, _start_version, _start_journal, _start_parent, _answer,
             _answer_kind, _answer_wake, _drops, _closes, _sender, _round, _rounds, _only, _journal) a;
     ELSE
         PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
@@ -1966,7 +1968,7 @@ BEGIN
                 WHERE _event[s.k] IS NOT NULL) e ON true
             LEFT JOIN LATERAL (
                 SELECT a.asleep FROM asleep_items a
-                WHERE a.instance_id = s.session_id AND a.birth = i.birth AND a.execution_id = i.execution_id OFFSET 0
+                WHERE a.instance_id = s.session_id AND a.generation = i.generation AND a.execution_id = i.execution_id OFFSET 0
             ) z ON true
         ), sent AS (
             INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
@@ -1999,7 +2001,7 @@ END $$;
 CREATE FUNCTION append_other_journals(
     _session text[], _kind text[], _entry_kind text[], _entry text[], _event text[], _wake text[], _input boolean[],
     _message text[], _unread_limit bigint[],
-    _start_name text[] = NULL, _start text[] = NULL, _start_birth text[] = NULL, _start_version text[] = NULL,
+    _start_name text[] = NULL, _start text[] = NULL, _start_generation text[] = NULL, _start_version text[] = NULL,
     _start_journal bigint[] = NULL, _start_parent text[] = NULL,
     _answer text[] = NULL, _answer_kind text[] = NULL, _answer_wake text[] = NULL, _drops boolean[] = NULL,
     _closes boolean[] = NULL, _sender text[] = NULL,
@@ -2032,7 +2034,7 @@ BEGIN
           AND NOT EXISTS (
               SELECT FROM journals j JOIN instances i ON i.instance_id = j.session_id WHERE j.session_id = s.session_id))
     THEN
-        fresh := start_journals(_session, _kind, _entry_kind, _event, _sender, _start_name, _start, _start_birth,
+        fresh := start_journals(_session, _kind, _entry_kind, _event, _sender, _start_name, _start, _start_generation,
             _start_version, _start_journal, _start_parent, _only);
     END IF;
     PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
@@ -2043,7 +2045,7 @@ BEGIN
             SELECT s.k, j.journal_id, coalesce(e.seq, j.last_seq + (_entry_kind[s.k] IS NOT NULL)::int) AS seq,
                 coalesce((
                     SELECT z.asleep FROM asleep_items z
-                    WHERE z.instance_id = s.session_id AND z.birth = i.birth AND z.execution_id = i.execution_id
+                    WHERE z.instance_id = s.session_id AND z.generation = i.generation AND z.execution_id = i.execution_id
                 ), false) AS asleep,
                 CASE
                     WHEN (j.journal_id <> _journal[s.k]) IS TRUE OR j.journal_id IS NULL AND (_start_name[s.k] IS NULL OR _entry_kind[s.k] IS NULL)
@@ -2150,7 +2152,7 @@ BEGIN
         ), gone AS (
             -- Not an instance that was there before, which keeps its messages.
             DELETE FROM instances i USING empty e
-            WHERE i.instance_id = e.session_id AND i.birth = ANY (_start_birth) RETURNING i.instance_id
+            WHERE i.instance_id = e.session_id AND i.generation = ANY (_start_generation) RETURNING i.instance_id
         )
         DELETE FROM orchestrator_queue q USING gone g WHERE q.instance_id = g.instance_id;
     END IF;
@@ -2177,7 +2179,7 @@ BEGIN
             UPDATE asleep_items a SET asleep = false
             FROM instances i
             WHERE a.instance_id = _session AND a.asleep
-              AND i.instance_id = a.instance_id AND i.birth = a.birth AND i.execution_id = a.execution_id
+              AND i.instance_id = a.instance_id AND i.generation = a.generation AND i.execution_id = a.execution_id
               AND i.status IN ('pending', 'running', 'suspended')
               AND NOT EXISTS (SELECT FROM quotas q WHERE q.instance_bytes IS NOT NULL)
             RETURNING a.* INTO item;
@@ -2242,7 +2244,7 @@ END $$;
 -- worker that is to fetch it, or an empty text; NULL: all sleep. `_lock` has the sessions of the journals, unless the
 -- transaction has locked these.
 CREATE FUNCTION park_items(
-    _instance text[] = NULL, _birth text[] = NULL, _execution bigint[] = NULL, _activity bigint[] = NULL,
+    _instance text[] = NULL, _generation text[] = NULL, _execution bigint[] = NULL, _activity bigint[] = NULL,
     _name text[] = NULL, _session text[] = NULL, _payload text[] = NULL, _lock text[] = NULL,
     _cancel_instance text[] = NULL, _cancel_execution bigint[] = NULL, _cancel_activity bigint[] = NULL
 ) RETURNS text[] LANGUAGE plpgsql AS $$
@@ -2272,8 +2274,8 @@ BEGIN
         RETURN NULL;
     END IF;
     WITH put AS (
-        INSERT INTO asleep_items AS a (instance_id, birth, execution_id, activity_id, name, session_id, payload, asleep)
-        SELECT w.instance_id, _birth[w.k], _execution[w.k], _activity[w.k], _name[w.k], _session[w.k], _payload[w.k],
+        INSERT INTO asleep_items AS a (instance_id, generation, execution_id, activity_id, name, session_id, payload, asleep)
+        SELECT w.instance_id, _generation[w.k], _execution[w.k], _activity[w.k], _name[w.k], _session[w.k], _payload[w.k],
             CASE
                 WHEN j.journal_id IS NULL THEN false
                 WHEN (SELECT true FROM journal_entries e
@@ -2286,7 +2288,7 @@ BEGIN
         FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, k)
         LEFT JOIN journals j ON j.session_id = w.instance_id
         ON CONFLICT (instance_id) DO UPDATE
-        SET birth = excluded.birth, execution_id = excluded.execution_id, activity_id = excluded.activity_id,
+        SET generation = excluded.generation, execution_id = excluded.execution_id, activity_id = excluded.activity_id,
             name = excluded.name, session_id = excluded.session_id, payload = excluded.payload, asleep = excluded.asleep
         RETURNING a.instance_id, a.asleep
     )
@@ -2539,7 +2541,7 @@ CREATE TYPE committed AS (held text[], epochs bigint[], locked boolean[], holder
 CREATE FUNCTION commit_turns(
     _worker text, _incarnation text, _token text,
     _item_lock float8, _session_lock float8, _touch_below float8,
-    _instance text[], _birth text[], _execution bigint[], _events bigint[], _added bigint[],
+    _instance text[], _generation text[], _execution bigint[], _events bigint[], _added bigint[],
     _event_turn bigint[], _event_id bigint[], _event text[],
     _ack_instance text[], _ack_execution bigint[], _ack_activity bigint[], _ack_token text[],
     -- New work, and the sessions of those items that are to be locked by the caller, each once, in order.
@@ -2554,10 +2556,10 @@ CREATE FUNCTION commit_turns(
     _consume_turn bigint[] = NULL, _consume_id bigint[] = NULL,
     _cancel_turn bigint[] = NULL, _cancel_activity bigint[] = NULL,
     _timer_turn bigint[] = NULL, _timer_id bigint[] = NULL, _finish text[] = NULL,
-    _child_instance text[] = NULL, _child_birth text[] = NULL, _child_name text[] = NULL, _child_version text[] = NULL,
+    _child_instance text[] = NULL, _child_generation text[] = NULL, _child_name text[] = NULL, _child_version text[] = NULL,
     _child_start text[] = NULL, _child_delay float8[] = NULL, _child_parent text[] = NULL,
-    _child_on_exists text[] = NULL, _child_parent_birth text[] = NULL, _child_on_deleted text[] = NULL,
-    _message_instance text[] = NULL, _message_birth text[] = NULL, _message text[] = NULL,
+    _child_on_exists text[] = NULL, _child_parent_generation text[] = NULL, _child_on_deleted text[] = NULL,
+    _message_instance text[] = NULL, _message_generation text[] = NULL, _message text[] = NULL,
     _message_delay float8[] = NULL, _message_execution bigint[] = NULL, _message_timer bigint[] = NULL,
     -- Holds and watches, and instances whose execution ends.
     _hold_turn bigint[] = NULL, _hold_id bigint[] = NULL, _hold_session text[] = NULL, _hold_seconds float8[] = NULL,
@@ -2588,7 +2590,7 @@ BEGIN
         UPDATE instances i
         SET event_count = i.event_count + _added[t.n], claims = 0, unknown_since = NULL, updated_at = clock()
         FROM unnest(_instance) WITH ORDINALITY AS t (instance_id, n)
-        WHERE i.instance_id = t.instance_id AND i.birth = _birth[t.n]
+        WHERE i.instance_id = t.instance_id AND i.generation = _generation[t.n]
           AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
           AND i.execution_id = _execution[t.n] AND i.event_count = _events[t.n];
     ELSE
@@ -2600,7 +2602,7 @@ BEGIN
             error = coalesce(_error[t.n], i.error), unread = coalesce(_unread[t.n], i.unread), claims = 0,
             unknown_since = NULL, updated_at = clock()
         FROM unnest(_instance) WITH ORDINALITY AS t (instance_id, n)
-        WHERE i.instance_id = t.instance_id AND i.birth = _birth[t.n]
+        WHERE i.instance_id = t.instance_id AND i.generation = _generation[t.n]
           AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
           AND i.execution_id = _execution[t.n] AND i.event_count = _events[t.n];
     END IF;
@@ -2623,10 +2625,10 @@ BEGIN
             SELECT c.instance_id, c.k, row_number() OVER (PARTITION BY c.instance_id ORDER BY c.k) AS copy
             FROM unnest(_child_instance) WITH ORDINALITY AS c (instance_id, k)
         ), created AS (
-            INSERT INTO instances (instance_id, birth, name, version, parent_id, parent_birth, on_deleted, created_at,
+            INSERT INTO instances (instance_id, generation, name, version, parent_id, parent_generation, on_deleted, created_at,
                 updated_at)
-            SELECT c.instance_id, _child_birth[c.k], _child_name[c.k], _child_version[c.k], _child_parent[c.k],
-                _child_parent_birth[c.k], _child_on_deleted[c.k], (SELECT clock()), (SELECT clock())
+            SELECT c.instance_id, _child_generation[c.k], _child_name[c.k], _child_version[c.k], _child_parent[c.k],
+                _child_parent_generation[c.k], _child_on_deleted[c.k], (SELECT clock()), (SELECT clock())
             FROM child c WHERE c.copy = 1 ORDER BY c.instance_id
             ON CONFLICT (instance_id) DO NOTHING
             RETURNING instance_id
@@ -2810,7 +2812,7 @@ BEGIN
         SELECT m.instance_id, r.route, (SELECT clock()) + _message_delay[m.k] * interval '1 s', _message[m.k],
             _message_execution[m.k], _message_timer[m.k]
         FROM unnest(_message_instance) WITH ORDINALITY AS m (instance_id, k) JOIN message_routes r USING (instance_id)
-        WHERE _message_birth[m.k] IS NULL OR r.birth = _message_birth[m.k]
+        WHERE _message_generation[m.k] IS NULL OR r.generation = _message_generation[m.k]
         ORDER BY m.k;
         -- An id alone does not say whose message it is: after a failover that lost the last commits it may be another's.
         DELETE FROM orchestrator_queue o USING unnest(_consume_turn) WITH ORDINALITY AS c (n, k)
@@ -2836,7 +2838,7 @@ END $$;
 CREATE FUNCTION commit_plain_turns(
     _worker text, _incarnation text, _token text,
     _item_lock float8, _session_lock float8, _touch_below float8,
-    _instance text[], _birth text[], _execution bigint[], _events bigint[], _added bigint[],
+    _instance text[], _generation text[], _execution bigint[], _events bigint[], _added bigint[],
     _event_turn bigint[], _event_id bigint[], _event text[],
     _ack_instance text[], _ack_execution bigint[], _ack_activity bigint[], _ack_token text[],
     _item_turn bigint[], _item_activity bigint[], _item_name text[], _item_session text[], _item_payload text[],
@@ -2853,7 +2855,7 @@ BEGIN
     UPDATE instances i
     SET event_count = i.event_count + _added[t.n], claims = 0, unknown_since = NULL, updated_at = clock()
     FROM unnest(_instance) WITH ORDINALITY AS t (instance_id, n)
-    WHERE i.instance_id = t.instance_id AND i.birth = _birth[t.n]
+    WHERE i.instance_id = t.instance_id AND i.generation = _generation[t.n]
       AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
       AND i.execution_id = _execution[t.n] AND i.event_count = _events[t.n];
     GET DIAGNOSTICS passed = ROW_COUNT;
@@ -2939,7 +2941,7 @@ END $$;
 CREATE FUNCTION commit_fused_turn(
     _worker text, _incarnation text, _token text,
     _item_lock float8, _session_lock float8, _touch_below float8,
-    _instance text, _birth text, _execution bigint, _events bigint, _event text[],
+    _instance text, _generation text, _execution bigint, _events bigint, _event text[],
     _ack_activity bigint, _ack_token text,
     _item_activity bigint, _item_name text, _item_session text, _item_payload text
 ) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -2950,7 +2952,7 @@ DECLARE
 BEGIN
     UPDATE instances i
     SET event_count = i.event_count + cardinality(_event), claims = 0, unknown_since = NULL, updated_at = clock()
-    WHERE i.instance_id = _instance AND i.birth = _birth
+    WHERE i.instance_id = _instance AND i.generation = _generation
       AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
       AND i.execution_id = _execution AND i.event_count = _events;
     IF NOT FOUND THEN
@@ -3104,7 +3106,7 @@ END $$;
 -- wake; none is an input, and none has an event id. An item asleep is of the instance whose journal this is.
 CREATE FUNCTION commit_wake(
     _worker text, _incarnation text, _session_lock float8, _touch_below float8,
-    _instance text, _birth text, _execution bigint, _events bigint, _event text[],
+    _instance text, _generation text, _execution bigint, _events bigint, _event text[],
     _ack_activity bigint, _ack_token text,
     _session text, _journal bigint, _base bigint, _processed bigint, _wake text, _attempt bigint,
     _entry_kind text[], _entry text[], _size bigint, _clear boolean,
@@ -3124,7 +3126,7 @@ DECLARE
 BEGIN
     UPDATE instances i
     SET event_count = i.event_count + cardinality(_event), claims = 0, unknown_since = NULL, updated_at = clock()
-    WHERE i.instance_id = _instance AND i.birth = _birth
+    WHERE i.instance_id = _instance AND i.generation = _generation
       AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
       AND i.execution_id = _execution AND i.event_count = _events;
     IF NOT FOUND THEN
@@ -3201,12 +3203,12 @@ BEGIN
         END IF;
         -- No other transaction adds the row of an instance that is locked.
         UPDATE asleep_items a
-        SET birth = _birth, execution_id = _execution, activity_id = _asleep_activity, name = _asleep_name,
+        SET generation = _generation, execution_id = _execution, activity_id = _asleep_activity, name = _asleep_name,
             session_id = _asleep_session, payload = _asleep_payload, asleep = true
         WHERE a.instance_id = _instance;
         IF NOT FOUND THEN
-            INSERT INTO asleep_items (instance_id, birth, execution_id, activity_id, name, session_id, payload, asleep)
-            VALUES (_instance, _birth, _execution, _asleep_activity, _asleep_name, _asleep_session, _asleep_payload,
+            INSERT INTO asleep_items (instance_id, generation, execution_id, activity_id, name, session_id, payload, asleep)
+            VALUES (_instance, _generation, _execution, _asleep_activity, _asleep_name, _asleep_session, _asleep_payload,
                 true);
         END IF;
     END IF;

@@ -7,7 +7,8 @@ CREATE DOMAIN instance_status AS text COLLATE "C"
 
 CREATE TABLE instances (
     instance_id text COLLATE "C" PRIMARY KEY,
-    birth text COLLATE "C" NOT NULL DEFAULT gen_random_uuid()::text, -- tells two instances of one id apart: part of each fence
+    -- Tells two instances of one id apart: part of each fence.
+    generation text COLLATE "C" NOT NULL DEFAULT gen_random_uuid()::text,
     name text COLLATE "C" NOT NULL,
     version text COLLATE "C",
     execution_id bigint NOT NULL DEFAULT 1,
@@ -16,7 +17,7 @@ CREATE TABLE instances (
     output text,
     error text,
     parent_id text COLLATE "C",
-    parent_birth text COLLATE "C",      -- of the parent as it was when it created the instance
+    parent_generation text COLLATE "C",      -- of the parent as it was when it created the instance
     on_deleted text,                    -- sent to that parent when the instance is deleted before it has ended
     session_id text COLLATE "C",        -- that it was started with; its children have it too
     owner_worker text COLLATE "C",      -- owns it, or did last
@@ -35,7 +36,7 @@ CREATE INDEX instances_session ON instances (session_id, created_at, instance_id
 CREATE FUNCTION inherit_session() RETURNS trigger LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     SELECT p.session_id INTO NEW.session_id FROM instances p
-    WHERE p.instance_id = NEW.parent_id AND (NEW.parent_birth IS NULL OR p.birth = NEW.parent_birth);
+    WHERE p.instance_id = NEW.parent_id AND (NEW.parent_generation IS NULL OR p.generation = NEW.parent_generation);
     RETURN NEW;
 END $$;
 
@@ -110,7 +111,7 @@ CREATE TABLE instance_counts (
 -- How many bytes the first events of an execution have, so that each event is measured once. Only while there is a quota.
 CREATE TABLE instance_sizes (
     instance_id text COLLATE "C" PRIMARY KEY,
-    birth text COLLATE "C" NOT NULL,
+    generation text COLLATE "C" NOT NULL,
     execution_id bigint NOT NULL,
     event_count integer NOT NULL,
     bytes bigint NOT NULL
@@ -120,11 +121,11 @@ CREATE TABLE instance_sizes (
 -- their instance, or when they are old (`prune_histories`).
 CREATE TABLE message_keys (
     instance_id text COLLATE "C" NOT NULL,
-    birth text COLLATE "C" NOT NULL,
+    generation text COLLATE "C" NOT NULL,
     key text COLLATE "C" NOT NULL,
     reply text,
     updated_at timestamptz NOT NULL,
-    PRIMARY KEY (instance_id, birth, key)
+    PRIMARY KEY (instance_id, generation, key)
 ) WITH (fillfactor = 80);
 CREATE INDEX message_keys_age ON message_keys (updated_at);
 
@@ -146,7 +147,7 @@ CREATE INDEX resources_name ON resources (name, created_at);
 
 -- The route of a message for an instance: to its owner, to any worker, or nowhere for now. Ended instances take none.
 CREATE VIEW message_routes AS
-SELECT i.instance_id, i.birth,
+SELECT i.instance_id, i.generation,
     CASE WHEN i.status = 'suspended' THEN 'suspended' ELSE coalesce('w:' || w.worker_id, 'new') END AS route
 FROM instances i
 LEFT JOIN alive_workers w ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation

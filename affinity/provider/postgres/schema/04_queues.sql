@@ -60,12 +60,12 @@ CREATE INDEX worker_queue_attend ON worker_queue (attend_at) WHERE attend_at IS 
 
 -- Work items that are parked until an input of their journal queues them: see `NewWorkItem.asleep`. In a table of their own,
 -- so no statement on the queue reads them. One row for an instance, written again and again in place. asleep: it waits for an
--- input; false: it was queued, or cancelled. A row counts for the birth and the execution that it names, and for no other one
--- of its instance. Its journal is the one of the instance's id: a transaction that changes `asleep` of a live execution has
--- locked that. So no input is pending while an item is parked.
+-- input; false: it was queued, or cancelled. A row counts for the generation and the execution that it names, and for no other
+-- one of its instance. Its journal is the one of the instance's id: a transaction that changes `asleep` of a live execution
+-- has locked that. So no input is pending while an item is parked.
 CREATE TABLE asleep_items (
     instance_id text COLLATE "C" PRIMARY KEY,
-    birth text COLLATE "C" NOT NULL,
+    generation text COLLATE "C" NOT NULL,
     execution_id bigint NOT NULL,
     activity_id integer NOT NULL,
     name text COLLATE "C" NOT NULL,

@@ -6,7 +6,7 @@
 -- Creates instances with their start messages; those whose id was there are reported to their parents, where asked. Returns
 -- the positions of the new ones; or, when a quota refuses the batch, one row that names it.
 CREATE FUNCTION create_instances(
-    _instance text[], _birth text[], _name text[], _version text[], _start text[], _parent text[], _parent_birth text[],
+    _instance text[], _generation text[], _name text[], _version text[], _start text[], _parent text[], _parent_generation text[],
     _delay float8[], _on_exists text[], _on_deleted text[], _session text[]
 ) RETURNS TABLE (n bigint, quota text, allowed bigint) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -30,9 +30,9 @@ BEGIN
         SELECT w.instance_id, w.n, row_number() OVER (PARTITION BY w.instance_id ORDER BY w.n) AS copy
         FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, n)
     ), created AS (
-        INSERT INTO instances (instance_id, birth, name, version, parent_id, parent_birth, on_deleted, session_id,
+        INSERT INTO instances (instance_id, generation, name, version, parent_id, parent_generation, on_deleted, session_id,
             created_at, updated_at)
-        SELECT w.instance_id, _birth[w.n], _name[w.n], _version[w.n], _parent[w.n], _parent_birth[w.n],
+        SELECT w.instance_id, _generation[w.n], _name[w.n], _version[w.n], _parent[w.n], _parent_generation[w.n],
             _on_deleted[w.n], _session[w.n], (SELECT clock()), (SELECT clock())
         FROM wanted w WHERE w.copy = 1 ORDER BY w.instance_id
         ON CONFLICT (instance_id) DO NOTHING
@@ -59,7 +59,7 @@ END $$;
 -- of the former one stays. Returns the positions of the instances that were in the generation `_ended`, of this name, and had
 -- ended; or, when a quota refuses the batch, one row that names it.
 CREATE FUNCTION restart_instances(
-    _instance text[], _ended text[], _birth text[], _name text[], _version text[], _start text[], _session text[]
+    _instance text[], _ended text[], _generation text[], _name text[], _version text[], _start text[], _session text[]
 ) RETURNS TABLE (n bigint, quota text, allowed bigint) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     most bigint;
@@ -71,11 +71,11 @@ BEGIN
     END IF;
     FOR n IN SELECT w.k FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, k) ORDER BY w.instance_id, w.k LOOP
         UPDATE instances i
-        SET birth = _birth[n], version = _version[n], execution_id = i.execution_id + 1, event_count = 0,
+        SET generation = _generation[n], version = _version[n], execution_id = i.execution_id + 1, event_count = 0,
             status = 'pending', custom_status = NULL, output = NULL, error = NULL, parent_id = NULL,
-            parent_birth = NULL, on_deleted = NULL, session_id = _session[n], owner_incarnation = NULL, claims = 0,
+            parent_generation = NULL, on_deleted = NULL, session_id = _session[n], owner_incarnation = NULL, claims = 0,
             unknown_since = NULL, unread = 0, updated_at = clock()
-        WHERE i.instance_id = _instance[n] AND i.birth = _ended[n] AND i.name = _name[n]
+        WHERE i.instance_id = _instance[n] AND i.generation = _ended[n] AND i.name = _name[n]
           AND i.status IN ('completed', 'failed', 'cancelled');
         CONTINUE WHEN NOT FOUND;
         -- What was sent while the former generation ended is not for this one.
@@ -90,7 +90,7 @@ END $$;
 
 -- Sends messages, and returns the delivery of each. The size of an instance is NULL when its limit was lifted meanwhile.
 CREATE FUNCTION send_messages(
-    _instance text[], _birth text[], _payload text[], _delay float8[], _timer_execution bigint[], _timer_id bigint[],
+    _instance text[], _generation text[], _payload text[], _delay float8[], _timer_execution bigint[], _timer_id bigint[],
     _unread_limit bigint[]
 ) RETURNS TABLE (n bigint, delivery text) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -99,8 +99,8 @@ DECLARE
 BEGIN
     SELECT * INTO most FROM quotas;
     IF most.instance_bytes IS NOT NULL THEN
-        INSERT INTO instance_sizes AS s (instance_id, birth, execution_id, event_count, bytes)
-        SELECT i.instance_id, i.birth, i.execution_id, i.event_count, coalesce(z.bytes, 0) + (
+        INSERT INTO instance_sizes AS s (instance_id, generation, execution_id, event_count, bytes)
+        SELECT i.instance_id, i.generation, i.execution_id, i.event_count, coalesce(z.bytes, 0) + (
             SELECT coalesce(sum(octet_length(h.event)), 0) FROM history h
             WHERE h.instance_id = i.instance_id AND h.execution_id = i.execution_id
               AND h.event_id > coalesce(z.event_count, 0) AND h.event_id <= i.event_count)
@@ -109,10 +109,10 @@ BEGIN
             WHERE w.unread_limit IS NOT NULL ORDER BY w.instance_id) w
         JOIN instances i ON i.instance_id = w.instance_id
         LEFT JOIN instance_sizes z
-            ON z.instance_id = i.instance_id AND z.birth = i.birth AND z.execution_id = i.execution_id
+            ON z.instance_id = i.instance_id AND z.generation = i.generation AND z.execution_id = i.execution_id
         WHERE z.event_count IS DISTINCT FROM i.event_count
         ON CONFLICT (instance_id) DO UPDATE
-        SET birth = excluded.birth, execution_id = excluded.execution_id, event_count = excluded.event_count,
+        SET generation = excluded.generation, execution_id = excluded.execution_id, event_count = excluded.event_count,
             bytes = excluded.bytes;
     END IF;
     RETURN QUERY WITH message AS MATERIALIZED (
@@ -126,14 +126,14 @@ BEGIN
                 > least(m.unread_limit, most.unread_events)
             ELSE false END AS is_full,
             (CASE WHEN m.unread_limit IS NOT NULL AND most.instance_bytes IS NOT NULL THEN (
-                SELECT z.bytes FROM instance_sizes z WHERE z.instance_id = m.instance_id AND z.birth = i.birth
+                SELECT z.bytes FROM instance_sizes z WHERE z.instance_id = m.instance_id AND z.generation = i.generation
             ) + (
                 SELECT coalesce(sum(octet_length(q.payload)), 0) FROM orchestrator_queue q
                 WHERE q.instance_id = m.instance_id AND q.timer_execution IS NULL
             ) + sum(octet_length(_payload[m.n])) OVER (PARTITION BY m.instance_id ORDER BY m.n) > most.instance_bytes
             END) IS TRUE AS is_over
-        FROM unnest(_instance, _birth, _unread_limit) WITH ORDINALITY AS m (instance_id, birth, unread_limit, n)
-        JOIN instances i ON i.instance_id = m.instance_id AND (m.birth IS NULL OR i.birth = m.birth)
+        FROM unnest(_instance, _generation, _unread_limit) WITH ORDINALITY AS m (instance_id, generation, unread_limit, n)
+        JOIN instances i ON i.instance_id = m.instance_id AND (m.generation IS NULL OR i.generation = m.generation)
         LEFT JOIN message_routes r ON r.instance_id = m.instance_id
     ), sent AS (
         INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload, timer_execution, timer_id)
@@ -150,14 +150,14 @@ END $$;
 -- Sends messages as `send_messages`, of which some have a key. The instances of these are locked against deletion, so
 -- that a deletion removes the new keys too.
 CREATE FUNCTION send_keyed_messages(
-    _instance text[], _birth text[], _payload text[], _delay float8[], _timer_execution bigint[], _timer_id bigint[],
+    _instance text[], _generation text[], _payload text[], _delay float8[], _timer_execution bigint[], _timer_id bigint[],
     _unread_limit bigint[], _key text[]
 ) RETURNS TABLE (n bigint, delivery text) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
     fresh bigint[]; -- messages with a key that their instance has not got yet
     sent bigint[];  -- all but those whose key is there
-    instances_ text[]; births text[]; payloads text[]; delays float8[];
+    instances_ text[]; generations text[]; payloads text[]; delays float8[];
     timer_executions bigint[]; timer_ids bigint[]; unread_limits bigint[];
 BEGIN
     PERFORM FROM instances i
@@ -165,36 +165,36 @@ BEGIN
         SELECT m.instance_id FROM unnest(_instance, _key) AS m (instance_id, key) WHERE m.key IS NOT NULL))
     ORDER BY i.instance_id FOR KEY SHARE;
     WITH wanted AS MATERIALIZED (
-        SELECT m.instance_id, i.birth, m.key, min(m.n) AS n
-        FROM unnest(_instance, _birth, _key) WITH ORDINALITY AS m (instance_id, birth, key, n)
-        JOIN instances i ON i.instance_id = m.instance_id AND (m.birth IS NULL OR i.birth = m.birth)
+        SELECT m.instance_id, i.generation, m.key, min(m.n) AS n
+        FROM unnest(_instance, _generation, _key) WITH ORDINALITY AS m (instance_id, generation, key, n)
+        JOIN instances i ON i.instance_id = m.instance_id AND (m.generation IS NULL OR i.generation = m.generation)
         WHERE m.key IS NOT NULL AND i.status NOT IN ('completed', 'failed', 'cancelled')
-        GROUP BY m.instance_id, i.birth, m.key
+        GROUP BY m.instance_id, i.generation, m.key
     ), added AS (
-        INSERT INTO message_keys (instance_id, birth, key, updated_at)
-        SELECT w.instance_id, w.birth, w.key, clock() FROM wanted w ORDER BY w.instance_id, w.key
-        ON CONFLICT (instance_id, birth, key) DO NOTHING
-        RETURNING instance_id, birth, key
+        INSERT INTO message_keys (instance_id, generation, key, updated_at)
+        SELECT w.instance_id, w.generation, w.key, clock() FROM wanted w ORDER BY w.instance_id, w.key
+        ON CONFLICT (instance_id, generation, key) DO NOTHING
+        RETURNING instance_id, generation, key
     )
     -- By IN where nothing is joined, here and below: it is looked up by hash. A join of two columns would compare each
     -- with each, since nobody knows how long they are.
     SELECT coalesce(array_agg(w.n) FILTER (
-        WHERE (w.instance_id, w.birth, w.key) IN (SELECT a.instance_id, a.birth, a.key FROM added a)), '{}')
+        WHERE (w.instance_id, w.generation, w.key) IN (SELECT a.instance_id, a.generation, a.key FROM added a)), '{}')
     INTO fresh FROM wanted w;
     -- What is sent, as columns: element by element, a look at a column of texts reads all before it.
-    SELECT array_agg(m.n ORDER BY m.n), array_agg(m.instance_id ORDER BY m.n), array_agg(m.birth ORDER BY m.n),
+    SELECT array_agg(m.n ORDER BY m.n), array_agg(m.instance_id ORDER BY m.n), array_agg(m.generation ORDER BY m.n),
         array_agg(m.payload ORDER BY m.n), array_agg(m.delay ORDER BY m.n),
         array_agg(m.timer_execution ORDER BY m.n), array_agg(m.timer_id ORDER BY m.n),
         array_agg(m.unread_limit ORDER BY m.n)
-    INTO sent, instances_, births, payloads, delays, timer_executions, timer_ids, unread_limits
-    FROM unnest(_instance, _birth, _payload, _delay, _timer_execution, _timer_id, _unread_limit, _key)
-         WITH ORDINALITY AS m (instance_id, birth, payload, delay, timer_execution, timer_id, unread_limit, key, n)
+    INTO sent, instances_, generations, payloads, delays, timer_executions, timer_ids, unread_limits
+    FROM unnest(_instance, _generation, _payload, _delay, _timer_execution, _timer_id, _unread_limit, _key)
+         WITH ORDINALITY AS m (instance_id, generation, payload, delay, timer_execution, timer_id, unread_limit, key, n)
     WHERE m.key IS NULL OR m.n IN (SELECT f.n FROM unnest(fresh) AS f (n)) OR (
         -- A scalar: one look into the index for each, whatever the planner takes the tables for.
         SELECT k.key FROM message_keys k
-        WHERE k.instance_id = m.instance_id AND k.key = m.key AND k.birth = (
-            SELECT i.birth FROM instances i
-            WHERE i.instance_id = m.instance_id AND (m.birth IS NULL OR i.birth = m.birth))
+        WHERE k.instance_id = m.instance_id AND k.key = m.key AND k.generation = (
+            SELECT i.generation FROM instances i
+            WHERE i.instance_id = m.instance_id AND (m.generation IS NULL OR i.generation = m.generation))
     ) IS NULL;
     RETURN QUERY WITH message AS MATERIALIZED (
         SELECT m.n, max(m.instance_id) AS instance_id, max(m.key) AS key, max(m.delivery) AS delivery,
@@ -206,14 +206,14 @@ BEGIN
             UNION ALL
             SELECT sent[o.n], NULL, NULL, o.delivery
             FROM send_messages(
-                instances_, births, payloads, delays, timer_executions, timer_ids, unread_limits) o
+                instances_, generations, payloads, delays, timer_executions, timer_ids, unread_limits) o
         ) m GROUP BY m.n
     ), refused AS ( -- it may be sent again under its key
         DELETE FROM message_keys WHERE ctid = ANY (ARRAY(
             SELECT (
                 SELECT k.ctid FROM message_keys k
                 WHERE k.instance_id = m.instance_id AND k.key = m.key
-                  AND k.birth = (SELECT i.birth FROM instances i WHERE i.instance_id = m.instance_id))
+                  AND k.generation = (SELECT i.generation FROM instances i WHERE i.instance_id = m.instance_id))
             FROM message m WHERE m.is_first AND m.delivery <> 'delivered'))
     ), answer AS (
         SELECT m.n, CASE
@@ -228,16 +228,16 @@ END $$;
 
 -- The replies of a batch of turns, called behind their commit. Of several to one message the first counts. The key is there
 -- unless it was old.
-CREATE FUNCTION reply_messages(_instance text[], _birth text[], _key text[], _reply text[]) RETURNS void
+CREATE FUNCTION reply_messages(_instance text[], _generation text[], _key text[], _reply text[]) RETURNS void
 LANGUAGE sql VOLATILE AS $$
-    INSERT INTO message_keys AS k (instance_id, birth, key, reply, updated_at)
-    SELECT r.instance_id, r.birth, r.key, r.reply, clock()
+    INSERT INTO message_keys AS k (instance_id, generation, key, reply, updated_at)
+    SELECT r.instance_id, r.generation, r.key, r.reply, clock()
     FROM (
-        SELECT DISTINCT ON (m.instance_id, m.birth, m.key) m.*
-        FROM unnest(_instance, _birth, _key, _reply) WITH ORDINALITY AS m (instance_id, birth, key, reply, n)
-        ORDER BY m.instance_id, m.birth, m.key, m.n
+        SELECT DISTINCT ON (m.instance_id, m.generation, m.key) m.*
+        FROM unnest(_instance, _generation, _key, _reply) WITH ORDINALITY AS m (instance_id, generation, key, reply, n)
+        ORDER BY m.instance_id, m.generation, m.key, m.n
     ) r
-    ON CONFLICT (instance_id, birth, key) DO UPDATE SET reply = excluded.reply, updated_at = excluded.updated_at
+    ON CONFLICT (instance_id, generation, key) DO UPDATE SET reply = excluded.reply, updated_at = excluded.updated_at
     WHERE k.reply IS NULL
 $$;
 
@@ -263,11 +263,11 @@ DECLARE
     gone text[];                  -- what is deleted
 BEGIN
     LOOP
-        WITH RECURSIVE tree (root, instance_id, birth) AS (
-            SELECT i.instance_id, i.instance_id, i.birth FROM instances i WHERE i.instance_id = ANY (_instance)
+        WITH RECURSIVE tree (root, instance_id, generation) AS (
+            SELECT i.instance_id, i.instance_id, i.generation FROM instances i WHERE i.instance_id = ANY (_instance)
             UNION
-            SELECT t.root, c.instance_id, c.birth FROM tree t JOIN instances c ON c.parent_id = t.instance_id
-            WHERE _tree AND (c.parent_birth IS NULL OR c.parent_birth = t.birth)
+            SELECT t.root, c.instance_id, c.generation FROM tree t JOIN instances c ON c.parent_id = t.instance_id
+            WHERE _tree AND (c.parent_generation IS NULL OR c.parent_generation = t.generation)
         )
         SELECT array_agg(t.root ORDER BY t.root, t.instance_id), array_agg(t.instance_id ORDER BY t.root, t.instance_id)
         INTO roots, members FROM tree t;
@@ -289,7 +289,7 @@ BEGIN
     END IF;
     INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
     SELECT r.instance_id, r.route, clock(), i.on_deleted
-    FROM instances i JOIN message_routes r ON r.instance_id = i.parent_id AND r.birth = i.parent_birth
+    FROM instances i JOIN message_routes r ON r.instance_id = i.parent_id AND r.generation = i.parent_generation
     WHERE i.instance_id = ANY (gone) AND i.status NOT IN ('completed', 'failed', 'cancelled')
       AND i.on_deleted IS NOT NULL AND NOT i.parent_id = ANY (gone);
     PERFORM end_work(gone);
@@ -302,8 +302,8 @@ END $$;
 
 -- Opens an instance again at an earlier point of its history: see `Reset` in affinity/provider/contract.
 CREATE FUNCTION reset_instance(
-    _instance text, _birth text, _execution bigint, _events bigint, _keep bigint, _event text[], _custom_status text,
-    _message_instance text[], _message_birth text[], _message text[], _message_delay float8[], _message_timer bigint[],
+    _instance text, _generation text, _execution bigint, _events bigint, _keep bigint, _event text[], _custom_status text,
+    _message_instance text[], _message_generation text[], _message text[], _message_delay float8[], _message_timer bigint[],
     _item_activity bigint[], _item_name text[], _item_session text[], _item_payload text[],
     _watch_session text[], _watch text[], _item_order text[]
 ) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -316,7 +316,7 @@ BEGIN
     SET execution_id = _execution + 1, event_count = _keep + cardinality(_event), status = 'running', output = NULL,
         error = NULL, custom_status = coalesce(_custom_status, i.custom_status), owner_incarnation = NULL, claims = 0,
         unknown_since = NULL, unread = 0, updated_at = clock()
-    WHERE i.instance_id = _instance AND i.birth = _birth AND i.execution_id = _execution AND i.event_count = _events;
+    WHERE i.instance_id = _instance AND i.generation = _generation AND i.execution_id = _execution AND i.event_count = _events;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
@@ -342,7 +342,7 @@ BEGIN
     FROM unnest(_message_instance) WITH ORDINALITY AS m (instance_id, k) JOIN message_routes r USING (instance_id)
     LEFT JOIN orchestrator_queue o
         ON o.instance_id = _instance AND o.timer_execution = _execution AND o.timer_id = _message_timer[m.k]
-    WHERE _message_birth[m.k] IS NULL OR r.birth = _message_birth[m.k]
+    WHERE _message_generation[m.k] IS NULL OR r.generation = _message_generation[m.k]
     ORDER BY m.k;
     DELETE FROM orchestrator_queue WHERE instance_id = _instance AND timer_execution = _execution;
     UPDATE orchestrator_queue SET route = 'new' WHERE instance_id = _instance AND route <> 'new';

@@ -12,7 +12,8 @@ CREATE TABLE session_states (
     message_count integer,
     participants jsonb NOT NULL,
     version bigint NOT NULL,
-    birth text COLLATE "C" NOT NULL DEFAULT gen_random_uuid()::text, -- versions begin again with a record that is recreated
+    -- Versions begin again with a record that is recreated.
+    generation text COLLATE "C" NOT NULL DEFAULT gen_random_uuid()::text,
     epoch bigint, -- of the lease that wrote it last; NULL: none ever did
     turn text COLLATE "C", -- idempotency key of the last write
     created_at timestamptz NOT NULL,

@@ -4,7 +4,7 @@
 -- to that number. first_seq: the first entry that is kept. size: bytes of the payloads of its own entries. dropped_seq: the
 -- last entry that dropped requests. ended_wake, ended_attempt: the last attempt of which a stream has ended. oldest_at: no
 -- entry of its own is older. home: the session on whose lease the wakes run; NULL: its own. lineage, operator, extras: how it
--- was made from others (`JournalBirth` in affinity/journal.py). All that changes with each entry is in no index.
+-- was made from others (`JournalCreation` in affinity/journal.py). All that changes with each entry is in no index.
 CREATE TABLE journals (
     journal_id bigint PRIMARY KEY,
     session_id text COLLATE "C",
@@ -211,25 +211,25 @@ BEGIN
 END $$;
 
 -- Creating.
-CREATE FUNCTION creation_parents(_birth jsonb) RETURNS bigint[] LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION creation_parents(_creation jsonb) RETURNS bigint[] LANGUAGE sql IMMUTABLE AS $$
     SELECT ARRAY (
-        SELECT p.id::bigint FROM jsonb_array_elements_text(_birth -> 'parents') WITH ORDINALITY AS p (id, n) ORDER BY p.n)
+        SELECT p.id::bigint FROM jsonb_array_elements_text(_creation -> 'parents') WITH ORDINALITY AS p (id, n) ORDER BY p.n)
 $$;
 
 -- Why a journal is not created; NULL: nothing is in its way.
-CREATE FUNCTION creation_refusal(_birth jsonb) RETURNS text LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION creation_refusal(_creation jsonb) RETURNS text LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    _session text := _birth ->> 'session_id';
-    _parents bigint[] := creation_parents(_birth);
-    _base bigint := (_birth ->> 'base_id')::bigint;
-    _base_seq bigint := (_birth ->> 'base_seq')::bigint;
-    _merged bigint := (_birth ->> 'merged_id')::bigint;
-    _merged_seq bigint := (_birth ->> 'merged_seq')::bigint;
+    _session text := _creation ->> 'session_id';
+    _parents bigint[] := creation_parents(_creation);
+    _base bigint := (_creation ->> 'base_id')::bigint;
+    _base_seq bigint := (_creation ->> 'base_seq')::bigint;
+    _merged bigint := (_creation ->> 'merged_id')::bigint;
+    _merged_seq bigint := (_creation ->> 'merged_seq')::bigint;
     base journals;
     merged journals;
     same boolean;
 BEGIN
-    SELECT coalesce(j.lineage = _birth ->> 'lineage', false) AND j.operator = _birth ->> 'operator' AND _parents = ARRAY (
+    SELECT coalesce(j.lineage = _creation ->> 'lineage', false) AND j.operator = _creation ->> 'operator' AND _parents = ARRAY (
         SELECT p.parent_id FROM journal_parents p WHERE p.journal_id = j.journal_id ORDER BY p.position)
     INTO same FROM journals j WHERE j.session_id = _session;
     IF FOUND THEN
@@ -237,7 +237,7 @@ BEGIN
     END IF;
     IF EXISTS (SELECT FROM instances i WHERE i.instance_id = _session)
        OR EXISTS (SELECT FROM session_states r WHERE r.session_id = _session)
-       OR EXISTS (SELECT FROM journals j WHERE j.journal_id = (_birth ->> 'journal_id')::bigint) THEN
+       OR EXISTS (SELECT FROM journals j WHERE j.journal_id = (_creation ->> 'journal_id')::bigint) THEN
         RETURN 'taken';
     END IF;
     SELECT * INTO base FROM journals j WHERE j.journal_id = _base AND j.session_id IS NOT NULL;
@@ -249,7 +249,7 @@ BEGIN
     END IF;
     IF coalesce(_base_seq > base.last_seq OR _base_seq < base.first_seq - 1, false)
        OR coalesce(_merged_seq > merged.last_seq OR _merged_seq < merged.first_seq - 1, false)
-       OR coalesce((_birth ->> 'copies_state')::boolean AND _birth ->> 'state' IS NULL AND _base_seq < base.last_seq, false)
+       OR coalesce((_creation ->> 'copies_state')::boolean AND _creation ->> 'state' IS NULL AND _base_seq < base.last_seq, false)
     THEN
         RETURN 'beyond';
     END IF;
@@ -257,49 +257,49 @@ BEGIN
 END $$;
 
 -- Whether the journals of a wake can be created, and the session on whose lease it ran has no greater epoch.
-CREATE FUNCTION creations_fit(_births text, _home text, _home_epoch bigint) RETURNS boolean LANGUAGE sql STABLE AS $$
+CREATE FUNCTION creations_fit(_creations text, _home text, _home_epoch bigint) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT NOT EXISTS (SELECT FROM sessions s WHERE s.session_id = _home AND s.epoch > _home_epoch)
         AND NOT EXISTS (
-            SELECT FROM jsonb_array_elements(coalesce(_births, '[]')::jsonb) AS b (birth)
-            WHERE coalesce(creation_refusal(b.birth), 'repeated') <> 'repeated')
+            SELECT FROM jsonb_array_elements(coalesce(_creations, '[]')::jsonb) AS b (creation)
+            WHERE coalesce(creation_refusal(b.creation), 'repeated') <> 'repeated')
 $$;
 
--- Creates a journal from others: see `JournalBirth`. With the rights of the role that migrated.
+-- Creates a journal from others: see `JournalCreation`. With the rights of the role that migrated.
 --
 -- Rows are locked in the order of all verbs: instances, sessions, session_states, journals.
-CREATE FUNCTION create_journal(_birth jsonb, OUT outcome text, OUT born_id bigint, OUT born_seq bigint)
+CREATE FUNCTION create_journal(_creation jsonb, OUT outcome text, OUT created_id bigint, OUT created_seq bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
-    _session text := _birth ->> 'session_id';
-    _id bigint := (_birth ->> 'journal_id')::bigint;
-    _parents bigint[] := creation_parents(_birth);
-    _base bigint := (_birth ->> 'base_id')::bigint;
-    _base_seq bigint := (_birth ->> 'base_seq')::bigint;
-    _merged bigint := (_birth ->> 'merged_id')::bigint;
-    _merged_seq bigint := (_birth ->> 'merged_seq')::bigint;
+    _session text := _creation ->> 'session_id';
+    _id bigint := (_creation ->> 'journal_id')::bigint;
+    _parents bigint[] := creation_parents(_creation);
+    _base bigint := (_creation ->> 'base_id')::bigint;
+    _base_seq bigint := (_creation ->> 'base_seq')::bigint;
+    _merged bigint := (_creation ->> 'merged_id')::bigint;
+    _merged_seq bigint := (_creation ->> 'merged_seq')::bigint;
     _now timestamptz := clock();
     base journals;
     merged journals;
     copied bigint := 0;
 BEGIN
-    outcome := creation_refusal(_birth);
+    outcome := creation_refusal(_creation);
     IF outcome IS NOT NULL THEN
-        SELECT j.journal_id, j.last_seq INTO born_id, born_seq FROM journals j WHERE j.session_id = _session;
+        SELECT j.journal_id, j.last_seq INTO created_id, created_seq FROM journals j WHERE j.session_id = _session;
         RETURN;
     END IF;
-    IF (_birth ->> 'of_wake')::boolean THEN
+    IF (_creation ->> 'of_wake')::boolean THEN
         WITH created AS (
-            INSERT INTO instances (instance_id, birth, name, version, session_id, created_at, updated_at)
-            VALUES (_session, _birth ->> 'birth', _birth ->> 'name', _birth ->> 'version', _session, _now, _now)
+            INSERT INTO instances (instance_id, generation, name, version, session_id, created_at, updated_at)
+            VALUES (_session, _creation ->> 'generation', _creation ->> 'name', _creation ->> 'version', _session, _now, _now)
             ON CONFLICT (instance_id) DO NOTHING
             RETURNING instance_id
         )
         INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
-        SELECT c.instance_id, 'new', _now, _birth ->> 'start' FROM created c;
+        SELECT c.instance_id, 'new', _now, _creation ->> 'start' FROM created c;
     ELSIF EXISTS (
         SELECT FROM create_instances(
-            ARRAY[_session], ARRAY[_birth ->> 'birth'], ARRAY[_birth ->> 'name'], ARRAY[_birth ->> 'version'],
-            ARRAY[_birth ->> 'start'], ARRAY[NULL::text], ARRAY[NULL::text], ARRAY[0::float8], ARRAY[NULL::text],
+            ARRAY[_session], ARRAY[_creation ->> 'generation'], ARRAY[_creation ->> 'name'], ARRAY[_creation ->> 'version'],
+            ARRAY[_creation ->> 'start'], ARRAY[NULL::text], ARRAY[NULL::text], ARRAY[0::float8], ARRAY[NULL::text],
             ARRAY[NULL::text], ARRAY[_session]) c
         WHERE c.quota IS NOT NULL) THEN
         outcome := 'over_quota';
@@ -307,21 +307,21 @@ BEGIN
     END IF;
     SELECT * INTO base FROM journals j WHERE j.journal_id = _base;
     SELECT * INTO merged FROM journals j WHERE j.journal_id = _merged;
-    IF (_birth ->> 'copies_state')::boolean OR _birth ->> 'state' IS NOT NULL THEN
+    IF (_creation ->> 'copies_state')::boolean OR _creation ->> 'state' IS NOT NULL THEN
         INSERT INTO sessions AS s (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
         VALUES (_session, '', '', nextval('epochs'), _now, _now, _now)
         ON CONFLICT (session_id) DO UPDATE SET epoch = excluded.epoch;
         INSERT INTO session_states (session_id, state, encoding, schema_version, kind, name, labels, message_count,
-            participants, version, birth, created_at, updated_at)
+            participants, version, generation, created_at, updated_at)
         SELECT _session, r.state, r.encoding, r.schema_version, r.kind, r.name, r.labels, r.message_count,
             r.participants, 1, gen_random_uuid()::text, _now, _now
-        FROM session_states r WHERE _birth ->> 'state' IS NULL AND r.session_id = base.session_id
+        FROM session_states r WHERE _creation ->> 'state' IS NULL AND r.session_id = base.session_id
         UNION ALL
-        SELECT _session, decode(_birth ->> 'state', 'base64'), _birth ->> 'encoding',
-            (_birth ->> 'schema_version')::bigint, _birth ->> 'state_kind', _birth ->> 'state_name', _birth -> 'labels',
-            (_birth ->> 'message_count')::bigint, _birth -> 'participants', 1, gen_random_uuid()::text,
-            least((_birth ->> 'created_at')::timestamptz, _now), least((_birth ->> 'updated_at')::timestamptz, _now)
-        WHERE _birth ->> 'state' IS NOT NULL;
+        SELECT _session, decode(_creation ->> 'state', 'base64'), _creation ->> 'encoding',
+            (_creation ->> 'schema_version')::bigint, _creation ->> 'state_kind', _creation ->> 'state_name', _creation -> 'labels',
+            (_creation ->> 'message_count')::bigint, _creation -> 'participants', 1, gen_random_uuid()::text,
+            least((_creation ->> 'created_at')::timestamptz, _now), least((_creation ->> 'updated_at')::timestamptz, _now)
+        WHERE _creation ->> 'state' IS NOT NULL;
     END IF;
     -- They stay until the commit, as they are needed here.
     PERFORM FROM journals j WHERE j.journal_id = ANY (_parents || _base || _merged) ORDER BY j.session_id FOR KEY SHARE;
@@ -339,14 +339,14 @@ BEGIN
     END IF;
     _base_seq := coalesce(_base_seq, base.last_seq);
     _merged_seq := coalesce(_merged_seq, merged.last_seq);
-    born_id := _id;
-    born_seq := coalesce(_base_seq, 0);
+    created_id := _id;
+    created_seq := coalesce(_base_seq, 0);
     INSERT INTO journals (journal_id, session_id, kind, parent, first_seq, last_seq, processed, base_id, base_seq, home,
         lineage, operator, extras, used, oldest_at, created_at, updated_at)
-    VALUES (_id, _session, _birth ->> 'kind', _birth ->> 'parent',
-        coalesce((SELECT j.first_seq FROM journals j WHERE j.journal_id = _base), 1), born_seq,
-        least(base.processed, _base_seq, born_seq), _base, _base_seq, _birth ->> 'home', _birth ->> 'lineage',
-        _birth ->> 'operator', _birth ->> 'extras',
+    VALUES (_id, _session, _creation ->> 'kind', _creation ->> 'parent',
+        coalesce((SELECT j.first_seq FROM journals j WHERE j.journal_id = _base), 1), created_seq,
+        least(base.processed, _base_seq, created_seq), _base, _base_seq, _creation ->> 'home', _creation ->> 'lineage',
+        _creation ->> 'operator', _creation ->> 'extras',
         coalesce(merged.used, '{}') || coalesce(base.used, '{}'), _now, _now, _now);
     INSERT INTO journal_parents (journal_id, position, parent_id)
     SELECT _id, p.n, p.id FROM unnest(_parents) WITH ORDINALITY AS p (id, n);
@@ -362,7 +362,7 @@ BEGIN
         )
         INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, event_id, wake_id, payload, origin_id,
             origin_seq)
-        SELECT _id, born_seq + row_number() OVER (ORDER BY f.seq), f.recorded_at,
+        SELECT _id, created_seq + row_number() OVER (ORDER BY f.seq), f.recorded_at,
             f.is_input AND f.seq > merged.processed, f.kind,
             CASE WHEN NOT EXISTS (
                 SELECT FROM left_part l JOIN journal_entries o ON o.journal_id = l.journal_id AND o.event_id = f.event_id
@@ -376,43 +376,43 @@ BEGIN
                 SELECT FROM journal_entries o JOIN left_part l ON l.journal_id = o.journal_id
                 WHERE o.origin_id = f.from_id AND o.origin_seq = f.from_seq AND o.seq > l.low AND o.seq <= l.high);
         GET DIAGNOSTICS copied = ROW_COUNT;
-        born_seq := born_seq + copied;
+        created_seq := created_seq + copied;
     END IF;
     INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, event_id, wake_id, payload)
-    SELECT _id, born_seq + e.n, coalesce((e.entry ->> 5)::timestamptz, _now), (e.entry ->> 4)::boolean, e.entry ->> 0,
+    SELECT _id, created_seq + e.n, coalesce((e.entry ->> 5)::timestamptz, _now), (e.entry ->> 4)::boolean, e.entry ->> 0,
         e.entry ->> 2, e.entry ->> 3, e.entry ->> 1
-    FROM jsonb_array_elements(_birth -> 'entries') WITH ORDINALITY AS e (entry, n);
+    FROM jsonb_array_elements(_creation -> 'entries') WITH ORDINALITY AS e (entry, n);
     GET DIAGNOSTICS copied = ROW_COUNT;
-    born_seq := born_seq + copied;
-    UPDATE journals j SET last_seq = born_seq, size = (
+    created_seq := created_seq + copied;
+    UPDATE journals j SET last_seq = created_seq, size = (
         SELECT coalesce(sum(octet_length(e.payload)), 0) FROM journal_entries e WHERE e.journal_id = _id),
         oldest_at = least(oldest_at, CASE WHEN _base IS NULL
             THEN (SELECT min(e.recorded_at) FROM journal_entries e WHERE e.journal_id = _id) END)
     WHERE j.journal_id = _id;
-    IF _birth ->> 'message' IS NOT NULL AND EXISTS (
+    IF _creation ->> 'message' IS NOT NULL AND EXISTS (
         SELECT FROM journals j CROSS JOIN LATERAL find_entries(
-            _id, j.processed, born_seq + 1, '{}', NULL, NULL, true, false, 1)
+            _id, j.processed, created_seq + 1, '{}', NULL, NULL, true, false, 1)
         WHERE j.journal_id = _id) THEN
         PERFORM FROM send_messages(
-            ARRAY[_session], ARRAY[NULL::text], ARRAY[replace(_birth ->> 'message', '"$SEQ"', born_seq::text)],
+            ARRAY[_session], ARRAY[NULL::text], ARRAY[replace(_creation ->> 'message', '"$SEQ"', created_seq::text)],
             ARRAY[0::float8], ARRAY[NULL::bigint], ARRAY[NULL::bigint], ARRAY[NULL::bigint]);
     END IF;
     outcome := 'created';
 END $$;
 
 -- The same for clients: the quotas apply, and the state of a session is copied from another one, or there is none.
-CREATE FUNCTION create_journal_for_client(_birth jsonb, OUT outcome text, OUT born_id bigint, OUT born_seq bigint)
+CREATE FUNCTION create_journal_for_client(_creation jsonb, OUT outcome text, OUT created_id bigint, OUT created_seq bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
-    IF _birth ? 'state' THEN
+    IF _creation ? 'state' THEN
         RAISE insufficient_privilege USING MESSAGE = 'create_journal_for_client takes no state';
     END IF;
-    SELECT b.* INTO outcome, born_id, born_seq FROM create_journal(_birth - 'of_wake') b;
+    SELECT b.* INTO outcome, created_id, created_seq FROM create_journal(_creation - 'of_wake') b;
 END $$;
 
--- The births of wakes, behind what these have added to their journals, which are in the same order; see `JournalWrite`. With
--- `_only`, the births of other writes are left out.
-CREATE FUNCTION create_journals(_births text[], _home text[], _home_epoch bigint[], _only bigint[] = NULL) RETURNS void
+-- Creates the journals that wakes create, behind what these wakes have added to their journals, which are in the same order;
+-- see `JournalWrite`. With `_only`, those of other writes are left out.
+CREATE FUNCTION create_journals(_creations text[], _home text[], _home_epoch bigint[], _only bigint[] = NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM sessions s WHERE s.session_id = ANY (_home) ORDER BY s.session_id FOR NO KEY UPDATE;
@@ -420,17 +420,17 @@ BEGIN
         SELECT FROM unnest(_home) WITH ORDINALITY AS h (session_id, n) JOIN sessions s USING (session_id)
         WHERE s.epoch > _home_epoch[h.n] AND (_only IS NULL OR h.n = ANY (_only)))
        OR EXISTS (
-        SELECT FROM unnest(_births) WITH ORDINALITY AS w (births, n)
-        CROSS JOIN LATERAL jsonb_array_elements(w.births::jsonb) AS b (birth)
-        CROSS JOIN LATERAL create_journal(b.birth || '{"of_wake": true}') AS r
-        WHERE w.births IS NOT NULL AND (_only IS NULL OR w.n = ANY (_only)) AND r.outcome NOT IN ('created', 'repeated')) THEN
+        SELECT FROM unnest(_creations) WITH ORDINALITY AS w (creations, n)
+        CROSS JOIN LATERAL jsonb_array_elements(w.creations::jsonb) AS b (creation)
+        CROSS JOIN LATERAL create_journal(b.creation || '{"of_wake": true}') AS r
+        WHERE w.creations IS NOT NULL AND (_only IS NULL OR w.n = ANY (_only)) AND r.outcome NOT IN ('created', 'repeated')) THEN
         PERFORM refuse();
     END IF;
 END $$;
 
 CREATE FUNCTION create_missing_journals(
     _session text[], _kind text[], _entry_kind text[], _event text[], _sender text[], _start_name text[], _start text[],
-    _start_birth text[], _start_version text[], _start_journal bigint[], _start_parent text[], _only bigint[]
+    _start_generation text[], _start_version text[], _start_journal bigint[], _start_parent text[], _only bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     missing bigint[]; -- places of elements that need an instance
@@ -460,8 +460,8 @@ BEGIN
     IF missing IS NOT NULL THEN
         -- No quota refuses what a wake starts.
         WITH created AS (
-            INSERT INTO instances (instance_id, birth, name, version, session_id, created_at, updated_at)
-            SELECT _session[m.k], _start_birth[m.k], _start_name[m.k], _start_version[m.k], _session[m.k], c.now, c.now
+            INSERT INTO instances (instance_id, generation, name, version, session_id, created_at, updated_at)
+            SELECT _session[m.k], _start_generation[m.k], _start_name[m.k], _start_version[m.k], _session[m.k], c.now, c.now
             FROM unnest(missing) WITH ORDINALITY AS m (k, place) CROSS JOIN (SELECT clock() AS now) c
             WHERE _sender[m.k] IS NOT NULL ORDER BY m.place
             ON CONFLICT (instance_id) DO NOTHING
@@ -477,7 +477,7 @@ BEGIN
         -- A quota refuses all of a batch: then each is tried on its own.
         SELECT bool_or(c.quota IS NOT NULL) INTO refused FROM create_instances(
             ARRAY (SELECT _session[m.k] FROM unnest(missing) AS m (k)),
-            ARRAY (SELECT _start_birth[m.k] FROM unnest(missing) AS m (k)),
+            ARRAY (SELECT _start_generation[m.k] FROM unnest(missing) AS m (k)),
             ARRAY (SELECT _start_name[m.k] FROM unnest(missing) AS m (k)),
             ARRAY (SELECT _start_version[m.k] FROM unnest(missing) AS m (k)),
             ARRAY (SELECT _start[m.k] FROM unnest(missing) AS m (k)),
@@ -488,7 +488,7 @@ BEGIN
         IF refused AND cardinality(missing) > 1 THEN
             FOREACH one IN ARRAY missing LOOP
                 PERFORM FROM create_instances(
-                    ARRAY[_session[one]], ARRAY[_start_birth[one]], ARRAY[_start_name[one]], ARRAY[_start_version[one]],
+                    ARRAY[_session[one]], ARRAY[_start_generation[one]], ARRAY[_start_name[one]], ARRAY[_start_version[one]],
                     ARRAY[_start[one]], ARRAY[NULL::text], ARRAY[NULL::text], ARRAY[0::float8], ARRAY[NULL::text],
                     ARRAY[NULL::text], ARRAY[_session[one]]);
             END LOOP;
@@ -512,11 +512,11 @@ END $$;
 
 CREATE FUNCTION start_journals(
     _session text[], _kind text[], _entry_kind text[], _event text[], _sender text[], _start_name text[], _start text[],
-    _start_birth text[], _start_version text[], _start_journal bigint[], _start_parent text[], _only bigint[]
+    _start_generation text[], _start_version text[], _start_journal bigint[], _start_parent text[], _only bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
-    RETURN create_missing_journals(_session, _kind, _entry_kind, _event, _sender, _start_name, _start, _start_birth,
+    RETURN create_missing_journals(_session, _kind, _entry_kind, _event, _sender, _start_name, _start, _start_generation,
         _start_version, _start_journal, _start_parent, _only);
 END $$;
 
@@ -566,7 +566,7 @@ END $$;
 CREATE FUNCTION append_journals(
     _session text[], _kind text[], _entry_kind text[], _entry text[], _event text[], _wake text[], _input boolean[],
     _message text[], _unread_limit bigint[],
-    _start_name text[] = NULL, _start text[] = NULL, _start_birth text[] = NULL, _start_version text[] = NULL,
+    _start_name text[] = NULL, _start text[] = NULL, _start_generation text[] = NULL, _start_version text[] = NULL,
     _start_journal bigint[] = NULL, _start_parent text[] = NULL,
     _answer text[] = NULL, _answer_kind text[] = NULL, _answer_wake text[] = NULL, _drops boolean[] = NULL,
     _closes boolean[] = NULL, _sender text[] = NULL,
@@ -583,7 +583,7 @@ BEGIN
         SELECT a.places, a.outcomes, a.seqs, a.journal_ids, a.created, a.woken, a.holders
         INTO places, outcomes, seqs, journal_ids, created, woken, holders
         FROM append_other_journals(_session, _kind, _entry_kind, _entry, _event, _wake, _input, _message,
-            _unread_limit, _start_name, _start, _start_birth, _start_version, _start_journal, _start_parent, _answer,
+            _unread_limit, _start_name, _start, _start_generation, _start_version, _start_journal, _start_parent, _answer,
             _answer_kind, _answer_wake, _drops, _closes, _sender, _round, _rounds, _only, _journal) a;
     ELSE
         PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
@@ -618,7 +618,7 @@ BEGIN
                 WHERE _event[s.k] IS NOT NULL) e ON true
             LEFT JOIN LATERAL (
                 SELECT a.asleep FROM asleep_items a
-                WHERE a.instance_id = s.session_id AND a.birth = i.birth AND a.execution_id = i.execution_id OFFSET 0
+                WHERE a.instance_id = s.session_id AND a.generation = i.generation AND a.execution_id = i.execution_id OFFSET 0
             ) z ON true
         ), sent AS (
             INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
@@ -651,7 +651,7 @@ END $$;
 CREATE FUNCTION append_other_journals(
     _session text[], _kind text[], _entry_kind text[], _entry text[], _event text[], _wake text[], _input boolean[],
     _message text[], _unread_limit bigint[],
-    _start_name text[] = NULL, _start text[] = NULL, _start_birth text[] = NULL, _start_version text[] = NULL,
+    _start_name text[] = NULL, _start text[] = NULL, _start_generation text[] = NULL, _start_version text[] = NULL,
     _start_journal bigint[] = NULL, _start_parent text[] = NULL,
     _answer text[] = NULL, _answer_kind text[] = NULL, _answer_wake text[] = NULL, _drops boolean[] = NULL,
     _closes boolean[] = NULL, _sender text[] = NULL,
@@ -684,7 +684,7 @@ BEGIN
           AND NOT EXISTS (
               SELECT FROM journals j JOIN instances i ON i.instance_id = j.session_id WHERE j.session_id = s.session_id))
     THEN
-        fresh := start_journals(_session, _kind, _entry_kind, _event, _sender, _start_name, _start, _start_birth,
+        fresh := start_journals(_session, _kind, _entry_kind, _event, _sender, _start_name, _start, _start_generation,
             _start_version, _start_journal, _start_parent, _only);
     END IF;
     PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
@@ -695,7 +695,7 @@ BEGIN
             SELECT s.k, j.journal_id, coalesce(e.seq, j.last_seq + (_entry_kind[s.k] IS NOT NULL)::int) AS seq,
                 coalesce((
                     SELECT z.asleep FROM asleep_items z
-                    WHERE z.instance_id = s.session_id AND z.birth = i.birth AND z.execution_id = i.execution_id
+                    WHERE z.instance_id = s.session_id AND z.generation = i.generation AND z.execution_id = i.execution_id
                 ), false) AS asleep,
                 CASE
                     WHEN (j.journal_id <> _journal[s.k]) IS TRUE OR j.journal_id IS NULL AND (_start_name[s.k] IS NULL OR _entry_kind[s.k] IS NULL)
@@ -802,7 +802,7 @@ BEGIN
         ), gone AS (
             -- Not an instance that was there before, which keeps its messages.
             DELETE FROM instances i USING empty e
-            WHERE i.instance_id = e.session_id AND i.birth = ANY (_start_birth) RETURNING i.instance_id
+            WHERE i.instance_id = e.session_id AND i.generation = ANY (_start_generation) RETURNING i.instance_id
         )
         DELETE FROM orchestrator_queue q USING gone g WHERE q.instance_id = g.instance_id;
     END IF;
@@ -829,7 +829,7 @@ BEGIN
             UPDATE asleep_items a SET asleep = false
             FROM instances i
             WHERE a.instance_id = _session AND a.asleep
-              AND i.instance_id = a.instance_id AND i.birth = a.birth AND i.execution_id = a.execution_id
+              AND i.instance_id = a.instance_id AND i.generation = a.generation AND i.execution_id = a.execution_id
               AND i.status IN ('pending', 'running', 'suspended')
               AND NOT EXISTS (SELECT FROM quotas q WHERE q.instance_bytes IS NOT NULL)
             RETURNING a.* INTO item;
@@ -894,7 +894,7 @@ END $$;
 -- worker that is to fetch it, or an empty text; NULL: all sleep. `_lock` has the sessions of the journals, unless the
 -- transaction has locked these.
 CREATE FUNCTION park_items(
-    _instance text[] = NULL, _birth text[] = NULL, _execution bigint[] = NULL, _activity bigint[] = NULL,
+    _instance text[] = NULL, _generation text[] = NULL, _execution bigint[] = NULL, _activity bigint[] = NULL,
     _name text[] = NULL, _session text[] = NULL, _payload text[] = NULL, _lock text[] = NULL,
     _cancel_instance text[] = NULL, _cancel_execution bigint[] = NULL, _cancel_activity bigint[] = NULL
 ) RETURNS text[] LANGUAGE plpgsql AS $$
@@ -924,8 +924,8 @@ BEGIN
         RETURN NULL;
     END IF;
     WITH put AS (
-        INSERT INTO asleep_items AS a (instance_id, birth, execution_id, activity_id, name, session_id, payload, asleep)
-        SELECT w.instance_id, _birth[w.k], _execution[w.k], _activity[w.k], _name[w.k], _session[w.k], _payload[w.k],
+        INSERT INTO asleep_items AS a (instance_id, generation, execution_id, activity_id, name, session_id, payload, asleep)
+        SELECT w.instance_id, _generation[w.k], _execution[w.k], _activity[w.k], _name[w.k], _session[w.k], _payload[w.k],
             CASE
                 WHEN j.journal_id IS NULL THEN false
                 WHEN (SELECT true FROM journal_entries e
@@ -938,7 +938,7 @@ BEGIN
         FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, k)
         LEFT JOIN journals j ON j.session_id = w.instance_id
         ON CONFLICT (instance_id) DO UPDATE
-        SET birth = excluded.birth, execution_id = excluded.execution_id, activity_id = excluded.activity_id,
+        SET generation = excluded.generation, execution_id = excluded.execution_id, activity_id = excluded.activity_id,
             name = excluded.name, session_id = excluded.session_id, payload = excluded.payload, asleep = excluded.asleep
         RETURNING a.instance_id, a.asleep
     )

@@ -21,7 +21,7 @@ CREATE TYPE committed AS (held text[], epochs bigint[], locked boolean[], holder
 CREATE FUNCTION commit_turns(
     _worker text, _incarnation text, _token text,
     _item_lock float8, _session_lock float8, _touch_below float8,
-    _instance text[], _birth text[], _execution bigint[], _events bigint[], _added bigint[],
+    _instance text[], _generation text[], _execution bigint[], _events bigint[], _added bigint[],
     _event_turn bigint[], _event_id bigint[], _event text[],
     _ack_instance text[], _ack_execution bigint[], _ack_activity bigint[], _ack_token text[],
     -- New work, and the sessions of those items that are to be locked by the caller, each once, in order.
@@ -36,10 +36,10 @@ CREATE FUNCTION commit_turns(
     _consume_turn bigint[] = NULL, _consume_id bigint[] = NULL,
     _cancel_turn bigint[] = NULL, _cancel_activity bigint[] = NULL,
     _timer_turn bigint[] = NULL, _timer_id bigint[] = NULL, _finish text[] = NULL,
-    _child_instance text[] = NULL, _child_birth text[] = NULL, _child_name text[] = NULL, _child_version text[] = NULL,
+    _child_instance text[] = NULL, _child_generation text[] = NULL, _child_name text[] = NULL, _child_version text[] = NULL,
     _child_start text[] = NULL, _child_delay float8[] = NULL, _child_parent text[] = NULL,
-    _child_on_exists text[] = NULL, _child_parent_birth text[] = NULL, _child_on_deleted text[] = NULL,
-    _message_instance text[] = NULL, _message_birth text[] = NULL, _message text[] = NULL,
+    _child_on_exists text[] = NULL, _child_parent_generation text[] = NULL, _child_on_deleted text[] = NULL,
+    _message_instance text[] = NULL, _message_generation text[] = NULL, _message text[] = NULL,
     _message_delay float8[] = NULL, _message_execution bigint[] = NULL, _message_timer bigint[] = NULL,
     -- Holds and watches, and instances whose execution ends.
     _hold_turn bigint[] = NULL, _hold_id bigint[] = NULL, _hold_session text[] = NULL, _hold_seconds float8[] = NULL,
@@ -70,7 +70,7 @@ BEGIN
         UPDATE instances i
         SET event_count = i.event_count + _added[t.n], claims = 0, unknown_since = NULL, updated_at = clock()
         FROM unnest(_instance) WITH ORDINALITY AS t (instance_id, n)
-        WHERE i.instance_id = t.instance_id AND i.birth = _birth[t.n]
+        WHERE i.instance_id = t.instance_id AND i.generation = _generation[t.n]
           AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
           AND i.execution_id = _execution[t.n] AND i.event_count = _events[t.n];
     ELSE
@@ -82,7 +82,7 @@ BEGIN
             error = coalesce(_error[t.n], i.error), unread = coalesce(_unread[t.n], i.unread), claims = 0,
             unknown_since = NULL, updated_at = clock()
         FROM unnest(_instance) WITH ORDINALITY AS t (instance_id, n)
-        WHERE i.instance_id = t.instance_id AND i.birth = _birth[t.n]
+        WHERE i.instance_id = t.instance_id AND i.generation = _generation[t.n]
           AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
           AND i.execution_id = _execution[t.n] AND i.event_count = _events[t.n];
     END IF;
@@ -105,10 +105,10 @@ BEGIN
             SELECT c.instance_id, c.k, row_number() OVER (PARTITION BY c.instance_id ORDER BY c.k) AS copy
             FROM unnest(_child_instance) WITH ORDINALITY AS c (instance_id, k)
         ), created AS (
-            INSERT INTO instances (instance_id, birth, name, version, parent_id, parent_birth, on_deleted, created_at,
+            INSERT INTO instances (instance_id, generation, name, version, parent_id, parent_generation, on_deleted, created_at,
                 updated_at)
-            SELECT c.instance_id, _child_birth[c.k], _child_name[c.k], _child_version[c.k], _child_parent[c.k],
-                _child_parent_birth[c.k], _child_on_deleted[c.k], (SELECT clock()), (SELECT clock())
+            SELECT c.instance_id, _child_generation[c.k], _child_name[c.k], _child_version[c.k], _child_parent[c.k],
+                _child_parent_generation[c.k], _child_on_deleted[c.k], (SELECT clock()), (SELECT clock())
             FROM child c WHERE c.copy = 1 ORDER BY c.instance_id
             ON CONFLICT (instance_id) DO NOTHING
             RETURNING instance_id
@@ -292,7 +292,7 @@ BEGIN
         SELECT m.instance_id, r.route, (SELECT clock()) + _message_delay[m.k] * interval '1 s', _message[m.k],
             _message_execution[m.k], _message_timer[m.k]
         FROM unnest(_message_instance) WITH ORDINALITY AS m (instance_id, k) JOIN message_routes r USING (instance_id)
-        WHERE _message_birth[m.k] IS NULL OR r.birth = _message_birth[m.k]
+        WHERE _message_generation[m.k] IS NULL OR r.generation = _message_generation[m.k]
         ORDER BY m.k;
         -- An id alone does not say whose message it is: after a failover that lost the last commits it may be another's.
         DELETE FROM orchestrator_queue o USING unnest(_consume_turn) WITH ORDINALITY AS c (n, k)
@@ -318,7 +318,7 @@ END $$;
 CREATE FUNCTION commit_plain_turns(
     _worker text, _incarnation text, _token text,
     _item_lock float8, _session_lock float8, _touch_below float8,
-    _instance text[], _birth text[], _execution bigint[], _events bigint[], _added bigint[],
+    _instance text[], _generation text[], _execution bigint[], _events bigint[], _added bigint[],
     _event_turn bigint[], _event_id bigint[], _event text[],
     _ack_instance text[], _ack_execution bigint[], _ack_activity bigint[], _ack_token text[],
     _item_turn bigint[], _item_activity bigint[], _item_name text[], _item_session text[], _item_payload text[],
@@ -335,7 +335,7 @@ BEGIN
     UPDATE instances i
     SET event_count = i.event_count + _added[t.n], claims = 0, unknown_since = NULL, updated_at = clock()
     FROM unnest(_instance) WITH ORDINALITY AS t (instance_id, n)
-    WHERE i.instance_id = t.instance_id AND i.birth = _birth[t.n]
+    WHERE i.instance_id = t.instance_id AND i.generation = _generation[t.n]
       AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
       AND i.execution_id = _execution[t.n] AND i.event_count = _events[t.n];
     GET DIAGNOSTICS passed = ROW_COUNT;
@@ -421,7 +421,7 @@ END $$;
 CREATE FUNCTION commit_fused_turn(
     _worker text, _incarnation text, _token text,
     _item_lock float8, _session_lock float8, _touch_below float8,
-    _instance text, _birth text, _execution bigint, _events bigint, _event text[],
+    _instance text, _generation text, _execution bigint, _events bigint, _event text[],
     _ack_activity bigint, _ack_token text,
     _item_activity bigint, _item_name text, _item_session text, _item_payload text
 ) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -432,7 +432,7 @@ DECLARE
 BEGIN
     UPDATE instances i
     SET event_count = i.event_count + cardinality(_event), claims = 0, unknown_since = NULL, updated_at = clock()
-    WHERE i.instance_id = _instance AND i.birth = _birth
+    WHERE i.instance_id = _instance AND i.generation = _generation
       AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
       AND i.execution_id = _execution AND i.event_count = _events;
     IF NOT FOUND THEN
@@ -586,7 +586,7 @@ END $$;
 -- wake; none is an input, and none has an event id. An item asleep is of the instance whose journal this is.
 CREATE FUNCTION commit_wake(
     _worker text, _incarnation text, _session_lock float8, _touch_below float8,
-    _instance text, _birth text, _execution bigint, _events bigint, _event text[],
+    _instance text, _generation text, _execution bigint, _events bigint, _event text[],
     _ack_activity bigint, _ack_token text,
     _session text, _journal bigint, _base bigint, _processed bigint, _wake text, _attempt bigint,
     _entry_kind text[], _entry text[], _size bigint, _clear boolean,
@@ -606,7 +606,7 @@ DECLARE
 BEGIN
     UPDATE instances i
     SET event_count = i.event_count + cardinality(_event), claims = 0, unknown_since = NULL, updated_at = clock()
-    WHERE i.instance_id = _instance AND i.birth = _birth
+    WHERE i.instance_id = _instance AND i.generation = _generation
       AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
       AND i.execution_id = _execution AND i.event_count = _events;
     IF NOT FOUND THEN
@@ -683,12 +683,12 @@ BEGIN
         END IF;
         -- No other transaction adds the row of an instance that is locked.
         UPDATE asleep_items a
-        SET birth = _birth, execution_id = _execution, activity_id = _asleep_activity, name = _asleep_name,
+        SET generation = _generation, execution_id = _execution, activity_id = _asleep_activity, name = _asleep_name,
             session_id = _asleep_session, payload = _asleep_payload, asleep = true
         WHERE a.instance_id = _instance;
         IF NOT FOUND THEN
-            INSERT INTO asleep_items (instance_id, birth, execution_id, activity_id, name, session_id, payload, asleep)
-            VALUES (_instance, _birth, _execution, _asleep_activity, _asleep_name, _asleep_session, _asleep_payload,
+            INSERT INTO asleep_items (instance_id, generation, execution_id, activity_id, name, session_id, payload, asleep)
+            VALUES (_instance, _generation, _execution, _asleep_activity, _asleep_name, _asleep_session, _asleep_payload,
                 true);
         END IF;
     END IF;

@@ -184,12 +184,12 @@ CREATE INDEX session_watches_by_instance ON session_watches (instance_id);
 
 -- Instances, their history and their messages.
 
--- birth: tells two instances of one id apart, part of each fence. parent_birth: of the parent as it was when it created the
--- instance. on_deleted: sent to that parent when the instance is deleted before it has ended. session_id: that it was started
--- with; its children have it too. unread: messages that its turns have consumed and its code has not read.
+-- generation: tells two instances of one id apart, part of each fence. parent_generation: of the parent as it was when it
+-- created the instance. on_deleted: sent to that parent when the instance is deleted before it has ended. session_id: that it
+-- was started with; its children have it too. unread: messages that its turns have consumed and its code has not read.
 CREATE TABLE instances (
     instance_id       TEXT PRIMARY KEY,
-    birth             TEXT NOT NULL DEFAULT (lower(hex(randomblob(8)))),
+    generation        TEXT NOT NULL DEFAULT (lower(hex(randomblob(8)))),
     name              TEXT NOT NULL,
     version           TEXT,
     execution_id      INTEGER NOT NULL DEFAULT 1,
@@ -198,7 +198,7 @@ CREATE TABLE instances (
     output            TEXT,
     error             TEXT,
     parent_id         TEXT,
-    parent_birth      TEXT,
+    parent_generation TEXT,
     on_deleted        TEXT,
     session_id        TEXT,
     owner_worker      TEXT, -- owns it, or did last
@@ -223,7 +223,7 @@ BEGIN
     UPDATE instances SET session_id = p.session_id
     FROM instances AS p
     WHERE instances.instance_id = NEW.instance_id AND p.instance_id = NEW.parent_id AND p.session_id IS NOT NULL
-      AND (NEW.parent_birth IS NULL OR p.birth = NEW.parent_birth);
+      AND (NEW.parent_generation IS NULL OR p.generation = NEW.parent_generation);
 END;
 
 -- recorded_*: when and by which worker events were recorded (affinity/provider/rows.py). On the first event of each turn, with
@@ -278,7 +278,7 @@ CREATE INDEX ended_instances ON ended_executions (ended_at) WHERE is_last;
 -- How many bytes the first events of an execution have, so that each event is measured once. Only while there is a quota.
 CREATE TABLE instance_sizes (
     instance_id  TEXT PRIMARY KEY,
-    birth        TEXT NOT NULL,
+    generation   TEXT NOT NULL,
     execution_id INTEGER NOT NULL,
     event_count  INTEGER NOT NULL,
     bytes        INTEGER NOT NULL
@@ -289,11 +289,11 @@ CREATE TABLE instance_sizes (
 CREATE TABLE message_keys (
     id          INTEGER PRIMARY KEY,
     instance_id TEXT NOT NULL,
-    birth       TEXT NOT NULL,
+    generation  TEXT NOT NULL,
     key         TEXT NOT NULL,
     reply       TEXT,
     updated_at  REAL NOT NULL,
-    UNIQUE (instance_id, birth, key)
+    UNIQUE (instance_id, generation, key)
 ) STRICT;
 
 CREATE INDEX message_keys_by_age ON message_keys (updated_at);
@@ -460,12 +460,12 @@ END;
 -- Records of session state.
 
 -- The state stands last, and before it the other long columns: a statement that asks for a version reads one page, not a chain
--- of them. birth: versions begin again with a record that is recreated. turn: idempotency key of the last write. Every index
--- but the one by creation ends with the order of a listing, so that a page of it needs no sort.
+-- of them. generation: versions begin again with a record that is recreated. turn: idempotency key of the last write. Every
+-- index but the one by creation ends with the order of a listing, so that a page of it needs no sort.
 CREATE TABLE session_states (
     session_id     TEXT PRIMARY KEY,
     version        INTEGER NOT NULL,
-    birth          TEXT NOT NULL DEFAULT (lower(hex(randomblob(8)))),
+    generation     TEXT NOT NULL DEFAULT (lower(hex(randomblob(8)))),
     epoch          INTEGER, -- of the lease that wrote it last; NULL: none ever did
     created_at     REAL NOT NULL,
     updated_at     REAL NOT NULL,
@@ -513,9 +513,9 @@ CREATE INDEX session_participants_by_session ON session_participants (session_id
 -- number. first_seq: the first entry that is kept; greater than last_seq if there is none. size: bytes of the payloads of its
 -- own entries. ended_wake, ended_attempt: the last attempt that has committed or was retracted, of which late parts of a stream
 -- are ignored. dropped: the last entry that has dropped requests and revisits. home: the session on whose lease the wakes run;
--- NULL: its own. lineage, operator, extras: how it was made from others (`JournalBirth`). used: what entries have used that
--- were removed, by writer, the number of these entries with a usage, and its sum by name: {"WRITER": [3, {"tokens": 30}]}. A
--- writer is the beginning that the ids of the wakes of one instance share.
+-- NULL: its own. lineage, operator, extras: how it was made from others (`JournalCreation`). used: what entries have used
+-- that were removed, by writer, the number of these entries with a usage, and its sum by name: {"WRITER": [3, {"tokens": 30}]}.
+-- A writer is the beginning that the ids of the wakes of one instance share.
 CREATE TABLE journals (
     journal_id    INTEGER PRIMARY KEY,
     session_id    TEXT UNIQUE,

@@ -1,11 +1,11 @@
 -- Instances, their history and their messages.
 
--- birth: tells two instances of one id apart, part of each fence. parent_birth: of the parent as it was when it created the
--- instance. on_deleted: sent to that parent when the instance is deleted before it has ended. session_id: that it was started
--- with; its children have it too. unread: messages that its turns have consumed and its code has not read.
+-- generation: tells two instances of one id apart, part of each fence. parent_generation: of the parent as it was when it
+-- created the instance. on_deleted: sent to that parent when the instance is deleted before it has ended. session_id: that it
+-- was started with; its children have it too. unread: messages that its turns have consumed and its code has not read.
 CREATE TABLE instances (
     instance_id       TEXT PRIMARY KEY,
-    birth             TEXT NOT NULL DEFAULT (lower(hex(randomblob(8)))),
+    generation        TEXT NOT NULL DEFAULT (lower(hex(randomblob(8)))),
     name              TEXT NOT NULL,
     version           TEXT,
     execution_id      INTEGER NOT NULL DEFAULT 1,
@@ -14,7 +14,7 @@ CREATE TABLE instances (
     output            TEXT,
     error             TEXT,
     parent_id         TEXT,
-    parent_birth      TEXT,
+    parent_generation TEXT,
     on_deleted        TEXT,
     session_id        TEXT,
     owner_worker      TEXT, -- owns it, or did last
@@ -39,7 +39,7 @@ BEGIN
     UPDATE instances SET session_id = p.session_id
     FROM instances AS p
     WHERE instances.instance_id = NEW.instance_id AND p.instance_id = NEW.parent_id AND p.session_id IS NOT NULL
-      AND (NEW.parent_birth IS NULL OR p.birth = NEW.parent_birth);
+      AND (NEW.parent_generation IS NULL OR p.generation = NEW.parent_generation);
 END;
 
 -- recorded_*: when and by which worker events were recorded (affinity/provider/rows.py). On the first event of each turn, with
@@ -94,7 +94,7 @@ CREATE INDEX ended_instances ON ended_executions (ended_at) WHERE is_last;
 -- How many bytes the first events of an execution have, so that each event is measured once. Only while there is a quota.
 CREATE TABLE instance_sizes (
     instance_id  TEXT PRIMARY KEY,
-    birth        TEXT NOT NULL,
+    generation   TEXT NOT NULL,
     execution_id INTEGER NOT NULL,
     event_count  INTEGER NOT NULL,
     bytes        INTEGER NOT NULL
@@ -105,11 +105,11 @@ CREATE TABLE instance_sizes (
 CREATE TABLE message_keys (
     id          INTEGER PRIMARY KEY,
     instance_id TEXT NOT NULL,
-    birth       TEXT NOT NULL,
+    generation  TEXT NOT NULL,
     key         TEXT NOT NULL,
     reply       TEXT,
     updated_at  REAL NOT NULL,
-    UNIQUE (instance_id, birth, key)
+    UNIQUE (instance_id, generation, key)
 ) STRICT;
 
 CREATE INDEX message_keys_by_age ON message_keys (updated_at);

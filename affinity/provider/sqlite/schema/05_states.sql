@@ -1,12 +1,12 @@
 -- Records of session state.
 
 -- The state stands last, and before it the other long columns: a statement that asks for a version reads one page, not a chain
--- of them. birth: versions begin again with a record that is recreated. turn: idempotency key of the last write. Every index
--- but the one by creation ends with the order of a listing, so that a page of it needs no sort.
+-- of them. generation: versions begin again with a record that is recreated. turn: idempotency key of the last write. Every
+-- index but the one by creation ends with the order of a listing, so that a page of it needs no sort.
 CREATE TABLE session_states (
     session_id     TEXT PRIMARY KEY,
     version        INTEGER NOT NULL,
-    birth          TEXT NOT NULL DEFAULT (lower(hex(randomblob(8)))),
+    generation     TEXT NOT NULL DEFAULT (lower(hex(randomblob(8)))),
     epoch          INTEGER, -- of the lease that wrote it last; NULL: none ever did
     created_at     REAL NOT NULL,
     updated_at     REAL NOT NULL,

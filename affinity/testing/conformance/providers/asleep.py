@@ -15,7 +15,7 @@ from affinity.journal import (
     Answer,
     Appended,
     JournalAppend,
-    JournalBirth,
+    JournalCreation,
     JournalRange,
     NewEntry,
     NewRequest,
@@ -270,10 +270,10 @@ class AsleepRules(Rules):
         assert (await a.take_one()).session_id == "s"
 
     async def test_inputs_that_a_fork_has_from_its_base_are_pending(self, cluster: Cluster) -> None:
-        """They are behind its watermark, so it does not sleep (contract: JournalBirth)."""
+        """They are behind its watermark, so it does not sleep (contract: JournalCreation)."""
         talk = await Conversation.open(cluster)
         base = (await talk.append()).journal_id
-        birth = JournalBirth(
+        creation = JournalCreation(
             session_id="fork",
             kind=KIND,
             start=new_start("fork"),
@@ -283,7 +283,7 @@ class AsleepRules(Rules):
             parents=[base],
             base=JournalRange(base, 1),
         )
-        (result,) = await talk.journals.create_journals([birth])
+        (result,) = await talk.journals.create_journals([creation])
         assert result.outcome == "created"
         waker = await Waker.take(cluster, "fork")
         assert await _go_on(waker, _new_item(waker)) == QUEUED
@@ -403,13 +403,13 @@ class AsleepRules(Rules):
         assert await waker.peer.take_all() == []
         assert not (await waker.conversation.append()).woken
 
-    async def test_it_is_not_that_of_another_birth(self, cluster: Cluster) -> None:
+    async def test_it_is_not_that_of_another_generation(self, cluster: Cluster) -> None:
         """It is gone with its instance; another one of the same id gets messages (contract: NewWorkItem.asleep)."""
         waker = await Waker.begin(cluster)
         await _sleep(waker)
         provider = waker.peer.provider
         assert list(await provider.delete_instance(["s"], force=True)) == ["deleted"]
-        again = await waker.conversation.append(start=new_start(birth="another"))
+        again = await waker.conversation.append(start=new_start(generation="another"))
         assert (again.outcome, again.woken) == ("appended", False)
         assert await waker.peer.take_all() == []
         waker = await Waker.of(waker.peer)

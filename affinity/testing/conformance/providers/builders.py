@@ -73,7 +73,7 @@ def new_instance(instance_id: str, **fields: Any) -> NewInstance:
 
 def turn(at: OrchestrationItem, **step: Any) -> Turn:
     """A turn at the fence that ``at`` shows; it records one event unless ``history`` says otherwise."""
-    fence = {"instance_id": at.instance_id, "birth": at.birth, "execution_id": at.execution_id}
+    fence = {"instance_id": at.instance_id, "generation": at.generation, "execution_id": at.execution_id}
     return Turn(**{**fence, "event_count": at.event_count, "history": ["event"], **step})
 
 

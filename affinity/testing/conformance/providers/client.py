@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from affinity.limits import MAX_PAYLOAD_BYTES
 from affinity.provider.contract import (
-    Birth,
+    Generation,
     InstanceFilter,
     InstanceInfo,
     InstanceStatus,
@@ -139,7 +139,13 @@ class ClientRules(Rules):
         assert (second.execution_id, second.session_id) == (2, "s")
         await a.commit_one(second, update=DONE)
         reset = Reset(
-            instance_id="i", birth=second.birth, execution_id=2, event_count=1, keep=0, history=[], messages=[again]
+            instance_id="i",
+            generation=second.generation,
+            execution_id=2,
+            event_count=1,
+            keep=0,
+            history=[],
+            messages=[again],
         )
         assert await a.provider.reset_instance(reset)
         assert [row and row.session_id for row in await a.provider.get_instance(["i", "j"])] == ["s", None]
@@ -151,13 +157,13 @@ class ClientRules(Rules):
         a = await cluster.worker("a")
         await a.provider.create_instance([new_instance("parent", session_id="s")])
         (parent,) = await a.take_instances()
-        of_it = {"parent_id": "parent", "parent_birth": parent.birth}
+        of_it = {"parent_id": "parent", "parent_generation": parent.generation}
         await a.commit_one(parent, instances=[new_instance("child", **of_it)])
         (child,) = [item for item in await a.take_instances(2) if item.instance_id == "child"]
         assert child.session_id == "s"
-        grandchild = new_instance("grandchild", parent_id="child", parent_birth=child.birth)
+        grandchild = new_instance("grandchild", parent_id="child", parent_generation=child.generation)
         await a.commit_one(child, instances=[grandchild])
-        stranger = new_instance("stranger", parent_id="parent", parent_birth=Birth("another"))
+        stranger = new_instance("stranger", parent_id="parent", parent_generation=Generation("another"))
         own = new_instance("own", **of_it, session_id="own")
         await a.provider.create_instance([stranger, own])
         found = await a.provider.get_instance(["grandchild", "stranger", "own"])
@@ -211,7 +217,13 @@ class ClientRules(Rules):
         ):
             assert await self._list(a, where) == names
         reset = Reset(
-            instance_id="f1", birth=owned["f1"].birth, execution_id=1, event_count=1, keep=0, history=[], messages=[]
+            instance_id="f1",
+            generation=owned["f1"].generation,
+            execution_id=1,
+            event_count=1,
+            keep=0,
+            history=[],
+            messages=[],
         )
         assert await a.provider.reset_instance(reset)
         assert list(await a.provider.delete_instance(["f2"])) == ["deleted"]

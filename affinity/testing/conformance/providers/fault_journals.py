@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from affinity.journal import (
     Appended,
-    BirthResult,
+    CreationResult,
     JournalFilter,
     JournalPruning,
     JournalQuery,
@@ -21,7 +21,7 @@ from affinity.provider.contract import Provider
 from affinity.testing.conformance.providers.builders import payloads
 from affinity.testing.conformance.providers.fault_fixtures import Attempt, FaultFixtures, once, returns, same
 from affinity.testing.conformance.providers.journal_driver import Conversation, Waker, journals, new_input, output
-from affinity.testing.conformance.providers.lineage import birth_of
+from affinity.testing.conformance.providers.lineage import creation_of
 
 
 async def append_journal(fixtures: FaultFixtures) -> Attempt:
@@ -92,15 +92,15 @@ async def prune_journals(fixtures: FaultFixtures) -> Attempt:
 async def create_journals(fixtures: FaultFixtures) -> Attempt:
     """A fork, with its instance, once."""
     talk = await _conversation(fixtures)
-    birth = birth_of(fixtures.name("d"), (await talk.page()).journal_id)
-    attempt = Attempt(lambda: journals(fixtures.provider).create_journals([birth]))
+    creation = creation_of(fixtures.name("d"), (await talk.page()).journal_id)
+    attempt = Attempt(lambda: journals(fixtures.provider).create_journals([creation]))
 
-    async def check(found: Sequence[BirthResult]) -> None:
+    async def check(found: Sequence[CreationResult]) -> None:
         assert found[0].outcome == "created" or (attempt.unknown and found[0].outcome == "repeated")
-        fork = Conversation(talk.provider, birth.session_id)
+        fork = Conversation(talk.provider, creation.session_id)
         assert (await fork.numbers(), (await fork.page()).journal_id) == ([1, 2, 3], found[0].journal_id)
-        assert payloads(await fixtures.taken(birth.session_id)) == ["start"]
-        for name in (birth.session_id, talk.session_id):
+        assert payloads(await fixtures.taken(creation.session_id)) == ["start"]
+        for name in (creation.session_id, talk.session_id):
             await _remove(fixtures, name)
 
     attempt.check = check

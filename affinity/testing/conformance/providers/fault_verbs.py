@@ -160,11 +160,15 @@ async def resume_instance(fixtures: FaultFixtures) -> Attempt:
 @_verb
 async def restart_instance(fixtures: FaultFixtures) -> Attempt:
     at = await fixtures.ended()
-    restart = Restart(new=new_instance(at.instance_id, name=at.name), ended=at.birth)
+    restart = Restart(new=new_instance(at.instance_id, name=at.name), ended=at.generation)
 
     async def then() -> None:
         taken = await fixtures.taken(at.instance_id)
-        assert (taken.execution_id, taken.event_count, taken.birth) == (at.execution_id + 1, 0, restart.new.birth)
+        assert (taken.execution_id, taken.event_count, taken.generation) == (
+            at.execution_id + 1,
+            0,
+            restart.new.generation,
+        )
         await fixtures.finish(taken)
 
     return once([True], [False], lambda: fixtures.provider.restart_instance([restart]), then)
@@ -175,7 +179,7 @@ async def reset_instance(fixtures: FaultFixtures) -> Attempt:
     at = await fixtures.instance()
     reset = Reset(
         instance_id=at.instance_id,
-        birth=at.birth,
+        generation=at.generation,
         execution_id=at.execution_id,
         event_count=at.event_count,
         keep=0,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from affinity.journal import (
-    JournalBirth,
+    JournalCreation,
     JournalFilter,
     JournalPruning,
     JournalRange,
@@ -118,7 +118,7 @@ class JournalAdministrationRules(Rules):
         assert await pending_from() == {"s": None}
         await talk.append()
         await waker.wake(processed=1, wake_id="w2", entries=[output()])
-        birth = JournalBirth(
+        creation = JournalCreation(
             session_id="f",
             kind=KIND,
             start=new_start("f"),
@@ -127,7 +127,7 @@ class JournalAdministrationRules(Rules):
             parents=[base],
             base=JournalRange(base),
         )
-        await talk.journals.create_journals([birth])
+        await talk.journals.create_journals([creation])
         await Conversation(talk.provider, "f").append()
         assert await pending_from() == {"s": 4, "f": 4}
         await waker.wake(wake_id="w3")

@@ -41,7 +41,9 @@ def journals(provider: Provider) -> JournalProvider:
 
 def new_start(session_id: str = "s", **fields: Any) -> JournalStart:
     """Of the suite's orchestration."""
-    return JournalStart(**{"name": ORCHESTRATION, "start": "start", "birth": f"birth of {session_id}", **fields})
+    return JournalStart(
+        **{"name": ORCHESTRATION, "start": "start", "generation": f"generation of {session_id}", **fields}
+    )
 
 
 def output(text: str = "answer", wake_id: str = "w1", **fields: Any) -> NewEntry:

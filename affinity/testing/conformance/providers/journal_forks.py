@@ -6,7 +6,7 @@ import json
 from datetime import timedelta
 from typing import Any
 
-from affinity.journal import JournalBirth, JournalFilter, JournalRange, JournalRetention, NewEntry
+from affinity.journal import JournalCreation, JournalFilter, JournalRange, JournalRetention, NewEntry
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import state
 from affinity.testing.conformance.providers.cluster import Cluster
@@ -16,7 +16,7 @@ from affinity.testing.conformance.providers.journal_driver import KIND, Conversa
 async def _fork(talk: Conversation, name: str, up_to: int) -> Conversation:
     """A journal that continues another one behind a number."""
     base = (await talk.page()).journal_id
-    birth = JournalBirth(
+    creation = JournalCreation(
         session_id=name,
         kind=KIND,
         start=new_start(name),
@@ -25,7 +25,7 @@ async def _fork(talk: Conversation, name: str, up_to: int) -> Conversation:
         parents=[base],
         base=JournalRange(base, up_to),
     )
-    (result,) = await talk.journals.create_journals([birth])
+    (result,) = await talk.journals.create_journals([creation])
     assert (result.outcome, result.last_seq) == ("created", up_to)
     return Conversation(talk.provider, name)
 
@@ -53,7 +53,7 @@ class JournalForkRules(Rules):
         assert await forks[0].texts(newest_first=True, limit=2) == ["own", "3"]
         assert await forks[0].texts(kinds=["agent.message"], wake_id="w1") == ["2", "3"]
         assert (await forks[0].append(text="1", event_id="e")).outcome == "repeated"
-        again = await talk.append(event_id="e", start=new_start(birth="again"))
+        again = await talk.append(event_id="e", start=new_start(generation="again"))
         assert (again.outcome, again.seq, again.created) == ("appended", 1, True)
         assert await forks[0].texts(limit=1) == ["1"]
         assert await forks[0].delete()
@@ -176,10 +176,10 @@ class JournalForkRules(Rules):
         entries = [
             NewEntry(kind="user.note", payload=f'"{days}"', recorded_at=at - timedelta(days=days)) for days in (3, 2, 0)
         ]
-        birth = JournalBirth(
+        creation = JournalCreation(
             session_id="i", kind=KIND, start=new_start("i"), lineage="import", operator="import", entries=entries
         )
-        await other.journals.create_journals([birth])
+        await other.journals.create_journals([creation])
         talk = Conversation(other.provider, "i")
         assert await prune(talk, age=86_400.0) == 2
         assert await talk.numbers() == [3]

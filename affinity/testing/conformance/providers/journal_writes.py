@@ -132,7 +132,7 @@ class JournalWriteRules(Rules):
             assert item.session_epoch
             refused: list[tuple[dict[str, Any], list[str], list[Any]]] = [
                 ({"event_count": 7}, [], []),
-                ({"birth": "another"}, [], []),
+                ({"generation": "another"}, [], []),
                 ({"execution_id": 2}, [], []),
                 ({"acks": [lost]}, [], [lost]),
                 ({"states": [replace(saved, base_version=version - 1)]}, ["s"], []),

@@ -34,7 +34,12 @@ class JournalRules(Rules):
         assert (second.outcome, second.seq, second.journal_id, second.created) == ("appended", 2, 2**63 - 1, False)
         (info,) = await talk.provider.get_instance(["s"])
         assert info is not None
-        assert (info.name, info.version, info.session_id, info.birth) == (ORCHESTRATION, "2", "s", "birth of s")
+        assert (info.name, info.version, info.session_id, info.generation) == (
+            ORCHESTRATION,
+            "2",
+            "s",
+            "generation of s",
+        )
         page = await talk.page()
         assert (page.kind, page.parent, page.closed, page.processed, page.last_seq) == (KIND, "p", False, 0, 2)
         assert (page.first_seq, page.journal_id) == (1, 2**63 - 1)
@@ -280,9 +285,9 @@ class JournalRules(Rules):
         await talk.provider.delete_instance(["s"], force=True)
         assert (await talk.append(start=None)).outcome == "unknown"
         assert (await talk.append(start=None, message=None)).seq == 2
-        again = await talk.append(start=new_start(birth="second"))
+        again = await talk.append(start=new_start(generation="second"))
         assert (again.outcome, again.seq, again.created) == ("appended", 3, False)
-        assert (await waker.peer.info("s")).birth == "second"
+        assert (await waker.peer.info("s")).generation == "second"
 
     async def test_an_input_for_a_deleted_journal_creates_nothing(self, cluster: Cluster) -> None:
         """Neither journal nor instance, though it has a start, nor does it reach the next journal of the same session
@@ -294,7 +299,7 @@ class JournalRules(Rules):
         await talk.provider.delete_instance(["s"], force=True)
         assert (await talk.append(journal_id=first + 1)).outcome == "unknown"
         assert await talk.provider.get_instance(["s"]) == [None]
-        assert (await talk.append(journal_id=first, start=new_start(birth="second"))).seq == 3
+        assert (await talk.append(journal_id=first, start=new_start(generation="second"))).seq == 3
         await talk.provider.delete_instance(["s"], force=True)
         await talk.delete()
         for fields in ({}, {"sender": "p", "start": new_start(parent="p")}, {"closes": True}, {"start": None}):

@@ -14,7 +14,7 @@ from affinity.journal import (
     Entry,
     HomeLease,
     JournalAppend,
-    JournalBirth,
+    JournalCreation,
     JournalLineage,
     JournalQuery,
     JournalRange,
@@ -36,13 +36,13 @@ KIND = "chat"
 
 def start_of(session_id: str) -> JournalStart:
     """Of an instance of the suite's orchestration."""
-    return JournalStart(name=ORCHESTRATION, start="start", birth=f"birth {session_id}")
+    return JournalStart(name=ORCHESTRATION, start="start", generation=f"generation {session_id}")
 
 
-def birth_of(session_id: str, *parents: int, **fields: Any) -> JournalBirth:
+def creation_of(session_id: str, *parents: int, **fields: Any) -> JournalCreation:
     """A fork, unless the fields say otherwise."""
     base = JournalRange(parents[0]) if parents else None
-    return JournalBirth(
+    return JournalCreation(
         **{
             "session_id": session_id,
             "kind": KIND,
@@ -85,9 +85,9 @@ class Journals:
         assert {one.outcome for one in done} == {"appended"}
         return done[0].journal_id
 
-    async def create(self, birth: JournalBirth) -> int:
+    async def create(self, creation: JournalCreation) -> int:
         """Create a journal; returns its id."""
-        (result,) = await self.provider.create_journals([birth])
+        (result,) = await self.provider.create_journals([creation])
         assert result.outcome == "created"
         return result.journal_id
 
@@ -113,7 +113,7 @@ class Journals:
 
 
 class LineageRules(Rules):
-    """`JournalBirth`, by clients and with wakes, and `get_lineage`."""
+    """`JournalCreation`, by clients and with wakes, and `get_lineage`."""
 
     @pytest.fixture
     async def journals(self, cluster: Cluster) -> Journals:
@@ -125,7 +125,7 @@ class LineageRules(Rules):
         what the other gets later (contract: create_journals).
         """
         base = await journals.say("a", "1", "2", "3")
-        await journals.create(birth_of("b", base, base=JournalRange(base, 2)))
+        await journals.create(creation_of("b", base, base=JournalRange(base, 2)))
         await journals.say("b", "b3", "b4")
         await journals.say("a", "4")
         assert await journals.texts("b") == ["1", "2", "b3", "b4"]
@@ -142,8 +142,8 @@ class LineageRules(Rules):
         message is sent.
         """
         base = await journals.say("a", "1", "2")
-        await journals.create(birth_of("b", base, message=f'{{"seq":{SEQ_MARK}}}'))
-        await journals.create(birth_of("c", base, base=JournalRange(base, 0), message="no"))
+        await journals.create(creation_of("b", base, message=f'{{"seq":{SEQ_MARK}}}'))
+        await journals.create(creation_of("c", base, base=JournalRange(base, 0), message="no"))
         assert await journals.pending("b") == ["1", "2"]
         assert await journals.pending("c") == []
         worker = await cluster.worker("w")
@@ -154,7 +154,7 @@ class LineageRules(Rules):
     async def test_an_event_id_of_the_base_is_known_in_the_fork(self, journals: Journals) -> None:
         """A repeated event id is one event in the fork too."""
         base = await journals.say("a", "1", "2")
-        await journals.create(birth_of("b", base, base=JournalRange(base, 1)))
+        await journals.create(creation_of("b", base, base=JournalRange(base, 1)))
         for payload, outcome in (('"1"', "repeated"), ('"2"', "other_event")):
             entry = NewEntry(kind="user.message", payload=payload, event_id="e-1", is_input=True)
             append = JournalAppend(session_id="b", kind=KIND, entry=entry, message=None)
@@ -162,63 +162,63 @@ class LineageRules(Rules):
             assert (done.outcome, done.seq) == (outcome, 1)
         assert await journals.say("b", "2")
 
-    async def test_a_birth_is_done_once(self, journals: Journals) -> None:
-        """The same birth again changes nothing; another one of the same session is refused, and so is the id of an
+    async def test_a_creation_is_done_once(self, journals: Journals) -> None:
+        """The same creation again changes nothing; another one of the same session is refused, and so is the id of an
         instance, or of a record of state.
         """
         base = await journals.say("a", "1")
-        birth = birth_of("b", base)
-        journal_id = await journals.create(birth)
+        creation = creation_of("b", base)
+        journal_id = await journals.create(creation)
         await journals.say("b", "2")
-        again = await journals.provider.create_journals([birth_of("b", base), replace(birth, operator="other")])
+        again = await journals.provider.create_journals([creation_of("b", base), replace(creation, operator="other")])
         assert [(result.outcome, result.journal_id, result.last_seq) for result in again] == [
             ("repeated", journal_id, 2),
             ("taken", journal_id, 2),
         ]
         assert await journals.texts("b") == ["1", "2"]
 
-    async def test_a_birth_does_not_take_what_is_there(self, cluster: Cluster, journals: Journals) -> None:
-        """A session that has a record, a journal or an instance is refused; nothing of the birth is applied."""
+    async def test_a_creation_does_not_take_what_is_there(self, cluster: Cluster, journals: Journals) -> None:
+        """A session that has a record, a journal or an instance is refused; nothing of the creation is applied."""
         base = await journals.say("a", "1")
         await (await cluster.states()).save(state("s"))
         await (await cluster.worker("w")).own("i")
-        refused = [birth_of("a", base), birth_of("s", base), birth_of("i", base)]
+        refused = [creation_of("a", base), creation_of("s", base), creation_of("i", base)]
         result = await journals.provider.create_journals(refused)
         assert [one.outcome for one in result] == ["taken"] * 3
         assert await journals.provider.read_journal([JournalQuery(session_id=name) for name in "si"]) == [None, None]
 
-    async def test_two_births_of_one_session_at_the_same_moment(self, journals: Journals) -> None:
+    async def test_two_creations_of_one_session_at_the_same_moment(self, journals: Journals) -> None:
         """One of them is done."""
         base = await journals.say("a", "1")
-        births = [birth_of("b", base) for _ in range(4)]
+        creations = [creation_of("b", base) for _ in range(4)]
 
-        async def create(birth: JournalBirth) -> str:
-            (result,) = await journals.provider.create_journals([birth])
+        async def create(creation: JournalCreation) -> str:
+            (result,) = await journals.provider.create_journals([creation])
             return result.outcome
 
-        outcomes = await concurrently(*[lambda birth=birth: create(birth) for birth in births])
+        outcomes = await concurrently(*[lambda creation=creation: create(creation) for creation in creations])
         assert sorted(outcomes) == ["created", "repeated", "repeated", "repeated"]
         assert await journals.texts("b") == ["1"]
 
     async def test_ranges_and_parents_are_checked(self, journals: Journals) -> None:
         """A range ends within its journal, at its end if the state is copied; parents exist, so there is no circle."""
         base = await journals.say("a", "1", "2")
-        births = [
-            birth_of("b", base, base=JournalRange(base, 3)),
-            birth_of("b", base, base=JournalRange(base, -1)),
-            birth_of("b", base, 7),
-            birth_of("b", base, base=JournalRange(7)),
-            birth_of("b", base, merged=JournalRange(7)),
-            birth_of("b", base, base=JournalRange(base, 1), copies_state=True),
+        creations = [
+            creation_of("b", base, base=JournalRange(base, 3)),
+            creation_of("b", base, base=JournalRange(base, -1)),
+            creation_of("b", base, 7),
+            creation_of("b", base, base=JournalRange(7)),
+            creation_of("b", base, merged=JournalRange(7)),
+            creation_of("b", base, base=JournalRange(base, 1), copies_state=True),
         ]
-        result = await journals.provider.create_journals(births)
+        result = await journals.provider.create_journals(creations)
         assert [one.outcome for one in result] == ["beyond", "beyond", "unknown", "unknown", "unknown", "beyond"]
         assert await journals.lineage("b") == []
 
     async def test_a_detached_journal_has_the_content_and_no_parents(self, journals: Journals) -> None:
         """Its base is storage, not lineage."""
         base = await journals.say("a", "1", "2")
-        detached = birth_of("b", lineage="detach", operator="detach", base=JournalRange(base))
+        detached = creation_of("b", lineage="detach", operator="detach", base=JournalRange(base))
         await journals.create(detached)
         assert await journals.texts("b") == ["1", "2"]
         assert [(one.session_id, one.lineage, one.parents) for one in await journals.lineage("b")] == [
@@ -228,11 +228,11 @@ class LineageRules(Rules):
     async def test_a_merge_has_the_common_part_once(self, journals: Journals) -> None:
         """Of two forks, the common entries come once, then those of the left one, then those of the right one."""
         base = await journals.say("a", "1", "2", "3")
-        left = await journals.create(birth_of("l", base, base=JournalRange(base, 2)))
-        right = await journals.create(birth_of("r", base))
+        left = await journals.create(creation_of("l", base, base=JournalRange(base, 2)))
+        right = await journals.create(creation_of("r", base))
         await journals.say("l", "l3")
         await journals.say("r", "r4", "r5")
-        merge = birth_of("m", left, right, lineage="merge", merged=JournalRange(right))
+        merge = creation_of("m", left, right, lineage="merge", merged=JournalRange(right))
         merged = await journals.create(merge)
         assert await journals.texts("m") == ["1", "2", "l3", "3", "r4", "r5"]
         assert [(entry.seq, entry.is_copied) for entry in await journals.entries("m")] == [
@@ -243,50 +243,50 @@ class LineageRules(Rules):
             (5, True),
             (6, True),
         ]
-        await journals.create(birth_of("d", lineage="detach", operator="detach", base=JournalRange(merged)))
+        await journals.create(creation_of("d", lineage="detach", operator="detach", base=JournalRange(merged)))
         assert [entry.seq for entry in await journals.entries("d", after=2) if entry.is_copied] == [4, 5, 6]
-        again = birth_of("n", left, right, lineage="merge", merged=JournalRange(right, 4))
+        again = creation_of("n", left, right, lineage="merge", merged=JournalRange(right, 4))
         await journals.create(again)
         assert await journals.texts("n") == ["1", "2", "l3", "3", "r4"]
 
     async def test_a_merge_of_merges_has_each_entry_once(self, journals: Journals) -> None:
         """What an earlier merge has copied is known again, on either side."""
         base = await journals.say("a", "1")
-        left = await journals.create(birth_of("l", base))
-        right = await journals.create(birth_of("r", base))
+        left = await journals.create(creation_of("l", base))
+        right = await journals.create(creation_of("r", base))
         await journals.say("l", "l2")
         await journals.say("r", "r2")
-        merged = await journals.create(birth_of("m", left, right, lineage="merge", merged=JournalRange(right)))
+        merged = await journals.create(creation_of("m", left, right, lineage="merge", merged=JournalRange(right)))
         await journals.say("m", "m")
         await journals.say("r", "r3")
-        await journals.create(birth_of("n", merged, right, lineage="merge", merged=JournalRange(right)))
+        await journals.create(creation_of("n", merged, right, lineage="merge", merged=JournalRange(right)))
         assert await journals.texts("n") == ["1", "l2", "r2", "m", "r3"]
-        await journals.create(birth_of("o", right, merged, lineage="merge", merged=JournalRange(merged)))
+        await journals.create(creation_of("o", right, merged, lineage="merge", merged=JournalRange(merged)))
         assert await journals.texts("o") == ["1", "r2", "r3", "l2", "m"]
-        other = await journals.create(birth_of("p", left, right, lineage="merge", merged=JournalRange(right)))
-        await journals.create(birth_of("q", merged, other, lineage="merge", merged=JournalRange(other)))
+        other = await journals.create(creation_of("p", left, right, lineage="merge", merged=JournalRange(right)))
+        await journals.create(creation_of("q", merged, other, lineage="merge", merged=JournalRange(other)))
         assert await journals.texts("q") == ["1", "l2", "r2", "m", "r3"]
 
     async def test_event_ids_stay_unique_in_a_merge(self, journals: Journals) -> None:
         """Both sides may have got an event of the same id: both entries are there, one of them with the id."""
         base = await journals.say("a", "1")
-        left = await journals.create(birth_of("l", base))
-        right = await journals.create(birth_of("r", base))
+        left = await journals.create(creation_of("l", base))
+        right = await journals.create(creation_of("r", base))
         await journals.say("l", "x")
         await journals.say("r", "x")
-        await journals.create(birth_of("m", left, right, lineage="merge", merged=JournalRange(right)))
+        await journals.create(creation_of("m", left, right, lineage="merge", merged=JournalRange(right)))
         assert [(entry.payload, entry.event_id) for entry in await journals.entries("m")] == [
             ('"1"', "e-1"),
             ('"x"', "e-x"),
             ('"x"', None),
         ]
 
-    async def test_a_birth_has_entries_of_its_own(self, journals: Journals) -> None:
+    async def test_a_creation_has_entries_of_its_own(self, journals: Journals) -> None:
         """As a compression has: no base, one entry, which waits for no wake."""
         base = await journals.say("a", "1", "2")
         summary = NewEntry(kind="user.message", payload='"summary"')
         await journals.create(
-            birth_of("b", base, lineage="compress", base=None, entries=[summary], extras='{"lossy":true}')
+            creation_of("b", base, lineage="compress", base=None, entries=[summary], extras='{"lossy":true}')
         )
         assert await journals.texts("b") == ["summary"]
         assert await journals.pending("b") == []
@@ -294,50 +294,50 @@ class LineageRules(Rules):
         assert (result.lineage, result.extras, result.base) == ("compress", '{"lossy":true}', None)
 
     async def test_a_fork_copies_the_record_of_its_base(self, cluster: Cluster, journals: Journals) -> None:
-        """Another record, of version 1, without a parent; or the one that the birth brings."""
+        """Another record, of version 1, without a parent; or the one that the creation brings."""
         base = await journals.say("a", "1")
         await (await cluster.states()).save(state("a", b"of a", kind=KIND, parent="p", labels={"x": "1"}, name="n"))
-        await journals.create(birth_of("b", base, copies_state=True))
-        await journals.create(birth_of("c", base, copies_state=True, state=state("c", b"of c", kind=KIND)))
-        await journals.create(birth_of("d", base))
+        await journals.create(creation_of("b", base, copies_state=True))
+        await journals.create(creation_of("c", base, copies_state=True, state=state("c", b"of c", kind=KIND)))
+        await journals.create(creation_of("d", base))
         copy = await cluster.record("b")
         assert (copy.state, copy.version, copy.metadata.name, copy.metadata.parent) == (b"of a", 1, "n", None)
-        assert copy.birth != (await cluster.record("a")).birth
+        assert copy.generation != (await cluster.record("a")).generation
         assert dict(copy.metadata.labels) == {"x": "1"}
         assert (await cluster.record("c")).state == b"of c"
         assert await (await cluster.states()).load("d") is None
 
     async def test_the_record_of_a_given_state_has_given_times(self, cluster: Cluster, journals: Journals) -> None:
-        """One in the future becomes now; without them both are now (contract: JournalBirth.state_times)."""
+        """One in the future becomes now; without them both are now (contract: JournalCreation.state_times)."""
         then, later = datetime(2020, 1, 2, 3, 4, 5, 6, tzinfo=UTC), datetime(2999, 1, 1, tzinfo=UTC)
         for name, times in (
             ("a", RecordTimes(created_at=then, updated_at=then + timedelta(days=1))),
             ("b", RecordTimes(created_at=then, updated_at=later)),
             ("c", None),
         ):
-            await journals.create(birth_of(name, lineage="import", state=state(name, kind=KIND), state_times=times))
+            await journals.create(creation_of(name, lineage="import", state=state(name, kind=KIND), state_times=times))
         a, b, c = [await cluster.record(name) for name in ("a", "b", "c")]
         assert (a.created_at, a.updated_at) == (then, then + timedelta(days=1))
         assert b.created_at == then
         assert a.updated_at < b.updated_at < later
         assert c.created_at == c.updated_at > a.updated_at
 
-    async def test_a_birth_counts_as_an_instance(self, cluster: Cluster, journals: Journals) -> None:
-        """The quota of instances holds, and nothing of the birth is applied."""
+    async def test_a_creation_counts_as_an_instance(self, cluster: Cluster, journals: Journals) -> None:
+        """The quota of instances holds, and nothing of the creation is applied."""
         base = await journals.say("a", "1")
         provider = (await cluster.enqueuer()).provider
         await provider.set_quotas(Quotas(instances=1))
-        (result,) = await journals.provider.create_journals([birth_of("b", base)])
+        (result,) = await journals.provider.create_journals([creation_of("b", base)])
         assert result.outcome == "over_quota"
         assert await journals.lineage("b") == []
 
     async def test_ancestors_come_nearest_first(self, journals: Journals) -> None:
         """Each once, at its least distance, parents in their order; a journal that began empty has no lineage."""
         a = await journals.say("a", "1")
-        b = await journals.create(birth_of("b", a))
-        c = await journals.create(birth_of("c", b, home="a"))
-        d = await journals.create(birth_of("d", a))
-        await journals.create(birth_of("m", d, c, lineage="merge", operator="join", merged=JournalRange(c)))
+        b = await journals.create(creation_of("b", a))
+        c = await journals.create(creation_of("c", b, home="a"))
+        d = await journals.create(creation_of("d", a))
+        await journals.create(creation_of("m", d, c, lineage="merge", operator="join", merged=JournalRange(c)))
         found = await journals.lineage("m")
         assert [(one.session_id, one.distance) for one in found] == [("m", 0), ("d", 1), ("c", 1), ("a", 2), ("b", 2)]
         merged, _, fork, root, _ = found
@@ -345,16 +345,16 @@ class LineageRules(Rules):
         assert (fork.home, fork.base) == ("a", JournalRange(b, 1))
         assert (root.lineage, list(root.parents), root.base) == (None, [], None)
 
-    async def test_three_thousand_generations(self, journals: Journals) -> None:
+    async def test_three_thousand_ancestors(self, journals: Journals) -> None:
         """A fork of a fork of a fork: read, written and followed to its root as any other."""
         journal_id = await journals.say("g0", "first")
-        births = []
-        for generation in range(1, 3001):
-            birth = birth_of(f"g{generation}", journal_id)
-            births.append(birth)
-            journal_id = birth.start.journal_id
-        for at in range(0, len(births), 100):
-            result = await journals.provider.create_journals(births[at : at + 100])
+        creations = []
+        for number in range(1, 3001):
+            creation = creation_of(f"g{number}", journal_id)
+            creations.append(creation)
+            journal_id = creation.start.journal_id
+        for at in range(0, len(creations), 100):
+            result = await journals.provider.create_journals(creations[at : at + 100])
             assert {one.outcome for one in result} == {"created"}
         await journals.say("g3000", "last")
         assert await journals.texts("g3000") == ["first", "last"]
@@ -364,14 +364,14 @@ class LineageRules(Rules):
 
     # -- with wakes
 
-    async def test_births_commit_with_the_result(self, cluster: Cluster, journals: Journals) -> None:
+    async def test_creations_commit_with_the_result(self, cluster: Cluster, journals: Journals) -> None:
         """A fork of a wake has the wake's own entries and its state; when the fence fails, there is no fork."""
         base = await journals.say("a", "1")
         worker = await cluster.worker("w")
         await cluster.enqueue("a")
         item = await worker.take_one()
         own = await worker.own("i")
-        birth = birth_of("b", base, copies_state=True)
+        creation = creation_of("b", base, copies_state=True)
         write = JournalWrite(
             session_id="a",
             journal_id=base,
@@ -380,7 +380,7 @@ class LineageRules(Rules):
             wake_id="w1",
             entries=[NewEntry(kind="agent.message", payload='"2"', wake_id="w1")],
             requests=[NewRequest(request_id="r", kind="k", payload="{}")],
-            births=[birth],
+            creations=[creation],
         )
         refused = await worker.commit_one(own, acks=[item.lock], journals=[write])
         assert (refused.committed, list(refused.conflicts)) == (False, ["a"])
@@ -401,44 +401,46 @@ class LineageRules(Rules):
         worker = await cluster.worker("w")
         own = await worker.own("i")
         await worker.provider.set_quotas(Quotas(instances=1, instance_bytes=1))
-        births = [birth_of(name, base, message=f'{{"seq":{SEQ_MARK}}}') for name in ("b", "c")]
-        write = JournalWrite(session_id="a", journal_id=base, base=0, processed=0, wake_id="w1", births=births)
+        creations = [creation_of(name, base, message=f'{{"seq":{SEQ_MARK}}}') for name in ("b", "c")]
+        write = JournalWrite(session_id="a", journal_id=base, base=0, processed=0, wake_id="w1", creations=creations)
         assert (await worker.commit_one(own, journals=[write])).committed
         assert await journals.texts("b") == await journals.texts("c") == ["1"]
         await worker.provider.set_quotas(Quotas())
         found = {item.instance_id: payloads(item) for item in await worker.take_instances()}
         assert {name: found[name] for name in "bc"} == {name: ["start", '{"seq":1}'] for name in "bc"}
 
-    async def test_a_birth_that_cannot_be_applied_fails_the_fence(self, cluster: Cluster, journals: Journals) -> None:
-        """The wake runs again, and finds the id taken; a birth that is there already is no obstacle."""
+    async def test_a_creation_that_cannot_be_applied_fails_the_fence(
+        self, cluster: Cluster, journals: Journals
+    ) -> None:
+        """The wake runs again, and finds the id taken; a creation that is there already is no obstacle."""
         base = await journals.say("a", "1")
         await journals.say("b", "b")
-        await journals.create(birth_of("c", base))
+        await journals.create(creation_of("c", base))
         worker = await cluster.worker("w")
         own = await worker.own("i")
         write = JournalWrite(session_id="a", journal_id=base, base=0, processed=1, wake_id="w1")
-        refused = await worker.commit_one(own, journals=[replace(write, births=[birth_of("b", base)])])
+        refused = await worker.commit_one(own, journals=[replace(write, creations=[creation_of("b", base)])])
         assert (refused.committed, list(refused.conflicts)) == (False, ["a"])
         assert await journals.pending("a") == ["1"]
-        assert (await worker.commit_one(own, journals=[replace(write, births=[birth_of("c", base)])])).committed
+        assert (await worker.commit_one(own, journals=[replace(write, creations=[creation_of("c", base)])])).committed
         assert await journals.pending("a") == []
 
-    async def test_births_of_one_session_by_two_wakes_of_a_batch(self, cluster: Cluster, journals: Journals) -> None:
+    async def test_creations_of_one_session_by_two_wakes_of_a_batch(self, cluster: Cluster, journals: Journals) -> None:
         """The first passes; the other's wake runs again."""
         worker = await cluster.worker("w")
         turns = []
         for name in ("x", "y"):
             journal_id = await journals.say(name, "1")
-            births = [birth_of("b", journal_id)]
+            creations = [creation_of("b", journal_id)]
             write = JournalWrite(
-                session_id=name, journal_id=journal_id, base=0, processed=1, wake_id="w1", births=births
+                session_id=name, journal_id=journal_id, base=0, processed=1, wake_id="w1", creations=creations
             )
             turns.append((await worker.own(f"i {name}"), write))
         results = await worker.commit(*[turn(at, journals=[write]) for at, write in turns])
         assert [result.committed for result in results] == [True, False]
         assert [list(result.conflicts) for result in results] == [[], ["y"]]
 
-    async def test_births_commit_with_an_ack(self, cluster: Cluster, journals: Journals) -> None:
+    async def test_creations_commit_with_an_ack(self, cluster: Cluster, journals: Journals) -> None:
         """On the slow path too: they are applied with the ack, or the ack is refused."""
         base = await journals.say("a", "1")
         await journals.say("taken", "1")
@@ -446,14 +448,14 @@ class LineageRules(Rules):
         await cluster.enqueue("a", "a")
         first, second = await worker.take(2)
         write = JournalWrite(
-            session_id="a", journal_id=base, base=0, processed=1, wake_id="w1", births=[birth_of("taken", base)]
+            session_id="a", journal_id=base, base=0, processed=1, wake_id="w1", creations=[creation_of("taken", base)]
         )
         assert await ack_journal(worker, first, write) is False
         assert await journals.pending("a") == ["1"]
-        births = [birth_of("b", base), birth_of("c", base)]
-        assert await ack_journal(worker, first, replace(write, births=births)) is True
+        creations = [creation_of("b", base), creation_of("c", base)]
+        assert await ack_journal(worker, first, replace(write, creations=creations)) is True
         assert await journals.texts("c") == ["1"]
-        again = replace(write, base=1, births=[birth_of("b", base), birth_of("d", base)])
+        again = replace(write, base=1, creations=[creation_of("b", base), creation_of("d", base)])
         assert await ack_journal(worker, second, again) is True
         assert await journals.texts("d") == ["1"]
 
@@ -464,9 +466,9 @@ class LineageRules(Rules):
         await cluster.enqueue("a", "a")
         first, second = await worker.take(2)
         for version, (item, name) in enumerate(((first, "b"), (second, "c"))):
-            births = [birth_of(name, base, copies_state=True)]
+            creations = [creation_of(name, base, copies_state=True)]
             write = JournalWrite(
-                session_id="a", journal_id=base, base=version, processed=1, wake_id=f"w {name}", births=births
+                session_id="a", journal_id=base, base=version, processed=1, wake_id=f"w {name}", creations=creations
             )
             written = state_write(item, f"state of {name}".encode(), base=version)
             ack = WorkAck(lock=item.lock, message="done", journal=write, state=written)
@@ -478,8 +480,8 @@ class LineageRules(Rules):
         too; its session may begin anew.
         """
         base = await journals.say("a", "1", "2", "3")
-        fork = await journals.create(birth_of("b", base, base=JournalRange(base, 2)))
-        await journals.create(birth_of("c", fork, lineage="compress", base=None, entries=[]))
+        fork = await journals.create(creation_of("b", base, base=JournalRange(base, 2)))
+        await journals.create(creation_of("c", fork, lineage="compress", base=None, entries=[]))
         assert list(await journals.provider.delete_journal(["a"])) == [True]
         assert await journals.texts("b") == ["1", "2"]
         await journals.say("a", "new")
@@ -489,10 +491,10 @@ class LineageRules(Rules):
             (None, fork),
             (None, base),
         ]
-        (result,) = await journals.provider.create_journals([birth_of("d", fork)])
+        (result,) = await journals.provider.create_journals([creation_of("d", fork)])
         assert result.outcome == "unknown"
         assert list(await journals.provider.delete_journal(["c", "a"])) == [True, True]
-        (result,) = await journals.provider.create_journals([birth_of("d", base, base=None)])
+        (result,) = await journals.provider.create_journals([creation_of("d", base, base=None)])
         assert result.outcome == "unknown"
 
     async def test_the_lease_of_the_home_is_fenced(self, cluster: Cluster, journals: Journals) -> None:
@@ -500,7 +502,7 @@ class LineageRules(Rules):
         is known to the wake, as it changes when its record is written.
         """
         base = await journals.say("a", "1")
-        journal_id = await journals.create(birth_of("b", base, home="a"))
+        journal_id = await journals.create(creation_of("b", base, home="a"))
         worker = await cluster.worker("w")
         await cluster.enqueue("a")
         item = await worker.take_one()

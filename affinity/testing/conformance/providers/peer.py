@@ -238,7 +238,7 @@ class Peer:
         """Suspend one instance at the fence that ``at`` shows, for lack of code unless ``why`` says otherwise."""
         one = Suspend(
             instance_id=at.instance_id,
-            birth=at.birth,
+            generation=at.generation,
             execution_id=at.execution_id,
             event_count=at.event_count,
             error_type="Nondeterminism",

@@ -9,8 +9,8 @@ import pytest
 
 from affinity.limits import MAX_PAYLOAD_BYTES
 from affinity.provider.contract import (
-    Birth,
     Delivery,
+    Generation,
     InstanceUpdate,
     KeyState,
     MessageKey,
@@ -62,8 +62,8 @@ class ReplyRules(Rules):
         assert await send(a, keyed("k")) == ["unknown"]
         second = await a.own("i")
         assert await states(a, "k") == [state(second, is_known=False)]
-        of_first = NewMessage(instance_id="i", payload="m", birth=first.birth, key="k")
-        of_second = NewMessage(instance_id="i", payload="m", birth=second.birth, key="k")
+        of_first = NewMessage(instance_id="i", payload="m", generation=first.generation, key="k")
+        of_second = NewMessage(instance_id="i", payload="m", generation=second.generation, key="k")
         assert await send(a, of_first, of_second, of_first) == ["unknown", "delivered", "unknown"]
 
     async def test_a_refused_message_leaves_its_key_free(self, cluster: Cluster) -> None:
@@ -233,13 +233,13 @@ class ReplyRules(Rules):
         a = await cluster.worker("a")
         b = await cluster.open()
         for n in range(10):
-            await a.provider.create_instance([new_instance("i", birth=Birth("same"))])
+            await a.provider.create_instance([new_instance("i", generation=Generation("same"))])
             calls: list[Callable[[], Awaitable[object]]] = [
                 partial(b.send_message, [keyed(str(n))]),
                 partial(a.provider.delete_instance, ["i"], force=True),
             ]
             await concurrently(*calls)
-            await a.provider.create_instance([new_instance("i", birth=Birth("same"))])
+            await a.provider.create_instance([new_instance("i", generation=Generation("same"))])
             assert await known(a, str(n)) == [False]
             await a.provider.delete_instance(["i"], force=True)
 
@@ -269,7 +269,7 @@ def state(
 ) -> KeyState:
     """The state of a key of this instance."""
     return KeyState(
-        birth=at.birth,
+        generation=at.generation,
         name="flow",
         status=status,  # type: ignore[arg-type]
         error=error,

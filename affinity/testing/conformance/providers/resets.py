@@ -24,7 +24,7 @@ async def reset(peer: Peer, at: OrchestrationItem, keep: int, **more: Any) -> bo
     """Reset at the fence that ``at`` shows."""
     one = Reset(
         instance_id=at.instance_id,
-        birth=at.birth,
+        generation=at.generation,
         execution_id=at.execution_id,
         event_count=at.event_count,
         keep=keep,
@@ -48,7 +48,7 @@ class ResetRules(Rules):
         assert await a.provider.reset_instance(
             Reset(
                 instance_id="i",
-                birth=end.birth,
+                generation=end.generation,
                 execution_id=1,
                 event_count=4,
                 keep=2,
@@ -67,7 +67,7 @@ class ResetRules(Rules):
         assert (await a.commit_one(item, consumed=message_ids(item))).committed
 
     async def test_a_reset_is_refused_elsewhere(self, cluster: Cluster) -> None:
-        """A reset is refused when the history has grown or the birth token is another (contract: Reset)."""
+        """A reset is refused when the history has grown or the generation is another (contract: Reset)."""
         a = await cluster.worker("a")
         at = await self._three_events(a)
         later = await a.go_on(at)

@@ -11,7 +11,7 @@ from affinity.records import ActivityKey, DurableResource, ResourceStore
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import state
 from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.lineage import Journals, birth_of
+from affinity.testing.conformance.providers.lineage import Journals, creation_of
 
 KEY: ActivityKey = ("i", 1, 1)
 LABEL = "affinity.resource/box"
@@ -132,7 +132,7 @@ class ResourceRules(Rules):
         await store.set_resource_handle("r", "1")
         states = await cluster.states()
         await states.save(state("a", labels={LABEL: "r"}))
-        await journals.create(birth_of("b", base, copies_state=True))
+        await journals.create(creation_of("b", base, copies_state=True))
         await states.delete(["a"])
         assert await store.take_unused_resources(["box"], limit=10, seconds=60) == []
         await states.delete(["b"])

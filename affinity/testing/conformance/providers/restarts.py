@@ -9,7 +9,7 @@ import pytest
 from affinity.errors import QuotaExceeded
 from affinity.provider.contract import (
     FINISHED,
-    Birth,
+    Generation,
     InstanceUpdate,
     MessageKey,
     NewMessage,
@@ -36,7 +36,7 @@ FAILED = ENDS["failed"]
 def restart_of(at: OrchestrationItem, *, start: str = "again", session_id: str | None = None) -> Restart:
     """A restart of the instance, once it has ended."""
     new = new_instance(at.instance_id, name=at.name, start=start, session_id=session_id)
-    return Restart(new=new, ended=at.birth)
+    return Restart(new=new, ended=at.generation)
 
 
 class RestartRules(Rules):
@@ -55,7 +55,12 @@ class RestartRules(Rules):
             restart = restart_of(at, session_id="s")
             assert list(await a.provider.restart_instance([restart])) == [True]
             row = await a.info(status)
-            assert (row.status, row.execution_id, row.event_count, row.birth) == ("pending", 2, 0, restart.new.birth)
+            assert (row.status, row.execution_id, row.event_count, row.generation) == (
+                "pending",
+                2,
+                0,
+                restart.new.generation,
+            )
             assert (row.output, row.error, row.custom_status, row.session_id) == (None, None, None, "s")
             assert row.created_at == before.created_at
             (item,) = await a.take_instances()
@@ -80,9 +85,9 @@ class RestartRules(Rules):
         restarts = [
             restart_of(running),
             restart_of(suspended),
-            Restart(new=new_instance("ended", name="other"), ended=ended.birth),
-            Restart(new=other.new, ended=Birth("other")),
-            Restart(new=new_instance("none"), ended=Birth("b")),
+            Restart(new=new_instance("ended", name="other"), ended=ended.generation),
+            Restart(new=other.new, ended=Generation("other")),
+            Restart(new=new_instance("none"), ended=Generation("b")),
         ]
         assert list(await a.provider.restart_instance(restarts)) == [False] * 5
         assert list(await a.provider.restart_instance([])) == []
@@ -99,7 +104,7 @@ class RestartRules(Rules):
             await a.commit_one(each, consumed=message_ids(each), update=FAILED)
         restarts = [restart_of(at[0], start="z1"), *map(restart_of, at), restart_of(at[2], start="late")]
         assert list(await a.provider.restart_instance(restarts)) == [True, False, False, True, False]
-        assert (await a.info("z")).birth == restarts[0].new.birth
+        assert (await a.info("z")).generation == restarts[0].new.generation
 
     async def test_of_two_that_race_one_restarts(self, cluster: Cluster) -> None:
         """One of several concurrent restarts counts, and there is one start message (contract: restart_instance)."""
@@ -142,7 +147,7 @@ class RestartRules(Rules):
         assert await b.ack(*running) == [False]
         assert await b.take_all() == []
         assert not (await a.commit_one(at)).committed
-        old = NewMessage(instance_id="i", payload="old", birth=at.birth)
+        old = NewMessage(instance_id="i", payload="old", generation=at.generation)
         assert list(await a.provider.send_message([old])) == ["unknown"]
         assert (await cluster.session("s")).expires_in < 1_000
         await cluster.worker("b")  # a restart, which moves the session
@@ -158,7 +163,7 @@ class RestartRules(Rules):
         (child,) = await a.take_instances()
         await a.commit_one(at, update=FAILED)
         assert list(await a.provider.restart_instance([restart_of(at)])) == [True]
-        answer = NewMessage(instance_id="parent", payload="answer", birth=at.birth)
+        answer = NewMessage(instance_id="parent", payload="answer", generation=at.generation)
         await a.commit_one(child, consumed=message_ids(child), messages=[answer], update=ENDS["completed"])
         (item,) = await a.take_instances()
         assert payloads(item) == ["again"]

@@ -88,8 +88,8 @@ class RetentionRules(Rules):
         assert await _pruned(a, DAY) == 2
 
     async def test_a_child_whose_parent_is_gone_goes_by_itself(self, cluster: Cluster) -> None:
-        """A child without its parent is removed alone, also when another instance has the parent's id (contract: birth
-        token).
+        """A child without its parent is removed alone, also when another instance has the parent's id (contract:
+        generation).
         """
         a = await cluster.worker("a")
         parent, child = await _family(a)
@@ -102,7 +102,7 @@ class RetentionRules(Rules):
         assert await _there(a, "parent", "child") == ["parent"]
 
     async def test_an_id_that_is_used_again_is_not_taken_for_the_old_one(self, cluster: Cluster) -> None:
-        """The recorded end of an instance does not apply to its successor under the same id (contract: birth token)."""
+        """The recorded end of an instance does not apply to its successor under the same id (contract: generation)."""
         a = await cluster.worker("a")
         await _ended(a, "i")
         await a.provider.delete_instance(["i"])

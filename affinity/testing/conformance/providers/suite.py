@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from affinity.testing.conformance.providers.asleep import AsleepRules
 from affinity.testing.conformance.providers.batches import BatchRules
-from affinity.testing.conformance.providers.births import BirthRules
 from affinity.testing.conformance.providers.byte_limits import ByteLimitRules
 from affinity.testing.conformance.providers.capacity import CapacityRules
 from affinity.testing.conformance.providers.client import ClientRules
 from affinity.testing.conformance.providers.demand import DemandRules
 from affinity.testing.conformance.providers.epochs import EpochRules
 from affinity.testing.conformance.providers.faults import FaultRules
+from affinity.testing.conformance.providers.generations import GenerationRules
 from affinity.testing.conformance.providers.give_back import GiveBackRules
 from affinity.testing.conformance.providers.hints import HintRules
 from affinity.testing.conformance.providers.holders import HolderRules
@@ -84,7 +84,7 @@ class ProviderConformance(
     SweepRules,
     TurnRules,
     SameTurnRules,
-    BirthRules,
+    GenerationRules,
     PlacingRules,
     OrderRules,
     MixedBatchRules,

@@ -306,7 +306,7 @@ class TagRules(Rules):
         key = replace(work_item(at, 1), tag="gpu").key._replace(execution_id=at.execution_id + 1)
         reset = Reset(
             instance_id="i",
-            birth=at.birth,
+            generation=at.generation,
             execution_id=at.execution_id,
             event_count=at.event_count,
             keep=1,

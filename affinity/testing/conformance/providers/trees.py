@@ -13,7 +13,9 @@ DONE = InstanceUpdate(status="completed")
 
 def child_of(parent: OrchestrationItem, name: str) -> NewInstance:
     """A child as a turn of its parent creates it."""
-    return new_instance(name, parent_id=parent.instance_id, parent_birth=parent.birth, on_deleted=f"{name} was deleted")
+    return new_instance(
+        name, parent_id=parent.instance_id, parent_generation=parent.generation, on_deleted=f"{name} was deleted"
+    )
 
 
 class TreeRules(Rules):
@@ -76,7 +78,7 @@ class TreeRules(Rules):
         assert await a.take_instances() == []
 
     async def test_another_parent_of_that_name_is_not_told(self, cluster: Cluster) -> None:
-        """Another instance under the parent's id gets no message and keeps no child of it (contract: birth token)."""
+        """Another instance under the parent's id gets no message and keeps no child of it (contract: generation)."""
         a = await cluster.worker("a")
         await self._family(a)
         await a.provider.delete_instance(["parent"], force=True, tree=False)

@@ -63,16 +63,16 @@ class DeleteRules(StoreRules):
         assert list(await store.delete(["b"], versions={"b": 3})) == []
         assert list(await store.delete(["b"], versions={"b": 2})) == ["b"]
 
-    async def test_a_record_of_another_birth_is_left(self, store: SessionStore) -> None:
+    async def test_a_record_of_another_generation_is_left(self, store: SessionStore) -> None:
         """A record that was created again since is left, also when its version is the same."""
         await _family(store, a=None, b="a", c=None)
-        births = {name: (await loaded(store, name)).birth for name in "abc"}
+        generations = {name: (await loaded(store, name)).generation for name in "abc"}
         await store.delete(["a", "c"])
         await _family(store, a=None, c="a")
         versions = dict.fromkeys("abc", 1)
-        assert list(await store.delete(["a", "b", "c"], versions=versions, births=births)) == ["b"]
-        anew = births | {"a": (await loaded(store, "a")).birth}
-        assert list(await store.delete(["a", "c"], births=anew)) == ["a"]
+        assert list(await store.delete(["a", "b", "c"], versions=versions, generations=generations)) == ["b"]
+        anew = generations | {"a": (await loaded(store, "a")).generation}
+        assert list(await store.delete(["a", "c"], generations=anew)) == ["a"]
         assert await _left(store) == "c"
 
     async def test_a_dry_run_changes_nothing(self, harness: StoreHarness, store: SessionStore) -> None:
@@ -119,7 +119,7 @@ class DeleteRules(StoreRules):
         await store.save(state("c", parent="b"))
         asked: dict[str, Any] = {
             "versions": {name: row.version for name, row in seen.items()},
-            "births": {name: row.birth for name, row in seen.items()},
+            "generations": {name: row.generation for name, row in seen.items()},
             "families": {"a": "1", "b": "1", "c": "1", "x": "2", "y": "2", "gone": "2"},
         }
         names = ["x", "c", "a", "y", "b", "gone"]

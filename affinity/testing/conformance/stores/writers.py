@@ -21,7 +21,7 @@ class _Fences(TypedDict, total=False):
 
 
 class WriterRules(StoreRules):
-    """The fences of `save`: version, birth, epoch, idempotency key."""
+    """The fences of `save`: version, generation, epoch, idempotency key."""
 
     async def test_the_last_write_wins(self, harness: StoreHarness) -> None:
         """Without fences a write replaces any record."""
@@ -59,19 +59,19 @@ class WriterRules(StoreRules):
         assert (caught.value.expected_version, caught.value.version) == (1, None)
         assert await store.load("s") is None
 
-    async def test_each_record_has_a_birth_of_its_own(self, store: SessionStore) -> None:
+    async def test_each_record_has_a_generation_of_its_own(self, store: SessionStore) -> None:
         """Writes keep it; a record that is created again under the same id has another."""
         for name in ("s", "other"):
             await store.save(state(name))
-        first = (await loaded(store)).birth
+        first = (await loaded(store)).generation
         await store.save(state())
-        assert (await loaded(store)).birth == first != (await loaded(store, "other")).birth
-        assert {row.session_id: row.birth for row in await store.list(EVERYTHING, 10)}["s"] == first
+        assert (await loaded(store)).generation == first != (await loaded(store, "other")).generation
+        assert {row.session_id: row.generation for row in await store.list(EVERYTHING, 10)}["s"] == first
         await store.delete(["s"])
         await store.save(state())
-        assert (await loaded(store)).birth not in {first, "", (await loaded(store, "other")).birth}
+        assert (await loaded(store)).generation not in {first, "", (await loaded(store, "other")).generation}
 
-    async def test_a_write_with_another_birth_is_refused(self, store: SessionStore) -> None:
+    async def test_a_write_with_another_generation_is_refused(self, store: SessionStore) -> None:
         """Also when the versions are the same, or the writer names no version."""
         await store.save(state(content=b"former"))
         former = await loaded(store)
@@ -81,18 +81,18 @@ class WriterRules(StoreRules):
         assert before.version == former.version
         for expected in (former.version, None):
             with pytest.raises(SessionWriteConflict, match="created") as caught:
-                await store.save(state(content=b"x"), expected_version=expected, birth=former.birth)
+                await store.save(state(content=b"x"), expected_version=expected, generation=former.generation)
             error = caught.value
             assert (error.session_id, error.expected_version, error.version) == ("s", expected, 1)
         assert await loaded(store) == before
-        await store.save(state(content=b"y"), expected_version=1, birth=before.birth)
+        await store.save(state(content=b"y"), expected_version=1, generation=before.generation)
         assert (await loaded(store)).state == b"y"
 
-    async def test_a_new_record_has_the_birth_that_its_writer_names(self, store: SessionStore) -> None:
+    async def test_a_new_record_has_the_generation_that_its_writer_names(self, store: SessionStore) -> None:
         """So the writer knows it, and its next write passes."""
-        versions = [await store.save(state(), expected_version=base, birth="mine") for base in range(2)]
+        versions = [await store.save(state(), expected_version=base, generation="mine") for base in range(2)]
         assert [*versions, await store.save(state())] == [1, 2, 3]
-        assert (await loaded(store)).birth == "mine"
+        assert (await loaded(store)).generation == "mine"
 
     async def test_of_many_writers_from_one_version_one_passes(self, harness: StoreHarness) -> None:
         """Concurrently, from store objects of their own: from no record, and from a record."""

@@ -1,4 +1,4 @@
-"""Reused ids: what was meant for one instance does not reach its successor under the id (contract: birth token)."""
+"""Reused ids: what was meant for one instance does not reach its successor under the id (contract: generation)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.peer import Peer
 
 
-class BirthRules(Rules):
+class GenerationRules(Rules):
     """Deletion, and creation under the same id."""
 
-    async def test_each_instance_has_a_birth_token(self, cluster: Cluster) -> None:
-        """An instance keeps its birth token, and its successor under the same id has another (contract: Birth)."""
+    async def test_each_instance_has_a_generation_token(self, cluster: Cluster) -> None:
+        """An instance keeps its generation, and its successor under the same id has another (contract: Generation)."""
         a = await cluster.worker("a")
         await a.provider.create_instance([new_instance("j")])
         first = await a.own("i")
@@ -23,8 +23,8 @@ class BirthRules(Rules):
         (same,) = [item for item in await a.take_instances() if item.instance_id == "i"]
         second = await recreated(a, first)
         (other,) = [item for item in await a.take_instances() if item.instance_id == "j"]
-        assert first.birth == same.birth
-        assert len({first.birth, second.birth, other.birth}) == 3
+        assert first.generation == same.generation
+        assert len({first.generation, second.generation, other.generation}) == 3
 
     async def test_a_turn_of_a_deleted_instance_is_refused_by_its_successor(self, cluster: Cluster) -> None:
         """A turn of a deleted instance is refused even if its successor is at the same event and the caller owns it
@@ -49,15 +49,15 @@ class BirthRules(Rules):
         assert [result.committed for result in results] == [False, True]
 
     async def test_a_message_to_a_deleted_instance_does_not_reach_its_successor(self, cluster: Cluster) -> None:
-        """A message with the birth token of a deleted instance is dropped, from a turn and from a client (contract:
-        NewMessage.birth).
+        """A message with the generation of a deleted instance is dropped, from a turn and from a client (contract:
+        NewMessage.generation).
         """
         a = await cluster.worker("a")
         sender, old = await a.own("sender"), await a.own("i")
         new = await recreated(a, old)
         messages = [
-            NewMessage(instance_id="i", payload=text, birth=birth)
-            for text, birth in (("old", old.birth), ("new", new.birth), ("any", None))
+            NewMessage(instance_id="i", payload=text, generation=generation)
+            for text, generation in (("old", old.generation), ("new", new.generation), ("any", None))
         ]
         await a.commit_one(sender, consumed=message_ids(sender), messages=messages)
         assert list(await a.provider.send_message(messages)) == ["unknown", "delivered", "delivered"]
