@@ -10,11 +10,11 @@ from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar, Unpack, c
 
 from affinity.client import Client
 from affinity.conversation.events import EventTypes, JournalEntry, JournalEvent
+from affinity.conversation.handle import ConversationHandle
 from affinity.conversation.home import HomedScope
 from affinity.conversation.kinds import ConversationKind, ConversationLimits, seconds_of
 from affinity.conversation.program import Program, Start, WakeTask
 from affinity.conversation.running import WakeRunner
-from affinity.conversation.talk import Talk
 from affinity.conversation.wake import Wake
 from affinity.errors import InvalidApp, InvalidOptions
 from affinity.journal import PendingWork
@@ -192,9 +192,9 @@ class Conversations(Sessions[S]):
                 type(returned).__name__,
             )
 
-    def connect(self, client: Client, conversation_id: str) -> Talk:
+    def connect(self, client: Client, conversation_id: str) -> ConversationHandle:
         """The handle of a conversation; see `Client.conversation`."""
-        return Talk(client, self.spec, conversation_id, self)
+        return ConversationHandle(client, self.spec, conversation_id, self)
 
     def open_state(self, ctx: ActivityContext, work: PendingWork) -> OpenSession[S]:
         """The state of the conversation, for a wake."""

@@ -250,13 +250,13 @@ class CustomToolUse(RequestEvent):
 # -- of the conversation itself
 
 
-class SessionStatusChanged(JournalEvent):
+class ConversationStatusChanged(JournalEvent):
     """The conversation has another status, which does not follow from the entries around it."""
 
     status: Literal["rescheduling", "running", "terminated"]  # running: it was resumed
     reason: str = ""
     retry_after: float | None = None  # seconds until the next attempt of the wake
-    kind: Literal["session.status_changed"] = "session.status_changed"
+    kind: Literal["conversation.status_changed"] = "conversation.status_changed"
 
 
 StopReason: TypeAlias = Literal["end_turn", "requires_action", "revisit", "more", "failed"]
@@ -265,20 +265,20 @@ there, or failed for good.
 """
 
 
-class SessionIdle(JournalEvent):
+class ConversationIdle(JournalEvent):
     """A wake has ended, and why."""
 
     stop_reason: StopReason
     requests: list[str] = Field(default_factory=list)  # ids of the pending ones
     error: SpanError | None = None
-    kind: Literal["session.idle"] = "session.idle"
+    kind: Literal["conversation.idle"] = "conversation.idle"
 
 
 class RequestExpired(JournalEvent):
     """No answer to a request of the application came in time. The built-in requests are answered with a refusal."""
 
     request_id: str
-    kind: Literal["session.request_expired"] = "session.request_expired"
+    kind: Literal["conversation.request_expired"] = "conversation.request_expired"
 
 
 class SpanError(BaseModel):
@@ -350,7 +350,7 @@ class ChildEnded(JournalEvent):
     kind: Literal["child.ended"] = "child.ended"
 
 
-SessionIdle.model_rebuild()
+ConversationIdle.model_rebuild()
 
 BUILT_IN: Final[tuple[type[JournalEvent], ...]] = (
     UserMessage,
@@ -363,8 +363,8 @@ BUILT_IN: Final[tuple[type[JournalEvent], ...]] = (
     ToolResult,
     ToolConfirmation,
     CustomToolUse,
-    SessionStatusChanged,
-    SessionIdle,
+    ConversationStatusChanged,
+    ConversationIdle,
     RequestExpired,
     SpanStarted,
     SpanCompleted,
@@ -410,13 +410,13 @@ _KIND: Final = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)+")
 _NO_OUTPUT: Final = {
     "user.": "clients send it. Use wake.revisit() to run again later, wake.delegate() to give work to a child, or "
     "client.conversation(…).send() for another conversation",
-    "session.": "the conversation writes it by itself. Return from the handler to end the wake, or raise to fail it",
+    "conversation.": "the conversation writes it by itself. Return from the handler to end the wake, or raise to fail",
     "span.": "the conversation writes it by itself. Use wake.span()",
     "child.": "the conversation writes it by itself. Use wake.delegate(), and wake.finish() for the result of a child",
 }
 """Beginnings of the kinds that no handler appends: who writes them, and what to use."""
 
-_NO_INPUT: Final = ("session.", "span.", "child.", "agent.")
+_NO_INPUT: Final = ("conversation.", "span.", "child.", "agent.")
 _META: Final = ',"_":{'
 
 

@@ -70,8 +70,10 @@ class FeedPosition:
 
 
 class EntryNumber(int):
-    """The number of an entry that was sent. It knows its journal, so that `Talk.reply` never gives the reply to the
-    entry that another conversation, or another timeline of the database, has under this number.
+    """The number of an entry that was sent, with the journal that it belongs to.
+
+    Another conversation, or another timeline of the database, can have another entry under this number:
+    `ConversationHandle.reply` compares the journal.
     """
 
     journal: JournalIdentity | None = None
@@ -187,8 +189,9 @@ def _is_replaced(page: JournalPage, wake_id: str) -> bool:
 
 
 class EventFeed(AsyncBlock, AsyncIterator[FeedItem]):
-    """Events of one conversation, in order; made by `Talk.events`. It can be left at any time, and another one goes on
-    from its `position`. For one task at a time.
+    """Events of one conversation, in order: see `ConversationHandle.events`. For one task at a time.
+
+    It can be left at any time; another feed can go on from its `position`.
 
     ::
 
@@ -218,7 +221,7 @@ class EventFeed(AsyncBlock, AsyncIterator[FeedItem]):
         journal: JournalIdentity | None = None,
         timeline: str = "",
     ) -> None:
-        """Called by `Talk.events`: with what the position of the reader is of, as far as it is known."""
+        """Called by `ConversationHandle.events`: with what the position of the reader is of, as far as it is known."""
         self._journals = journals
         self._conversation_id = conversation_id
         self._reader = reader

@@ -12,8 +12,8 @@ from affinity.conversation.follow import SPAN_COMPLETED, fields_of
 from affinity.errors import WakeFailed
 from affinity.journal import Entry, JournalPage
 
-SESSION_IDLE: Final = "session.idle"
-STATUS_CHANGED: Final = "session.status_changed"
+CONVERSATION_IDLE: Final = "conversation.idle"
+STATUS_CHANGED: Final = "conversation.status_changed"
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Reply:
     processed: int
     """The number up to which all inputs are processed."""
     stop_reason: str
-    """Why the wake has ended: see `SessionIdle`; empty if that is not recorded."""
+    """Why the wake has ended: see `ConversationIdle`; empty if that is not recorded."""
     _entries: Sequence[Entry] = field(repr=False)
     _types: EventTypes = field(repr=False)
 
@@ -39,7 +39,7 @@ class Reply:
     @property
     def events(self) -> Sequence[JournalEvent]:
         """What the handler has appended: without the trace."""
-        return [each.event for each in self.entries if not each.kind.startswith(("span.", "session."))]
+        return [each.event for each in self.entries if not each.kind.startswith(("span.", "conversation."))]
 
     @cached_property
     def text(self) -> str:
@@ -57,7 +57,7 @@ class Reply:
 
     @property
     def requests(self) -> Sequence[RequestEvent]:
-        """The requests that the wake has made; `Talk.requests` gives all that are pending."""
+        """The requests that the wake has made; `ConversationHandle.requests` gives all that are pending."""
         return [event for event in self.events if isinstance(event, RequestEvent)]
 
 
@@ -105,7 +105,7 @@ class ReplyReader:
             fields = fields_of(entry)
             if fields.get("processed") is not None:
                 self._span = fields
-        elif entry.kind == SESSION_IDLE and self._concerns("read"):
+        elif entry.kind == CONVERSATION_IDLE and self._concerns("read"):
             self.failure = _failure(self._conversation_id, entry)
 
     def _is_reply(self) -> bool:
@@ -121,7 +121,7 @@ class ReplyReader:
         return bool(self._span) and (last is None or last >= self._seq) and (base is None or base < self._seq)
 
     def _reply(self) -> Reply:
-        idle = next((each for each in reversed(self._wake) if each.kind == SESSION_IDLE), None)
+        idle = next((each for each in reversed(self._wake) if each.kind == CONVERSATION_IDLE), None)
         return Reply(
             conversation_id=self._conversation_id,
             seq=self._seq,
@@ -134,7 +134,7 @@ class ReplyReader:
 
 
 def _is_resumed(entry: Entry) -> bool:
-    """The entry is that of `Talk.resume`."""
+    """The entry is that of `ConversationHandle.resume`."""
     return entry.kind == STATUS_CHANGED and fields_of(entry).get("status") == "running"
 
 

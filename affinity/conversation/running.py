@@ -28,11 +28,11 @@ from affinity.conversation.events import (
     ChildDelegated,
     ChildEnded,
     ChildOutcome,
+    ConversationIdle,
+    ConversationStatusChanged,
     EventMeta,
     EventTypes,
     JournalEntry,
-    SessionIdle,
-    SessionStatusChanged,
     SpanCompleted,
     SpanError,
     StopReason,
@@ -79,7 +79,7 @@ does not count, and the next one, under another epoch, is greater all the same. 
 USER_INTERRUPT: Final = kind_of(UserInterrupt)
 CHILD_DELEGATED: Final = kind_of(ChildDelegated)
 CHILD_ENDED: Final = kind_of(ChildEnded)
-SESSION_IDLE: Final = kind_of(SessionIdle)
+CONVERSATION_IDLE: Final = kind_of(ConversationIdle)
 SPAN_COMPLETED: Final = kind_of(SpanCompleted)
 
 TOO_MANY_ENDS: Final = (
@@ -463,7 +463,7 @@ class _Attempt(Generic[S]):
         reason = self._stop_reason(wake)  # without the revisits that these have ended
         self._close(self.read)
         requests = {"requests": [each.request_id for each in wake.requests]} if wake.requests else {}
-        self.writing.record("session.idle", {"stop_reason": reason, **requests})
+        self.writing.record("conversation.idle", {"stop_reason": reason, **requests})
         self.ctx.enlist(self.writing)
         outcome = self._outcome("done")
         if self.work.more:
@@ -565,13 +565,13 @@ class _Attempt(Generic[S]):
     def _close_trace(self, error: SpanError, pause: float | None) -> WakeOutcome:
         self._close(self.work.processed, error)
         if pause is None:
-            self.writing.note(SessionIdle("failed", [each.request_id for each in self.work.requests], error))
+            self.writing.note(ConversationIdle("failed", [each.request_id for each in self.work.requests], error))
             for each in self.delegations:
                 self._notify_parent(each, "failed", error=error)
             self.delegations = []
         else:
             self.delegations = [*self.task.get("delegations", [])]  # the next attempt reads the others again
-            self.writing.note(SessionStatusChanged("rescheduling", f"{error.type}: {error.message}", pause))
+            self.writing.note(ConversationStatusChanged("rescheduling", f"{error.type}: {error.message}", pause))
         self.ctx.enlist(self.writing)
         outcome = self._outcome("failed")
         outcome["attempt"], outcome["read"] = self.number, self.read
@@ -584,7 +584,7 @@ class _Attempt(Generic[S]):
     async def _end_children(self, cascade: bool) -> WakeOutcome:
         """The conversation is terminated: notify the parent, and terminate the children, if they are to be."""
         if cascade:
-            event = SessionStatusChanged("terminated", "its parent was terminated")
+            event = ConversationStatusChanged("terminated", "its parent was terminated")
             entry = NewEntry(kind=event.kind, payload=EventTypes().encode(event), event_id=f"{event.kind}/parent")
             message = terminate_message(cascade=True)
             if await self._send_to_children(0, entry, message=message, closes=True, drops=True):
@@ -699,12 +699,12 @@ async def _find_ended(journals: JournalAccess, session_id: str, wakes: Sequence[
     ended: list[str] = []
     unclosed: list[str] = []
     for wake in wakes:
-        ends = (SESSION_IDLE, SPAN_COMPLETED)
+        ends = (CONVERSATION_IDLE, SPAN_COMPLETED)
         query = JournalQuery(session_id=session_id, wake_id=wake, kinds=ends, newest_first=True, limit=1)
         page = await journals.read(query)
         if page is not None and page.entries:
             unclosed.clear()  # what it has committed closes the traces of those before
-        if page is not None and page.entries and page.entries[0].kind == SESSION_IDLE:
+        if page is not None and page.entries and page.entries[0].kind == CONVERSATION_IDLE:
             ended.append(wake)
         else:
             unclosed.append(wake)

@@ -576,7 +576,7 @@ class Wake(CommonCalls[None]):
         extras: Mapping[str, JsonValue] | None = None,
     ) -> None:
         """Make a conversation of two of this kind, with the wake's commit: the entries of the left one, then those of
-        the right one that the left one does not have; see `Talk.merge`.
+        the right one that the left one does not have; see `ConversationHandle.merge`.
 
         Raises:
             UnknownConversation, ConversationKindMismatch: there is none with this id, or of this kind.
@@ -587,7 +587,7 @@ class Wake(CommonCalls[None]):
         await self._create(birth)
 
     async def total_usage(self) -> dict[str, int]:
-        """The sum of ``usage`` of all that is committed, as `Talk.usage`, and of this wake."""
+        """The sum of ``usage`` of all that is committed, as `ConversationHandle.usage`, and of this wake."""
         committed = await self._planner.usage(self.conversation_id)
         return {name: committed.get(name, 0) + self._usage.get(name, 0) for name in {**committed, **self._usage}}
 

@@ -139,8 +139,7 @@ class SessionCache(CacheLeaseListener[CacheEntry[S]], Generic[S]):
             anyio.from_thread.run(shielded, pinned.__aexit__, None, None, None)
 
     def peek(self, ctx: SessionContext) -> S:
-        """The state, if this process has it: for code that detects a move of the session itself (option A of the v1
-        document).
+        """The state, if this process has it: for code that itself detects a move of the session.
 
         Not pinned: once the activity awaits something, the state may be evicted and disposed. Prefer `use`.
 
@@ -151,7 +150,7 @@ class SessionCache(CacheLeaseListener[CacheEntry[S]], Generic[S]):
         return self._cache.peek(*address_of(ctx)).state
 
     async def put(self, ctx: SessionContext, state: S) -> None:
-        """Add a state that an activity has hydrated itself (option A); an earlier one is disposed first.
+        """Add a state that an activity has hydrated itself; an earlier one is disposed first.
 
         Raises:
             UnknownSession: the cache has a newer epoch of the session; the state stays the caller's to dispose.

@@ -15,10 +15,10 @@ from affinity.conversation.events import (
     NO_META,
     AnswerEvent,
     ConfirmationAnswer,
+    ConversationStatusChanged,
     CustomToolResult,
     EventMeta,
     JournalEvent,
-    SessionStatusChanged,
     UserInterrupt,
     check_input,
 )
@@ -88,7 +88,7 @@ DELETE_SECONDS: Final = 30.0
 """Default of the time that a child may take to end before it is removed."""
 
 
-class Talk(LineageCalls["Talk"]):
+class ConversationHandle(LineageCalls["ConversationHandle"]):
     """A conversation, as its clients see it.
 
     ::
@@ -250,7 +250,7 @@ class Talk(LineageCalls["Talk"]):
         Raises:
             UnknownConversation, ConversationTerminated: as for `send`.
         """
-        event = SessionStatusChanged(status="running", reason="resumed")
+        event = ConversationStatusChanged(status="running", reason="resumed")
         entry = self._entry(event, self._client.journals.new_event_id(), is_input=False)
         await self._append(self._new(entry=entry, message=RESUME_MESSAGE))
 
@@ -269,7 +269,7 @@ class Talk(LineageCalls["Talk"]):
         Raises:
             UnknownConversation: there is none.
         """
-        event = SessionStatusChanged(status="terminated", reason=reason)
+        event = ConversationStatusChanged(status="terminated", reason=reason)
         entry = self._entry(event, self._client.journals.new_event_id(), is_input=False)
         append = self._new(entry=entry, message=terminate_message(cascade=cascade), closes=True, drops=True)
         while (appended := await self._append_lasting(append)).outcome == "closed":
