@@ -32,7 +32,7 @@ Handler: TypeAlias = Callable[[Wake, S], Awaitable[None]]
 
 
 class SessionsOptions(TypedDict, Generic[S], total=False):
-    """Options of `Conversations` that are those of `Sessions`."""
+    """Options that `Conversations` has in common with `Sessions`."""
 
     schema_version: int
     initial: Callable[[str], S] | None
@@ -94,8 +94,7 @@ class Conversations(Sessions[S]):
             readable: other kinds of conversations that tools may read (`Wake.read`).
             rebuild: returns the state that entries lead to, oldest first, for a fork from an earlier entry, and for a
                 summary; it may be async. Without it these begin with an initial state.
-            options: all others are those of `Sessions`. ``store`` and ``auto_save`` are not among them: the state
-                commits with the journal.
+            options: the options of `Sessions`, but for ``store`` and ``auto_save``: the state commits with the journal.
 
         Raises:
             InvalidOptions: as for `Sessions`; or an event is none, or its kind is taken.

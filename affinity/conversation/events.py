@@ -67,8 +67,9 @@ def _by_name(cls: type[BaseModel], args: tuple[Any, ...], fields: dict[str, Any]
 
 
 def unknown_fields(cls: type[BaseModel], given: Iterable[str]) -> Sequence[str]:
-    """The names that are no field of a class, whose validation would ignore them: those of a newer release may be read,
-    and a misspelt one must not be written.
+    """The names that are no field of a class. Its validation would ignore them.
+
+    They may be read: a newer release has more fields. They must not be written: one may be misspelt.
     """
     names = cls.model_fields.keys()
     unknown = [name for name in given if name not in names]
@@ -90,7 +91,7 @@ def _aliases(alias: str | AliasPath | AliasChoices | None) -> Iterator[object]:
 
 
 def text_of(content: Content) -> str:
-    """The text of a content: that of its blocks, joined."""
+    """The text of a content: the texts of its blocks, joined."""
     if isinstance(content, str):
         return content
     return "".join([text for block in content if isinstance(text := block.get("text"), str)])
@@ -300,7 +301,7 @@ class SpanStarted(JournalEvent):
     attempt: int = 1
     worker: str = ""
     started_at: datetime | None = None  # by the worker's clock
-    revisits: list[str] = Field(default_factory=list)  # of a wake: keys of those that were due
+    revisits: list[str] = Field(default_factory=list)  # of a wake: keys of its due revisits
     kind: Literal["span.started"] = "span.started"
 
 
@@ -435,7 +436,7 @@ NO_META: Final = EventMeta()
 
 
 class EventTypes:
-    """The kinds of events of one kind of conversations: the built-in ones, and those of the application."""
+    """The kinds of events of one kind of conversations: built-in and of the application."""
 
     def __init__(self, events: Iterable[type[JournalEvent]] = ()) -> None:
         """Raise `InvalidOptions` for a class that is no event, an answer to no kind, or a kind that is taken."""
@@ -602,7 +603,7 @@ def _without_meta(payload: str) -> str:
 
 
 def _fields_of(payload: str) -> dict[str, JsonValue]:
-    """The fields of an event without those that every event has."""
+    """The fields of an event without the fields that every event has."""
     return {name: value for name, value in _fields(payload).items() if name != "kind"}
 
 

@@ -75,7 +75,7 @@ class ReplyReader:
         self._conversation_id = conversation_id
         self._seq = seq
         self._types = types
-        self._wake: list[Entry] = []  # entries of the last wake so far: those of a wake stand together
+        self._wake: list[Entry] = []  # entries of the last wake so far: the entries of a wake stand together
         self._span: dict[str, Any] = {}  # the end of that wake; none of one that a merge has copied
         self._inputs = {seq} if is_new else set[int]()  # numbers of the inputs that were read
 
@@ -109,13 +109,14 @@ class ReplyReader:
             self.failure = _failure(self._conversation_id, entry)
 
     def _is_reply(self) -> bool:
-        # Wakes of an import process what is an input of it; those that were imported with it have processed the rest.
+        # An imported conversation's own wakes process its new inputs; imported wakes have processed the others.
         is_of_same = self.is_input is None or (self._span.get("processed") in self._inputs) == self.is_input
         return is_of_same and self._concerns("processed")
 
     def _concerns(self, name: str) -> bool:
-        """The input is among those that the wake has read, or processed, as far as is recorded: not in a fork that was
-        cut between the input and its reply.
+        """Whether the wake has read (``read``) or processed (``processed``) the input, as far as is recorded.
+
+        Not so in a fork that was cut between the input and its reply.
         """
         last, base = self._span.get(name), self._span.get("base")
         return bool(self._span) and (last is None or last >= self._seq) and (base is None or base < self._seq)
@@ -134,7 +135,7 @@ class ReplyReader:
 
 
 def _is_resumed(entry: Entry) -> bool:
-    """The entry is that of `ConversationHandle.resume`."""
+    """Whether `ConversationHandle.resume` has written the entry."""
     return entry.kind == STATUS_CHANGED and fields_of(entry).get("status") == "running"
 
 

@@ -65,7 +65,7 @@ class SessionCache(CacheLeaseListener[CacheEntry[S]], Generic[S]):
             dispose: frees what the state holds; called once for each state in the cache, also after a failed
                 checkpoint. What it raises is logged; it has `DISPOSE_SECONDS`.
             max_sessions: states in memory at most, unless more are in use at the same time.
-            max_bytes: of all states at most, unless those in use have more; by ``size_of``. None: no bound.
+            max_bytes: of all states at most, unless the states in use have more; by ``size_of``. None: no bound.
             size_of: how many bytes of memory a state takes; called after each hydrate and each `use` without an error.
             idle_timeout: seconds without use after which a state is removed; None: never.
             movable: whether a session may be offered to a worker with more room while its state is idle in memory here.

@@ -201,6 +201,6 @@ def test_entries_that_were_removed_before_they_were_read_are_named(url: str) -> 
     seq = ask(url, "c18", "hello")["seq"]
     succeed("conversation", "prune", "--max-entries", "2", "--yes", "--url", url)
     text = refused(FAILED, "conversation", "events", "c18", "--after", str(seq), "--url", url)
-    assert "retention has removed entries 2 to 5; read from 0 what is kept" in text
+    assert "retention has removed entries 2 to 5; read the kept entries from 0" in text
     shown = succeed("conversation", "events", "c18", "--url", url).splitlines()
     assert [line.split()[0] for line in shown] == ["6", "7"]

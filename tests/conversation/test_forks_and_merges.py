@@ -222,7 +222,7 @@ async def test_a_side_that_runs_elsewhere_than_the_other_side_s_sandbox_is_a_dif
         await idle.talk(name).send(UserMessage(name))
     await idle.talk("a").fork("r", beside=True)
     for left, right in (("x", "r"), ("r", "x")):
-        with pytest.raises(InvalidOptions, match=r"of '.', '.' those of '.': name the side to keep, keep='left'"):
+        with pytest.raises(InvalidOptions, match=r"of '.', but '.' of '.': name the side to keep, keep='left'"):
             await idle.talk(left).merge(right, into="m")
     kept = [await idle.talk("x").merge("r", into=f"m-{side}", keep=side) for side in SIDES]
     assert [(await each.ancestors())[0].home for each in kept] == ["x", "a"]
