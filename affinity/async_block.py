@@ -1,4 +1,4 @@
-"""The base of what is used in an ``async with``."""
+"""The base of classes that are used in an ``async with``."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@
     ├── CrashMatrixFailed (AssertionError)  runs of `affinity.testing.crash_matrix` have failed
     ├── WorkerStalled                  the worker's event loop made no progress; the worker gave up its lease
     └── SessionError
-        ├── UnknownSession             this process has no state for the session (option A of the document)
+        ├── UnknownSession             this process has no state for the session
         ├── ResourceClosed             the session has closed this resource
         ├── SessionNotFound            no record has this id, or this beginning of an id
         ├── SessionAmbiguous           several ids have this beginning
@@ -87,9 +87,9 @@
         ├── SessionSelfConflict        an activity writes the record of its own session by id
         └── SessionWriteConflict       other code wrote the record, or holds the session: the store wins
 
-``retryable`` and the other fields of `ProviderError` are those of the class, and are never derived from a message, so
-that both providers agree on them. Only an error that the data causes is not retryable: an unknown error is attributed
-to the environment of the database. No message contains the database's URL, user or host.
+``retryable`` and the other fields of `ProviderError` depend on the class only, never on a message, so that both
+providers agree on them. Only an error that the data causes is not retryable: an unknown error is attributed to the
+environment of the database. No message contains the database's URL, user or host.
 """
 
 from __future__ import annotations
@@ -106,10 +106,10 @@ ErrorField: TypeAlias = str | int | float | bool | None
 
 
 class ErrorDetails(NamedTuple):
-    """What is recorded of an exception, beside its class and text."""
+    """Recorded details of an exception, beside its class and text."""
 
     category: str | None = None
-    """Its attribute ``category``, or that of the error that it reports."""
+    """Its attribute ``category``, or the category of the error that it reports."""
     bases: tuple[str, ...] = ()
     """Names of its base classes; then, of an error that it reports, the class and its bases."""
     fields: tuple[tuple[str, ErrorField], ...] = ()
@@ -451,7 +451,7 @@ class Explanation:
     code: ExplanationCode
     sentence: str
     instance_id: str
-    """Of which the reason is: the last of ``path``."""
+    """The instance that has this reason: the last of ``path``."""
     path: tuple[str, ...]
     """Ids from the instance that was asked about to this one; each waits for the next."""
     name: str | None = None
@@ -591,8 +591,8 @@ class OrchestrationError(AffinityError):
 
 
 class OrchestrationFailed(OrchestrationError, ReportedError):
-    """The orchestration raised. If it raised the error of an activity or sub-orchestration, category and fields are
-    those of that error; see `ReportedError`.
+    """The orchestration raised. If it raised the error of an activity or sub-orchestration, it has the category and
+    fields of that error; see `ReportedError`.
 
     Attributes:
         error_type: name of the exception class that ended it.
@@ -737,7 +737,7 @@ class SessionError(AffinityError):
 
 
 class UnknownSession(SessionError):
-    """This process holds no state for the session at this epoch; hydrate it first (option A of the v1 document)."""
+    """This process holds no state for the session at this epoch: load it, and call `SessionCache.put`."""
 
 
 class ResourceClosed(SessionError):
@@ -908,9 +908,8 @@ class SessionSelfConflict(SessionError):
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
-            f"session {session_id!r} is that of the activity that writes it by id, which would make the activity's own "
-            "result a conflict: open it with the activity's context, open(ctx), and to save before the result use "
-            "`await opening.checkpoint()`"
+            f"an activity of session {session_id!r} opens it by id, so its own result would be a conflict: open it "
+            "with the activity's context, open(ctx); to save before the result, use `await opening.checkpoint()`"
         )
         self.session_id = session_id
 

@@ -39,7 +39,7 @@ text, which is a control character.
 
 
 META_FIELD: Final = "_"
-"""Field of a payload with what is known of the sending, such as the sender's trace: it is no part of the event."""
+"""Field of a payload with facts of the sending, such as the sender's trace: it is no part of the event."""
 
 
 def new_journal_id() -> int:
@@ -57,7 +57,7 @@ class Entry(NamedTuple):
     wake_id: str | None  # the wake that wrote it; None: it came from outside
     is_input: bool
     recorded_at: datetime
-    is_copied: bool = False  # by a merge, from its right side: the numbers in it are those that it had there
+    is_copied: bool = False  # by a merge, from its right side: numbers in the payload are numbers of that journal
 
 
 @frozen(kw_only=True)
@@ -66,8 +66,8 @@ class NewEntry:
 
     kind: str
     payload: str  # JSON object
-    # Unique in its journal: an entry with the id of one that is kept, by this journal or by those that it continues, is
-    # not appended again. It is the same event if kind and payload are the same, without `META_FIELD`.
+    # Unique in its journal and in the journals that it continues, as long as the entry is kept: no second entry with
+    # this id is appended. It is the same event if kind and payload are the same, without `META_FIELD`.
     event_id: str | None = None
     wake_id: str | None = None
     is_input: bool = False
@@ -93,7 +93,7 @@ class Answer:
     """Resolves a pending request."""
 
     request_id: str
-    kind: str  # that of the request
+    kind: str  # of the request
     wake_id: str | None = None  # the wake that made it (`Request.wake_id`); None: any
 
 
@@ -140,12 +140,16 @@ AppendOutcome: TypeAlias = Literal[
     "full",
     "over_quota",
 ]
-"""``repeated``: the same event was appended before under this event id. ``other_event``: another event was; nothing is
-changed. What wakes send (`JournalWrite.appends`) is not compared, and counts as ``repeated``. ``unknown``: there is no
-journal, and no start or no entry was given; or there is another one than that of ``journal_id``, or none; or its
-instance is gone, no start was given, and the message would be lost. ``closed``: or the instance has ended. ``taken``:
-the id belongs to an instance of another orchestration than that of ``start``. ``not_pending``: the request is unknown,
-resolved, dropped, expired, of another kind, or of another wake.
+"""What became of an append. Only ``appended`` changes anything.
+
+- ``repeated``: the same event was appended before under this event id. Entries that wakes send (`JournalWrite.appends`)
+  are not compared, and count as ``repeated``.
+- ``other_event``: another event was appended before under this event id.
+- ``unknown``: there is no journal, and no start or no entry was given; or the journal has another id than
+  ``journal_id``; or its instance is gone, no start was given, and the message would be lost.
+- ``closed``: the journal is closed, or the instance has ended.
+- ``taken``: the id belongs to an instance of another orchestration than ``start``.
+- ``not_pending``: the request is unknown, resolved, dropped, expired, of another kind, or of another wake.
 """
 
 
@@ -176,7 +180,7 @@ class NewRevisit:
 
     key: str
     delay: float
-    priority: int = 0  # of those that are due, the greater first
+    priority: int = 0  # of the due revisits, the greater first
     reason: str = ""
     note: str = "null"  # JSON
 
@@ -231,7 +235,7 @@ class JournalCreation:
     operator: str  # what made it, for people
     parents: Sequence[int] = ()  # journal ids, in order; a detached journal has none
     extras: str = "{}"  # JSON object
-    base: JournalRange | None = None  # its entries are those of this range, with their numbers; then its own
+    base: JournalRange | None = None  # its first entries are this range, with the same numbers; its own follow
     # Its entries that the base has not follow, in order, with new numbers. Inputs that were processed there are none.
     merged: JournalRange | None = None
     entries: Sequence[NewEntry] = ()  # then these
@@ -249,9 +253,9 @@ class JournalCreation:
 
 CreationOutcome: TypeAlias = Literal["created", "repeated", "unknown", "beyond", "taken", "over_quota"]
 """``repeated``: the session has a journal with this lineage, operator and parents. ``taken``: it has another one, or a
-record of state, or its id is that of an instance. ``unknown``: a parent or a range names no journal. ``beyond``: a
-range ends outside its journal, or before what is kept of it; or the state is to be copied, and it ends before the last
-entry.
+record of state, or its id is the id of an instance. ``unknown``: a parent or a range names no journal. ``beyond``: a
+range ends outside its journal, or before its first kept entry; or the state is to be copied, and the range ends before
+the last entry.
 """
 
 
@@ -309,7 +313,7 @@ class JournalWrite:
     # wake has requested them without having read it.
     requests: Sequence[NewRequest] = ()
     revisits: Sequence[NewRevisit] = ()
-    ended_requests: Sequence[str] = ()  # ids of requests that the wake resolves itself: those that have expired
+    ended_requests: Sequence[str] = ()  # ids of expired requests, which the wake itself resolves
     ended_revisits: Sequence[str] = ()  # keys of revisits that it has processed; removed before ``revisits`` are added
     # To other journals: children, the parent. In place of one that is refused, its ``if_refused`` is appended.
     appends: Sequence[JournalAppend] = ()
@@ -404,7 +408,7 @@ class JournalPage:
     instance_status: str | None  # of its instance, in the same snapshot; None: there is no instance
     entries: Sequence[Entry]
     more: bool  # of the query, behind these
-    # Of the latest attempt of the wake that streams: those behind the cursor, if it is of this attempt, else all.
+    # Parts of the latest attempt of the wake that streams: behind the cursor, if it is of this attempt, else all.
     stream: Sequence[StreamPart] = ()
     # The last provisional part that is there; None: there is none, or the query has no cursor. A reader whose cursor is
     # of another attempt knows that the parts it has seen were retracted or replaced.
@@ -465,8 +469,8 @@ class JournalFilter:
 class JournalRetention:
     """Which processed entries of journals may be removed, oldest first; None: no such bound.
 
-    Inputs behind the watermark, the entries of the wakes that made pending requests, what is behind these, and what a
-    fork continues are kept. Of a fork, the entries that it continues are as old as the fork, and have no size.
+    Always kept are inputs behind the watermark, entries from the first wake on that made a pending request, and entries
+    that a fork continues. In a fork, the entries that it continues are as old as the fork, and have no size.
     """
 
     age: float | None = None  # seconds since they were recorded
@@ -483,7 +487,7 @@ class JournalPruning:
 
 
 class JournalParticipant(Protocol):
-    """Adds to a journal what is committed with an activity's result; see ``ActivityContext.enlist``."""
+    """Gives the journal write to commit with an activity's result; see ``ActivityContext.enlist``."""
 
     async def prepare(self) -> JournalWrite | None:
         """As `affinity.records.Participant.prepare`, for a journal."""
@@ -522,7 +526,7 @@ class JournalAccess(Protocol):
         ...
 
     async def has_instance(self, session_id: str) -> bool:
-        """Whether the id of a session is that of an instance."""
+        """Whether an instance has the id of this session."""
         ...
 
     async def write_stream(self, parts: Sequence[StreamPart]) -> None:

@@ -194,8 +194,9 @@ MAX_STEP_CHILDREN: Final = 1_000
 """Children that one transaction interrupts, or terminates: the other ones follow in further steps."""
 
 MAX_WAKE_SIGNALS: Final = 10_000
-"""Messages that a conversation receives during one wake: two events each, so that the history stays below
-`MAX_HISTORY_EVENTS` with those that came before, and those that are unread. Later ones wait until the wake has ended.
+"""Messages that a conversation receives during one wake; later ones wait until the wake has ended.
+
+A message is two events. With earlier and unread messages the history stays below `MAX_HISTORY_EVENTS`.
 """
 
 MAX_REQUESTS: Final = 1_000
@@ -229,7 +230,7 @@ def check_id(value: object, what: str) -> str:
         what: its name in messages ("session id").
 
     Raises:
-        InvalidId: it is anything else; the message says what is allowed.
+        InvalidId: it is anything else; the message names the allowed values.
     """
     if not isinstance(value, str):
         remedy = ": await it first" if isinstance(value, Awaitable) else ""
@@ -253,7 +254,7 @@ def check_tag(value: object) -> str:
     """Return ``value`` as a tag: an id of at most ``MAX_TAG_BYTES`` UTF-8 bytes without ``#``, ``:``, ``,`` and spaces.
 
     Raises:
-        InvalidId: it is anything else; the message says what is allowed.
+        InvalidId: it is anything else; the message names the allowed values.
     """
     tag = check_id(value, "tag")
     if found := next((c for c in tag if c in "#:," or c.isspace()), None):
@@ -328,7 +329,7 @@ def check_text(value: object, what: str) -> str:
 
 
 def check_conditions(where: Any) -> None:
-    """Check the texts among the fields of a filter, with those in its cursor and its collections.
+    """Check the texts among the fields of a filter, and in its cursor and collections.
 
     Raises:
         InvalidId: one has a character that no store can keep, so that nothing that is stored fits.

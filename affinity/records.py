@@ -1,4 +1,4 @@
-"""The records that packages exchange: above all those of a session's state.
+"""The records that packages exchange, above all the record of a session's state.
 
 A session has at most one *record*: its state as bytes that only the session layer reads, and its searchable metadata in
 columns. A record is written in one of two ways:
@@ -10,11 +10,10 @@ columns. A record is written in one of two ways:
 Fences
     *version*: the number of writes of a record, from 1. A write names the version from which it was made; if the store
     has another version, the record was written since.
-    *generation*: a random name of a record, from its creation to its deletion. A record that is created again under the
-    same id begins at version 1 with another generation. A write with a result need not name it: the deletion has ended
-    the epoch.
-    *epoch*: of the lease under which the writer works (`docs/understand/leases.md`). A write under an older epoch than
-    that of the session or of its record is refused. In the provider's database, a save or deletion without a lease
+    *generation*: a random name of a record, from its creation to its deletion. A record that is created again under the same
+    id begins at version 1 with another generation. A write with a result need not name it: the deletion has ended the epoch.
+    *epoch*: of the lease under which the writer works (`docs/understand/leases.md`). A write is refused if the session
+    or its record has a later epoch. In the provider's database, a save or deletion without a lease
     first gives the session a new epoch (a session without a row gets an expired one). Copies in the memory of its
     holder are then not used, and results computed from them are refused; the holder hydrates again. A first claim at
     the same time either waits and hydrates the new record, or its epoch is ended too.
@@ -181,7 +180,8 @@ class ResourceStore(Protocol):
         earlier attempt has created, unless it is being destroyed; else a new one with this id and without a handle.
 
         Another activity, whose instance had the same id, may have the same key. Ids of resources with a hyphen tell
-        them apart by what is before it. For others, what was there before the activity was queued is that of another.
+        them apart by the part before it. An id without a hyphen: a row older than the activity belongs to another
+        activity.
         """
         ...
 
@@ -206,7 +206,7 @@ class ResourceStore(Protocol):
         ...
 
     async def remove_resources(self, resource_ids: Collection[str]) -> None:
-        """Those that were taken are destroyed."""
+        """Remove the rows of resources that were taken and are destroyed."""
         ...
 
 
@@ -307,7 +307,7 @@ class SessionStore(Protocol):
     """A store of session records; every provider has one (``Provider.states``).
 
     `affinity.testing.conformance.stores` asserts the contract. Each call is atomic. Saved and loaded objects share
-    nothing with the store's own copy. Errors are those of `affinity.errors`, as for a provider.
+    nothing with the store's own copy. Errors are classes of `affinity.errors`, as for a provider.
     """
 
     async def load(self, session_id: str) -> SessionRecord | None:
@@ -359,10 +359,10 @@ class SessionStore(Protocol):
         Args:
             session_ids: of the records; `limits.DELETE_STEP` at a time are a good number. Without ``families`` a store
                 may remove more of them in several transactions.
-            idle_only: keep those that a live worker holds, or that have work in the queue. What another transaction
-                uses in this moment is kept, too: it is not waited for.
-            versions: keep those of these sessions whose record has another version: it was written since.
-            generations: keep those of these sessions whose record has another generation: it was created since.
+            idle_only: keep records whose session a live worker holds, or has work in the queue. Records that another
+                transaction uses in this moment are kept, too: the call does not wait for them.
+            versions: by session; keep a record that has another version: it was written since.
+            generations: by session; keep a record that has another generation: it was created since.
             families: for each id, a name that the ids of one family share. Keep a family as a whole if one of its
                 records is kept, or has a child that is not named: it was added since.
             dry_run: change nothing, and lock nothing.
@@ -394,7 +394,7 @@ class SessionStore(Protocol):
         ...
 
     async def ancestors(self, session_id: str, limit: int) -> Sequence[SessionSummary]:
-        """The record of a session, that of its parent, and so on, up to ``limit``, in any order; each once. Empty for a
+        """The records of a session, of its parent, and so on, up to ``limit``, in any order; each once. Empty for a
         session without a record.
         """
         ...

@@ -86,8 +86,8 @@ class Bed:
         assert isinstance(self.client, OurClient)
         return self.client
 
-    def crew(self, size: int, **options: Any) -> list[WorkerProcess]:
-        """Worker processes that are ready; they start at once."""
+    def start_workers(self, size: int, **options: Any) -> list[WorkerProcess]:
+        """Start worker processes in parallel; returns when all are ready."""
         launched = [self.workers.launch(f"worker-{number}", **options) for number in range(size)]
         return [worker.ready() for worker in launched]
 
@@ -114,8 +114,8 @@ class Cost:
 def walk_fresh(run: Run, system: System, walks: int, walk: Walk, *, workers: int = 1) -> Cost:
     """Walks of one system in a new database with new workers."""
     with run.bed(system) as bed:
-        crew = bed.crew(workers)
+        processes = bed.start_workers(workers)
         bed.warm_up(workers)
-        before = sum(worker.cpu_seconds() for worker in crew)
+        before = sum(worker.cpu_seconds() for worker in processes)
         walked = bed.walk("walk", walks, walk)
-        return Cost(walked=walked, cpu=sum(worker.cpu_seconds() for worker in crew) - before)
+        return Cost(walked=walked, cpu=sum(worker.cpu_seconds() for worker in processes) - before)

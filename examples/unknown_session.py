@@ -1,4 +1,4 @@
-"""Option A: the orchestration itself notices that a session has moved, hydrates it, and tries again.
+"""An orchestration that itself notices that a session has moved, hydrates it, and tries again.
 
 The cache has no ``hydrate`` callback. A turn that finds no state under its own lease raises `UnknownSession`; the
 orchestration sees it as an `ActivityFailed` of that type, runs the activity ``load`` on the session, and repeats the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests import compiled  # isort: skip -- before all that it is to share
+from tests.support import shared_bytecode  # isort: skip -- before all that it is to share
 
 import gc
 import os
@@ -21,7 +21,7 @@ from tests.provider.harnesses import PostgresHarness
 from tests.provider.sqlite_files import create_file
 from tests.servers import NoPostgres, Offer, PostgresServer, old_and_new
 from tests.servers.programs import memory
-from tests.waiting import run_on_a_thread
+from tests.support.waiting import run_on_a_thread
 
 PROCESSES_PER_CORE: Final = 2
 """Half of the time a test waits: for a server, a process or a lease."""
@@ -93,7 +93,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         session.config.getoption("numprocesses", None)
         and session.config.args_source is not pytest.Config.ArgsSource.ARGS
     ):
-        compiled.share()
+        shared_bytecode.share()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

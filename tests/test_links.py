@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.processes import ROOT
+from tests.support.worker_processes import ROOT
 
 
 @pytest.mark.parametrize("name", ["provider", "worker"])

@@ -30,14 +30,14 @@ from affinity.orchestration.events import CarriedEvent, EventRaised, Orchestrati
 from affinity.orchestration.wire import ActivityTask, decode_event, decode_task, encode_event, encode_task
 from affinity.provider import migrate
 from tests.conversation.process_app import conversations as steered
-from tests.later_release import EXPANDS
-from tests.processes import PATIENCE, ROOT, open_workers
-from tests.scribes import check, schedule
-from tests.talk import CODE, Word, say
+from tests.support.later_release import EXPANDS
+from tests.support.ordered_log_app import check, schedule
+from tests.support.two_releases_app import CODE, Word, say
+from tests.support.worker_processes import PATIENCE, ROOT, open_workers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
-APP: Final = "tests.talk:app"
+APP: Final = "tests.support.two_releases_app:app"
 STEERED: Final = "tests.conversation.process_app:app"
 
 LATER: Final = {
@@ -133,22 +133,22 @@ async def test_both_releases_keep_the_order_of_a_session(later: Path, url: str, 
     await migrate_by(later, url)
     notes, lines = tmp_path / "notes", 45
     with open_workers(url) as workers:
-        old = workers.start("old", app="tests.scribes:hands")
-        workers.start("scribe", app="tests.scribes:app", root=later, max_sessions_per_runtime=0)
+        old = workers.start("old", app="tests.support.ordered_log_app:activities")
+        workers.start("writer", app="tests.support.ordered_log_app:app", root=later, max_sessions_per_runtime=0)
         async with Client(url) as client:
-            scribes = [(await client.start("scribe", str(notes))).instance_id for _ in range(3)]
+            writers = [(await client.start("write_lines", str(notes))).instance_id for _ in range(3)]
             for number in range(lines):
-                await schedule(client, scribes[number % 3], number)
+                await schedule(client, writers[number % 3], number)
                 if number == lines // 3:
                     assert [session.worker_id async for session in client.sessions()] == ["old"]
-                    new = workers.start("new", app="tests.scribes:app", root=later)
+                    new = workers.start("new", app="tests.support.ordered_log_app:app", root=later)
                     old.send(signal.SIGTERM)
                 if number == 2 * lines // 3:
-                    workers.start("old", app="tests.scribes:hands")
+                    workers.start("old", app="tests.support.ordered_log_app:activities")
                     new.send(signal.SIGKILL)
-            await client.raise_events(ExternalEvent(scribe, "line", -1) for scribe in scribes)
-            for scribe in scribes:
-                await client.wait(scribe, timeout=PATIENCE)
+            await client.raise_events(ExternalEvent(writer, "line", -1) for writer in writers)
+            for writer in writers:
+                await client.wait(writer, timeout=PATIENCE)
             await check(client, notes, lines)
 
 
@@ -285,7 +285,7 @@ class Traffic:
 def talking(url: str, root: Path) -> Iterator[Traffic]:
     """A client that talks, of the code in that directory."""
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.talk", url],
+        [sys.executable, "-m", "tests.support.two_releases_app", url],
         cwd=root,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from affinity import telemetry
 from affinity.telemetry import SESSION_ATTRIBUTE, current_session_id, enter_session, instrumented, session_scope
-from tests.spans import exporter, session_of
+from tests.support.span_exporter import exporter, session_of
 
 logger = logging.getLogger("tests.telemetry")
 

@@ -1,4 +1,4 @@
-"""The activities of one execution: from its history, with what the queue knows of those without a result."""
+"""The activities of one execution: from its history, and for activities without a result from the queue."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Activity:
     next_attempt_at: datetime | None = None  # while it waits after a failed attempt
     last_error: str | None = None  # "ValueError: …", of the attempt before, or of the one that failed
     blocked: bool = False  # it waits for an ordered activity of its session that is before it
-    tag: str | None = None  # that a worker must have to run it: its own, or that of its session
+    tag: str | None = None  # a worker must have it to run the activity: its own tag, or its session's
     has_worker: bool = True  # False: it waits, and no live worker has the tag
 
     @property
@@ -76,7 +76,7 @@ class ActivityList:
             self.refused.append(record)
 
     def all(self, queued: Iterable[WorkItemInfo], *, finished: bool) -> list[Activity]:
-        """In the order in which they were scheduled; also what is queued of an event that cannot be read.
+        """In the order in which they were scheduled; with queued items whose event cannot be read.
 
         Args:
             queued: what was in the queue after the history was read: without a row, an activity has ended.

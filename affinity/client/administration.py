@@ -86,8 +86,8 @@ class Administration(Inspection):
         """Open an instance again, a finished one too, at an earlier event of its present execution.
 
         A new execution begins with the events up to this one; the former one stays readable, by its number. If a step
-        of the code continues after the event, the whole step is repeated. What is outstanding at that point is
-        scheduled anew: activities run again, unless they had ended before. External events that came later come again.
+        of the code continues after the event, the whole step is repeated. Outstanding work at that point is scheduled
+        again: activities run again, unless they had ended before. External events that came later come again.
         Session state is not rewound, nor is anything else that activities have done. See docs/learn/orchestrations.md.
 
         Args:
@@ -288,9 +288,10 @@ class Administration(Inspection):
     async def prune_histories(
         self, *, older_than: float, dry_run: bool = False, progress: PruneProgress = no_progress
     ) -> int:
-        """Remove the histories of former executions: those after which ``continue_as_new``, or a reset, began another
-        one, more than ``older_than`` seconds ago. Instances continue, and keep the history of their present execution.
-        In steps, as `prune`.
+        """Remove the histories of former executions, in steps as `prune` does.
+
+        A former execution ended with ``continue_as_new`` or with a reset, more than ``older_than`` seconds ago.
+        Instances continue, and keep the history of their present execution.
 
         Returns:
             The number of executions whose history was removed, or would be.

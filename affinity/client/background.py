@@ -283,7 +283,7 @@ class ClientBase(AsyncBlock):
 
     @property
     def _provider(self) -> Provider:
-        """For the calls, each of which begins with it.
+        """The provider of an open client; each call begins with this check.
 
         Raises:
             ClientError: the client is not open.

@@ -103,7 +103,7 @@ def unknown_instance(instance_id: str) -> UnknownInstance:
 
 
 def check_delivery(instance_id: str, delivery: Delivery, quotas: Quotas = NO_QUOTAS) -> None:
-    """Raise unless the message was delivered; ``quotas`` are those of the database.
+    """Raise unless the message was delivered. ``quotas``: of the database, for the text of the error.
 
     Raises:
         UnknownInstance, InstanceFinished, TooManyUnreadEvents, QuotaExceeded: why it was not.

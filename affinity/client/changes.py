@@ -1,8 +1,8 @@
 """The waits for changes of journals in this process: hints, and a poll once a second as the safety net.
 
 All waits of a client share one subscription of the provider (`JournalProvider.watch_journals`), which is open while
-there are any. A hint may be lost, so once a second those that wait are notified anyway. They read at the same
-time, and share one call to read (`batching.Batcher`): at most one statement a second, however many wait.
+there are any. A hint may be lost, so once a second all waits are notified anyway. They read at the same time, and
+share one call to read (`batching.Batcher`): at most one statement a second, however many wait.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Changes:
             self._poll(asyncio.get_running_loop().time())
 
     def _poll(self, now: float) -> None:
-        """Once a second, notify those that wait, as far as they fit into one read: the longest waits first."""
+        """Once a second, notify as many waits as fit into one read, the longest first."""
         if now < self._next_poll:
             return
         self._next_poll = now + SAFETY_SECONDS * random.uniform(1.0, 1.25)  # noqa: S311 -- not a secret

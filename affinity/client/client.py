@@ -490,7 +490,7 @@ def _shown(instance: Instance) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handle(Generic[R]):
-    """An instance that was started, now or earlier; its calls are those of the client, for this instance.
+    """An instance that was started, now or earlier, with the client's calls for it.
 
     ``outcome`` says what its start did: "created"; "running", when the instance was there and has not ended (it may be
     suspended); "ended", when it was there and has ended; "restarted".
@@ -561,7 +561,7 @@ async def open_store(url: str) -> AsyncIterator[SessionStore]:
         async with open_store("sqlite:///affinity.db") as store, chats.open("chat-17", store=store) as chat:
             chat.title = "Tea"
 
-    Calls are repeated as those of a `Client`: for a bounded time, and only where that does no harm.
+    Calls are repeated as a `Client` does: for a bounded time, and only where that does no harm.
 
     Raises:
         InvalidUrl, ConnectionLost, AccessDenied, SchemaMismatch: as `affinity.provider.open_provider`.
@@ -574,6 +574,6 @@ async def open_store(url: str) -> AsyncIterator[SessionStore]:
 
 
 def retrying_store(store: SessionStore, loop: asyncio.AbstractEventLoop, what: str) -> SessionStore:
-    """The store, its calls repeated as those of a `Client`; for the event loop that has opened ``what``."""
+    """The store, with its calls repeated as a `Client` does; for the event loop that has opened ``what``."""
     call = partial(retry_on, loop, what)
     return RetryingStore(store, reading=call, writing=partial(call, idempotent=False))

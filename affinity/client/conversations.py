@@ -90,8 +90,8 @@ class ConversationCalls(ClientBase):
             prefix: of their ids.
             parent: id of the conversation that created them. If there is none, the children of deleted conversations
                 with this id are listed.
-            terminated: only those that are, or are not.
-            with_requests: only those with a request that waits for an answer.
+            terminated: only terminated conversations, or only others.
+            with_requests: only conversations with a request that waits for an answer.
             after: `ConversationPage.next` of the page before.
             limit: conversations on the page, from 1 to `limits.MAX_PAGE`.
 

@@ -33,7 +33,7 @@ async def document_parts(
 
 
 def _checked(text: str) -> str:
-    """An event as it is stored; what is no JSON would make the whole document unreadable."""
+    """An event as it is stored. Text that is not JSON would make the whole document unreadable."""
     try:
         read_json(text)
     except NotSerializable:

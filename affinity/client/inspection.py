@@ -183,7 +183,7 @@ class Inspection(ClientBase):
         Args:
             instance_id: the instance.
             limit: executions at most, from 1 to `limits.MAX_PAGE`.
-            before: only those before this one: the last of the page before.
+            before: only executions before this one, which is the last of the page before.
 
         Raises:
             UnknownInstance: there is none.
@@ -245,7 +245,7 @@ class Inspection(ClientBase):
         return tree_of(root, members, limit)
 
     async def statistics(self, *, limit: int = MAX_COUNT) -> WorkStatistics:
-        """How many instances there are of each status, what is in the queues, and how long the oldest work has waited.
+        """The number of instances of each status, the work in the queues, and the age of the oldest work.
 
         Args:
             limit: where each count of the queues stops, from 1 to `limits.MAX_COUNT`. Instances are all counted, by

@@ -40,8 +40,8 @@ from affinity.provider.contract.journal_side import JournalProvider, merge_chang
 logger = logging.getLogger("affinity.client")
 
 NOTIFY_SECONDS: Final = 0.05
-"""Notices of appends within this time are sent together. They are not sent at all for journals of which a hint has come
-meanwhile: the wakes that the appends lead to notify readers too, most of them sooner.
+"""Notices of appends within this time are sent together. A notice is not sent if a hint of its journal has come
+meanwhile: the wake that the append leads to notifies readers too, mostly sooner.
 """
 
 

@@ -47,7 +47,7 @@ class Replies:
 
         Args:
             key: of the message.
-            name: that of the orchestration, if it must have that one.
+            name: of the orchestration that the instance must have; None: any.
 
         Raises:
             InstanceExists: it has another name.

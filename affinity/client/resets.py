@@ -89,7 +89,7 @@ def cut_history(texts: Sequence[str], to_event: int, execution_id: int) -> Cut:
 
 
 def build_reset(info: InstanceInfo, cut: Cut, children: Mapping[str, InstanceInfo | None]) -> Reset:
-    """The reset to write: ``info`` is the instance as it was when its history was read, ``children`` those of `Cut`."""
+    """The reset to write. ``info``: the instance when its history was read; ``children``: the children of `Cut`."""
     me, run = info.instance_id, info.execution_id + 1
     outstanding = cut.outstanding
     inputs = [] if cut.again is None else [NewMessage(instance_id=me, payload=encode_message(run, cut.again))]

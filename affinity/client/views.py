@@ -28,8 +28,8 @@ from affinity.provider.contract import (
 from affinity.records import ActivityRun
 
 ExecutionStatus: TypeAlias = InstanceStatus | Literal["continued", "ended"]
-"""That of its instance for the current execution. A former one has ``"continued"`` as new; ``"ended"`` are those that a
-reset has replaced, and those of whose history only the beginning is kept.
+"""The current execution has the status of its instance. A former one was ``"continued"`` as new, or has ``"ended"``: a
+reset has replaced it, or only the beginning of its history is kept.
 """
 
 _ERROR_TEXTS: Final = {"type": "Error", "message": "", "stack": ""}
@@ -123,12 +123,12 @@ class InstanceTree:
     """An instance with its sub-orchestrations and theirs: each behind its parent, children in the order of creation."""
 
     nodes: Sequence[TreeNode]
-    truncated: bool  # there are more; those that are here are the nearest to the instance
+    truncated: bool  # there are more; ``nodes`` has the nearest to the instance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkStatistics:
-    """Numbers of instances and of queued work. Those of the queues stop at the given limit."""
+    """Numbers of instances and of queued work. Queued work is counted up to the given limit."""
 
     instances: Mapping[InstanceStatus, int]
     work_items: Mapping[WorkItemState, int]  # activities
@@ -180,7 +180,7 @@ def _details_of(error: dict[str, Any]) -> ErrorDetails | None:
     """None when nothing is known."""
     try:
         details = read_details(error)
-    except Exception:  # what is stored may be anything
+    except Exception:  # a stored value may be anything
         return None
     return details if any(details) else None
 
@@ -235,7 +235,7 @@ def _decoded(text: str | None) -> Any:
 
 
 def execution_of(row: ExecutionInfo, instance: InstanceInfo) -> ExecutionSummary:
-    """The execution with its status, which is in its last event; that of the current one is its instance's."""
+    """The execution with its status, from its last event, or from the instance for the current execution."""
     found = _TYPE.match(row.last_event or "")
     former = OUTCOME_STATUSES.get(found[1]) if found else None
     return ExecutionSummary(
@@ -248,7 +248,7 @@ def execution_of(row: ExecutionInfo, instance: InstanceInfo) -> ExecutionSummary
 
 
 def tree_of(instance_id: str, members: Sequence[TreeMember], limit: int) -> InstanceTree:
-    """The members, which are those nearest to the instance, in the order of the tree."""
+    """The members nearest to the instance, in the order of the tree."""
     children: defaultdict[str | None, list[TreeMember]] = defaultdict(list)
     for member in sorted(members[:limit], key=lambda one: (one.created_at, one.instance_id), reverse=True):
         if member.instance_id != instance_id:

@@ -4,7 +4,7 @@
 events          the typed events, and the entries of a journal as readers see them
 kinds           a kind of conversations: names, bounds, and the messages to their instances
 stream          provisional output of a wake
-talk            the handle of a conversation, for clients
+handle          the handle of a conversation, for clients
 follow, reply   what it reads: feeds of events, replies to inputs
 views           what else it gives
 lineage         forks, merges and the like: what they are made of, and the calls of clients
@@ -26,6 +26,8 @@ from affinity.conversation.events import (
     ChildEnded,
     ChildOutcome,
     ConfirmationAnswer,
+    ConversationIdle,
+    ConversationStatusChanged,
     CustomToolResult,
     CustomToolUse,
     DefineOutcome,
@@ -33,8 +35,6 @@ from affinity.conversation.events import (
     JournalEvent,
     RequestEvent,
     RequestExpired,
-    SessionIdle,
-    SessionStatusChanged,
     SpanCompleted,
     SpanError,
     SpanStarted,
@@ -48,12 +48,12 @@ from affinity.conversation.events import (
 )
 from affinity.conversation.follow import EventFeed, FeedItem
 from affinity.conversation.formats import Transcript, from_anthropic, from_openai, to_anthropic, to_openai
+from affinity.conversation.handle import ConversationHandle
 from affinity.conversation.kinds import ConversationLimits
 from affinity.conversation.lineage import Ancestor
 from affinity.conversation.loop import LoopResult, LoopStop, Model, ModelReply, ModelRequest, ToolCall, run_loop
 from affinity.conversation.reply import Reply
 from affinity.conversation.stream import Retracted, Streamed, Streams, StreamWriter
-from affinity.conversation.talk import Talk
 from affinity.conversation.tools import Tool, ToolErrorKind, tool
 from affinity.conversation.views import PendingRequest, PendingRevisit
 from affinity.conversation.wake import Delegate, Wake
@@ -67,8 +67,11 @@ __all__ = [
     "ChildEnded",
     "ChildOutcome",
     "ConfirmationAnswer",
+    "ConversationHandle",
+    "ConversationIdle",
     "ConversationLimits",
     "ConversationStatus",
+    "ConversationStatusChanged",
     "Conversations",
     "CustomToolResult",
     "CustomToolUse",
@@ -89,8 +92,6 @@ __all__ = [
     "RequestEvent",
     "RequestExpired",
     "Retracted",
-    "SessionIdle",
-    "SessionStatusChanged",
     "SpanCompleted",
     "SpanError",
     "SpanStarted",
@@ -98,7 +99,6 @@ __all__ = [
     "StreamWriter",
     "Streamed",
     "Streams",
-    "Talk",
     "Tool",
     "ToolCall",
     "ToolConfirmation",

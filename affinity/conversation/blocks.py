@@ -1,4 +1,4 @@
-"""Blocks of contents of one API as those of the other: what `affinity.conversation.formats` converts."""
+"""Converts content blocks between the APIs of models, for `affinity.conversation.formats`."""
 
 from __future__ import annotations
 

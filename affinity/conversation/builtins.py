@@ -35,7 +35,7 @@ def builtin_tools(wake: Wake, *, children: Mapping[str, Delegate] = NO_CHILDREN)
         around: Annotated[int | None, Field(description="number of an entry to look around")] = None,
         number: _Number = 20,
     ) -> list[JsonValue]:
-        """Read entries of the journal: the last ones, or those around an entry."""
+        """Read entries of the journal: the last ones, or the ones around an entry."""
         last = number if around is None else None
         if conversation is None or conversation == wake.conversation_id:
             found = await wake.history(kinds=kinds, around=around, last=last, limit=number)

@@ -10,11 +10,11 @@ from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar, Unpack, c
 
 from affinity.client import Client
 from affinity.conversation.events import EventTypes, JournalEntry, JournalEvent
+from affinity.conversation.handle import ConversationHandle
 from affinity.conversation.home import HomedScope
 from affinity.conversation.kinds import ConversationKind, ConversationLimits, seconds_of
 from affinity.conversation.program import Program, Start, WakeTask
 from affinity.conversation.running import WakeRunner
-from affinity.conversation.talk import Talk
 from affinity.conversation.wake import Wake
 from affinity.errors import InvalidApp, InvalidOptions
 from affinity.journal import PendingWork
@@ -32,7 +32,7 @@ Handler: TypeAlias = Callable[[Wake, S], Awaitable[None]]
 
 
 class SessionsOptions(TypedDict, Generic[S], total=False):
-    """Options of `Conversations` that are those of `Sessions`."""
+    """Options that `Conversations` has in common with `Sessions`."""
 
     schema_version: int
     initial: Callable[[str], S] | None
@@ -94,8 +94,7 @@ class Conversations(Sessions[S]):
             readable: other kinds of conversations that tools may read (`Wake.read`).
             rebuild: returns the state that entries lead to, oldest first, for a fork from an earlier entry, and for a
                 summary; it may be async. Without it these begin with an initial state.
-            options: all others are those of `Sessions`. ``store`` and ``auto_save`` are not among them: the state
-                commits with the journal.
+            options: the options of `Sessions`, but for ``store`` and ``auto_save``: the state commits with the journal.
 
         Raises:
             InvalidOptions: as for `Sessions`; or an event is none, or its kind is taken.
@@ -192,9 +191,9 @@ class Conversations(Sessions[S]):
                 type(returned).__name__,
             )
 
-    def connect(self, client: Client, conversation_id: str) -> Talk:
+    def connect(self, client: Client, conversation_id: str) -> ConversationHandle:
         """The handle of a conversation; see `Client.conversation`."""
-        return Talk(client, self.spec, conversation_id, self)
+        return ConversationHandle(client, self.spec, conversation_id, self)
 
     def open_state(self, ctx: ActivityContext, work: PendingWork) -> OpenSession[S]:
         """The state of the conversation, for a wake."""

@@ -67,8 +67,9 @@ def _by_name(cls: type[BaseModel], args: tuple[Any, ...], fields: dict[str, Any]
 
 
 def unknown_fields(cls: type[BaseModel], given: Iterable[str]) -> Sequence[str]:
-    """The names that are no field of a class, whose validation would ignore them: those of a newer release may be read,
-    and a misspelt one must not be written.
+    """The names that are no field of a class. Its validation would ignore them.
+
+    They may be read: a newer release has more fields. They must not be written: one may be misspelt.
     """
     names = cls.model_fields.keys()
     unknown = [name for name in given if name not in names]
@@ -90,7 +91,7 @@ def _aliases(alias: str | AliasPath | AliasChoices | None) -> Iterator[object]:
 
 
 def text_of(content: Content) -> str:
-    """The text of a content: that of its blocks, joined."""
+    """The text of a content: the texts of its blocks, joined."""
     if isinstance(content, str):
         return content
     return "".join([text for block in content if isinstance(text := block.get("text"), str)])
@@ -250,13 +251,13 @@ class CustomToolUse(RequestEvent):
 # -- of the conversation itself
 
 
-class SessionStatusChanged(JournalEvent):
+class ConversationStatusChanged(JournalEvent):
     """The conversation has another status, which does not follow from the entries around it."""
 
     status: Literal["rescheduling", "running", "terminated"]  # running: it was resumed
     reason: str = ""
     retry_after: float | None = None  # seconds until the next attempt of the wake
-    kind: Literal["session.status_changed"] = "session.status_changed"
+    kind: Literal["conversation.status_changed"] = "conversation.status_changed"
 
 
 StopReason: TypeAlias = Literal["end_turn", "requires_action", "revisit", "more", "failed"]
@@ -265,20 +266,20 @@ there, or failed for good.
 """
 
 
-class SessionIdle(JournalEvent):
+class ConversationIdle(JournalEvent):
     """A wake has ended, and why."""
 
     stop_reason: StopReason
     requests: list[str] = Field(default_factory=list)  # ids of the pending ones
     error: SpanError | None = None
-    kind: Literal["session.idle"] = "session.idle"
+    kind: Literal["conversation.idle"] = "conversation.idle"
 
 
 class RequestExpired(JournalEvent):
     """No answer to a request of the application came in time. The built-in requests are answered with a refusal."""
 
     request_id: str
-    kind: Literal["session.request_expired"] = "session.request_expired"
+    kind: Literal["conversation.request_expired"] = "conversation.request_expired"
 
 
 class SpanError(BaseModel):
@@ -300,7 +301,7 @@ class SpanStarted(JournalEvent):
     attempt: int = 1
     worker: str = ""
     started_at: datetime | None = None  # by the worker's clock
-    revisits: list[str] = Field(default_factory=list)  # of a wake: keys of those that were due
+    revisits: list[str] = Field(default_factory=list)  # of a wake: keys of its due revisits
     kind: Literal["span.started"] = "span.started"
 
 
@@ -350,7 +351,7 @@ class ChildEnded(JournalEvent):
     kind: Literal["child.ended"] = "child.ended"
 
 
-SessionIdle.model_rebuild()
+ConversationIdle.model_rebuild()
 
 BUILT_IN: Final[tuple[type[JournalEvent], ...]] = (
     UserMessage,
@@ -363,8 +364,8 @@ BUILT_IN: Final[tuple[type[JournalEvent], ...]] = (
     ToolResult,
     ToolConfirmation,
     CustomToolUse,
-    SessionStatusChanged,
-    SessionIdle,
+    ConversationStatusChanged,
+    ConversationIdle,
     RequestExpired,
     SpanStarted,
     SpanCompleted,
@@ -410,13 +411,13 @@ _KIND: Final = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)+")
 _NO_OUTPUT: Final = {
     "user.": "clients send it. Use wake.revisit() to run again later, wake.delegate() to give work to a child, or "
     "client.conversation(…).send() for another conversation",
-    "session.": "the conversation writes it by itself. Return from the handler to end the wake, or raise to fail it",
+    "conversation.": "the conversation writes it by itself. Return from the handler to end the wake, or raise to fail",
     "span.": "the conversation writes it by itself. Use wake.span()",
     "child.": "the conversation writes it by itself. Use wake.delegate(), and wake.finish() for the result of a child",
 }
 """Beginnings of the kinds that no handler appends: who writes them, and what to use."""
 
-_NO_INPUT: Final = ("session.", "span.", "child.", "agent.")
+_NO_INPUT: Final = ("conversation.", "span.", "child.", "agent.")
 _META: Final = ',"_":{'
 
 
@@ -435,7 +436,7 @@ NO_META: Final = EventMeta()
 
 
 class EventTypes:
-    """The kinds of events of one kind of conversations: the built-in ones, and those of the application."""
+    """The kinds of events of one kind of conversations: built-in and of the application."""
 
     def __init__(self, events: Iterable[type[JournalEvent]] = ()) -> None:
         """Raise `InvalidOptions` for a class that is no event, an answer to no kind, or a kind that is taken."""
@@ -602,7 +603,7 @@ def _without_meta(payload: str) -> str:
 
 
 def _fields_of(payload: str) -> dict[str, JsonValue]:
-    """The fields of an event without those that every event has."""
+    """The fields of an event without the fields that every event has."""
     return {name: value for name, value in _fields(payload).items() if name != "kind"}
 
 

@@ -1,4 +1,4 @@
-"""The events of a conversation as they come: entries of its journal, and what is streamed until they are there.
+"""The events of a conversation as they come: entries of its journal, and streamed parts until the entries are there.
 
 A feed reads pages from its position on. It waits for changes with all other feeds of the client
 (`affinity.client.changes`), and shares its reads with them. Numbers of entries have no gaps and follow the order of
@@ -70,8 +70,10 @@ class FeedPosition:
 
 
 class EntryNumber(int):
-    """The number of an entry that was sent. It knows its journal, so that `Talk.reply` never gives the reply to the
-    entry that another conversation, or another timeline of the database, has under this number.
+    """The number of an entry that was sent, with the journal that it belongs to.
+
+    Another conversation, or another timeline of the database, can have another entry under this number:
+    `ConversationHandle.reply` compares the journal.
     """
 
     journal: JournalIdentity | None = None
@@ -187,8 +189,9 @@ def _is_replaced(page: JournalPage, wake_id: str) -> bool:
 
 
 class EventFeed(AsyncBlock, AsyncIterator[FeedItem]):
-    """Events of one conversation, in order; made by `Talk.events`. It can be left at any time, and another one goes on
-    from its `position`. For one task at a time.
+    """Events of one conversation, in order: see `ConversationHandle.events`. For one task at a time.
+
+    It can be left at any time; another feed can go on from its `position`.
 
     ::
 
@@ -218,14 +221,14 @@ class EventFeed(AsyncBlock, AsyncIterator[FeedItem]):
         journal: JournalIdentity | None = None,
         timeline: str = "",
     ) -> None:
-        """Called by `Talk.events`: with what the position of the reader is of, as far as it is known."""
+        """Called by `ConversationHandle.events`. ``journal``, ``timeline``: of the reader's position, if known."""
         self._journals = journals
         self._conversation_id = conversation_id
         self._reader = reader
         self._follow = follow
         self._position = reader.position
         self._items: Iterator[FeedItem] = iter(())
-        self._page: JournalPage | None = None  # that of the items
+        self._page: JournalPage | None = None  # of the items
         self._journal_id: int | None = None
         self._changes: ChangeScope | None = None  # None: it does not follow, or does not wait
         self._is_reading = False
@@ -264,7 +267,7 @@ class EventFeed(AsyncBlock, AsyncIterator[FeedItem]):
                 self._has_ended = not await self._read_on()
                 item = next(self._items, None)
         except Exception:
-            self._leave()  # what is left of the page is read again
+            self._leave()  # the rest of the page is read again
             raise
         finally:
             self._is_reading = False
@@ -372,7 +375,7 @@ def check_timeline(journals: Journals, conversation_id: str, timeline: str) -> N
 def entries_removed(conversation_id: str, after: int, first_seq: int) -> EntriesRemoved:
     """The error for a reader that retention has overtaken."""
     gone = f"entry {first_seq - 1}" if first_seq == after + 2 else f"entries {after + 1} to {first_seq - 1}"
-    return EntriesRemoved(conversation_id, f"retention has removed {gone}; read from 0 what is kept", first_seq)
+    return EntriesRemoved(conversation_id, f"retention has removed {gone}; read the kept entries from 0", first_seq)
 
 
 def unknown_conversation(conversation_id: str) -> UnknownConversation:

@@ -55,7 +55,7 @@ class _Result(NamedTuple):
 
 @dataclass(slots=True)
 class _Assistant:
-    """One message of the assistant: text, calls of tools, and the results that they have, whenever those came."""
+    """One message of the assistant: text, calls of tools, and their results, whenever these came."""
 
     message_id: str
     content: Content | None = None
@@ -114,7 +114,7 @@ def _parts(events: Iterable[JournalEvent]) -> Iterator[UserMessage | _Assistant 
     """
     talk: list[UserMessage | _Assistant | _Result] = []
     open_calls: dict[str, list[_Assistant]] = {}  # by the id of the call; models may use one again
-    requests: dict[str, str] = {}  # ids of the calls, by those of the requests of tools that the client runs
+    requests: dict[str, str] = {}  # of tools that the client runs: id of the call, by id of the request
     for event in events:
         match event:
             case AgentMessage() | ToolUse() | CustomToolUse():

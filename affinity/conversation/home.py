@@ -13,10 +13,10 @@ from affinity.records import Participant, SessionStore
 class HomedScope:
     """An activity's scope, for the state of a session that is not the one that it runs on.
 
-    ``session_epoch`` is the greater one of two epochs: that of the lease, and that of the session's own row, which
+    ``session_epoch`` is the greater of two epochs: the lease's epoch, and the epoch of the session's own row, which
     changes when its record is written without a lease. All epochs come from one sequence. So it changes with either,
-    and a state of an earlier one is hydrated again. The commit compares both: that of the session's own row with the
-    state, and that of the lease with the journal (`affinity.journal.HomeLease`).
+    and a state of an earlier epoch is hydrated again. The commit compares both: the row's epoch with the state, and the
+    lease's epoch with the journal (`affinity.journal.HomeLease`).
     """
 
     ctx: ActivityContext

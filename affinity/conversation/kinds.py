@@ -58,7 +58,7 @@ class ConversationLimits:
     requests: int = 100
     """Pending requests."""
     revisits: int = 100
-    """Pending revisits, without those that are due in the wake: each wake reads all of them."""
+    """Pending revisits, without the revisits that are due in the wake: each wake reads all of them."""
 
     def __post_init__(self) -> None:
         most = {"inputs": MAX_WAKE_ENTRIES, "entries": MAX_WAKE_ENTRIES}

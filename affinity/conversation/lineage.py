@@ -58,7 +58,7 @@ MAX_EXTRAS: Final = 16 * 1024
 """Bytes of the extras of a lineage."""
 
 MAX_IMPORTED_EXTRAS: Final = 4 * MAX_EXTRAS
-"""Those of an import have the lineage of what was exported, too."""
+"""Bytes of the extras of an import: they have the lineage of the exported conversation, too."""
 
 _KEEP: Final = "name the side to keep, keep='left' or keep='right'"
 
@@ -83,7 +83,7 @@ class Ancestor:
 
 
 class LineageReads(Protocol):
-    """What is read of journals."""
+    """Reads of journals."""
 
     def read(self, query: JournalQuery, /) -> Awaitable[JournalPage | None]:
         """A page of a journal."""
@@ -464,14 +464,14 @@ def _last_wake(page: JournalPage) -> tuple[int, list[int]]:
 
 
 def _home_beside(own: JournalLineage, source: str, beside: bool | None) -> str | None:
-    """The home of what is made from a journal."""
+    """The home of a conversation that is made from a journal."""
     if beside is None:
         return own.home
     return (own.home or source) if beside else None
 
 
 def _home_of_merge(sides: Mapping[str, tuple[str, str | None]], keep: str | None) -> str | None:
-    """The session whose resources a merge shares; None: those of its own.
+    """The session whose resources a merge shares; None: it has its own.
 
     Args:
         sides: the id of each side, and its home.
@@ -488,7 +488,7 @@ def _home_of_merge(sides: Mapping[str, tuple[str, str | None]], keep: str | None
         return None
     used = left_home or left, right_home or right
     if used[0] != used[1]:
-        raise InvalidOptions(f"{left!r} uses the resources of {used[0]!r}, {right!r} those of {used[1]!r}: {_KEEP}")
+        raise InvalidOptions(f"{left!r} uses the resources of {used[0]!r}, but {right!r} of {used[1]!r}: {_KEEP}")
     return used[0]
 
 

@@ -49,7 +49,7 @@ class CommonCalls(EntryReader, Generic[M]):
             operator: what makes it, for people; by default "fork".
             extras: for people and programs, kept with it.
             beside: its wakes run on the lease of this conversation, or of its home, and share its resources. False: on
-                their own lease. None: as those of this conversation.
+                their own lease. None: as the wakes of this conversation.
 
         Raises:
             UnknownConversation, ConversationKindMismatch: there is none with this id, or of this kind.
@@ -106,7 +106,7 @@ class CommonCalls(EntryReader, Generic[M]):
         return await self._derive(into, self._planner.compress, into, summarise=summarise, state=state, **made_by)
 
     async def ancestors(self) -> Sequence[Ancestor]:
-        """This conversation, then those that it was made from, nearest first, each once.
+        """This conversation, then the conversations that it was made from, nearest first, each once.
 
         Raises:
             UnknownConversation, ConversationKindMismatch: as for `fork`.
@@ -140,15 +140,17 @@ class LineageCalls(CommonCalls[M], Generic[M]):
         operator: str | None = None,
         extras: Mapping[str, JsonValue] | None = None,
     ) -> M:
-        """A conversation with the entries of this one, the left side, and then those of another one that this one does
-        not have: what both have comes once.
+        """Merge another conversation with this one, the left side, into a new one.
+
+        It has the entries of this one, then the entries of the other one that this one does not have: common entries
+        come once.
 
         Args:
             other: the right side.
             into: id of the new conversation.
-            state: of the new conversation; None: a copy of that of the left side.
+            state: of the new conversation; None: a copy of the state of the left side.
             keep: the side whose resources it shares, and beside which it runs: on the lease of that side, or of its
-                home. None: those that both sides share; if neither has a home, its own.
+                home. None: the resources that both sides share; if neither has a home, its own.
             operator: as for `fork`.
             extras: as for `fork`.
 
@@ -162,8 +164,9 @@ class LineageCalls(CommonCalls[M], Generic[M]):
         return await self._derive(into, self._planner.merge, other, into, state=state, **made_by)
 
     async def usage(self) -> dict[str, int]:
-        """The sum of ``usage`` of all entries, each counted once, also of those that retention has removed, and of what
-        compressions have left out. Reads all entries that have one.
+        """The sum of ``usage`` of all entries, each counted once. Reads all entries that have one.
+
+        Entries that retention has removed, or that compressions have left out, are counted too.
 
         Raises:
             UnknownConversation, ConversationKindMismatch: as for `fork`.

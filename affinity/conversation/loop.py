@@ -103,7 +103,7 @@ class LoopWake(Protocol):
 
     @property
     def requests(self) -> Sequence[PendingRequest]:
-        """The requests that are pending, with those of this wake."""
+        """The pending requests, with the requests of this wake."""
         ...
 
     def append(self, event: JournalEvent, /) -> None:
@@ -246,12 +246,15 @@ async def run_loop(
 ) -> LoopResult:
     """Ask the model, run the tools that it calls, append both to the journal, and again, until it answers.
 
-    Calls of one round run at the same time, but for those that use the same resource (`Tool.resource`). Their results
-    are in the order of the calls. Arguments that do not fit, an unknown tool, and an exception of a tool are results,
-    which the model reads: ``{"error": {"kind": "invalid_tool_arguments", …}}``, ``unknown_tool``,
-    ``tool_execution_exception``; ``refused``, when a person did not allow it, or an interrupt came before it ran. So is
-    the error of a call that is larger than an event may be, and of a request beyond `ConversationLimits.requests`. The
-    other calls go on.
+    Calls of one round run at the same time; calls that use the same resource (`Tool.resource`) run one after the other.
+    Their results are in the order of the calls.
+
+    Errors of a call are results, which the model reads, and the other calls go on. They have the form
+    ``{"error": {"kind": …}}``, with one of these kinds:
+
+    - ``invalid_tool_arguments``, ``unknown_tool``, ``tool_execution_exception``.
+    - ``refused``: a person did not allow it, or an interrupt came before it ran.
+    - the error of a call that is larger than an event may be, or of a request beyond `ConversationLimits.requests`.
 
     An answer that is larger than an event may be, or has no JSON form, ends the loop (``invalid_reply``).
 
@@ -266,7 +269,7 @@ async def run_loop(
         builtins: what `builtin_tools` gave, or some of it.
 
     Raises:
-        InvalidOptions: ``max_rounds`` is below 1, or two tools have one name, or one that of a built-in tool.
+        InvalidOptions: ``max_rounds`` is below 1, or two tools have one name, built-in tools included.
         WakeMisuse: the model returned no `ModelReply`.
         Exception: what the model raised.
     """

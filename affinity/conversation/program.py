@@ -9,8 +9,8 @@ States of a conversation's instance::
                                                         └──failed for good──► failed ──an input, resume──► waking
     all ──terminate──► ended
 
-The journal is authoritative for what is pending. A signal is a hint that there may be something: a wake reads the
-journal, and one that finds nothing changes nothing. A signal whose input a wake has processed already is dropped.
+The journal is authoritative for pending inputs. A signal is a hint that there may be one: a wake reads the journal, and
+a wake that finds nothing changes nothing. A signal whose input a wake has processed already is dropped.
 
 Where nothing will be due, the next wake is scheduled when one ends, asleep: the next input queues it in its own
 transaction, and sends no signal (`affinity.provider.contract.NewWorkItem.asleep`). So an input costs the instance no
@@ -82,7 +82,7 @@ class WakeTask(TypedDict):
     wake: str  # id
     processed: NotRequired[int]  # the watermark that the orchestration knows: to notice a journal that was made anew
     attempts: NotRequired[int]  # of this wake before this run
-    failures: NotRequired[int]  # those that ended in an error
+    failures: NotRequired[int]  # attempts that ended in an error
     elapsed: NotRequired[float]  # seconds that these took, with the pauses behind them
     delegations: NotRequired[list[Delegation]]
     delegated: NotRequired[list[str]]  # ids of the delegations to its own children that have not ended
@@ -103,7 +103,7 @@ class WakeOutcome(TypedDict):
     next_due: NotRequired[float]  # seconds until a revisit is due, or a request expires
     delegations: NotRequired[list[Delegation]]
     delegated: NotRequired[list[str]]
-    cancelled_wakes: NotRequired[list[str]]  # those whose trace is still open
+    cancelled_wakes: NotRequired[list[str]]  # cancelled wakes whose trace is still open
     home: NotRequired[str]  # the wake is to run on this session's lease
     closed: NotRequired[bool]  # the journal is: nothing is processed any more
     attempt: NotRequired[int]  # of the wake; of one that failed
@@ -145,7 +145,7 @@ class Program:
     signalled: int = 0
     """The greatest number that a signal has announced."""
     announced: int = 0
-    """That of a signal since the last wake began, which may be of a new journal, whose numbers are smaller."""
+    """The greatest number since the last wake began. It may be of a new journal, whose numbers are smaller."""
     is_due: bool = False
     """A wake is to run."""
     is_failed: bool = False
@@ -266,7 +266,7 @@ class Program:
             self.next_due, self.is_due = None, True
         else:
             timer.cancel()
-            self.is_due |= self._is_long  # the timer of the next execution would begin anew: a wake finds what is left
+            self.is_due |= self._is_long  # the next execution's timer would begin anew: a wake computes the rest
 
     async def _receive(self) -> None:
         """Take the signal that has come, and wait for the next one."""
@@ -336,7 +336,7 @@ class Program:
             task["failures"] = task.get("failures", 0) + 1
             task["elapsed"] = outcome.get("elapsed", 0.0)
             task["processed"] = outcome.get("processed", self.processed)
-            # Those too that were begun by wakes which had ended before they were cancelled.
+            # Also delegations of wakes that had ended before they were cancelled.
             if "delegations" in outcome:
                 task["delegations"] = self.delegations = outcome["delegations"]
             if "delegated" in outcome:
@@ -414,7 +414,7 @@ class Program:
                 continue
             self._show("rescheduling")
             self.is_unread = True
-            self.wakes += 1  # counts as a wake, of which one execution has so many
+            self.wakes += 1  # counts as a wake: an execution has a bounded number
             if not await self._pause(CLOSING.delay(attempt), until_due=True) or self.is_due or self._is_long:
                 return None
         raise AssertionError("endless")

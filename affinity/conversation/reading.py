@@ -63,9 +63,9 @@ class EntryReader:
         An anchor (``after``, ``before``, ``around``) is the number of an entry, or an event id.
 
         Args:
-            after: those behind it.
-            before: those before it, and without ``after`` the last ``limit`` of those.
-            around: it, with as many before it as behind it.
+            after: entries behind this anchor.
+            before: entries before this anchor; without ``after`` the last ``limit`` of them.
+            around: this entry, with as many entries before it as behind it.
             kinds: of these kinds, or classes of events; empty: all.
             wake: id of the wake that wrote them.
             pending: inputs that no wake has processed.

@@ -12,8 +12,8 @@ from affinity.conversation.follow import SPAN_COMPLETED, fields_of
 from affinity.errors import WakeFailed
 from affinity.journal import Entry, JournalPage
 
-SESSION_IDLE: Final = "session.idle"
-STATUS_CHANGED: Final = "session.status_changed"
+CONVERSATION_IDLE: Final = "conversation.idle"
+STATUS_CHANGED: Final = "conversation.status_changed"
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Reply:
     processed: int
     """The number up to which all inputs are processed."""
     stop_reason: str
-    """Why the wake has ended: see `SessionIdle`; empty if that is not recorded."""
+    """Why the wake has ended: see `ConversationIdle`; empty if that is not recorded."""
     _entries: Sequence[Entry] = field(repr=False)
     _types: EventTypes = field(repr=False)
 
@@ -39,7 +39,7 @@ class Reply:
     @property
     def events(self) -> Sequence[JournalEvent]:
         """What the handler has appended: without the trace."""
-        return [each.event for each in self.entries if not each.kind.startswith(("span.", "session."))]
+        return [each.event for each in self.entries if not each.kind.startswith(("span.", "conversation."))]
 
     @cached_property
     def text(self) -> str:
@@ -57,7 +57,7 @@ class Reply:
 
     @property
     def requests(self) -> Sequence[RequestEvent]:
-        """The requests that the wake has made; `Talk.requests` gives all that are pending."""
+        """The requests that the wake has made; `ConversationHandle.requests` gives all that are pending."""
         return [event for event in self.events if isinstance(event, RequestEvent)]
 
 
@@ -75,7 +75,7 @@ class ReplyReader:
         self._conversation_id = conversation_id
         self._seq = seq
         self._types = types
-        self._wake: list[Entry] = []  # entries of the last wake so far: those of a wake stand together
+        self._wake: list[Entry] = []  # entries of the last wake so far: the entries of a wake stand together
         self._span: dict[str, Any] = {}  # the end of that wake; none of one that a merge has copied
         self._inputs = {seq} if is_new else set[int]()  # numbers of the inputs that were read
 
@@ -105,23 +105,24 @@ class ReplyReader:
             fields = fields_of(entry)
             if fields.get("processed") is not None:
                 self._span = fields
-        elif entry.kind == SESSION_IDLE and self._concerns("read"):
+        elif entry.kind == CONVERSATION_IDLE and self._concerns("read"):
             self.failure = _failure(self._conversation_id, entry)
 
     def _is_reply(self) -> bool:
-        # Wakes of an import process what is an input of it; those that were imported with it have processed the rest.
+        # An imported conversation's own wakes process its new inputs; imported wakes have processed the others.
         is_of_same = self.is_input is None or (self._span.get("processed") in self._inputs) == self.is_input
         return is_of_same and self._concerns("processed")
 
     def _concerns(self, name: str) -> bool:
-        """The input is among those that the wake has read, or processed, as far as is recorded: not in a fork that was
-        cut between the input and its reply.
+        """Whether the wake has read (``read``) or processed (``processed``) the input, as far as is recorded.
+
+        Not so in a fork that was cut between the input and its reply.
         """
         last, base = self._span.get(name), self._span.get("base")
         return bool(self._span) and (last is None or last >= self._seq) and (base is None or base < self._seq)
 
     def _reply(self) -> Reply:
-        idle = next((each for each in reversed(self._wake) if each.kind == SESSION_IDLE), None)
+        idle = next((each for each in reversed(self._wake) if each.kind == CONVERSATION_IDLE), None)
         return Reply(
             conversation_id=self._conversation_id,
             seq=self._seq,
@@ -134,7 +135,7 @@ class ReplyReader:
 
 
 def _is_resumed(entry: Entry) -> bool:
-    """The entry is that of `Talk.resume`."""
+    """Whether `ConversationHandle.resume` has written the entry."""
     return entry.kind == STATUS_CHANGED and fields_of(entry).get("status") == "running"
 
 

@@ -1,4 +1,4 @@
-"""The activity of a wake: reads what is to be done, runs the handler, and enlists what it adds to the journal.
+"""The activity of a wake: reads the pending work, runs the handler, and enlists its additions to the journal.
 
 The handler runs within the opened state of the session. Its outcome is one of these:
 
@@ -28,11 +28,11 @@ from affinity.conversation.events import (
     ChildDelegated,
     ChildEnded,
     ChildOutcome,
+    ConversationIdle,
+    ConversationStatusChanged,
     EventMeta,
     EventTypes,
     JournalEntry,
-    SessionIdle,
-    SessionStatusChanged,
     SpanCompleted,
     SpanError,
     StopReason,
@@ -79,7 +79,7 @@ does not count, and the next one, under another epoch, is greater all the same. 
 USER_INTERRUPT: Final = kind_of(UserInterrupt)
 CHILD_DELEGATED: Final = kind_of(ChildDelegated)
 CHILD_ENDED: Final = kind_of(ChildEnded)
-SESSION_IDLE: Final = kind_of(SessionIdle)
+CONVERSATION_IDLE: Final = kind_of(ConversationIdle)
 SPAN_COMPLETED: Final = kind_of(SpanCompleted)
 
 TOO_MANY_ENDS: Final = (
@@ -192,7 +192,7 @@ class WakeRunner(Generic[S]):
 
 @dataclass(eq=False)
 class _Attempt(Generic[S]):
-    """One attempt of a wake that has read what is to be done."""
+    """One attempt of a wake that has read the pending work."""
 
     conversations: Runnable[S]
     ctx: ActivityContext
@@ -243,7 +243,7 @@ class _Attempt(Generic[S]):
         return self.ctx.session_store
 
     def _lease(self) -> HomeLease | None:
-        """That of the conversation's home, if the wake runs on it."""
+        """The lease of the conversation's home, if the wake runs on it."""
         if self.work.home is None or self.work.home != self.ctx.session_id:
             return None
         return HomeLease(self.work.home, self.ctx.session_epoch or 0)
@@ -463,7 +463,7 @@ class _Attempt(Generic[S]):
         reason = self._stop_reason(wake)  # without the revisits that these have ended
         self._close(self.read)
         requests = {"requests": [each.request_id for each in wake.requests]} if wake.requests else {}
-        self.writing.record("session.idle", {"stop_reason": reason, **requests})
+        self.writing.record("conversation.idle", {"stop_reason": reason, **requests})
         self.ctx.enlist(self.writing)
         outcome = self._outcome("done")
         if self.work.more:
@@ -488,13 +488,13 @@ class _Attempt(Generic[S]):
         return "end_turn" if self.work.next_due is None and not self.writing.revisits else "revisit"
 
     def _count_delegated(self, wake: Wake) -> None:
-        """Leave out the delegations whose end this wake has read, and add those that it has begun."""
+        """Leave out the delegations whose end this wake has read, and add the delegations that it has begun."""
         if self.work.parent is not None:
             ended = {each.delegation for each in wake.events if isinstance(each, ChildEnded)}
             self.delegated = [each for each in (*self.delegated, *self.parts.delegated) if each not in ended]
 
     async def _count_cycles(self, reason: StopReason) -> None:
-        """Count this wake for the delegations, and end those that are done or have used up their cycles."""
+        """Count this wake for the delegations; end each that is done or has used up its cycles."""
         finish = self.parts.finish
         is_done = finish.is_set or (reason == "end_turn" and not self.delegated)
         for each in self.delegations:
@@ -565,13 +565,13 @@ class _Attempt(Generic[S]):
     def _close_trace(self, error: SpanError, pause: float | None) -> WakeOutcome:
         self._close(self.work.processed, error)
         if pause is None:
-            self.writing.note(SessionIdle("failed", [each.request_id for each in self.work.requests], error))
+            self.writing.note(ConversationIdle("failed", [each.request_id for each in self.work.requests], error))
             for each in self.delegations:
                 self._notify_parent(each, "failed", error=error)
             self.delegations = []
         else:
             self.delegations = [*self.task.get("delegations", [])]  # the next attempt reads the others again
-            self.writing.note(SessionStatusChanged("rescheduling", f"{error.type}: {error.message}", pause))
+            self.writing.note(ConversationStatusChanged("rescheduling", f"{error.type}: {error.message}", pause))
         self.ctx.enlist(self.writing)
         outcome = self._outcome("failed")
         outcome["attempt"], outcome["read"] = self.number, self.read
@@ -584,7 +584,7 @@ class _Attempt(Generic[S]):
     async def _end_children(self, cascade: bool) -> WakeOutcome:
         """The conversation is terminated: notify the parent, and terminate the children, if they are to be."""
         if cascade:
-            event = SessionStatusChanged("terminated", "its parent was terminated")
+            event = ConversationStatusChanged("terminated", "its parent was terminated")
             entry = NewEntry(kind=event.kind, payload=EventTypes().encode(event), event_id=f"{event.kind}/parent")
             message = terminate_message(cascade=True)
             if await self._send_to_children(0, entry, message=message, closes=True, drops=True):
@@ -600,7 +600,7 @@ class _Attempt(Generic[S]):
         return self._outcome("done")
 
     async def _read_delegations(self) -> None:
-        """Add those of the inputs that were too many, or too large, to be read with the others."""
+        """Add delegations of further inputs, which were too many or too large to be read with the others."""
         if self.work.more:
             rest = JournalQuery(session_id=self.writing.session_id, after=self.read, pending=True, limit=MAX_PAGE)
             async for entry in _entries(self.journals, rest):
@@ -663,11 +663,13 @@ def _unchanged(task: WakeTask, work: PendingWork) -> WakeOutcome:
 
 
 async def _without_ended(task: WakeTask, work: PendingWork, ctx: ActivityContext) -> WakeTask:
-    """The task without the cancelled wakes that have no open trace, and with what those have begun that had ended.
+    """The task without the cancelled wakes that have no open trace.
 
-    No trace is open of a wake that no input had woken; of one that had committed its end before the orchestration
-    cancelled it, which dropped its result; and of one whose trace a later one has closed. What a wake has begun are
-    delegations of the parent, and delegations to children.
+    A cancelled wake has no open trace in three cases: no input had woken it; it had committed its end before the
+    orchestration cancelled it; or a later wake has closed the trace.
+
+    In the second case the orchestration dropped the result of the wake. So the task gets the delegations that the wake
+    has begun: delegations of the parent, and delegations to children.
     """
     assert ctx.journals is not None
     task = task.copy()
@@ -695,16 +697,16 @@ async def _without_ended(task: WakeTask, work: PendingWork, ctx: ActivityContext
 
 
 async def _find_ended(journals: JournalAccess, session_id: str, wakes: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Those of the cancelled wakes that have committed their end, and those whose trace is open."""
+    """Of the cancelled wakes, the wakes that have committed their end, and the wakes whose trace is open."""
     ended: list[str] = []
     unclosed: list[str] = []
     for wake in wakes:
-        ends = (SESSION_IDLE, SPAN_COMPLETED)
+        ends = (CONVERSATION_IDLE, SPAN_COMPLETED)
         query = JournalQuery(session_id=session_id, wake_id=wake, kinds=ends, newest_first=True, limit=1)
         page = await journals.read(query)
         if page is not None and page.entries:
-            unclosed.clear()  # what it has committed closes the traces of those before
-        if page is not None and page.entries and page.entries[0].kind == SESSION_IDLE:
+            unclosed.clear()  # its commit has closed the traces of the wakes before
+        if page is not None and page.entries and page.entries[0].kind == CONVERSATION_IDLE:
             ended.append(wake)
         else:
             unclosed.append(wake)
@@ -714,8 +716,9 @@ async def _find_ended(journals: JournalAccess, session_id: str, wakes: Sequence[
 async def _read_begun(
     journals: JournalAccess, session_id: str, after: int, up_to: int
 ) -> tuple[Sequence[Delegation], Collection[str]]:
-    """The delegations among the inputs of a wake, with that wake counted, and the ids of those to children whose end is
-    among them. The end of a delegation that the wake has ended too is left out when it is reported again.
+    """The delegations among the inputs of a wake, each with this wake counted; and the ids of ended delegations.
+
+    The latter are delegations to children whose end is among the inputs.
     """
     found: list[Delegation] = []
     ended: set[str] = set()

@@ -1,8 +1,8 @@
 """Streams: provisional output of a wake that is running.
 
 A `StreamWriter` belongs to one attempt of one wake. Its parts have numbers from 1, without gaps. The commit of the
-wake removes them in its transaction (`JournalWrite.clear_stream`), an attempt that fails retracts them, and the first
-part of a later attempt removes those of the attempts before, which may have ended with their worker.
+wake removes them in its transaction (`JournalWrite.clear_stream`). An attempt that fails retracts them. The first part
+of a later attempt removes the parts of earlier attempts, which may have ended with their worker.
 
 `Streams` writes the parts of all wakes of a worker: immediately when there was none for a while, then one call about
 each `FLUSH_SECONDS` while there are any. Text that one wake writes between two calls becomes one part.
@@ -110,14 +110,14 @@ class StreamWriter:
         if self._size > MAX_STREAM_BYTES:
             raise PayloadTooLarge(
                 f"the attempt has streamed {self._size} bytes, over the limit of {MAX_STREAM_BYTES}: "
-                "what is streamed is provisional; append entries, or keep large data in a store"
+                "streamed values are provisional; append entries, or keep large data in a store"
             )
         self._values.append((text, is_json))
         self.is_used = True
         self._streams.note(self)
 
     async def end(self) -> None:
-        """Drop what is not written yet. Afterwards no part of this attempt is written: the commit may clear them."""
+        """Drop the unwritten values. Afterwards no part of this attempt is written: the commit may clear them."""
         self.is_ended = True
         self._values.clear()
         await self._streams.written(self)
@@ -202,7 +202,7 @@ class Streams:
             self._task = None
 
     async def _write_lasting(self, parts: dict[StreamWriter, list[StreamPart]]) -> None:
-        """Write the parts, with as many attempts as it takes; those of streams that end meanwhile are dropped."""
+        """Write the parts, with as many attempts as it takes; parts of streams that end meanwhile are dropped."""
         pauses = iter(PAUSES)
         while parts := {writer: each for writer, each in parts.items() if each and not writer.is_ended}:
             try:

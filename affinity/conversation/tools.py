@@ -39,10 +39,10 @@ class Tool:
         name: by which the model calls it.
         description: for the model; by default the first paragraph of the function's docstring.
         function: runs it: sync, in a thread, or async. Its parameters are the arguments, typed by their annotations;
-            what it returns needs a JSON form. None: the client runs it, and the loop ends until its result is there.
+            its result needs a JSON form. None: the client runs it, and the loop ends until its result is there.
         arguments: the parameters as a pydantic model, for a tool without a function, or in place of its annotations.
-        resource: calls with the same key run one after the other, in the order of the model; those without a key, and
-            with different ones, at the same time. A function gets the arguments as JSON values, with their defaults.
+        resource: calls with the same key run one after the other, in the order of the model; calls without a key, or
+            with different keys, at the same time. A function gets the arguments as JSON values, with their defaults.
         confirm: whether a person has to allow a call first; a function gets the arguments likewise. A call for which it
             raises is not run: the exception is its result.
         confirm_within: seconds after which a call that no person has allowed is refused; None: it waits for ever. Of a

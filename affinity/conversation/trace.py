@@ -118,7 +118,7 @@ def traceparent() -> str | None:
 
 
 def root_span(name: str, attributes: dict[str, Any], senders: Iterable[str]) -> AbstractContextManager[None]:
-    """An OpenTelemetry span without a parent, linked to those of the senders; without effect when it is not in use."""
+    """An OpenTelemetry span without a parent, linked to the senders' spans. Does nothing without OpenTelemetry."""
 
     def options(api: Any) -> dict[str, Any]:
         empty = importlib.import_module("opentelemetry.context").Context()

@@ -5,7 +5,7 @@ of state (``record``, as `affinity.session.transfer` has it), and its entries, o
 
 An import makes a conversation with these entries, numbered from 1, and this state. It has no parents; the lineage that
 it had, as far as its nearest ancestors, is kept in its extras. Requests and revisits are not exported. When the export
-does not begin with entry 1, the numbers of inputs in the spans of wakes follow those of the entries.
+does not begin with entry 1, the numbers of inputs in the spans of wakes are changed as the numbers of the entries.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Imported:
 
     @property
     def extras(self) -> dict[str, JsonValue]:
-        """Those of the conversation, with the lineage that it had, and the usage of what it does not have."""
+        """The extras of the conversation, with its lineage, and with the usage of entries that it does not have."""
         nodes: list[JsonValue] = [
             node.model_dump(mode="json", include=_KEPT) for node in (self.conversation, *self.ancestors[:_MOST])
         ]
@@ -186,7 +186,7 @@ def _take(found: Imported | None, number: int, line: str | bytes) -> Imported:
     what, value = next(iter(fields.items())) if isinstance(fields, dict) and len(fields) == 1 else ("", None)
     if found is None:
         if what != "conversation":
-            raise ValueError("the first line is that of the conversation")
+            raise ValueError("the first line must be the conversation")
         if isinstance(value, dict) and value.get("format") != FORMAT:
             raise ValueError(f"its format is {value.get('format')!r}, and this release reads {FORMAT}")
         return Imported(conversation=_Conversation.model_validate(value))
@@ -202,8 +202,9 @@ def _take(found: Imported | None, number: int, line: str | bytes) -> Imported:
 
 
 def _moved(entry: _Entry, by: int) -> dict[str, JsonValue]:
-    """The payload of an entry whose number changes by so many: the end of a wake names numbers of inputs. What a merge
-    has copied names none any more: they were those of another conversation.
+    """The payload of an entry whose number changes by so many: the end of a wake names numbers of inputs.
+
+    An entry that a merge has copied loses them: they were numbers of another conversation.
     """
     if entry.kind != SPAN_COMPLETED:
         return entry.payload

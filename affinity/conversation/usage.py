@@ -1,8 +1,8 @@
 """Usage over distinct entries: each counts once, also when several compressions have left it out.
 
 A *writer* is one instance of a conversation: the ids of its wakes begin with the same text. Conversations that are made
-from others have the first entries of a writer, up to some number. So of two sums of one writer, that of more entries
-includes the other one.
+from others have the first entries of a writer, up to some number. So of two sums of one writer, the sum of more entries
+includes the other.
 
 What compressions have left out is in the extras of a lineage: "usage", the sum for people, and "usage_by_writer". What
 retention has removed is in `JournalLineage.used`.
@@ -41,7 +41,7 @@ Spent: TypeAlias = dict[str, Share]
 
 
 class Tally:
-    """Counts the entries of a journal, in order, behind those that retention has removed."""
+    """Counts the kept entries of a journal, in order. It begins with the usage of removed entries."""
 
     def __init__(self, own: JournalLineage) -> None:
         self._spent: Spent = {writer: Share(*share) for writer, share in from_json(own.used).items()}
@@ -69,7 +69,7 @@ class Tally:
 
 
 def spent_before(lineage: Sequence[JournalLineage]) -> Spent:
-    """What compressions have left out: that of the nearest ones, as each has that of those before it."""
+    """Usage that compressions have left out. The nearest compressions suffice: each includes the earlier ones."""
     by_id = {each.journal_id: each for each in lineage}
     found: Spent = {}
     seen: set[int] = set()

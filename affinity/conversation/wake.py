@@ -112,7 +112,7 @@ class WakeInputs:
     pending: Sequence[JournalEntry]
     due: Sequence[PendingRevisit]
     requests: list[PendingRequest]  # the wake's own are added
-    revisits: set[str]  # keys of those that are pending, and not due; the wake's own are added
+    revisits: set[str]  # keys of pending revisits that are not due; the wake's own are added
     parent: str | None
 
 
@@ -193,8 +193,10 @@ def waiting_for(conversation_id: str, seq: int) -> Iterator[None]:
 
 
 def blocked_journals(conversation_id: str) -> Collection[int]:
-    """The journal ids of the wakes of this conversation that cannot end before the handler that calls this: its own,
-    and those whose handlers wait for it in this process, directly or through others.
+    """The journals of this conversation whose wakes cannot end before the handler that calls this.
+
+    A wake is blocked if it is the caller's own, or if its handler waits in this process for the caller, directly or
+    through other conversations.
     """
     parts = _handling.get()
     if parts is None or parts.has_ended:
@@ -258,7 +260,7 @@ class Wake(CommonCalls[None]):
 
     @property
     def requests(self) -> Sequence[PendingRequest]:
-        """The pending requests, oldest first, those of this wake included."""
+        """The pending requests, oldest first, with the requests that this wake has made."""
         return tuple(self._requests)
 
     @property
@@ -429,7 +431,7 @@ class Wake(CommonCalls[None]):
             delay: seconds, or a timedelta, by the database's clock.
             key: while a revisit of this key is pending, another one is not added, whatever the bound; one that is due
                 in this wake is pending no more. By default a new one.
-            priority: of those that are due together, the greater first; the names are -10, 0 and 10.
+            priority: of revisits that are due together, the greater first; the names are -10, 0 and 10.
             reason: why, for the later wake and for people.
             note: anything else that the later wake needs, as JSON.
 
@@ -472,7 +474,8 @@ class Wake(CommonCalls[None]):
             conversations: of the child.
             child_id: its id; this conversation must be its parent.
             event: its input.
-            max_cycles: wakes that it may run for this delegation, from 1; by default that of its `on_wake`.
+            max_cycles: wakes that it may run for this delegation, from 1; by default the ``max_cycles`` of its
+                `on_wake`.
 
         Returns:
             The id of the delegation.
@@ -532,8 +535,8 @@ class Wake(CommonCalls[None]):
         )
 
     async def children(self, *, terminated: bool | None = None) -> Sequence[str]:
-        """Ids of the children of this conversation, newest first, at most `limits.MAX_PAGE`; those of this wake are not
-        among them yet.
+        """Ids of the children of this conversation, newest first, at most `limits.MAX_PAGE`; without the children that
+        this wake creates.
         """
         journal_id = self._parts.writing.work.journal_id
         where = JournalFilter(parent=self.conversation_id, parent_journal=journal_id, closed=terminated)
@@ -575,8 +578,10 @@ class Wake(CommonCalls[None]):
         operator: str | None = None,
         extras: Mapping[str, JsonValue] | None = None,
     ) -> None:
-        """Make a conversation of two of this kind, with the wake's commit: the entries of the left one, then those of
-        the right one that the left one does not have; see `Talk.merge`.
+        """Merge two conversations of this kind into a new one, with the wake's commit.
+
+        It has the entries of the left one, then the entries of the right one that the left one does not have; see
+        `ConversationHandle.merge`.
 
         Raises:
             UnknownConversation, ConversationKindMismatch: there is none with this id, or of this kind.
@@ -589,7 +594,7 @@ class Wake(CommonCalls[None]):
         await self._create(creation)
 
     async def total_usage(self) -> dict[str, int]:
-        """The sum of ``usage`` of all that is committed, as `Talk.usage`, and of this wake."""
+        """The sum of ``usage`` of all that is committed, as `ConversationHandle.usage`, and of this wake."""
         committed = await self._planner.usage(self.conversation_id)
         return {name: committed.get(name, 0) + self._usage.get(name, 0) for name in {**committed, **self._usage}}
 

@@ -54,7 +54,7 @@ class WakeWriting:
     journals: JournalAccess
     max_entries: int
     size: int = 0
-    """Characters of the handler's entries, those for children too, and of the notes of revisits."""
+    """Characters of the handler's entries, also the entries for children, and of the notes of revisits."""
     processed: int = 0
     """The watermark from now on."""
     entries: list[NewEntry] = field(default_factory=list)
@@ -101,8 +101,9 @@ class WakeWriting:
         return NewEntry(kind=event.kind, payload=self.types.encode(event), wake_id=self.wake_id)
 
     def record(self, kind: str, fields: Mapping[str, Any]) -> NewEntry:
-        """Add an entry of the conversation itself by its fields, without those that have their default: each wake has
-        three of these, which need no validation.
+        """Add an entry of the conversation itself by its fields, without fields that have their default.
+
+        Each wake has three such entries; they need no validation.
         """
         payload = to_json({**fields, "kind": kind}).decode()
         entry = NewEntry(kind=kind, payload=payload, wake_id=self.wake_id)

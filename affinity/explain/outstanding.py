@@ -23,7 +23,7 @@ class Outstanding:
     count: int = 0
 
     def read(self, texts: Iterable[str]) -> None:
-        """Take the next events of the history. Those that cannot be read are passed over."""
+        """Take the next events of the history. Unreadable events are skipped."""
         for text in texts:
             self.count += 1
             try:

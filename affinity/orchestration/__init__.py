@@ -1,11 +1,11 @@
 """Authoring orchestrations and activities, and the engine that replays them.
 
-Pure: no I/O, no clock, no event loop. The names exported here are those of the authoring API. The worker imports the
-engine from the modules.
+Pure: no I/O, no clock, no event loop. The names exported here are the authoring API. The worker imports the engine from
+the modules.
 
 * ``app``, ``context``, ``activity``, ``typed``, ``retry``, ``signals``: the authoring API.
 * ``engine``, ``scheduler``, ``futures``, ``combine``, ``inbox``, ``history``: one execution, live and in replay.
-* ``events``, ``waits``, ``failures``, ``wire``, ``codec``: what is recorded, and its JSON.
+* ``events``, ``waits``, ``failures``, ``wire``, ``codec``: recorded events and errors, and their JSON.
 """
 
 from affinity.orchestration.activity import ActivityContext

@@ -548,7 +548,7 @@ def _refuse_signature(description: str, function: Callable[..., Any]) -> NoRetur
 
 
 def _annotation(definition: Definition, name: str) -> Any:
-    """Resolve one annotation. That of the context is not resolved: it is often imported for type checkers only."""
+    """Resolve one annotation, but not the context's: it is often imported for type checkers only."""
     function = inspect.unwrap(definition.function)
     function = getattr(function, "__func__", function)
     if not inspect.isfunction(function):

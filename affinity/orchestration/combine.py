@@ -30,7 +30,7 @@ class Selected(Generic[T]):
 
 
 class Combined(DurableFuture[T]):
-    """A future over others, which are cancelled with it, but for those of `WaitAny`."""
+    """A future over others, which are cancelled with it (but not by `WaitAny`)."""
 
     __slots__ = ("_children",)
 

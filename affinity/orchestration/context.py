@@ -233,11 +233,11 @@ class OrchestrationContext:
         """Release a session before it expires: any worker may claim it then, and its holder has room for another one.
 
         The release is recorded, and takes effect with the commit of this step, after all its other effects. A session
-        with running work is not released, nor one of which this step schedules more work. Its saved state stays. Later
-        work claims it again.
+        with running work is not released, nor a session on which this step schedules more work. Its saved state stays.
+        Later work claims it again.
 
         Args:
-            session_id: by default `session_id`, that of the instance.
+            session_id: by default `session_id`, the instance's own.
 
         Raises:
             InvalidId: the session id is not allowed.
@@ -482,7 +482,7 @@ class OrchestrationContext:
         refuse_awaitable(value, "set_custom_status was passed")
         text = _CUSTOM_STATUS.encode(value)
         if text != self._status:
-            # Apart from `custom_status`: what is recorded does not depend on the former execution.
+            # Apart from `custom_status`: recorded events do not depend on the former execution.
             self._status = self._scheduler.custom_status = text
             self._scheduler.pending.append(ev.CustomStatusSet(text))
 

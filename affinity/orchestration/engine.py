@@ -466,7 +466,7 @@ class Execution:
         return f"nothing but wait for {waiting or 'nothing'}"
 
     def _find_source(self) -> str | None:
-        """The line of the code of which the next recorded event was expected, where it has requested nothing."""
+        """The line of the code that was expected to cause the next recorded event, and has requested nothing."""
         raised = None if self.error is None else raising_source(self.error.__traceback__)
         waiting = [raised] if raised is not None else [task.source for task in self._scheduler.tasks]
         return describe_sources(waiting) or describe_sources([self._last_wait])

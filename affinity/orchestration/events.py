@@ -342,8 +342,8 @@ class OrchestrationCancelled:
 
 @frozen()
 class ContinuedAsNew:
-    """The execution ended and the next one is to start; version None is that of the one that ended, `LATEST` the latest
-    that its worker registers.
+    """The execution ended and the next one is to start. Version None: the same version; `LATEST`: the latest that its
+    worker registers.
     """
 
     input: RawJson

@@ -1,4 +1,4 @@
-"""What is recorded of an exception: its class, its text, the fields that its class declares, and a bounded stack."""
+"""The record of an exception: its class, its text, the fields that its class declares, and a bounded stack."""
 
 from __future__ import annotations
 

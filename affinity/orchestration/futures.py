@@ -86,9 +86,9 @@ class ActivityFuture(CommandFuture[T]):
 
         Args:
             session_id: a non-empty string of at most 256 bytes, without control characters.
-            ordered: begin it when all ordered activities of this session have ended that were scheduled before it, by
-                whichever orchestration: they run one after the other, in the order in which their turns were committed,
-                and those of one turn in the order of the calls. A retry keeps its place. Others run beside them.
+            ordered: begin it when all ordered activities of this session that were scheduled before it have ended, of
+                all orchestrations. They run one after the other, in the order in which their turns were committed;
+                within a turn, in the order of the calls. A retry keeps its place. Other activities run beside them.
             wait: when the session's holder has had no free slot for it for so many seconds, and nothing of the session
                 runs, another worker with room takes the session over. None: the session stays with its holder.
             fail_after: fail with `SessionBusy` when it was not started for so many seconds. None: wait as long as it
@@ -140,7 +140,7 @@ class ActivityFuture(CommandFuture[T]):
         if self.schedule_id or self.settled:
             raise errors.OrchestrationMisuse(
                 f"{self.description} is scheduled already: "
-                "call on_session and with_tag before the next await, that of its id included"
+                "call on_session and with_tag before the next await, also before an await of its id"
             )
 
     def deliver(self, event: ev.ActivityCompleted | ev.ActivityFailed) -> None:

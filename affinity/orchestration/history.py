@@ -1,11 +1,12 @@
 """The history of one execution, while it is written and while it is read again.
 
 The same code runs in both cases. Live, a command of the orchestration becomes the next event. In replay, it must match
-the next recorded event. ``_IDENTITY`` lists what is compared: the activity, its session, whether it is ordered there,
-and its tag; the delay of a timer, the name of an event and the session that its wait holds, the sub-orchestration.
-Inputs are not compared: code may change how it formats what it sends, and the recorded result is used. Timeouts and the
-duration of a hold are not compared either: they change no result. What is sent to other instances is compared by the
-receiver, the name, and the order.
+the next recorded event. ``_IDENTITY`` lists the compared fields: the activity, its session, whether it is ordered
+there, and its tag; the delay of a timer, the name of an event and the session that its wait holds, the
+sub-orchestration. Events that are sent to other instances are compared by the receiver, the name, and the order.
+
+Inputs are not compared: code may change how it formats them, and the recorded result is used. Timeouts and the duration
+of a hold are not compared either: they change no result.
 """
 
 from __future__ import annotations

@@ -81,9 +81,9 @@ class Scheduler:
         self.watched: set[str] = set()
         """Sessions whose moves this execution has subscribed to."""
         self.never_awaited: dict[DurableFuture[Any], None] = {}
-        """Futures created and not awaited or combined yet. Those that are left at the end are forgotten awaits."""
+        """Futures created and not awaited or combined yet. A future that is left at the end is a forgotten await."""
         self.custom_status: str | None = None
-        """As JSON text; that of the former execution until this one sets another."""
+        """As JSON text; until this execution sets one, the custom status of the former execution."""
         self.closed = False
         self.logger = ReplaySafeLogger(self)
 
@@ -183,7 +183,7 @@ class Scheduler:
                 future.cancel()
 
     def drop_unscheduled(self) -> None:
-        """Drop futures that were created and not yet scheduled, but for those that are scheduled in any case."""
+        """Drop futures that were created and not yet scheduled, unless they are scheduled in any case."""
         kept = [each for each in self.pending if not isinstance(each, CommandFuture) or each.is_certain]
         self.pending.clear()
         self.pending += kept
@@ -193,7 +193,7 @@ class Scheduler:
         return [future.cancellation() for future in self.outstanding.values() if future.has_effect]
 
     def end(self) -> None:
-        """Record those cancellations, and release all futures and tasks."""
+        """Record the `cancellations`, and release all futures and tasks."""
         for cancellation in self.cancellations():
             self.history.record_final(cancellation)
         self.clear()

@@ -37,7 +37,7 @@ class TracedRequests(deque[T]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._sources: dict[int, CodeLine | None] = {}  # by the `id` of what is in the queue
+        self._sources: dict[int, CodeLine | None] = {}  # by the `id` of the queued item
         self.source: CodeLine | None = None
         """Where the last item was requested that `popleft` returned; None: not by code, as when a race is lost."""
 

@@ -48,9 +48,9 @@ class ActivityTask:
     timeout: float | None = None
     """Seconds that one attempt may take."""
     shown_session: str | None = None
-    """The session that logs and spans show of an activity that runs on none: that of its orchestration."""
+    """The orchestration's session, which logs and spans show for an activity that runs on no session."""
     tag: str | None = None
-    """That the activity was scheduled with; a worker compares it with that of the session."""
+    """The tag that the activity was scheduled with; a worker compares it with the session's tag."""
     orchestration: str | None = None
     """Name of the orchestration that has scheduled it; None: an earlier release has written the task."""
     version: str | None = None
@@ -326,7 +326,7 @@ def _read_lineage(value: list[dict[str, Any]]) -> Lineage:
 
 
 def details_document(details: ErrorDetails) -> dict[str, Any]:
-    """What is recorded of an error beside its class and text, as JSON values; empty ones are left out."""
+    """Recorded details of an error, beside its class and text, as JSON values without empty ones."""
     document = {"category": details.category, "bases": list(details.bases), "fields": dict(details.fields)}
     return {name: value for name, value in document.items() if value}
 

@@ -65,7 +65,7 @@ class SessionCache(CacheLeaseListener[CacheEntry[S]], Generic[S]):
             dispose: frees what the state holds; called once for each state in the cache, also after a failed
                 checkpoint. What it raises is logged; it has `DISPOSE_SECONDS`.
             max_sessions: states in memory at most, unless more are in use at the same time.
-            max_bytes: of all states at most, unless those in use have more; by ``size_of``. None: no bound.
+            max_bytes: of all states at most, unless the states in use have more; by ``size_of``. None: no bound.
             size_of: how many bytes of memory a state takes; called after each hydrate and each `use` without an error.
             idle_timeout: seconds without use after which a state is removed; None: never.
             movable: whether a session may be offered to a worker with more room while its state is idle in memory here.
@@ -139,8 +139,7 @@ class SessionCache(CacheLeaseListener[CacheEntry[S]], Generic[S]):
             anyio.from_thread.run(shielded, pinned.__aexit__, None, None, None)
 
     def peek(self, ctx: SessionContext) -> S:
-        """The state, if this process has it: for code that detects a move of the session itself (option A of the v1
-        document).
+        """The state, if this process has it: for code that itself detects a move of the session.
 
         Not pinned: once the activity awaits something, the state may be evicted and disposed. Prefer `use`.
 
@@ -151,7 +150,7 @@ class SessionCache(CacheLeaseListener[CacheEntry[S]], Generic[S]):
         return self._cache.peek(*address_of(ctx)).state
 
     async def put(self, ctx: SessionContext, state: S) -> None:
-        """Add a state that an activity has hydrated itself (option A); an earlier one is disposed first.
+        """Add a state that an activity has hydrated itself; an earlier one is disposed first.
 
         Raises:
             UnknownSession: the cache has a newer epoch of the session; the state stays the caller's to dispose.

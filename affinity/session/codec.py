@@ -25,8 +25,8 @@ S = TypeVar("S")
 class StateCodec(Protocol[S]):
     """Converts a state to bytes and back. ``build(parse(dump(state)))`` equals the state, without its scratch fields.
 
-    Equal states should give equal bytes: a state whose bytes equal those in the store is not written again. The methods
-    run on the event loop.
+    Equal states should give equal bytes: a state is not written again if the store has equal bytes. The methods run on
+    the event loop.
 
     A codec may also have ``read(raw) -> state``, which does ``parse`` and ``build`` in one step where nothing is
     migrated. Bytes that are about to be written are read back first, to refuse a state that could not be loaded.
@@ -384,8 +384,9 @@ def _types(declared: Any) -> dict[str, Any]:
 
 
 def _is_kept(wide: Any, narrow: Any) -> bool:
-    """Whether a record keeps values of one type as the other: they are equal, or differ in models of which the
-    record's has some of the fields.
+    """Whether a record keeps values of one type as the other.
+
+    The types are equal, or differ only in models: the record's model has some of the fields.
     """
     if wide == narrow or Any in (wide, narrow):
         return True

@@ -167,7 +167,7 @@ class SessionManager:
         return SessionFamily(members=in_family_order([head, *below]))
 
     async def _line(self, session_id: str) -> Sequence[SessionSummary]:
-        """The record of a session, that of its parent, and so on; each once."""
+        """The records of a session, of its parent, and so on; each once."""
         found: dict[str, SessionSummary] = {}
         at: str | None = session_id
         while at is not None and at not in found:
@@ -234,7 +234,7 @@ class SessionManager:
             progress: called after each step with the number of records removed.
 
         Returns:
-            The ids of the records that were (or would be) removed: that of the session itself first.
+            The ids of the records that were (or would be) removed, the session's own id first.
 
         Raises:
             SessionNotFound: no record has this id.
@@ -262,22 +262,23 @@ class SessionManager:
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> Pruned:
-        """Remove the records that are older than an age, or all but the newest; with both arguments, those that are
-        both, or, with ``either``, those that are one of them.
+        """Remove the records that are older than an age, or all but the newest.
 
-        The record of a session that a live worker holds, that has work in the queue, or that is written meanwhile,
-        stays. Each record is judged by itself, a child by its own age. With ``family``, a record is judged together
-        with all its descendants, by the newest of them: all are removed or none, and none if one of them has to stay.
-        (Records that are each other's parents belong to no family, and stay.)
+        With both arguments, a record must match both, or, with ``either``, one of them. The record of a session stays
+        if a live worker holds the session, if it has work in the queue, or if the record is written meanwhile.
+
+        Each record is judged by itself, a child by its own age. With ``family``, a record is judged together with all
+        its descendants, by the newest of them: all are removed or none, and none if one of them has to stay. (Records
+        that are each other's parents belong to no family, and stay.)
 
         It reads page by page, and removes in steps of at most `limits.DELETE_STEP` records, each a transaction. A
         family of more records goes in several steps, descendants first. If one of them is used meanwhile, that step and
-        those behind it are left. What was interrupted goes on when it is repeated.
+        the later steps are left. An interrupted call is continued by repeating it.
 
         Args:
             older_than: seconds since the last write, by the store's clock.
             keep: leave this many of the newest records, or families, that match.
-            either: with both, remove what is old and also what is not kept.
+            either: with both, remove records that are old, and also records that ``keep`` leaves out.
             family: judge and remove whole families; ``kind`` and ``labels`` then apply to their heads, and ``keep``
                 counts families.
             kind: only records of this kind.
@@ -301,9 +302,9 @@ class SessionManager:
         """Records as lines of JSON, one per record, without the newline; `import_` reads them.
 
         Args:
-            sessions: texts as for `resolve`, all of which are looked up before the first line; or a filter, newest
-                first. Each record is read when its line is made: one that is written meanwhile is not missed, one that
-                is deleted meanwhile is skipped.
+            sessions: texts as for `resolve`, which are all looked up before the first line; or a filter, newest first.
+                Each record is read when its line is made: a record that is written meanwhile is not missed, a record
+                that is deleted meanwhile is skipped.
 
         Raises:
             SessionNotFound, SessionAmbiguous, InvalidId: as for `resolve`.
@@ -359,9 +360,9 @@ class SessionManager:
         Args:
             lines: a file open for reading, an `export` of another store, …
             on_exists: for a record that the store has: fail there, skip the line, or replace the record.
-            times: "kept" writes the times of the lines, of which one in the future becomes now; "now" writes the time
-                of the import, the oldest record first, so that what is newest stays newest. That reads all lines before
-                it writes, and keeps more than 16 MiB of them in a temporary file.
+            times: "kept" writes the times of the lines; a time in the future becomes now. "now" writes the time of the
+                import, the oldest record first, so that the newest stays newest. That reads all lines before it writes,
+                and keeps more than 16 MiB of them in a temporary file.
             progress: called after each line with the number of lines done.
 
         Raises:

@@ -88,7 +88,7 @@ class Migrations:
         Raises:
             SessionMigrationMissing: no chain leads there.
             SessionMigrationAmbiguous: several chains are the shortest.
-            SessionMigrationFailed: a step raised; those after it were not run.
+            SessionMigrationFailed: a step raised; later steps were not run.
         """
         for step in self._chain(session_id, from_version, to_version):
             try:

@@ -344,7 +344,7 @@ class SyncOpenSession(_Opening[S]):
         """
         if _is_on_a_loop():
             raise SessionError(
-                "open_sync is for sync activities, each of which runs in a thread of its own: use `async with` and open"
+                "open_sync is for sync activities, which run in threads of their own: use `async with` and open"
             )
         self._begin()
         try:

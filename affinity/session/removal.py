@@ -1,7 +1,7 @@
 """Removing session records with their descendants, in steps.
 
-A step reads one page, or is one transaction of at most `limits.DELETE_STEP` records, which locks nothing but what it
-may remove. Descendants go before their parents: what is interrupted is continued when it is repeated.
+A step reads one page, or is one transaction of at most `limits.DELETE_STEP` records, which locks nothing but records
+that it may remove. Descendants go before their parents: an interrupted removal is continued by repeating it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Pruned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneRule:
-    """Which records to remove: those that are old, or not among the newest."""
+    """Which records to remove: old records, or records that are not among the newest."""
 
     older_than: float | None  # seconds
     keep: int | None  # so many of the newest stay
-    either: bool  # with both: a record that is old or beyond ``keep``, rather than only what is both
+    either: bool  # with both: a record that is old or beyond ``keep``; False: it must be both
 
     def __post_init__(self) -> None:
         """Refuse a rule that would remove everything, or has a negative number.
@@ -85,8 +85,8 @@ def check_seconds(what: str, value: float | None) -> None:
 async def descendants(
     store: SessionStore, session_ids: Collection[str], known: Collection[str] = ()
 ) -> AsyncIterator[Sequence[SessionSummary]]:
-    """The records below some sessions, in pages: each once, and behind its parent. Not those that are known already,
-    nor what is below them.
+    """The records below some sessions, in pages: each once, and behind its parent. Leaves out the ``known`` records and
+    the records below them.
     """
     seen = {*session_ids, *known}
     level = sorted(session_ids)
@@ -108,7 +108,7 @@ async def descendants(
 
 
 async def delete_tree(store: SessionStore, session_id: str, *, dry_run: bool, progress: Progress) -> Sequence[str]:
-    """Remove a record with all its descendants, also those that are added meanwhile; their ids, its own first."""
+    """Remove a record with all its descendants, also new ones; returns their ids, its own first."""
     if not await store.delete([session_id], dry_run=True):
         return []
     found = [session_id, *await _names_below(store, [session_id])]

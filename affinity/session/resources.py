@@ -250,7 +250,7 @@ class HeldResources:
         await self._release(resource)
 
     def fail(self, error: BaseException | None) -> None:
-        """An activity has failed with this error (None: its result was not committed): note what is to be released."""
+        """Note the resources to release, as an activity has failed (None: its result was not committed)."""
         disposes = getattr(error, "disposes_resources", False)
         self._failed.update(each for each in self._keys if disposes or each.on_error == "dispose")
 

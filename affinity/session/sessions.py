@@ -89,14 +89,14 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
                 by ``app.include(...)``, or the worker's ``listeners``. False: on any worker; then states of sessions
                 that the worker has lost stay in memory up to ``idle_timeout``, and work that needs a reader of its
                 record is not routed to this worker.
-            fresh_scratch: what is not stored of a state (scratch fields, or fields that a narrower ``record`` lacks)
-                starts from its default at each opening, not only after a hydrate, so code sees the same on any worker.
-                The state is a new object each time, and ``dispose`` is called for the former one. An opening within
-                another one of the same activity shares its state. Costs one encoding and decoding per opening.
+            fresh_scratch: fields of a state that are not stored (scratch fields, or fields that a narrower ``record``
+                lacks) have their default at each opening, not only after a hydrate. So code sees the same on any
+                worker. The state is a new object each time, and ``dispose`` is called for the former one. An opening
+                within another one of the same activity shares its state. Costs one encoding and decoding per opening.
             dispose: frees what a state holds beside its memory; called once for each state that leaves memory. What it
                 raises is logged; it has `DISPOSE_SECONDS`.
             max_sessions: states in memory at most, unless more are in use at the same time.
-            max_bytes: of all states at most, unless those in use have more. None: no bound.
+            max_bytes: of all states at most, unless the states in use have more. None: no bound.
             size_of: how many bytes a state takes. Default: the size of its encoded form.
             idle_timeout: seconds without use after which a state is removed from memory; None: never.
             movable: whether a session may be offered to a worker with more room while its state is idle in memory here.
@@ -140,7 +140,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
         return self._schema.kind
 
     def readable_versions(self) -> frozenset[int]:
-        """The schema versions that this code can read: its own, and those from which migrations lead to it."""
+        """The schema versions that this code can read: its own, and versions from which migrations lead to it."""
         return self._schema.migrations.leading_to(self._schema.version)
 
     async def check_record(self, record: SessionRecord | SessionState) -> None:
@@ -152,8 +152,8 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
         await self._schema.check(record)
 
     def check_version(self, record: SessionRecord | SessionSummary) -> None:
-        """Compare the kind and the schema version of a record that is to be copied. A version later than that of this
-        code is for workers with later code.
+        """Compare the kind and the schema version of a record that is to be copied. A version later than this code's is
+        for workers with later code.
 
         Raises:
             SessionRecordRefused: it is of another kind, or no migration leads to this code.
@@ -195,9 +195,9 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
         Args:
             ctx_or_id: whose state.
             parent: of the session, from now on; deleting the parent deletes this session's record.
-            labels: of the session, from now on, in place of those that it has.
-            overrides: fields that replace those of the loaded state; all others stay. A model of the state's type
-                overrides the fields that were set explicitly, a mapping those that it names.
+            labels: of the session, from now on, in place of its present labels.
+            overrides: fields that replace fields of the loaded state; all others stay. A model of the state's type
+                overrides the fields that were set explicitly, a mapping the fields that it names.
             store: where to load and save, in place of this object's store.
             auto_save: whether a block that ends without an error saves, in place of this object's option. Changes that
                 are not saved, by `OpenSession.save` either, are lost with the activity or script.
@@ -280,7 +280,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
         auto_save: bool | None,
     ) -> OpenOptions:
         session_id = _session_id(ctx_or_id)
-        override_metadata(SessionMetadata(), session_id, parent, labels)  # raises what is out of bounds
+        override_metadata(SessionMetadata(), session_id, parent, labels)  # raises if one is out of bounds
         return OpenOptions(
             session_id=session_id,
             parent=parent,

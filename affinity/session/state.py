@@ -199,7 +199,7 @@ class StateSchema(Generic[S]):
             raise SessionRecordRefused(session_id, error.reason) from error
 
     async def reset_scratch(self, cached: CachedState[S]) -> None:
-        """Encode and decode the state, so that what is not stored of it starts from its default; dispose the former.
+        """Encode and decode the state, so that its scratch fields have their defaults; dispose the former.
 
         Raises:
             NotSerializable: the codec does not accept it.
@@ -317,12 +317,14 @@ class StateSchema(Generic[S]):
     # -- memory
 
     def size(self, cached: CachedState[S]) -> int:
-        """Bytes that the state counts for in the cache: by the application's function, or those of its encoded form."""
+        """Bytes that the state counts for in the cache: by the application's function, or its encoded size."""
         return cached.encoded_bytes if self.size_of is None else self.size_of(cached.state)
 
     async def close(self, cached: CachedState[S]) -> None:
-        """Dispose the state, if it was loaded, then release its resources: all of them, or, where the entry has a
-        successor, those that a failure has put in doubt. Raises nothing, and each step is bounded in time.
+        """Dispose the state, if it was loaded, then release its resources.
+
+        If the entry has a successor, only resources that a failure has put in doubt are released. Raises nothing, and
+        each step is bounded in time.
         """
         if hasattr(cached, "state"):
             await self._dispose(cached.session_id, cached.state)

@@ -122,7 +122,7 @@ class CacheEntry(Generic[S]):
         return not self.is_hydrated and not self.users
 
     def successor(self) -> Self | None:
-        """An entry of the same session and epoch, not hydrated, with what is left of this one; None: nothing is."""
+        """An entry of the same session and epoch, not hydrated, with what this one leaves behind; None: nothing."""
         return None
 
     def __str__(self) -> str:
@@ -184,7 +184,7 @@ class StateCache(Generic[E]):
         self.has_homes = False
         """An entry has been on the lease of another session."""
         self.hydrates: deque[Hydrate] = deque(maxlen=MAX_HYDRATES)
-        """Those that no worker has taken."""
+        """Hydrates that no worker has taken."""
         self._counts = {"hits": 0, "misses": 0, "hydrations": 0, "evictions": 0, "losses": 0, "conflicts": 0}
 
     def __contains__(self, session_id: str) -> bool:
@@ -351,9 +351,7 @@ class StateCache(Generic[E]):
             self._counts[count] += 1
 
     async def lost(self, session_id: str, epoch: int | None) -> None:
-        """Dispose the session's entry, and those on its lease, if they are of this epoch or an older one (None: of any
-        epoch).
-        """
+        """Dispose the session's entry, and entries on its lease, of this epoch or an older one (None: of any epoch)."""
         entry = self.entry_of(session_id)
         if entry is not None and entry.home is None and (epoch is None or entry.epoch <= epoch):
             self.retire(entry, "losses")

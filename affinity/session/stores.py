@@ -1,4 +1,4 @@
-"""Two stores of session records: `MemorySessionStore`, and `RetryingStore` around that of a database."""
+"""Two stores of session records: `MemorySessionStore`, and `RetryingStore` around the store of a database."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ class MemorySessionStore:
 
 
 def _copied(metadata: SessionMetadata) -> SessionMetadata:
-    """A copy with containers of its own: what is saved or loaded shares nothing with the record."""
+    """A copy with containers of its own: a saved or loaded object shares nothing with the record."""
     return replace(metadata, labels=dict(metadata.labels), participants=tuple(metadata.participants))
 
 

@@ -2,7 +2,7 @@
 
 A state that is JSON is in the document as JSON (``state``), if nothing is lost that way; every other state as base64
 (``state_base64``). ``version`` and ``epoch`` are of the store that the record comes from; the store that imports it
-sets its own. An import keeps the times, or sets new ones in the same order: what is newest stays newest.
+sets its own. An import keeps the times, or sets new ones in the same order: the newest stays newest.
 
 A record is checked before it is stored: its form and limits, and, where the code of its kind is at hand, by loading it.
 """
@@ -324,5 +324,5 @@ def _so_far(done: Mapping[str, int]) -> str:
 
 
 def _refusal(number: int, error: SessionWriteConflict, done: Mapping[str, int]) -> SessionWriteConflict:
-    message = f"line {number}: the store has a record of it{_so_far(done)}; skip or replace what is there"
+    message = f"line {number}: the store has a record of it{_so_far(done)}; skip the line or replace the record"
     return SessionWriteConflict(error.session_id, 0, error.version, message)

@@ -1,7 +1,7 @@
-"""Who may change a session's state, and what happens to the change with the activity's result.
+"""Which activity may change a session's state, and what happens to the change with the activity's result.
 
 One activity at a time writes the state of a session, first come, first served: it has a `SessionWriter`, and waits in
-the `WriteQueue` for those before it. Activities of other sessions do not wait. The life of a writer::
+the `WriteQueue` for earlier writers. Activities of other sessions do not wait. The life of a writer::
 
     waiting ──► granted ──► enlisted ──► prepared ──► settled
         └───────────┴─ cancelled, or the load failed ────▲
@@ -227,7 +227,7 @@ class SessionWriter(Generic[S]):
             raise SessionStateTampered(self.session_id)
 
     async def _hydrate(self, overrides: Mapping[str, Any], cached: CachedState[S]) -> None:
-        """From what is staged, if a later block has failed; else from the store."""
+        """From the staged state, if a later block has failed; else from the store."""
         cached.home = getattr(self._ctx, "home", None)
         self._cache.has_homes |= cached.home is not None
         if self._staged is not None and self._base is not None:

@@ -140,7 +140,7 @@ class ActivityRunner:
         )
         self._journals = WorkerJournals(services)
         self.readers = {name: n for name, each in app.activities.items() if (n := each.journal_inputs)}
-        """Activities that begin with what is pending in a journal, and how many inputs they take."""
+        """Activities that begin with the pending inputs of a journal, and how many they take."""
         self._options = services.options
         self._lease = services.lease
         self._locks = services.lease.locks
@@ -179,7 +179,7 @@ class ActivityRunner:
 
     @property
     def busy_threads(self) -> int:
-        """Threads that run sync code now, each of which may use a core."""
+        """Threads that run sync code now; each may use a core."""
         return self._threads.busy
 
     @property
@@ -467,9 +467,10 @@ class ActivityRunner:
         return error.session_id in {item.session_id, item.lock.key.instance_id}
 
     def _give_back_unreadable(self, item: WorkItem, session_id: str, error: SessionRecordTooNew) -> None:
-        """Give back work whose record was written by later code, with the session that it runs on, for a worker that
-        can read the record: that of this session, or of a conversation that has it as its home. Its code has run up to
-        there and has ended: that is no attempt.
+        """Give back work whose record was written by later code, with its session, for a worker that can read it.
+
+        The record is of the session, or of a conversation that has the session as its home. The activity's code has
+        ended at the read: that is no attempt.
         """
         text = "activity %s of %s: later code wrote the record of session %s (%s); giving the session back"
         logger.warning(text, item.name, item.lock.key.instance_id, error.session_id, error)

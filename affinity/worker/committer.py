@@ -145,7 +145,7 @@ class GroupCommit(Generic[Request, Result]):
             await (self._handed_out if self._outcomes else self._idle).wait()
 
     def _take(self) -> list[_Pending[Request, Result]]:
-        """The next batch: what is queued, within the bounds."""
+        """The next batch: queued requests, within the bounds."""
         queue = self._queue
         batch = [queue.popleft()]
         weight = batch[0].weight

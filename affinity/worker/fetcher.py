@@ -103,7 +103,7 @@ class Fetcher:
             self._state.may_have_work |= pause > 0 and self._wants_work()
 
     async def _fetch_once(self) -> float:
-        """Fetch once what is wanted; returns the seconds until the next fetch is due."""
+        """Fetch once, as far as there is room; returns the seconds until the next fetch is due."""
         term = self._lease.term
         if self._state.locks_uncertain:
             await self._release_unknown_locks()

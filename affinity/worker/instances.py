@@ -150,7 +150,7 @@ class InstanceTable:
         """Ids of the messages that the next fetch leaves out: they are in memory.
 
         Until the reply is delivered, an instance that gives such messages back is remembered: the messages of the reply
-        may be later than those.
+        may be later ones.
         """
         self._gave_back.clear()
         return list(self._in_flight)
@@ -173,11 +173,11 @@ class InstanceTable:
         self._pump(live)
 
     def deliver(self, items: Sequence[OrchestrationItem]) -> bool:
-        """Take fetched instances with their messages; those that are not live are replayed from their history first.
+        """Take fetched instances with their messages. An instance that is not live is replayed from its history first.
 
         Instances that were given up meanwhile are skipped: their messages are for the next owner. So are instances that
-        gave messages back meanwhile, or were dropped with a turn in flight, whose messages the fetch has left out: a
-        later fetch has them all, in order.
+        gave messages back meanwhile, or were dropped with a turn in flight: the fetch has left out some of their
+        messages, and a later fetch has them all, in order.
 
         Returns:
             False when everything that came waits for a turn, a release or a suspension to be written, which wakes the
@@ -235,7 +235,7 @@ class InstanceTable:
     # -- loading
 
     def _adopt(self, item: OrchestrationItem) -> None:
-        """Load the instance, and give it its messages. What is wrong with its rows suspends this instance only."""
+        """Load the instance, and give it its messages. A bad row suspends this instance only."""
         try:
             live = self._new(item)
         except Exception as error:
@@ -461,8 +461,10 @@ class InstanceTable:
         self._wakeups.wake_fetcher()
 
     def _still_good(self, inputs: list[Input], result: TurnResult) -> list[Input]:
-        """The inputs of a refused turn without the results that are void: those whose token is dead, and those whose
-        session state or journal met a newer one; their activities run again, from what is in the store.
+        """The inputs of a refused turn without void results.
+
+        A result is void if its token is dead, or if its session state or journal met a newer one in the store. In the
+        second case the activity runs again, from the newer one.
         """
         void = [i for i in inputs if i.lock in result.lost_acks]
         conflicting = [i for i in inputs if i.writes_any(result.conflicts)]

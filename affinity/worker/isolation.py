@@ -28,7 +28,7 @@ from typing import Final, Literal
 from affinity.provider.contract import WorkAbandon, WorkItem, WorkLock
 
 ISOLATION_TIMEOUT: Final = 120.0
-"""Seconds for which one item keeps others from starting: while it waits for those that run, and again while it runs."""
+"""Seconds for which one item keeps others from starting: while it waits for running items, and again while it runs."""
 
 
 def is_isolated(item: WorkItem, isolate_after: int) -> bool:

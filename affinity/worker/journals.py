@@ -30,11 +30,11 @@ Read: TypeAlias = Callable[[Sequence[str], int], Awaitable[Sequence[PendingWork 
 
 
 class _Ahead(NamedTuple):
-    """What is read ahead for one wake."""
+    """Pending work that is read ahead for one wake."""
 
     limit: int
     read_at: float  # real monotonic time
-    due_from: float  # from which what is due next is counted, by the clock that goes as the database's
+    due_from: float  # `PendingWork.next_due` counts from here, by the clock that goes as the database's
     answer: PendingWork | asyncio.Future[PendingWork | None]
 
     def is_old(self, now: float) -> bool:
@@ -53,8 +53,9 @@ class WorkerJournals:
         self._ahead: dict[str, _Ahead] = {}  # by session, oldest first
 
     def read_ahead(self, session_id: str, limit: int, found: PendingWork | None = None) -> None:
-        """Begin to read what the next wake of a session has to do, unless that has been ``found``. It will see at least
-        what is committed now.
+        """Begin to read the pending work for the next wake of a session, unless it has been ``found``.
+
+        The read will see at least all commits up to now.
         """
         self._forget_old()
         self._ahead.pop(session_id, None)
@@ -101,7 +102,7 @@ class WorkerJournals:
         return await self._retry(partial(self._provider.get_lineage, session_id))
 
     async def has_instance(self, session_id: str) -> bool:
-        """Whether the id is that of an instance."""
+        """Whether an instance has the id."""
         (instance,) = await self._retry(partial(self._provider.get_instance, [session_id]))
         return instance is not None
 

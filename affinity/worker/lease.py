@@ -18,7 +18,7 @@ States, as the worker sees them::
 Invariants
     * The deadline is counted on the monotonic clock from the moment at which a request was *sent*, so it can only be
       too early. No clock of this process is compared with the database's.
-    * The deadline is that of the worker lease or of the oldest work-item lock, whichever ends first.
+    * The deadline is the end of the worker lease or of the oldest work-item lock, whichever is first.
     * The lease of a loop that hangs ends: past `stall_timeout` without a beat of the main loop nothing is renewed. A
       loop that is blocked for a second is logged, with its stack.
     * `LeaseState.term` grows with each expiry: a reply to a request of a former term of the lease starts no work.
@@ -154,7 +154,7 @@ class UnansweredCalls:
     """How long calls of the worker's own connections have waited for an answer. Any answer counts, also an error that
     the database reports.
 
-    The lease renewer uses a connection of its own. That one may work while those of the worker do not: then the worker
+    The lease renewer uses a connection of its own. It may work while the worker's connections do not: then the worker
     would hold its sessions and do nothing.
 
     Time is counted in beats of the worker's loop: a loop that stands still receives no answers, which is not the
@@ -172,7 +172,7 @@ class UnansweredCalls:
         """Await a call. Of one kind there is one at a time.
 
         Args:
-            kind: name of what is asked.
+            kind: name of the call, for the log.
             call: the call.
             repeated: the caller repeats it until it is answered: a connection that breaks is no answer.
 

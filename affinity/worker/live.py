@@ -69,7 +69,7 @@ class LiveInstance:
 
 
 class HistoryPoint(NamedTuple):
-    """A point in the history of an instance: the fence of what is written there."""
+    """A point in the history of an instance: the fence of a write at this point."""
 
     instance_id: str
     generation: Generation
@@ -130,7 +130,7 @@ def unwanted_results(step: Step, inputs: Sequence[Input]) -> Collection[int]:
 
 
 def staged_of(inputs: Sequence[Input], unwanted: Collection[int]) -> list[StagedResult]:
-    """What is written with the results among the inputs."""
+    """State and entries that are written with the results among the inputs."""
     return [i.staged for i in inputs if i.staged is not None and id(i) not in unwanted]
 
 

@@ -15,7 +15,7 @@ from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions
 
 COUNTED_MOVES = 10_000
-"""Epochs of which is known that they were counted: a session that comes back at its epoch has not moved."""
+"""Epochs that are remembered as counted: a session that comes back at its epoch has not moved."""
 
 
 class MoveReporter:

@@ -56,7 +56,7 @@ NOT_BELOW: Final = (
     ("max_outstanding_bytes", "max_batch_bytes", "bytes", "there must be room for one batch"),
     ("unregistered_timeout", "poll_interval", "s", "a worker that registers it must have polled by then"),
 )
-"""Options of which the first may not be less than the second, their unit, and why."""
+"""Pairs of options: the first may not be less than the second. With their unit, and the reason."""
 
 Seconds = Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)]
 RetentionSeconds = Annotated[float, Field(gt=0, le=MAX_RETENTION_SECONDS, allow_inf_nan=False)]
@@ -233,7 +233,7 @@ class RuntimeOptions(BaseModel):
         """Options from ``AFFINITY_<NAME>`` variables; ``overrides`` that are not None win.
 
         Raises:
-            InvalidOptions: as for the class; or a variable's name is almost that of an option.
+            InvalidOptions: as for the class; or a variable's name is almost the name of an option.
         """
         environ = os.environ if environ is None else environ
         check_environment(environ)
@@ -296,7 +296,7 @@ def _default_text(name: str, default: object, kind: type) -> str:
 
 
 def check_environment(environ: Mapping[str, str] | None = None) -> None:
-    """Refuse variables whose names are almost those of ``AFFINITY_URL`` or of an option: they would have no effect.
+    """Refuse variables whose names are almost ``AFFINITY_URL`` or the name of an option: they would have no effect.
 
     Raises:
         InvalidOptions: names all of them, and what was probably meant.
@@ -324,7 +324,7 @@ def _meant(variable: str) -> str | None:
 
 
 def _is_service_link(variable: str, value: str) -> bool:
-    """Whether it is one of those that Kubernetes sets for a Service whose name begins with "affinity"."""
+    """Whether Kubernetes sets the variable for a Service whose name begins with "affinity"."""
     return _SERVICE_LINK.search(variable) is not None or re.match(r"(tcp|udp|sctp)://", value) is not None
 
 

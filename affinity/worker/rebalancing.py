@@ -30,7 +30,7 @@ MOST_OFFERS = 5
 """Sessions that one round offers at most, …"""
 
 MOST_PART = 0.1
-"""…and the part of those that are held, if that is less; at least one."""
+"""…and at most this part of the held sessions; at least one."""
 
 ROUNDS_WITHOUT_GAIN = 3
 """Rounds of offers after which a worker holds as many sessions as before: it makes no more until the workers change."""

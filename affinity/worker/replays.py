@@ -7,8 +7,8 @@ States of one `Replay`::
        └──`remove`: the instance is given up──► over: nothing is called
 
 A round reads the next page of each instance that waits, until the pages have ``max_bytes`` together. Instances that
-received no page are first in the next round; those that received one are behind them. So a short history waits for at
-most one page of a long one, and the memory in use does not depend on the number or the length of the histories.
+received no page are first in the next round; the others are behind them. So a short history waits for at most one page
+of a long one, and the memory in use does not depend on the number or the length of the histories.
 """
 
 from __future__ import annotations

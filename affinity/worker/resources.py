@@ -20,7 +20,7 @@ SWEEP_SECONDS: Final = 2.0
 """Between two searches for resources that nothing uses; only by workers that include some."""
 
 REPORT_SECONDS: Final = 300.0
-"""Between two searches for those that no worker destroys."""
+"""Between two searches for resources that no worker destroys."""
 
 REPORT_LIMIT: Final = 100
 
@@ -31,7 +31,7 @@ SWEEP_LIMIT: Final = 10
 
 
 class ResourceSweeper:
-    """Destroys the unused ones among the resources that the app includes, and reports those that stay."""
+    """Destroys unused resources that the app includes, and reports unused resources that stay."""
 
     def __init__(self, services: WorkerServices, resources: tuple[Destroyable, ...]) -> None:
         self._provider = services.provider
@@ -84,7 +84,7 @@ class ResourceSweeper:
                     await self._health.retry(partial(self._provider.remove_resources, destroyed))
 
     async def _destroy(self, taken: DurableResource, destroyed: list[str]) -> None:
-        """Destroy one, and add its id to those that are destroyed. Raises nothing."""
+        """Destroy one, and add its id to ``destroyed``. Raises nothing."""
         try:
             handle = None if taken.handle is None else from_json(taken.handle)
         except ValueError:

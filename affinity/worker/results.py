@@ -1,10 +1,12 @@
 """Session state, and entries of a session's journal, that are committed together with an activity's result.
 
 An activity that opened the state of its session has *participants* enlisted (`affinity.records.Participant`), and so
-has a wake. When its code has returned they prepare what is written with the result. `StagedResult` carries it beside:
-in the turn, or in the ack. Each participant is notified exactly once whether the result was committed, and only a
-commit that this worker has seen counts as one. So memory is never ahead of the database: a copy of the state is used
-again only when the result that it belongs to is in the history.
+has a wake. When its code has returned they prepare the writes that go with the result. `StagedResult` carries them
+beside it, in the turn or in the ack.
+
+Each participant is notified exactly once whether the result was committed. Only a commit that this worker has seen
+counts as one. So memory is never ahead of the database: a copy of the state is used again only when its result is in
+the history.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class StagedResult:
         self.state: StateWrite | None = None
         self.journal: JournalWrite | None = None
         self.sessions: frozenset[str] = frozenset()
-        """Those of which state or entries are written."""
+        """The sessions whose state or entries are written."""
 
     @classmethod
     async def of(cls, participants: Sequence[AnyParticipant], session_id: str | None) -> StagedResult:

@@ -67,9 +67,9 @@ class DatabaseHealth:
     """Whether the database answers, as seen by one worker; logs each change once, however many tasks (and the lease
     renewer's thread) notice it.
 
-    A worker has several connections, which break and come back one by one, and a database may fail some calls only: one
-    whose disk is full goes on reading. So it counts as lost when two calls failed and none of those callers has
-    succeeded since, and as back when every caller that failed has succeeded and none has failed for `SETTLED` seconds.
+    A worker has several connections, which break and come back one by one. A database may fail some calls only: with a
+    full disk it goes on reading. So it counts as lost when two calls failed and neither caller has succeeded since. It
+    counts as back when every caller that failed has succeeded, and none has failed for `SETTLED` seconds.
     """
 
     def __init__(self, worker_id: str) -> None:

@@ -77,9 +77,9 @@ class HeldSessions:
         self._lock_timeout = lock_timeout
         self._held: dict[str, _Held] = {}
         self.arrivals: deque[int] = deque(maxlen=MAX_ARRIVALS)
-        """Epochs of sessions of which the first work has come, for `MoveReporter`."""
+        """Epochs of sessions whose first work has come, for `MoveReporter`."""
         self.assigned: set[str] = set()
-        """Sessions that are to move here, of which the listeners know."""
+        """Sessions that are to move here, and that the listeners know."""
         self._recheck_at = self._monotonic() + RECHECK_SECONDS
 
     def __len__(self) -> int:
@@ -150,9 +150,11 @@ class HeldSessions:
     # -- moves to other workers
 
     def movable(self, *, idle: float, most: int) -> list[str]:
-        """Sessions that may be offered to other workers, at most so many: without work for ``idle`` seconds, not
-        offered yet, at rest since they came from another worker, and none that a listener keeps here. Those first whose
-        state costs least: the time of its hydrate, times the rate at which the session is used.
+        """Sessions that may be offered to other workers, at most ``most``, the cheapest first.
+
+        A session may be offered if it has had no work for ``idle`` seconds, is not offered yet, is at rest since it
+        came from another worker, and no listener keeps it here. Its cost is the time of its hydrate, times the rate at
+        which it is used.
         """
         now = self._monotonic()
         found = [
@@ -222,8 +224,9 @@ class HeldSessions:
         return held is not None and held.running == 0 and held.ends <= now
 
     async def _not_held(self, session_ids: Sequence[str], now: float) -> list[str]:
-        """Those that the database no longer reports as held; the others get the end that it reports. None when it does
-        not answer: the next sweep asks again, also for those that do not fit into one call.
+        """The sessions that the database no longer reports as held; the others get the end that it reports.
+
+        Empty when it does not answer: the next sweep asks again, also for sessions that do not fit into one call.
         """
         asked = session_ids[:MAX_BATCH]
         if not asked:

@@ -126,7 +126,7 @@ class BuiltTurn:
     """A turn, and what the worker does with it."""
 
     turn: Turn
-    tasks: Sequence[ActivityTask]  # of its work items, so that those which stay here need no decoding
+    tasks: Sequence[ActivityTask]  # of its work items, so that items which stay here need no decoding
     size: int  # characters of its history
     does_more: bool  # whether it has more rows than events and work items
     ends: bool  # whether the execution ends with it
@@ -159,8 +159,8 @@ def build_turn(
         first_version: the version to pin, when this is the first turn of an execution.
         consumed: ids of the messages that the step consumed.
         acks: locks of the work items whose results it consumed.
-        states: session state that goes with those results.
-        journals: what goes to journals with them.
+        states: session state that is written with these results.
+        journals: entries that are written with these results.
         runs: of activities whose results are among the events of the step, by event id: `Turn.runs`.
         lock_here: at most this many new work items ask to be run by this worker immediately.
         plain_here: and at most so many session-free ones; the rest of a fan-out is for all workers. None: as many.
@@ -319,7 +319,7 @@ def _add_rows(rows: _OtherRows, execution: Execution, generation: Generation, ev
 
 
 def _add_sent(rows: _OtherRows, event: Event) -> None:
-    """What is for others than this instance and its children."""
+    """Add the row for an event that is for others than this instance and its children."""
     match event:
         case EventReplied():
             rows.replies.append(MessageReply(event.key, event.data))

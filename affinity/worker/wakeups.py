@@ -135,7 +135,7 @@ class Wakeups:
         self.wake_fetcher()
 
     def fetch_after(self, seconds: float) -> None:
-        """Fetch when that much time has passed; the poll sees what is due after it."""
+        """Fetch when that much time has passed; the poll finds later work."""
         if seconds < self._poll_interval:
             asyncio.get_running_loop().call_later(seconds, self.wake_fetcher)
 

@@ -68,10 +68,10 @@ class Worker(AsyncBlock):
     """Runs the orchestrations and activities of an app until the ``async with`` block ends, then drains.
 
     Args:
-        app: what to run.
+        app: its orchestrations and activities.
         url: the database, see `affinity.provider.open_provider`.
         options: see `RuntimeOptions`; by default from the environment.
-        listeners: notified when this worker loses a session, beside those of the app.
+        listeners: notified when this worker loses a session, in addition to the app's listeners.
         migrate: bring the database's schema up to date first.
 
     Raises:
@@ -411,7 +411,7 @@ class Worker(AsyncBlock):
             "Payloads that were fetched and are not written, about",
             self._count(lambda now: now.capacity.outstanding_bytes),
         )
-        gauge("session_capacity", "Sessions that it may hold at once", lambda: most)
+        gauge("session_capacity", "Sessions that it may hold at the same time", lambda: most)
         gauge("turns", "Turns committed since the start", self._count(lambda now: now.instances.turns))
         gauge("replays", "Histories replayed since the start", self._count(lambda now: now.instances.replays))
         if self.options.metrics_port is not None:

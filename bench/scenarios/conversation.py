@@ -11,7 +11,7 @@ from statistics import median
 
 import anyio
 
-from affinity import AgentMessage, Client, JournalEntry, Streamed, Talk, UserMessage
+from affinity import AgentMessage, Client, ConversationHandle, JournalEntry, Streamed, UserMessage
 from affinity.client.calls import batches
 from affinity.journal import JournalAppend, NewEntry
 from bench.measures import RATE, Metric, Report, over_rounds
@@ -77,7 +77,7 @@ def conversation(run: Run) -> Report:
 
 def _turns(run: Run, report: Report, sessions: int, length: int, *, name: str, size: int) -> None:
     with run.bed(run.ours) as bed:
-        (worker,) = bed.crew(1, app="stateful", **ROOM)
+        (worker,) = bed.start_workers(1, app="stateful", **ROOM)
         warm = [f"warm-up-{number}" for number in range(25)]
         bed.ours.start_with_state({one: [one] for one in warm}, Walk(turns=5), size)
         bed.client.outputs(warm)
@@ -96,14 +96,14 @@ def _turns(run: Run, report: Report, sessions: int, length: int, *, name: str, s
 def _talking(run: Run) -> Iterator[Bed]:
     """One worker that has answered some asks."""
     with run.bed(run.ours) as bed:
-        bed.crew(1, app="talking", **ROOM)
+        bed.start_workers(1, app="talking", **ROOM)
         bed.ours.call(partial(_ask_all, ids=[f"warm-up-{number}" for number in range(5)], length=5))
         yield bed
 
 
 def _asks(run: Run, report: Report, sessions: int, length: int) -> None:
     with run.bed(run.ours) as bed:
-        (worker,) = bed.crew(1, app="talking", **ROOM)
+        (worker,) = bed.start_workers(1, app="talking", **ROOM)
         bed.ours.call(partial(_ask_all, ids=[f"warm-up-{number}" for number in range(25)], length=5))
         before = worker.cpu_seconds()
         ids = [f"talk-{number}" for number in range(sessions)]
@@ -123,7 +123,7 @@ async def _ask_all(client: Client, *, ids: Sequence[str], length: int) -> tuple[
     return times, time.monotonic() - began
 
 
-async def _ask(talk: Talk, length: int, times: list[float]) -> None:
+async def _ask(talk: ConversationHandle, length: int, times: list[float]) -> None:
     for number in range(length):
         began = time.monotonic()
         reply = await talk.ask(UserMessage(f"question {number}"), timeout=600)

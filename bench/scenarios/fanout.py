@@ -38,7 +38,7 @@ def _case(workers: int) -> str:
 def _fan_out(run: Run, report: Report, workers: int) -> None:
     width, cpu = run.sized(100, 10), 0.01 if run.quick else 0.1
     with run.bed(run.ours) as bed:
-        bed.crew(workers)
+        bed.start_workers(workers)
         bed.warm_up(workers)
         began = time.monotonic()
         bed.ours.start_fan_out("fan", width, cpu)

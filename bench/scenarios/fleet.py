@@ -83,21 +83,21 @@ def _case(workers: int) -> str:
 def _together(run: Run, report: Report, size: int) -> None:
     """The same walks with each number of workers."""
     with run.bed(run.ours) as bed:
-        _crew(run, bed, size)
+        _start_workers(run, bed, size)
         bed.warm_up(size)
         walked = bed.walk("walk", run.sized(200, 4), Walk(turns=run.sized(50, 4)))
         run.note(report, _case(size), run.ours, {RATE: walked.rate})
 
 
-def _crew(run: Run, bed: Bed, size: int, first: int = 0) -> list[WorkerProcess]:
+def _start_workers(run: Run, bed: Bed, size: int, first: int = 0) -> list[WorkerProcess]:
     """Workers, a wave at a time: a process needs a second of a core to start."""
-    crew: list[WorkerProcess] = []
+    processes: list[WorkerProcess] = []
     options: dict[str, Any] = QUICK_OPTIONS if run.quick else {}
     for start in range(first, first + size, WAVE):
         names = [f"worker-{number}" for number in range(start, min(start + WAVE, first + size))]
         launched = [bed.workers.launch(name, worker_concurrency=200, **options) for name in names]
-        crew += [worker.ready() for worker in launched]
-    return crew
+        processes += [worker.ready() for worker in launched]
+    return processes
 
 
 def _life(run: Run, report: Report) -> None:
@@ -105,14 +105,14 @@ def _life(run: Run, report: Report) -> None:
     killed, others = run.sized(KILLED, 1), run.sized(WORKERS - KILLED, 2)
     sessions = [f"session-{number}" for number in range(run.sized(SESSIONS, 8))]
     with run.bed(run.ours) as bed, psycopg.connect(bed.url, autocommit=True) as admin:
-        holders = _crew(run, bed, killed)
+        holders = _start_workers(run, bed, killed)
         _walk(bed, "claim", sessions, Walk(turns=1))
-        crew = holders + _crew(run, bed, others, first=killed)
+        processes = holders + _start_workers(run, bed, others, first=killed)
         time.sleep(run.sized(40, 2))  # until connections that are idle are closed
-        _idle(run, report, crew, admin)
-        _hint(run, report, crew, bed, admin)
+        _idle(run, report, processes, admin)
+        _hint(run, report, processes, bed, admin)
         _kill(run, report, bed, holders, sessions)
-        _cut(run, report, len(crew) - killed, admin)
+        _cut(run, report, len(processes) - killed, admin)
 
 
 def _walk(bed: Bed, prefix: str, sessions: Sequence[str], walk: Walk) -> None:
@@ -121,15 +121,19 @@ def _walk(bed: Bed, prefix: str, sessions: Sequence[str], walk: Walk) -> None:
     bed.client.outputs(list(ids))
 
 
-def _idle(run: Run, report: Report, crew: Sequence[WorkerProcess], admin: psycopg.Connection[Any]) -> None:
+def _idle(run: Run, report: Report, processes: Sequence[WorkerProcess], admin: psycopg.Connection[Any]) -> None:
     """Sessions are held, and nothing is to do."""
     connections = _number(admin, "connections")
     seconds = run.sized(30, 2)
-    before, cpu, server = _number(admin, "transactions"), _cpu(crew), _server_cpu(admin)
+    before, cpu, server = _number(admin, "transactions"), _cpu(processes), _server_cpu(admin)
     time.sleep(seconds)
-    transactions, cpu, server = _number(admin, "transactions") - before, _cpu(crew) - cpu, _server_cpu(admin) - server
+    transactions, cpu, server = (
+        _number(admin, "transactions") - before,
+        _cpu(processes) - cpu,
+        _server_cpu(admin) - server,
+    )
     values = {
-        CONNECTIONS: connections / len(crew),
+        CONNECTIONS: connections / len(processes),
         TRANSACTIONS: transactions / seconds,
         CPU: cpu / seconds * 100,
         SERVER_CPU: server / seconds * 100,
@@ -137,7 +141,9 @@ def _idle(run: Run, report: Report, crew: Sequence[WorkerProcess], admin: psycop
     run.note(report, "idle", run.ours, values)
 
 
-def _hint(run: Run, report: Report, crew: Sequence[WorkerProcess], bed: Bed, admin: psycopg.Connection[Any]) -> None:
+def _hint(
+    run: Run, report: Report, processes: Sequence[WorkerProcess], bed: Bed, admin: psycopg.Connection[Any]
+) -> None:
     """Starts, one after the other, each of which wakes all workers for work that one of them takes."""
     hints, idle = run.sized(50, 3), report.median("idle", run.ours.name, TRANSACTIONS) or 0.0
     began, before = time.monotonic(), _number(admin, "transactions")
@@ -213,8 +219,8 @@ def _number(admin: psycopg.Connection[Any], name: str) -> float:
     return float(found[0])
 
 
-def _cpu(crew: Sequence[WorkerProcess]) -> float:
-    return sum(worker.cpu_seconds() for worker in crew)
+def _cpu(processes: Sequence[WorkerProcess]) -> float:
+    return sum(worker.cpu_seconds() for worker in processes)
 
 
 def _server_cpu(admin: psycopg.Connection[Any]) -> float:

@@ -45,7 +45,7 @@ def _measure(
     run: Run, report: Report, case: str, routes: Mapping[str, Sequence[str]], walk: Walk, *, ordered: bool
 ) -> None:
     with run.bed(run.ours) as bed:
-        (worker,) = bed.crew(1)
+        (worker,) = bed.start_workers(1)
         bed.warm_up()
         before = worker.cpu_seconds()
         walked = _walk(bed, routes, walk, ordered=ordered)

@@ -80,7 +80,7 @@ def _join(run: Run, report: Report, case: str, workers: int, each: int) -> None:
     sessions = [f"session-{number}" for number in range(workers * each)]
     options = OPTIONS | {"max_sessions_per_runtime": each}
     with run.bed(run.ours) as bed:
-        bed.crew(workers, **options)
+        bed.start_workers(workers, **options)
         bed.ours.start_on({f"first-{one}": [one] for one in sessions}, Walk(turns=1))
         bed.client.outputs([f"first-{one}" for one in sessions])
         began = time.monotonic()

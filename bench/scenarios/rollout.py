@@ -76,13 +76,13 @@ def _replace(
     ids = [f"stay-{number}" for number in range(sessions)]
     with TemporaryDirectory() as folder, run.bed(run.ours) as bed:
         stop = Path(folder) / "stop"
-        crew = bed.crew(size, code_version="1", **options)
+        processes = bed.start_workers(size, code_version="1", **options)
         bed.ours.start_staying(ids, PAUSE, str(stop))
         while min(bed.ours.history_lengths(ids)) < 1:
             time.sleep(0.1)
         time.sleep(SETTLE)
         began = time.monotonic()
-        for number, worker in enumerate(crew):
+        for number, worker in enumerate(processes):
             worker.end()
             bed.workers.start(f"worker-{number}", code_version=code, **options)
             time.sleep(SETTLE)

@@ -29,7 +29,7 @@ def soak(run: Run) -> Report:
     report = Report("soak")
     turns, done, minutes = run.sized(TURNS, 100), 0, 0
     with run.bed(run.ours) as bed:
-        bed.crew(1)
+        bed.start_workers(1)
         bed.warm_up()
         while done < turns:
             minutes += 1

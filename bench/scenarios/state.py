@@ -65,7 +65,7 @@ def state(run: Run) -> Report:
 
 def _measure(run: Run, report: Report, shape: Shape, name: str, size: int) -> None:
     with run.bed(run.ours) as bed:
-        (worker,) = bed.crew(1, app="stateful")
+        (worker,) = bed.start_workers(1, app="stateful")
         bed.warm_up()
         _walk(bed, "opening", shape.sessions, OPENING, size)
         for prefix, sessions, walk in (

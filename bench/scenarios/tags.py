@@ -54,7 +54,7 @@ def tags(run: Run) -> Report:
 def _measure(run: Run, report: Report, case: str, tags: Sequence[str], *, size: tuple[int, Walk]) -> None:
     walks, walk = size
     with run.bed(run.ours) as bed:
-        (worker,) = bed.crew(1, tags=",".join(tags)) if tags else bed.crew(1)
+        (worker,) = bed.start_workers(1, tags=",".join(tags)) if tags else bed.start_workers(1)
         bed.warm_up()
         before, began = worker.cpu_seconds(), time.monotonic()
         of_walks = {f"walk-{n}": tags[n // 2 % len(tags)] if tags and n % 2 else None for n in range(walks)}

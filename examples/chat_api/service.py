@@ -18,14 +18,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import affinity
-from affinity.conversation import Talk, UserMessage
+from affinity.conversation import ConversationHandle, UserMessage
 from affinity.errors import ClientError, UnknownConversation, UnknownEntry, WaitTimeout
 from examples.chat_api.chat import chats
 
 REFUSED = (ClientError, ValueError, KeyError, TypeError)  # all but the first: a body that is none
 
 
-def talk_of(request: Request) -> Talk:
+def conversation_of(request: Request) -> ConversationHandle:
     """The conversation that the path names."""
     client: affinity.Client = request.state.client
     return client.conversation(chats, request.path_params["chat"])
@@ -34,7 +34,7 @@ def talk_of(request: Request) -> Talk:
 async def post(request: Request) -> Response:
     """Send a message; its id makes a repeated request harmless."""
     body = await request.json()
-    seq = await talk_of(request).send(UserMessage(body["text"]), event_id=body.get("id"))
+    seq = await conversation_of(request).send(UserMessage(body["text"]), event_id=body.get("id"))
     return JSONResponse({"seq": seq}, 202)
 
 
@@ -42,7 +42,7 @@ async def ask(request: Request) -> Response:
     """Send a message and wait for the reply; the same id again gives the same reply."""
     body = await request.json()
     try:
-        reply = await talk_of(request).ask(UserMessage(body["text"]), event_id=body.get("id"), timeout=20)
+        reply = await conversation_of(request).ask(UserMessage(body["text"]), event_id=body.get("id"), timeout=20)
     except WaitTimeout:
         return JSONResponse({"status": "running"}, 202)
     return JSONResponse({"seq": reply.seq, "text": reply.text, "requires_action": reply.requires_action})
@@ -50,7 +50,7 @@ async def ask(request: Request) -> Response:
 
 async def events(request: Request) -> Response:
     """Server-sent events: entries of the journal, and what is said at this moment; resumes behind Last-Event-ID."""
-    talk = talk_of(request)
+    talk = conversation_of(request)
     await talk.status()  # raises if there is no such conversation
     feed = talk.events(after=request.headers.get("last-event-id") or "0", follow=True)
 
@@ -70,26 +70,26 @@ async def events(request: Request) -> Response:
 
 async def requests(request: Request) -> Response:
     """What waits for a person."""
-    found = await talk_of(request).requests()
+    found = await conversation_of(request).requests()
     return JSONResponse([{"id": each.request_id, **each.event.model_dump(mode="json")} for each in found])
 
 
 async def answer(request: Request) -> Response:
     """Allow a tool, or refuse it."""
     body = await request.json()
-    seq = await talk_of(request).answer(request.path_params["request"], allowed=body["allowed"])
+    seq = await conversation_of(request).answer(request.path_params["request"], allowed=body["allowed"])
     return JSONResponse({"seq": seq}, 202)
 
 
 async def cancel(request: Request) -> Response:
     """Stop what is being said now."""
-    seq = await talk_of(request).interrupt(cancel_running=True)
+    seq = await conversation_of(request).interrupt(cancel_running=True)
     return JSONResponse({"seq": seq}, 202)
 
 
 async def show(request: Request) -> Response:
     """The status."""
-    return JSONResponse({"status": await talk_of(request).status()})
+    return JSONResponse({"status": await conversation_of(request).status()})
 
 
 async def refuse(request: Request, error: Exception) -> Response:

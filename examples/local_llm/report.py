@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from examples.local_llm.chats import Mode, Start, TimedTurn
-from examples.local_llm.run import Talk
+from examples.local_llm.run import TimedConversation
 
 ROWS: Final[Sequence[tuple[Mode, Start, str]]] = (
     ("slot", "warm", "session, warm"),
@@ -39,7 +39,7 @@ class Row:
     saved: float  # bytes of it
 
 
-def rows(mode: Mode, talks: Iterable[Talk]) -> Sequence[Row]:
+def rows(mode: Mode, talks: Iterable[TimedConversation]) -> Sequence[Row]:
     """One for each way in which turns began."""
     kinds: dict[Start, list[TimedTurn]] = {}
     for talk in talks:

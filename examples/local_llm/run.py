@@ -59,7 +59,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Talk:
+class TimedConversation:
     """One conversation, as its user's side sees it."""
 
     session_id: str
@@ -75,7 +75,7 @@ class Talk:
         self.messages += [Message(role="user", content=text), Message(role="assistant", content=turn.done.text)]
 
 
-async def run(plan: Plan, mode: Mode) -> tuple[Sequence[Talk], float]:
+async def run(plan: Plan, mode: Mode) -> tuple[Sequence[TimedConversation], float]:
     """Have all conversations at once; returns them and the seconds that they took, without the replacement.
 
     Raises:
@@ -83,7 +83,7 @@ async def run(plan: Plan, mode: Mode) -> tuple[Sequence[Talk], float]:
         OrchestrationFailed: in a group, when a turn failed.
     """
     await migrate(plan.url(mode))
-    talks = [Talk(f"chat-{number}") for number in range(1, len(plan.conversations) + 1)]
+    talks = [TimedConversation(f"chat-{number}") for number in range(1, len(plan.conversations) + 1)]
     halves = [(texts[: len(texts) // 2], texts[len(texts) // 2 :]) for texts in plan.conversations]
     async with (
         affinity.Client(plan.url(mode)) as client,
@@ -95,8 +95,10 @@ async def run(plan: Plan, mode: Mode) -> tuple[Sequence[Talk], float]:
     return talks, seconds
 
 
-async def _talk(client: affinity.Client, talks: Sequence[Talk], texts: Sequence[Sequence[str]], mode: Mode) -> float:
-    async def converse(talk: Talk, texts: Sequence[str]) -> None:
+async def _talk(
+    client: affinity.Client, talks: Sequence[TimedConversation], texts: Sequence[Sequence[str]], mode: Mode
+) -> float:
+    async def converse(talk: TimedConversation, texts: Sequence[str]) -> None:
         for text in texts:
             await talk.say(client, text, mode)
 

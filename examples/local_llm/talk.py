@@ -17,7 +17,7 @@ import click
 from pydantic import BaseModel
 
 import affinity
-from affinity.conversation import AgentMessage, Retracted, Streamed, Talk, UserInterrupt, UserMessage
+from affinity.conversation import AgentMessage, ConversationHandle, Retracted, Streamed, UserInterrupt, UserMessage
 from affinity.session import Resource
 from examples.local_llm.chats import SYSTEM
 from examples.local_llm.model import Completion, Message, Model, Slots, missing_packages
@@ -89,7 +89,7 @@ def build(model: Model) -> tuple[affinity.App, affinity.Conversations[Chat]]:
     return app, talks
 
 
-async def show(talk: Talk, text: str, *, cut_after: int | None = None) -> None:
+async def show(talk: ConversationHandle, text: str, *, cut_after: int | None = None) -> None:
     """Send a message and print what is streamed; interrupt it after so many parts."""
     click.secho(f"\n{talk.conversation_id}> {text}", bold=True)
     seq, parts, interrupt = await talk.send(UserMessage(text)), 0, 0

@@ -18,8 +18,8 @@ from affinity.cli import main
 from affinity.provider import open_provider
 from affinity.provider.contract import Incarnation, WorkerIdentity
 from tests.client.conftest import Puppet
-from tests.commands import new_runner
-from tests.processes import ROOT
+from tests.support.cli_runner import new_runner
+from tests.support.worker_processes import ROOT
 
 Play: TypeAlias = Callable[[Callable[[Puppet], Awaitable[object]]], None]
 

@@ -16,7 +16,7 @@ from affinity.conversation import UserMessage
 from affinity.limits import MAX_PAGE
 from examples.chat_api.chat import chats
 from tests.cli.conftest import refused, succeed
-from tests.processes import open_workers
+from tests.support.worker_processes import open_workers
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_what_happened_is_shown_in_order(url: str) -> None:
     picked = succeed("conversation", "events", "c2", "--kind", "agent.message", "--json", "--url", url)
     assert json.loads(picked)["event"]["content"] == "you said 'hello'"
     last = succeed("conversation", "events", "c2", "--last", "1", "--url", url)
-    assert "session.idle" in last
+    assert "conversation.idle" in last
 
 
 def test_a_request_is_shown_and_answered_once(url: str) -> None:
@@ -110,7 +110,7 @@ def test_events_that_are_followed_end_with_an_instance_that_was_cancelled(url: s
     ask(url, "c16", "hello")
     succeed("cancel", "c16", "--url", url)
     lines = succeed("conversation", "events", "c16", "--follow", "--url", url).splitlines()
-    assert "session.idle" in lines[-1]
+    assert "conversation.idle" in lines[-1]
     output(url, "terminate", "c16", "--reason", "closed")
     assert "terminated" in succeed("conversation", "events", "c16", "--follow", "--url", url).splitlines()[-1]
     assert output(url, "list", "--terminated")["items"][0]["conversation_id"] == "c16"
@@ -201,6 +201,6 @@ def test_entries_that_were_removed_before_they_were_read_are_named(url: str) -> 
     seq = ask(url, "c18", "hello")["seq"]
     succeed("conversation", "prune", "--max-entries", "2", "--yes", "--url", url)
     text = refused(FAILED, "conversation", "events", "c18", "--after", str(seq), "--url", url)
-    assert "retention has removed entries 2 to 5; read from 0 what is kept" in text
+    assert "retention has removed entries 2 to 5; read the kept entries from 0" in text
     shown = succeed("conversation", "events", "c18", "--url", url).splitlines()
     assert [line.split()[0] for line in shown] == ["6", "7"]

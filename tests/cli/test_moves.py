@@ -10,7 +10,7 @@ import sys
 
 from affinity.cli.shell import INTERRUPTED, MISUSED
 from tests.cli.conftest import Play, document, refused, run, succeed
-from tests.processes import PATIENCE, ROOT
+from tests.support.worker_processes import PATIENCE, ROOT
 
 
 def hold(play: Play, *sessions: str) -> None:

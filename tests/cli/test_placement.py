@@ -11,15 +11,15 @@ import pytest
 
 from affinity.cli.shell import FAILED, INTERRUPTED, MISUSED
 from tests.cli.conftest import Play, document, launch, refused, run, succeed
-from tests.processes import PATIENCE, open_workers
+from tests.support.worker_processes import PATIENCE, open_workers
 
 
 def test_a_session_is_moved_between_processes(directory: Path) -> None:
     with open_workers(f"sqlite:///{directory}/affinity.db") as workers:
-        workers.start("one", "tests.movable:app")
+        workers.start("one", "tests.support.moved_sessions_app:app")
         plan = json.dumps({"session_id": "s", "rounds": 1})
         succeed("start", "walk", "--input", plan, "--wait", "--timeout", str(PATIENCE))
-        workers.start("two", "tests.movable:app")
+        workers.start("two", "tests.support.moved_sessions_app:app")
         assert document("sessions", "move", "s", "--to", "two", "--wait") == {"sessions": {"s": "moved"}}
         (session,) = document("sessions")
         assert (session["worker_id"], session["next_worker"]) == ("two", None)
@@ -33,7 +33,7 @@ def test_a_session_is_moved_between_processes(directory: Path) -> None:
 def test_a_planned_move_is_shown(play: Play) -> None:
     """The worker named is alive and takes nothing: it has no code."""
     with open_workers(f"sqlite:///{Path.cwd()}/affinity.db") as workers:
-        workers.start("one", "tests.movable:app")
+        workers.start("one", "tests.support.moved_sessions_app:app")
         plan = json.dumps({"session_id": "s", "rounds": 1})
         succeed("start", "walk", "--input", plan, "--wait", "--timeout", str(PATIENCE))
         play(_nothing)

@@ -11,7 +11,7 @@ import pytest
 
 from affinity.cli.shell import INTERRUPTED
 from tests.cli.conftest import document, launch, succeed
-from tests.processes import PATIENCE, open_workers
+from tests.support.worker_processes import PATIENCE, open_workers
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, INTERRUPTED)])

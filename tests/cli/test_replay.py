@@ -21,14 +21,14 @@ from affinity.cli.shell import FAILED, INTERRUPTED, MISUSED, NO_DATABASE
 from affinity.errors import AffinityError
 from affinity.provider import change_rights, migrate
 from tests.cli.conftest import document, launch, refused, run, succeed
-from tests.processes import PATIENCE
 from tests.provider.roles import CLIENT, CREATE, as_role
-from tests.replayed import changed, line_of, milk, record, record_mixed
 from tests.servers.lost_tail import Pair
 from tests.servers.programs import LocalServer, programs
-from tests.waiting import until
+from tests.support.changed_code_app import changed, line_of, milk, record, record_mixed
+from tests.support.waiting import until
+from tests.support.worker_processes import PATIENCE
 
-APPS = "tests.replayed:"
+APPS = "tests.support.changed_code_app:"
 
 
 @pytest.fixture

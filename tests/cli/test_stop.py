@@ -17,7 +17,7 @@ import pytest
 from affinity.cli.shell import FAILED, MISUSED, TIMED_OUT
 from affinity.cli.stop import end_process
 from tests.cli.conftest import document, refused, run, succeed
-from tests.processes import PATIENCE, ROOT, open_workers
+from tests.support.worker_processes import PATIENCE, ROOT, open_workers
 
 NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child"]
 """A process in a namespace of its own, in which its id is 1."""

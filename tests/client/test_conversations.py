@@ -12,14 +12,14 @@ import pytest
 from affinity import (
     AgentMessage,
     ConfirmationAnswer,
+    ConversationHandle,
+    ConversationIdle,
     CustomToolResult,
     JournalEntry,
     Retracted,
-    SessionIdle,
     SpanCompleted,
     SpanStarted,
     Streamed,
-    Talk,
     ToolConfirmation,
     UserInterrupt,
     UserMessage,
@@ -49,8 +49,8 @@ SALES = ConversationKind(name="sales", types=TYPES, limits=ConversationLimits())
 
 
 @pytest.fixture
-async def talk(client: Client) -> Talk:
-    return Talk(client, SUPPORT, "chat-7")
+async def talk(client: Client) -> ConversationHandle:
+    return ConversationHandle(client, SUPPORT, "chat-7")
 
 
 class Agent:
@@ -71,7 +71,9 @@ class Agent:
         ended = SpanCompleted(
             "wake", "support", "error" if fails else "ok", processed=work.processed if fails else read, read=read
         )
-        idle = SessionIdle("failed" if fails else "requires_action" if requires else "end_turn", [*requires], error)
+        idle = ConversationIdle(
+            "failed" if fails else "requires_action" if requires else "end_turn", [*requires], error
+        )
         wake_id = f"w{self.wakes}"
         write = JournalWrite(
             session_id="chat-7",
@@ -119,7 +121,7 @@ def agent(provider: Provider, puppet: Puppet) -> Agent:
     return Agent(provider, puppet)
 
 
-async def test_the_same_event_id_is_one_event(talk: Talk) -> None:
+async def test_the_same_event_id_is_one_event(talk: ConversationHandle) -> None:
     first = await talk.send(UserMessage("a"), event_id="m-1")
     again = await talk.send(UserMessage("a"), event_id="m-1")
     with pytest.raises(EventIdConflict, match="give each event its own id"):
@@ -131,7 +133,7 @@ async def test_the_same_event_id_is_one_event(talk: Talk) -> None:
     assert [each.event for each in entries] == [UserMessage("a"), UserMessage("b")]
 
 
-async def test_an_ask_gives_what_its_wake_has_written(talk: Talk, agent: Agent) -> None:
+async def test_an_ask_gives_what_its_wake_has_written(talk: ConversationHandle, agent: Agent) -> None:
     async with anyio.create_task_group() as tasks:
 
         async def answer() -> None:
@@ -159,7 +161,7 @@ async def test_many_asks_share_few_calls(client: Client, agent: Agent, monkeypat
             return await verb(*args, **more)
 
         monkeypatch.setattr(agent.journals, name, counted)
-    talk = Talk(client, SUPPORT, "chat-7")
+    talk = ConversationHandle(client, SUPPORT, "chat-7")
     replies: list[int] = []
 
     async def ask(number: int) -> None:
@@ -178,20 +180,20 @@ async def test_many_asks_share_few_calls(client: Client, agent: Agent, monkeypat
 
 
 async def test_readers_of_other_clients_are_notified_of_an_event(
-    url: str, talk: Talk, monkeypatch: pytest.MonkeyPatch
+    url: str, talk: ConversationHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although no worker runs; and not only by the look that each client takes once a second."""
     monkeypatch.setattr(changes, "SAFETY_SECONDS", 60.0)
     await talk.send(UserMessage("first"))
     async with Client(url) as other:
-        feed = Talk(other, SUPPORT, "chat-7").events(follow=True)
+        feed = ConversationHandle(other, SUPPORT, "chat-7").events(follow=True)
         with anyio.fail_after(30):
             assert _form(await anext(feed)) == 1
             await talk.send(UserMessage("second"))
             assert _form(await anext(feed)) == 2
 
 
-async def test_a_wake_that_failed_for_good_is_raised_by_ask(talk: Talk, agent: Agent) -> None:
+async def test_a_wake_that_failed_for_good_is_raised_by_ask(talk: ConversationHandle, agent: Agent) -> None:
     seq = await talk.send(UserMessage("hi"), event_id="m-1")
     await agent.wake(fails="no model")
     with pytest.raises(WakeFailed, match="no model") as caught:
@@ -203,13 +205,13 @@ async def test_a_wake_that_failed_for_good_is_raised_by_ask(talk: Talk, agent: A
     assert (await talk.reply(seq, timeout=30)).text == "now"
 
 
-async def test_no_reply_in_time(talk: Talk) -> None:
+async def test_no_reply_in_time(talk: ConversationHandle) -> None:
     with pytest.raises(WaitTimeout, match="chat-7"):
         await talk.ask(UserMessage("hi"), timeout=0.05)
     assert len(await talk.history()) == 1
 
 
-async def test_a_request_is_answered_once_and_never_late(talk: Talk, agent: Agent) -> None:
+async def test_a_request_is_answered_once_and_never_late(talk: ConversationHandle, agent: Agent) -> None:
     await talk.send(UserMessage("refund me"))
     request = ToolConfirmation("refund", {"amount": 3}, request_id="r1")
     await agent.wake(request, requires=["r1"])
@@ -234,7 +236,7 @@ async def test_a_request_is_answered_once_and_never_late(talk: Talk, agent: Agen
     assert await talk.status() == "running"
 
 
-async def test_an_interrupt_drops_requests(talk: Talk, agent: Agent) -> None:
+async def test_an_interrupt_drops_requests(talk: ConversationHandle, agent: Agent) -> None:
     await talk.send(UserMessage("refund me"))
     await agent.wake(ToolConfirmation("refund", request_id="r1"), requires=["r1"])
     seq = await talk.interrupt(reason="never mind", event_id="i-1")
@@ -246,7 +248,7 @@ async def test_an_interrupt_drops_requests(talk: Talk, agent: Agent) -> None:
     assert entry.event == UserInterrupt(reason="never mind")
 
 
-async def test_a_terminated_conversation_refuses_events(talk: Talk) -> None:
+async def test_a_terminated_conversation_refuses_events(talk: ConversationHandle) -> None:
     await talk.send(UserMessage("hi"), event_id="m-1")
     await talk.terminate(reason="done")
     await talk.terminate()
@@ -260,10 +262,10 @@ async def test_a_terminated_conversation_refuses_events(talk: Talk) -> None:
             await send()
     assert await talk.send(UserMessage("hi"), event_id="m-1") == 1  # it was sent before
     assert await talk.status() == "terminated"
-    assert (await talk.history())[-1].kind == "session.status_changed"
+    assert (await talk.history())[-1].kind == "conversation.status_changed"
 
 
-async def test_what_is_not_there_or_of_another_kind(client: Client, talk: Talk) -> None:
+async def test_what_is_not_there_or_of_another_kind(client: Client, talk: ConversationHandle) -> None:
     for call in (
         talk.history,
         talk.status,
@@ -281,13 +283,13 @@ async def test_what_is_not_there_or_of_another_kind(client: Client, talk: Talk) 
     assert not await talk.delete()
     await talk.send(UserMessage("hi"))
     with pytest.raises(ConversationKindMismatch):
-        await Talk(client, SALES, "chat-7").send(UserMessage("hi"))
+        await ConversationHandle(client, SALES, "chat-7").send(UserMessage("hi"))
     await client.start("other", instance_id="taken")
     with pytest.raises(ConversationKindMismatch):
-        await Talk(client, SUPPORT, "taken").send(UserMessage("hi"))
+        await ConversationHandle(client, SUPPORT, "taken").send(UserMessage("hi"))
 
 
-async def test_what_may_not_be_sent(talk: Talk) -> None:
+async def test_what_may_not_be_sent(talk: ConversationHandle) -> None:
     with pytest.raises(InvalidInput, match="wakes only"):
         await talk.send(AgentMessage("I am the agent"))
     with pytest.raises(InvalidId):
@@ -296,7 +298,7 @@ async def test_what_may_not_be_sent(talk: Talk) -> None:
         await talk.send(CustomToolResult(request_id="r", result=1))
 
 
-async def test_pages_of_the_history(talk: Talk, agent: Agent) -> None:
+async def test_pages_of_the_history(talk: ConversationHandle, agent: Agent) -> None:
     for number in range(1, 11):
         await talk.send(UserMessage(str(number)), event_id=f"m-{number}")
     wake_id = await agent.wake(AgentMessage("a"), upto=4)  # entries 11 to 14
@@ -312,7 +314,7 @@ async def test_pages_of_the_history(talk: Talk, agent: Agent) -> None:
     assert seqs(await talk.history(around="m-5", limit=5)) == [3, 4, 5, 6, 7]
     assert seqs(await talk.history(pending=True)) == [5, 6, 7, 8, 9, 10]
     assert seqs(await talk.history(wake=wake_id)) == [11, 12, 13, 14]
-    assert seqs(await talk.history(kinds=[AgentMessage, "session.idle"])) == [12, 14]
+    assert seqs(await talk.history(kinds=[AgentMessage, "conversation.idle"])) == [12, 14]
     for anchor in (99, "m-99"):
         with pytest.raises(UnknownEntry):
             await talk.history(around=anchor)
@@ -323,13 +325,15 @@ async def test_pages_of_the_history(talk: Talk, agent: Agent) -> None:
         "span.started",
         "agent.message",
         "span.completed",
-        "session.idle",
+        "conversation.idle",
     ]
     with pytest.raises(UnknownEntry):
         await talk.trace("w99")
 
 
-async def test_a_feed_shows_entries_and_streams_in_order_and_goes_on_anywhere(talk: Talk, agent: Agent) -> None:
+async def test_a_feed_shows_entries_and_streams_in_order_and_goes_on_anywhere(
+    talk: ConversationHandle, agent: Agent
+) -> None:
     await talk.send(UserMessage("hi"))
     feed = talk.events(follow=True)
     forms: list[object] = []
@@ -359,7 +363,7 @@ async def test_a_feed_shows_entries_and_streams_in_order_and_goes_on_anywhere(ta
     assert [_form(item) for item in only] == [3]
 
 
-async def test_a_feed_ends_with_its_conversation(talk: Talk, agent: Agent) -> None:
+async def test_a_feed_ends_with_its_conversation(talk: ConversationHandle, agent: Agent) -> None:
     await talk.send(UserMessage("hi"))
     items: list[object] = []
 
@@ -379,7 +383,7 @@ async def test_a_feed_ends_with_its_conversation(talk: Talk, agent: Agent) -> No
     assert items == [1, 2]
 
 
-async def test_a_feed_of_a_conversation_that_is_deleted_raises(talk: Talk) -> None:
+async def test_a_feed_of_a_conversation_that_is_deleted_raises(talk: ConversationHandle) -> None:
     await talk.send(UserMessage("hi"))
     feed = talk.events(follow=True)
     await anext(feed)
@@ -391,7 +395,7 @@ async def test_a_feed_of_a_conversation_that_is_deleted_raises(talk: Talk) -> No
         await talk.reply(7, timeout=30)
 
 
-async def test_a_feed_from_behind_the_end_raises(talk: Talk) -> None:
+async def test_a_feed_from_behind_the_end_raises(talk: ConversationHandle) -> None:
     """Another conversation has begun since; a feed from exactly the end goes on."""
     for number in range(3):
         await talk.send(UserMessage(f"{number}"))
@@ -409,10 +413,10 @@ async def test_a_feed_from_behind_the_end_raises(talk: Talk) -> None:
             await anext(talk.events(after=position, follow=follow))
 
 
-async def test_listings(client: Client, talk: Talk) -> None:
+async def test_listings(client: Client, talk: ConversationHandle) -> None:
     await talk.send(UserMessage("hi"))
     for number in range(5):
-        await Talk(client, SALES, f"deal-{number}").send(UserMessage("hi"))
+        await ConversationHandle(client, SALES, f"deal-{number}").send(UserMessage("hi"))
     assert [each.conversation_id async for each in client.list_conversations(kind="support")] == ["chat-7"]
     page = await client.list_conversations_page(kind="sales", limit=3)
     rest = await client.list_conversations_page(kind="sales", limit=3, after=page.next)
@@ -428,7 +432,7 @@ def _form(item: JournalEntry | Streamed | Retracted) -> object:
     return item.text if isinstance(item, Streamed) else (item.wake_id, item.replaced)
 
 
-async def test_old_entries_are_removed(client: Client, agent: Agent, talk: Talk) -> None:
+async def test_old_entries_are_removed(client: Client, agent: Agent, talk: ConversationHandle) -> None:
     """In one call, with the number so far after each step; bounds that cannot be meant are refused."""
     for number in range(3):
         await talk.send(UserMessage(f"{number}"))

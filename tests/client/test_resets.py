@@ -13,7 +13,7 @@ from affinity.errors import InvalidInput, NotSerializable, OrchestrationFailed, 
 from affinity.orchestration import events as ev
 from affinity.orchestration.wire import encode_event
 from affinity.provider.contract import HistoryCursor
-from tests.waiting import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

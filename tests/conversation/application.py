@@ -41,7 +41,9 @@ class Stage:
     conversations: affinity.Conversations[Chat]
     workers: list[affinity.Worker] = field(default_factory=list)
 
-    def talk(self, name: str = "c", conversations: affinity.Conversations[Any] | None = None) -> affinity.Talk:
+    def talk(
+        self, name: str = "c", conversations: affinity.Conversations[Any] | None = None
+    ) -> affinity.ConversationHandle:
         """The handle of a conversation."""
         return self.client.conversation(conversations or self.conversations, name)
 
@@ -105,6 +107,6 @@ def kinds(entries: Any) -> list[str]:
     return [each.kind for each in entries]
 
 
-async def status(talk: affinity.Talk, expected: str) -> bool:
+async def status(talk: affinity.ConversationHandle, expected: str) -> bool:
     """Whether the conversation has this status."""
     return await talk.status() == expected

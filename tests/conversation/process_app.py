@@ -1,4 +1,4 @@
-"""Conversations for workers in processes of their own, which do what the test says on its board."""
+"""Conversations for workers in processes of their own; the handler calls the test, and does what it answers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 import signal
 
 import affinity
-from tests.board import ask
 from tests.conversation.application import Chat
+from tests.support.activity_calls import call_test
 
 conversations = affinity.Conversations(Chat, kind="steered")
 
 
 @conversations.on_wake(retry=affinity.RetryPolicy(max_attempts=2, initial_interval=0.05))
 async def steered(wake: affinity.Wake, chat: Chat) -> None:
-    """Send what has come to the board, and do as it answers."""
+    """Send the new messages to the test, and do as it answers."""
     received = [event.text for event in wake.events if isinstance(event, affinity.UserMessage)]
     chat.wakes += 1
     chat.received += received
@@ -25,7 +25,7 @@ async def steered(wake: affinity.Wake, chat: Chat) -> None:
         if isinstance(event, affinity.UserMessage) and event.text.startswith("quick"):
             wake.append(affinity.AgentMessage(f"re: {event.text}"))
             return
-    said = await ask(wake.context, received=received, wake=wake.id, wakes=chat.wakes)
+    said = await call_test(wake.context, received=received, wake=wake.id, wakes=chat.wakes)
     wake.append(affinity.AgentMessage(f"{','.join(received)}: {said}"))
 
 

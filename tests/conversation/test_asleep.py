@@ -97,7 +97,7 @@ async def test_an_operator_cancels_a_conversation_whose_wake_sleeps(url: str) ->
 
 
 async def _have_ended(talk: Any, wakes: int) -> bool:
-    return len(await talk.history(kinds=["session.idle"])) == wakes
+    return len(await talk.history(kinds=["conversation.idle"])) == wakes
 
 
 async def _spans(talk: Any) -> list[str]:

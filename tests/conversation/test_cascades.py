@@ -13,8 +13,8 @@ from affinity.client import Client
 from affinity.errors import UnknownConversation
 from tests.conversation.application import until
 from tests.conversation.family_app import parents
-from tests.everywhere import everywhere
-from tests.processes import Workers
+from tests.support.all_databases import on_all_databases
+from tests.support.worker_processes import Workers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
 
@@ -94,6 +94,6 @@ async def play(workers: Workers, client: Client, *, families: int, kills: int, s
 
 
 @pytest.mark.parametrize("kills", [0, 3])
-@everywhere
+@on_all_databases
 async def test_nothing_of_a_deleted_family_comes_back(workers: Workers, client: Client, *, kills: int) -> None:
     assert await play(workers, client, families=5, kills=kills, seed=1) == []

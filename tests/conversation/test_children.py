@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 import affinity
 from affinity import AgentMessage, ChildEnded, RetryPolicy, ToolConfirmation, UserInterrupt, UserMessage
-from affinity.conversation import SessionIdle, running, writing
+from affinity.conversation import ConversationIdle, running, writing
 from affinity.conversation.writing import WakeWriting
 from affinity.errors import (
     AffinityError,
@@ -58,7 +58,7 @@ async def answers(wake: affinity.Wake, chat: Chat) -> None:
             wake.append(AgentMessage(f"about {event.topic}"))
 
 
-async def said(talk: affinity.Talk) -> list[JsonValue]:
+async def said(talk: affinity.ConversationHandle) -> list[JsonValue]:
     events = [each.event for each in await talk.history(kinds=["agent.message"])]
     return [event.text for event in events if isinstance(event, AgentMessage)]
 
@@ -269,8 +269,8 @@ async def test_cycles_that_are_used_up_are_said_to_be_the_end(sqlite_url: str) -
         await on.talk().ask(UserMessage("tea"), timeout=30)
         assert await until(lambda: said(on.talk())) == ["c/tea max_cycles None 1"]
         below = on.talk("c/tea", child)
-        (idle,) = await below.history(kinds=["session.idle"])
-        assert idle.event == SessionIdle("end_turn")
+        (idle,) = await below.history(kinds=["conversation.idle"])
+        assert idle.event == ConversationIdle("end_turn")
         assert await below.revisits() == []
 
 
@@ -363,11 +363,11 @@ def middle_of(leaf: affinity.Conversations[Chat], topics: Sequence[str]) -> affi
     return make(handler, kind="middle", events=[Brief])
 
 
-async def waits_for(middle: affinity.Talk, number: int) -> None:
+async def waits_for(middle: affinity.ConversationHandle, number: int) -> None:
     """Wait until the conversation has had the ends of so many of its delegations."""
 
     async def has_ended() -> bool:
-        replies = [each.seq for each in await middle.history(kinds=["session.idle"])]
+        replies = [each.seq for each in await middle.history(kinds=["conversation.idle"])]
         ends = [each.seq for each in await middle.history(kinds=["child.ended"])]
         return len(ends) == number and replies[-1] > ends[-1]
 
@@ -421,7 +421,7 @@ async def test_the_result_of_a_child_of_a_child_of_a_child_reaches_the_top(url: 
         assert str(text).startswith("c/tea completed completed leaf")
 
 
-async def _has_delegated(talk: affinity.Talk) -> bool:
+async def _has_delegated(talk: affinity.ConversationHandle) -> bool:
     try:
         return bool(await talk.history(kinds=["child.delegated"]))
     except UnknownConversation:
@@ -447,7 +447,7 @@ async def test_a_child_that_finishes_has_ended_though_it_has_delegated(url: str)
         assert len(await said(talk)) == 1
 
 
-async def _requests(talk: affinity.Talk) -> list[affinity.PendingRequest]:
+async def _requests(talk: affinity.ConversationHandle) -> list[affinity.PendingRequest]:
     try:
         return [*await talk.requests()]
     except UnknownConversation:
@@ -527,7 +527,7 @@ async def waits(wake: affinity.Wake, chat: Chat) -> None:
 patient = research(waits)
 
 
-async def five(on: Stage) -> list[affinity.Talk]:
+async def five(on: Stage) -> list[affinity.ConversationHandle]:
     """The children of `many`, who wait for an answer."""
     await on.talk().ask(UserMessage("tea"), timeout=30)
     below = [on.talk(f"c/{number}", patient) for number in range(5)]
@@ -593,7 +593,7 @@ async def test_many_children_are_terminated_in_steps(url: str, transactions: lis
 
         assert await until(ended)
         assert transactions == [2, 2, 1]
-        assert [len(await child.history(kinds=["session.status_changed"])) for child in below] == [1, 1, 1, 0, 1]
+        assert [len(await child.history(kinds=["conversation.status_changed"])) for child in below] == [1, 1, 1, 0, 1]
 
 
 async def test_the_work_of_children_counts_for_the_size_of_a_wake(

@@ -16,15 +16,15 @@ from typing import Any, Final, cast
 import anyio
 import pytest
 
-from affinity import AgentMessage, JournalEntry, Reply, Retracted, Streamed, Talk, UserMessage
+from affinity import AgentMessage, ConversationHandle, JournalEntry, Reply, Retracted, Streamed, UserMessage
 from affinity.client import Client
 from affinity.errors import ConnectionLost, UnknownConversation, WaitTimeout
 from affinity.journal import JournalQuery
 from affinity.provider import open_provider
 from affinity.provider.contract import Provider
 from tests.conversation.crash_app import WORDS, Log, crash, fold
-from tests.crew import KILL_EVERY, PAUSE, Crew
-from tests.processes import open_workers
+from tests.support.fault_injection import KILL_EVERY, PAUSE, FaultInjector
+from tests.support.worker_processes import open_workers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -80,7 +80,7 @@ async def unreliable_client(url: str, dice: random.Random) -> AsyncIterator[tupl
 class Sender:
     """Asks one after the other. It gives up in the middle of some, and asks them again with the same event id."""
 
-    talk: Talk
+    talk: ConversationHandle
     name: str
     dice: random.Random
     asked: dict[str, Reply] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Sender:
 class Follower:
     """Follows a conversation; it leaves and comes back at the position that it has reached."""
 
-    talk: Talk
+    talk: ConversationHandle
     dice: random.Random
     items: list[Item] = field(default_factory=list)
     position: str = "0"
@@ -160,7 +160,7 @@ def check_streams(items: Sequence[Item]) -> int:
     return attempts
 
 
-async def check(talk: Talk, senders: Sequence[Sender], follower: Follower, client: Client) -> None:
+async def check(talk: ConversationHandle, senders: Sequence[Sender], follower: Follower, client: Client) -> None:
     """Compare what was seen with the journal, and the journal with itself."""
     journal = [item async for item in talk.events(stream=False)]
     entries = [item for item in journal if isinstance(item, JournalEntry)]
@@ -200,8 +200,8 @@ async def _survive(url: str, seconds: float, pause: float) -> None:
     ids = [f"talk-{number}" for number in range(CONVERSATIONS)]
     async with Client(url) as reader, unreliable_client(url, dice) as (client, losing):
         with open_workers(url) as workers:
-            crew = Crew(workers, "tests.conversation.crash_app:app", pause=pause, **OPTIONS)
-            await crew.start()
+            faults = FaultInjector(workers, "tests.conversation.crash_app:app", pause=pause, **OPTIONS)
+            await faults.start()
             followers = {one: Follower(reader.conversation(crash, one), dice) for one in ids}
             names = [(one, f"{one}-a") for one in ids] + [(one, f"{one}-b") for one in ids[:SHARED]]
             senders = [(one, Sender(client.conversation(crash, one), name, dice)) for one, name in names]
@@ -212,7 +212,7 @@ async def _survive(url: str, seconds: float, pause: float) -> None:
                 async with anyio.create_task_group() as sending:
                     for _, sender in senders:
                         sending.start_soon(sender.run, stop)
-                    await crew.harass(seconds)
+                    await faults.inject(seconds)
                     stop.set()
                 with anyio.fail_after(60):
                     for one, follower in followers.items():
@@ -230,5 +230,5 @@ async def _survive(url: str, seconds: float, pause: float) -> None:
     assert losing.lost
     assert sum(sender.repeats for _, sender in senders)
     assert sum(follower.returns for follower in followers.values())
-    assert crew.kills > seconds / KILL_EVERY / 3
-    assert crew.pauses
+    assert faults.kills > seconds / KILL_EVERY / 3
+    assert faults.pauses

@@ -10,11 +10,11 @@ import pytest
 from anyio import to_thread
 
 import affinity
-from affinity import AgentMessage, JournalEntry, SpanCompleted, Talk, UserMessage
+from affinity import AgentMessage, ConversationHandle, JournalEntry, SpanCompleted, UserMessage
 from affinity.client import Client
 from tests.conversation.application import Chat, until
-from tests.everywhere import everywhere
-from tests.processes import WorkerProcess, Workers
+from tests.support.all_databases import on_all_databases
+from tests.support.worker_processes import WorkerProcess, Workers
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -41,7 +41,7 @@ async def has_died(worker: WorkerProcess) -> None:
     assert await to_thread.run_sync(worker.wait) == -signal.SIGKILL
 
 
-async def journal(talk: Talk) -> list[JournalEntry]:
+async def journal(talk: ConversationHandle) -> list[JournalEntry]:
     return [item async for item in talk.events(stream=False) if isinstance(item, JournalEntry)]
 
 
@@ -62,7 +62,7 @@ async def check(client: Client, *texts: str) -> list[str]:
 
 
 @pytest.mark.parametrize("where", ["fetch after", "commit before", "commit after"])
-@everywhere
+@on_all_databases
 async def test_a_worker_dies_on_the_way_of_an_ask(workers: Workers, client: Client, where: str) -> None:
     """After the append and the fetch; after the handler; after the commit and before the notification."""
     first = workers.start("first", APP)
@@ -77,7 +77,7 @@ async def test_a_worker_dies_on_the_way_of_an_ask(workers: Workers, client: Clie
 
 
 @pytest.mark.parametrize("where", ["ack before", "ack after"])
-@everywhere
+@on_all_databases
 async def test_a_worker_dies_whose_wakes_belong_to_an_instance_elsewhere(
     workers: Workers, client: Client, where: str
 ) -> None:
@@ -95,7 +95,7 @@ async def test_a_worker_dies_whose_wakes_belong_to_an_instance_elsewhere(
 
 
 @pytest.mark.parametrize("where", ["commit before", "commit after"])
-@everywhere
+@on_all_databases
 async def test_a_worker_dies_while_a_wake_makes_others(workers: Workers, client: Client, where: str) -> None:
     """Forks, a merge, a summary, a child, a revisit and a request: all of the wake, or nothing of it."""
     first = workers.start("first", APP)

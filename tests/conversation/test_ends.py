@@ -11,7 +11,7 @@ import pytest
 import affinity
 from affinity import AgentMessage, UserMessage
 from affinity.client.journals import Journals
-from affinity.conversation import ChildEnded, DefineOutcome, SessionStatusChanged, ToolConfirmation
+from affinity.conversation import ChildEnded, ConversationStatusChanged, DefineOutcome, ToolConfirmation
 from affinity.conversation.writing import WakeWriting
 from affinity.errors import (
     ConversationTerminated,
@@ -88,10 +88,10 @@ async def test_a_conversation_whose_instance_was_cancelled_is_terminated(url: st
         (info,) = [each async for each in on.client.list_conversations(prefix="c", terminated=True, kind="chat")]
         assert info.conversation_id == "c"
         assert await until(lambda: status(below, "terminated"))
-        (changed,) = await talk.history(kinds=["session.status_changed"])
-        assert changed.event == SessionStatusChanged("terminated", "closed")
+        (changed,) = await talk.history(kinds=["conversation.status_changed"])
+        assert changed.event == ConversationStatusChanged("terminated", "closed")
         await talk.terminate()
-        assert len(await talk.history(kinds=["session.status_changed"])) == 1
+        assert len(await talk.history(kinds=["conversation.status_changed"])) == 1
         await on.client.delete("c", force=True)
         with pytest.raises(ConversationTerminated):  # for good
             await talk.send(UserMessage("two"))
@@ -125,7 +125,7 @@ async def test_a_feed_ends_with_an_instance_that_an_operator_cancels(url: str, s
             async with talk.events(follow=True, stream=stream) as feed:
                 async for item in feed:
                     seen.append(item.kind if isinstance(item, affinity.JournalEntry) else "")
-                    if seen[-1] == "session.idle":
+                    if seen[-1] == "conversation.idle":
                         await on.client.cancel("c")
         assert seen == [each.kind for each in await talk.history()]
 
@@ -144,12 +144,12 @@ async def test_a_feed_goes_on_when_an_operator_has_deleted_the_instance(url: str
                         said.append(item.event.text)
                     if len(said) == 2:
                         break
-                    if isinstance(item, affinity.JournalEntry) and item.kind == "session.idle":
+                    if isinstance(item, affinity.JournalEntry) and item.kind == "conversation.idle":
                         group.start_soon(_send_later, talk)
         assert said == ["re: one", "re: two"]
 
 
-async def _send_later(talk: affinity.Talk) -> None:
+async def _send_later(talk: affinity.ConversationHandle) -> None:
     await anyio.sleep(2.5)  # the feed reads once a second
     await talk.send(UserMessage("two"))
 
@@ -261,7 +261,7 @@ async def test_an_ask_waits_for_the_attempt_that_was_requested(url: str, how: st
             raise ValueError("second")
         await echo(wake, chat)
 
-    async def again(talk: affinity.Talk) -> None:
+    async def again(talk: affinity.ConversationHandle) -> None:
         await (talk.resume() if how == "resume" else talk.send(UserMessage("two")))
 
     async with stage(url, handler, retry=affinity.RetryPolicy(max_attempts=1)) as on:
@@ -309,7 +309,7 @@ async def test_a_feed_says_that_retention_has_removed_what_it_has_not_read(url: 
             assert (await anext(late)).kind == "user.message"
             assert await on.client.prune_conversations(max_entries=5) == 10
             assert (await anext(current)).kind == "user.message"
-            assert [(await anext(late)).kind for _ in range(14)][-1] == "session.idle"  # of the page that it had
+            assert [(await anext(late)).kind for _ in range(14)][-1] == "conversation.idle"  # of the page that it had
         for follow in (False, True):
             feed = talk.events(after=7, follow=follow)
             with pytest.raises(EntriesRemoved, match="entries 8 to 10") as raised:
@@ -412,7 +412,7 @@ async def test_the_end_of_a_delegation_waits_for_an_instance(url: str) -> None:
         await entered.wait()
         await on.client.delete("c", force=True)
         go.set()
-        await until(lambda: below.history(kinds=["session.idle"]))
+        await until(lambda: below.history(kinds=["conversation.idle"]))
         assert (await talk.ask(UserMessage("go on"), timeout=30)).text == "completed"
 
 
@@ -626,7 +626,7 @@ async def test_the_end_of_a_delegation_is_for_the_conversation_that_has_delegate
             if begins_again:
                 await talk.ask(DefineOutcome("hello"), timeout=30)
             go.set()
-            await until(lambda below=below: below.history(kinds=["session.idle"]))  # type: ignore[misc]
+            await until(lambda below=below: below.history(kinds=["conversation.idle"]))  # type: ignore[misc]
             found = await left(on.client)
             assert ("c" in found) is begins_again
             if begins_again:

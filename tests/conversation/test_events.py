@@ -35,8 +35,8 @@ def test_the_kinds_of_the_document_are_there() -> None:
         "user.interrupt",
         "user.tool_confirmation",
         "user.custom_tool_result",
-        "session.status_changed",
-        "session.idle",
+        "conversation.status_changed",
+        "conversation.idle",
         "span.started",
         "span.completed",
         "agent.message",
@@ -63,7 +63,7 @@ def test_fields_are_given_by_position_and_by_name() -> None:
         affinity.UserMessage("héllo"),
         affinity.UserMessage([{"type": "text", "text": "a"}, {"type": "image", "url": "x"}]),
         affinity.ConfirmationAnswer("r-1", allowed=True),
-        affinity.SessionIdle("failed", error=affinity.SpanError(type="E", message="m")),
+        affinity.ConversationIdle("failed", error=affinity.SpanError(type="E", message="m")),
         affinity.SpanStarted(span="wake", name="support.wake", started_at=NOW),
         affinity.ChildEnded("c", "d", "completed", {"answer": [1, None]}),
     ],
@@ -169,7 +169,7 @@ def test_clients_send_inputs_only() -> None:
     check_input(Rated(1), "m-1")
     for event in (
         affinity.AgentMessage("x"),
-        affinity.SessionIdle("end_turn"),
+        affinity.ConversationIdle("end_turn"),
         affinity.ChildEnded("c", "d", "failed"),
     ):
         with pytest.raises(InvalidInput, match="by wakes only"):
@@ -182,7 +182,7 @@ def test_clients_send_inputs_only() -> None:
 
 def test_handlers_do_not_write_the_conversation_s_own_events() -> None:
     check_output(affinity.AgentMessage("x"), EventTypes())
-    for event in (affinity.SpanStarted(span="s", name="n"), affinity.SessionIdle("end_turn")):
+    for event in (affinity.SpanStarted(span="s", name="n"), affinity.ConversationIdle("end_turn")):
         with pytest.raises(InvalidInput, match="the conversation writes it by itself"):
             check_output(event, EventTypes())
 

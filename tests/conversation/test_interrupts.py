@@ -314,7 +314,7 @@ class Parent:
                 wake.append(AgentMessage(f"{event.child} {event.outcome}"))
 
 
-async def end_late(on: Stage, parent: Parent, late: Late, below: affinity.Talk, ends: str) -> None:
+async def end_late(on: Stage, parent: Parent, late: Late, below: affinity.ConversationHandle, ends: str) -> None:
     """Have the orchestration receive a message before the end of a wake that has committed it: alone, since another
     instance has taken the only place in memory.
     """
@@ -322,12 +322,12 @@ async def end_late(on: Stage, parent: Parent, late: Late, below: affinity.Talk, 
     await on.talk("other").ask(UserMessage("hello"), timeout=30)
     late.is_set = True
     await anyio.sleep(0.2)  # until the fetch that is under way has ended
-    ended = len(await below.history(kinds=["session.idle"]))
+    ended = len(await below.history(kinds=["conversation.idle"]))
     await (below.interrupt(cancel_running=True) if ends == "interrupt" else below.terminate())
     parent.go.set()
 
     async def has_ended() -> bool:
-        return len(await below.history(kinds=["session.idle"])) > ended
+        return len(await below.history(kinds=["conversation.idle"])) > ended
 
     await until(has_ended)
     late.is_set = False
@@ -336,7 +336,7 @@ async def end_late(on: Stage, parent: Parent, late: Late, below: affinity.Talk, 
 ONE_PLACE = affinity.RuntimeOptions.make(worker_node_id="w", instance_cache_size=1)
 
 
-async def outcomes_of(talk: affinity.Talk) -> list[str]:
+async def outcomes_of(talk: affinity.ConversationHandle) -> list[str]:
     """Outcomes of the delegations that have ended."""
     ended = [each.event for each in await talk.history(kinds=["child.ended"])]
     return [event.outcome for event in ended if isinstance(event, ChildEnded)]
@@ -364,7 +364,7 @@ async def test_a_wake_of_a_fork_that_has_ended_has_begun_nothing_of_its_base(url
     async with stage(url, parent.handler, parent.child, options=ONE_PLACE) as on:
         talk, below = on.talk(), on.talk("c/child", parent.child)
         await talk.ask(UserMessage("work"), timeout=30)
-        await until(lambda: below.history(kinds=["session.idle"]))
+        await until(lambda: below.history(kinds=["conversation.idle"]))
         fork = await below.fork("f")
         parent.entered, parent.go = anyio.Event(), anyio.Event()
         await fork.send(UserMessage("more"))

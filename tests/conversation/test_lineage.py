@@ -16,13 +16,13 @@ import affinity
 from affinity import AgentMessage, JournalEntry, UserMessage
 from affinity.client import Quotas
 from affinity.conversation import wake as waking
-from affinity.conversation.talk import Talk
+from affinity.conversation.handle import ConversationHandle
 from affinity.errors import Contention, ConversationExists, InvalidInput, SessionRecordRefused, WakeFailed
 from affinity.journal import JournalQuery
 from affinity.records import SessionRecord, SessionState, SessionStore
 from affinity.session.transfer import ImportTimes
 from tests.conversation.application import Chat, Stage, make, stage
-from tests.conversation.openrath import LONG, say, texts
+from tests.conversation.lineage_helpers import LONG, say, texts
 
 pytestmark = pytest.mark.anyio
 
@@ -358,7 +358,7 @@ async def test_a_time_in_the_future_becomes_that_of_the_import(idle: Stage) -> N
 
 async def test_a_record_that_could_not_be_loaded_is_not_imported(idle: Stage) -> None:
     """Its kind is always known; its type is where the handle was made with the `Conversations`."""
-    kind_alone = Talk(idle.client, idle.conversations.spec, "k")
+    kind_alone = ConversationHandle(idle.client, idle.conversations.spec, "k")
     damaged = await export_with(idle, state={"wakes": "many"})
     for to, lines, reason in (
         (idle.talk("b"), damaged, "wakes: Input should be a valid integer"),

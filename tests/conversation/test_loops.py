@@ -18,7 +18,7 @@ from affinity.client import Client, conversations, inspection, moves
 from affinity.conversation import AgentMessage, UserMessage
 from affinity.errors import ClientError, InvalidInput, IterationInterrupted, UnknownConversation, WrongEventLoop
 from affinity.session import manager
-from tests.waiting import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -175,7 +175,7 @@ async def test_a_feed_outlasts_cancelled_waits(client: Client) -> None:
     waits = 0
     with anyio.fail_after(30):
         async with talk.events(follow=True) as feed:
-            while not found or found[-1].kind != "session.idle":
+            while not found or found[-1].kind != "conversation.idle":
                 waits += 1
                 found += await cancelled(feed, 0.001 * (waits % 12))
     entries = [item.seq for item in found if isinstance(item, affinity.conversation.JournalEntry)]

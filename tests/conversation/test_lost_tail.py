@@ -32,7 +32,7 @@ from affinity.provider import migrate
 from tests.conversation.application import Chat, make
 from tests.servers.lost_tail import Pair, copy
 from tests.servers.programs import LocalServer, programs
-from tests.waiting import run_on_a_thread
+from tests.support.waiting import run_on_a_thread
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
@@ -136,7 +136,7 @@ async def test_numbers_and_positions_of_a_lost_past_are_refused(database: Any) -
         refused: list[TimelineChanged] = []
         async with talk.events(follow=True, stream=False) as feed:
             async for item in feed:
-                if isinstance(item, JournalEntry) and item.kind == "session.idle" and item.seq > number:
+                if isinstance(item, JournalEntry) and item.kind == "conversation.idle" and item.seq > number:
                     break
             position = feed.position
             database.lose()

@@ -51,7 +51,7 @@ async def delegate_to(value: Any, wake: Wake) -> None:
         (append, UserMessage("as a client"), r"revisit\(\).*delegate\(\)"),
         (append, affinity.UserInterrupt(), r"revisit\(\).*delegate\(\)"),
         (append, affinity.UnknownEvent(kind="user.rated"), r"revisit\(\).*delegate\(\)"),
-        (append, affinity.SessionIdle("end_turn"), "Return from the handler"),
+        (append, affinity.ConversationIdle("end_turn"), "Return from the handler"),
         (append, affinity.SpanStarted(span="s", name="n"), r"wake\.span\(\)"),
         (append, affinity.ChildEnded("c", "d", "failed"), r"wake\.finish\(\)"),
         (append, ToolConfirmation("refund"), r"wake\.require\(\)"),
@@ -81,19 +81,19 @@ async def test_a_call_that_can_never_work_fails_the_wake_in_its_first_attempt(
 # -- waiting for the own conversation
 
 
-async def ask(own: affinity.Talk) -> None:
+async def ask(own: affinity.ConversationHandle) -> None:
     await own.ask(UserMessage("me"))
 
 
-async def reply(own: affinity.Talk) -> None:
+async def reply(own: affinity.ConversationHandle) -> None:
     await own.reply(await own.send(UserMessage("me")))
 
 
-async def ask_in_task(own: affinity.Talk) -> None:
+async def ask_in_task(own: affinity.ConversationHandle) -> None:
     await asyncio.create_task(ask(own))
 
 
-async def ask_from_thread(own: affinity.Talk) -> None:
+async def ask_from_thread(own: affinity.ConversationHandle) -> None:
     await anyio.to_thread.run_sync(anyio.from_thread.run, ask, own)
 
 

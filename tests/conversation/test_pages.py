@@ -37,7 +37,7 @@ def wake(first: int, wake_id: str, *, processed: int, text: str = "", read: int 
         entry(first, "span.started", wake_id, span="wake", name="chat.wake"),
         *said,
         entry(last, "span.completed", wake_id, **ended),
-        entry(last + 1, "session.idle", wake_id, **stop),
+        entry(last + 1, "conversation.idle", wake_id, **stop),
     ]
 
 
@@ -182,7 +182,7 @@ def test_a_reply_in_two_pages_is_whole() -> None:
 def test_a_reply_has_the_requests_of_the_wake() -> None:
     first, second, third, _ = wake(2, "w1", processed=1, text="may I?")
     request = entry(4, "agent.tool_confirmation", "w1", tool="refund", request_id="r1")
-    idle = entry(6, "session.idle", "w1", stop_reason="requires_action", requests=["r1"])
+    idle = entry(6, "conversation.idle", "w1", stop_reason="requires_action", requests=["r1"])
     reply = ReplyReader("s", 1, TYPES).read(page([first, second, request, third._replace(seq=5), idle]))
     assert reply is not None
     assert reply.requires_action

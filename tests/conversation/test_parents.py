@@ -41,7 +41,7 @@ class Family:
                 except NotAParent as error:
                     self.refused.append(error)
 
-    def below(self, name: str) -> affinity.Talk:
+    def below(self, name: str) -> affinity.ConversationHandle:
         """A child."""
         return self.on.talk(f"c/{name}", self.child)
 

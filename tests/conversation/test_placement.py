@@ -13,7 +13,7 @@ from typing import Any, Final
 import anyio
 import pytest
 
-from affinity import AgentMessage, RuntimeOptions, Talk, ToolConfirmation, UserMessage, Wake, Worker
+from affinity import AgentMessage, ConversationHandle, RuntimeOptions, ToolConfirmation, UserMessage, Wake, Worker
 from affinity.worker import maintenance
 from affinity.worker.retry import DatabaseHealth
 from tests.conversation.application import Chat, Stage, stage, status, until
@@ -79,7 +79,7 @@ class Fleet:
         assert await self.on.client.move_session(name, other, wait=True) == "moved"
         return other
 
-    async def ask(self, talk: Talk, text: str) -> str:
+    async def ask(self, talk: ConversationHandle, text: str) -> str:
         """Ask; the worker that has answered."""
         reply = await talk.ask(UserMessage(text), timeout=PATIENCE)
         assert reply.text == f"re: {text}"

@@ -12,11 +12,11 @@ import affinity
 from affinity import SpanCompleted, UserMessage
 from affinity.client import Client
 from affinity.errors import WakeFailed
-from tests.board import Board
 from tests.conversation.application import kinds, status, until
 from tests.conversation.process_app import conversations
-from tests.everywhere import everywhere
-from tests.processes import Workers
+from tests.support.activity_calls import ActivityCalls
+from tests.support.all_databases import on_all_databases
+from tests.support.worker_processes import Workers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
@@ -28,19 +28,19 @@ async def state_of(client: Client, name: str) -> list[str]:
         return [*chat.received]
 
 
-@everywhere
+@on_all_databases
 async def test_a_killed_worker_s_wake_is_repeated_from_the_committed_watermark(
-    workers: Workers, client: Client, board: Board
+    workers: Workers, client: Client, calls: ActivityCalls
 ) -> None:
     """Nothing is lost, and nothing is in the journal or in the state twice: no torn tail."""
     first = workers.start("first", APP)
     talk = client.conversation(conversations, "c")
     one = await talk.send(UserMessage("one"), event_id="m-1")
-    call = await board.next()
+    call = await calls.next()
     two = await talk.send(UserMessage("two"), event_id="m-2")
     first.send(signal.SIGKILL)
     workers.start("second", APP)
-    again = await board.next()
+    again = await calls.next()
     assert (again["received"], again["wakes"]) == (["one", "two"], 1)
     assert again["wake"] == call["wake"]  # the same wake, another attempt
     await again.answer("ok")
@@ -53,24 +53,24 @@ async def test_a_killed_worker_s_wake_is_repeated_from_the_committed_watermark(
         "span.started": 1,
         "agent.message": 1,
         "span.completed": 1,
-        "session.idle": 1,
+        "conversation.idle": 1,
     }
     assert [each.seq for each in history] == list(range(1, 7))
     assert await state_of(client, "c") == ["one", "two"]
 
 
-@everywhere
+@on_all_databases
 async def test_a_paused_worker_cannot_commit_what_another_one_has_done(
-    workers: Workers, client: Client, board: Board
+    workers: Workers, client: Client, calls: ActivityCalls
 ) -> None:
     """Its lease is over: the wake runs elsewhere, and its own result is refused."""
     first = workers.start("first", APP)
     talk = client.conversation(conversations, "c")
     seq = await talk.send(UserMessage("one"))
-    stale = await board.next()
+    stale = await calls.next()
     first.pause()
     workers.start("second", APP)
-    again = await board.next()
+    again = await calls.next()
     await again.answer("second")
     assert (await talk.reply(seq, timeout=60)).text == "one: second"
     first.send(signal.SIGCONT)
@@ -83,17 +83,17 @@ async def test_a_paused_worker_cannot_commit_what_another_one_has_done(
     assert await state_of(client, "c") == ["one", "quick"]
 
 
-@everywhere
+@on_all_databases
 async def test_a_drained_worker_hands_its_wake_over_and_that_is_no_attempt(
-    workers: Workers, client: Client, board: Board
+    workers: Workers, client: Client, calls: ActivityCalls
 ) -> None:
     first = workers.start("first", APP, drain_timeout=0.2)
     talk = client.conversation(conversations, "c")
     seq = await talk.send(UserMessage("one"))
-    await board.next()
+    await calls.next()
     workers.start("second", APP)
     first.send(signal.SIGTERM)
-    again = await board.next()
+    again = await calls.next()
     assert again["worker"] == "second"
     streamed = anyio.Event()
 
@@ -114,7 +114,7 @@ async def test_a_drained_worker_hands_its_wake_over_and_that_is_no_attempt(
 
 
 @pytest.mark.slow
-@everywhere
+@on_all_databases
 async def test_a_handler_that_ends_its_worker_is_poison_and_not_a_loop(workers: Workers, client: Client) -> None:
     """After `max_attempts` deliveries the conversation has failed, with a closed trace and its input kept."""
     for number in range(4):
@@ -124,7 +124,7 @@ async def test_a_handler_that_ends_its_worker_is_poison_and_not_a_loop(workers: 
         await talk.ask(UserMessage("die"), timeout=150)
     assert await until(lambda: status(talk, "failed"))
     history = await talk.history()
-    assert kinds(history) == ["user.message", "span.started", "span.completed", "session.idle"]
+    assert kinds(history) == ["user.message", "span.started", "span.completed", "conversation.idle"]
     closed = history[2].event
     assert isinstance(closed, SpanCompleted)
     assert (closed.result, closed.processed) == ("error", 0)

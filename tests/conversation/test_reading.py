@@ -72,7 +72,7 @@ async def test_a_page_that_finds_no_room_in_a_shared_call_is_read_again(url: str
             await large.send(UserMessage("x" * 1_000_000))
         found: dict[str, int] = {}
 
-        async def count(name: str, talk: affinity.Talk, **where: Any) -> None:
+        async def count(name: str, talk: affinity.ConversationHandle, **where: Any) -> None:
             found[name] = len(await talk.history(**where))
 
         async with anyio.create_task_group() as group:
@@ -281,7 +281,7 @@ async def test_a_feed_that_follows_waits_for_the_first_event(url: str) -> None:
         await on.talk().ask(UserMessage("one"), timeout=30)
         await on.talk().terminate()
         with anyio.fail_after(30):
-            while "session.status_changed" not in found:
+            while "conversation.status_changed" not in found:
                 await anyio.sleep(0.02)
         assert found[:3] == ["user.message", "span.started", "agent.message"]
 

@@ -15,7 +15,7 @@ from tests.conversation.application import Chat, echo, make, stage, until
 pytestmark = pytest.mark.anyio
 
 
-async def code(talk: affinity.Talk, expected: str) -> bool:
+async def code(talk: affinity.ConversationHandle, expected: str) -> bool:
     found = await talk.explain()
     return found is not None and found.code == expected
 

@@ -169,11 +169,11 @@ async def test_a_request_of_the_application_is_answered_and_expires(sqlite_url: 
         seq = await talk.send(Chosen(request.request_id, "b"))
         assert (await talk.reply(seq, timeout=30)).text == "user.choice"
         await talk.ask(UserMessage("briefly"), timeout=30)
-        said = await until(lambda: _said(talk, "session.request_expired"))
+        said = await until(lambda: _said(talk, "conversation.request_expired"))
         assert said
 
 
-async def _said(talk: affinity.Talk, text: str) -> bool:
+async def _said(talk: affinity.ConversationHandle, text: str) -> bool:
     return any(each.event == AgentMessage(text) for each in await talk.history(kinds=["agent.message"]))
 
 

@@ -223,5 +223,5 @@ async def test_a_priority_is_a_word_or_a_small_number(sqlite_url: str) -> None:
         assert len(refused) == 3
 
 
-async def _none(talk: affinity.Talk) -> bool:
+async def _none(talk: affinity.ConversationHandle) -> bool:
     return not await talk.revisits() and await talk.status() == "idle"

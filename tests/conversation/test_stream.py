@@ -14,7 +14,7 @@ from affinity.conversation.stream import MAX_PART, Streams
 from affinity.errors import ConnectionLost, Contention, DataRefused, NotSerializable, PayloadTooLarge
 from affinity.journal import StreamPart
 from affinity.limits import MAX_STREAM_BYTES
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 @dataclass

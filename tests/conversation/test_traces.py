@@ -15,7 +15,7 @@ import affinity
 from affinity import AgentMessage, RetryPolicy, SpanCompleted, SpanStarted, UserMessage, telemetry
 from affinity.telemetry import SESSION_ATTRIBUTE
 from tests.conversation.application import Chat, kinds, stage
-from tests.spans import exporter
+from tests.support.span_exporter import exporter
 
 pytestmark = pytest.mark.anyio
 
@@ -42,7 +42,7 @@ async def test_a_wake_and_its_tools_have_spans_with_times_attempt_worker_and_err
             *["span.completed"] * 2,
             "span.started",
             *["span.completed"] * 2,
-            "session.status_changed",
+            "conversation.status_changed",
         ]
         assert "agent.message" in kinds(second)
         spans = {each.event.name: each.event for each in first if isinstance(each.event, SpanCompleted)}
@@ -67,7 +67,7 @@ async def test_a_wake_and_its_tools_have_spans_with_times_attempt_worker_and_err
 
 def split(entries: list[affinity.JournalEntry]) -> tuple[list[affinity.JournalEntry], list[affinity.JournalEntry]]:
     """The entries of two attempts."""
-    end = kinds(entries).index("session.status_changed") + 1
+    end = kinds(entries).index("conversation.status_changed") + 1
     return entries[:end], entries[end:]
 
 
@@ -81,10 +81,10 @@ async def test_a_trace_that_fails_is_closed_and_says_so(url: str) -> None:
         with pytest.raises(affinity.errors.WakeFailed):
             await talk.ask(UserMessage("one"), timeout=30)
         history = await talk.history(after=1)
-        assert kinds(history) == ["span.started", "span.completed", "session.idle"]
+        assert kinds(history) == ["span.started", "span.completed", "conversation.idle"]
         assert isinstance(history[1].event, SpanCompleted)
         assert history[1].event.result == "error"
-        assert isinstance(history[2].event, affinity.SessionIdle)
+        assert isinstance(history[2].event, affinity.ConversationIdle)
         assert history[2].event.stop_reason == "failed"
 
 

@@ -30,7 +30,7 @@ async def test_a_wake_processes_what_has_arrived(url: str) -> None:
         first = await talk.ask(UserMessage("one"), event_id="m-1", timeout=30)
         second = await talk.ask(UserMessage("two"), event_id="m-2", timeout=30)
         assert (first.text, second.text) == ("re: one", "re: two")
-        assert kinds(second.entries) == ["span.started", "agent.message", "span.completed", "session.idle"]
+        assert kinds(second.entries) == ["span.started", "agent.message", "span.completed", "conversation.idle"]
         assert second.stop_reason == "end_turn"
         assert (await on.state()).received == ["one", "two"]
 
@@ -230,10 +230,10 @@ async def test_what_a_handler_leaves_behind_adds_nothing(url: str, fails: bool) 
     async with stage(url, handler, retry=RetryPolicy(max_attempts=1)) as on:
         talk = on.talk()
         await talk.send(UserMessage("one"))
-        await until(lambda: talk.history(kinds=["session.idle"]))
+        await until(lambda: talk.history(kinds=["conversation.idle"]))
         with pytest.raises(SessionError, match="handler of this wake has ended"):
             await tasks[0]
-        assert kinds(await talk.history(last=1)) == ["session.idle"]
+        assert kinds(await talk.history(last=1)) == ["conversation.idle"]
         assert not fails or not await talk.history(kinds=["agent.message"])
 
 
@@ -244,7 +244,7 @@ async def test_resume_of_a_conversation_with_nothing_to_do_runs_nothing(url: str
         (before,) = await talk.history(last=1)
         await talk.resume()
         await anyio.sleep(0.3)
-        assert kinds(await talk.history(after=before.seq)) == ["session.status_changed"]
+        assert kinds(await talk.history(after=before.seq)) == ["conversation.status_changed"]
         assert (await on.state()).wakes == 1
 
 
@@ -277,7 +277,7 @@ async def test_a_journal_that_was_made_anew_under_a_wake_is_a_conflict_and_the_w
             "span.started",
             "agent.message",
             "span.completed",
-            "session.idle",
+            "conversation.idle",
         ]
 
 
@@ -287,7 +287,7 @@ async def test_a_conversation_goes_on_after_hundreds_of_wakes_and_without_its_co
     async with stage(url, options=options) as on:
         talks = [on.talk(f"c{number}") for number in range(3)]
 
-        async def ask_all(talk: affinity.Talk, count: int) -> None:
+        async def ask_all(talk: affinity.ConversationHandle, count: int) -> None:
             for number in range(count):
                 assert (await talk.ask(UserMessage(str(number)), timeout=60)).text == f"re: {number}"
 
@@ -390,7 +390,7 @@ async def test_what_fails_behind_the_handler_drops_the_state_too(url: str) -> No
         await on.talk("first").ask(UserMessage("one"), timeout=30)
         reply = await on.talk("second").ask(UserMessage("one"), timeout=30)
         assert disposed[0] == "first"
-        assert "session.status_changed" in kinds(reply.entries)
+        assert "conversation.status_changed" in kinds(reply.entries)
         assert await on.state("second") == Chat(received=["one"], wakes=1)
 
 

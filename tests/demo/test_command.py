@@ -14,7 +14,7 @@ from affinity.cli import demo as command
 from affinity.cli import main
 from affinity.demo.display import DemoReport
 from affinity.demo.run import DemoFailed
-from tests.commands import new_runner
+from tests.support.cli_runner import new_runner
 
 KEYS = [
     "provider",

@@ -18,7 +18,7 @@ import pytest
 
 import affinity
 from examples.chat_api.chat import app, chats
-from tests.processes import PATIENCE, ROOT, WorkerProcess, Workers, open_workers
+from tests.support.worker_processes import PATIENCE, ROOT, WorkerProcess, Workers, open_workers
 
 APP = "examples.chat_api.chat:app"
 
@@ -126,7 +126,7 @@ def test_what_cannot_be_is_refused(http: httpx.Client) -> None:
 def test_a_reader_that_comes_back_goes_on_where_it_was(http: httpx.Client) -> None:
     post(http, "/chats/ann/messages", text="one two three four five six seven eight")
     before = until(events(http, "ann"), "stream.part")
-    after = until(events(http, "ann", before[-1].id), "session.idle")
+    after = until(events(http, "ann", before[-1].id), "conversation.idle")
     parts = [event.data["number"] for event in (*before, *after) if event.kind == "stream.part"]
     assert parts == list(range(1, len(parts) + 1))
     seqs = [event.data["seq"] for event in (*before, *after) if "seq" in event.data]
@@ -149,7 +149,7 @@ def test_positions_that_are_none_are_refused_and_an_empty_one_is_the_beginning(h
 def test_readers_of_a_chat_see_the_same_until_it_is_deleted(http: httpx.Client, workers: Workers) -> None:
     post(http, "/chats/fay/ask", text="hello")
     readers = [events(http, "fay"), events(http, "fay")]
-    first, second = [until(each, "session.idle") for each in readers]
+    first, second = [until(each, "conversation.idle") for each in readers]
     assert first == second
     _do(workers, lambda talk: talk.delete())
     assert [[*each] for each in readers] == [[ServerEvent("0", "reset", None)]] * 2
@@ -168,7 +168,7 @@ def test_what_is_no_amount_is_an_answer_too(http: httpx.Client) -> None:
     assert "invalid_tool_arguments" in post(http, "/chats/ann/ask", text="refund everything")["text"]
 
 
-def _do(workers: Workers, work: Callable[[affinity.Talk], Awaitable[object]]) -> None:
+def _do(workers: Workers, work: Callable[[affinity.ConversationHandle], Awaitable[object]]) -> None:
     async def run() -> None:
         async with affinity.Client(workers.url) as client:
             await work(client.conversation(chats, "fay"))
@@ -182,7 +182,7 @@ def test_a_killed_worker_costs_the_stream_and_not_the_answer(http: httpx.Client,
     stream = events(http, "ann")
     seen = until(stream, "stream.part")
     _holder(workers).send(signal.SIGKILL)
-    seen += until(stream, "session.idle")
+    seen += until(stream, "conversation.idle")
     kinds = [event.kind for event in seen]
     assert kinds.count("agent.message") == 1
     (message,) = [event for event in seen if event.kind == "agent.message"]

@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 import affinity
-from affinity.conversation import AgentMessage, Talk, UserMessage
+from affinity.conversation import AgentMessage, ConversationHandle, UserMessage
 from affinity.testing import Env, crash_matrix
 
 pytestmark = pytest.mark.slow
@@ -89,7 +89,7 @@ async def first(env: Env, of: ModuleType) -> object:
     return [reply.text for reply in replies], await texts(talk)
 
 
-async def texts(talk: Talk) -> list[str]:
+async def texts(talk: ConversationHandle) -> list[str]:
     return [entry.event.text for entry in await talk.history() if isinstance(entry.event, AgentMessage)]
 
 

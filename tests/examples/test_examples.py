@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forks import Fork, run_program
+from tests.support.forked_programs import Fork, run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

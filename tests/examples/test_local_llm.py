@@ -22,9 +22,9 @@ from examples.local_llm.__main__ import main
 from examples.local_llm.chats import Chat, ChatCodec, TimedTurn
 from examples.local_llm.model import Completion, Message, Model, missing_packages
 from examples.local_llm.report import rows
-from examples.local_llm.run import Plan, Talk
+from examples.local_llm.run import Plan, TimedConversation
 from examples.local_llm.talk import build
-from tests.processes import PATIENCE
+from tests.support.worker_processes import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "examples.local_llm", "--conversations", "2"]
@@ -76,7 +76,8 @@ def test_turns_are_reported_by_how_they_began() -> None:
         done = Completion(text="", kept=1, read=2, reading=reading, writing=1.0)
         return TimedTurn(worker="w", start="warm", loading=1.0, done=done, saving=0.5, saved=7)
 
-    (row,) = rows("slot", [Talk("a", turns=[turn(1.0), turn(9.0)]), Talk("b", turns=[turn(2.0)])])
+    talks = [TimedConversation("a", turns=[turn(1.0), turn(9.0)]), TimedConversation("b", turns=[turn(2.0)])]
+    (row,) = rows("slot", talks)
     assert (row.turns, row.first_token, row.first_token_longest, row.whole, row.saved) == (3, 3.0, 10.0, 4.5, 7)
 
 

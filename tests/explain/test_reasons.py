@@ -18,7 +18,7 @@ from affinity.provider import open_provider
 from affinity.provider.contract import Incarnation, Provider, WorkerIdentity, WorkerProfile
 from affinity.testing import Env
 from affinity.worker import activities, registrations
-from tests.waiting import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from tests.processes import ROOT
+from tests.support.worker_processes import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

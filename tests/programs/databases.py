@@ -10,7 +10,7 @@ from affinity.provider.postgres.driver.target import Target
 from affinity.testing.env.postgres import PostgresDatabase
 from affinity.testing.env.waiting import EnvDatabase
 from tests.servers import PostgresServer
-from tests.waiting import run_on_a_thread
+from tests.support.waiting import run_on_a_thread
 
 
 class Copies:

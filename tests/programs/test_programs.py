@@ -11,7 +11,7 @@ from affinity.conversation.running import _Attempt
 from tests.conftest import Servers
 from tests.programs.__main__ import Look, main
 from tests.programs.areas import AREAS
-from tests.programs.areas.conversations.script import Op, Talks
+from tests.programs.areas.conversations.script import ConversationScript, Op
 from tests.programs.databases import Copies
 from tests.programs.draw import Failed, programs, search, text
 from tests.programs.program import Program
@@ -46,7 +46,7 @@ def test_a_program_that_fails_is_made_small() -> None:
 async def test_a_delegation_that_ends_before_that_of_its_child_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = ("delegate", "b", 4, (("confirm", None, (("finish", 3),)),))
     steps = (("delegate", "a", 4, (inner, ("say", 2))),)
-    program = Program({"conversations": Talks(((Op("send", steps=steps),),))})
+    program = Program({"conversations": ConversationScript(((Op("send", steps=steps),),))})
     await run(program)
     monkeypatch.setattr(_Attempt, "_count_delegated", lambda attempt, wake: None)
     with pytest.raises(AssertionError, match=r"was given .* result='said 2'"):

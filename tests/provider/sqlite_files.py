@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from affinity.provider import migrate
-from tests.waiting import run_on_a_thread
+from tests.support.waiting import run_on_a_thread
 
 NEW_TOKEN: Final = "UPDATE timeline SET token = lower(hex(randomblob(16)))"  # noqa: S105 -- of the timeline
 

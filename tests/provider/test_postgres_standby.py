@@ -19,7 +19,7 @@ from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver import connections
 from tests.provider.postgres_stage import PATIENCE, administrator, opened
 from tests.servers import old_and_new
-from tests.waiting import run_on_a_thread
+from tests.support.waiting import run_on_a_thread
 
 pytestmark = pytest.mark.anyio
 

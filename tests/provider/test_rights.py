@@ -43,7 +43,7 @@ from affinity.testing.conformance.providers.builders import fetch_options, new_i
 from affinity.testing.conformance.providers.lineage import creation_of
 from tests.provider.postgres_stage import administrator
 from tests.provider.roles import CLIENT, SCALER, WORKER, as_role
-from tests.waiting import started
+from tests.support.waiting import started
 
 pytestmark = pytest.mark.anyio
 

@@ -36,9 +36,9 @@ from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.driver.transaction import PORTION
 from affinity.provider.sqlite.migration import MIGRATIONS, migrate
 from affinity.provider.statements import load_statements
-from tests.forks import Fork
 from tests.provider import sqlite_crowd as crowd
 from tests.provider.sqlite_files import create_file
+from tests.support.forked_programs import Fork
 
 TIMEOUTS = Timeouts(work_item_lock=30.0, session_lock=300.0)
 GENERATION = Generation("first")

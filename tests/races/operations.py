@@ -78,7 +78,7 @@ async def other(ctx: affinity.OrchestrationContext) -> None:
     await ctx.schedule_wait("never")
 
 
-def talk(stage: Stage, name: str = "c") -> affinity.Talk:
+def talk(stage: Stage, name: str = "c") -> affinity.ConversationHandle:
     return stage.client.conversation(chats, stage.id(name))
 
 
@@ -331,7 +331,9 @@ def filter_mine(stage: Stage, ids: Any) -> set[str]:
 def _entries(db: Tables, row: Row, kind: str = "") -> Iterator[str]:
     for seq in range(row["first_seq"], row["last_seq"] + 1):
         entry = db.entry(row, seq)
-        if entry is not None and entry["kind"].startswith(kind) and not entry["kind"].startswith(("session.", "span.")):
+        if entry is None or not entry["kind"].startswith(kind):
+            continue
+        if not entry["kind"].startswith(("conversation.", "span.")):
             payload = parsed(entry["payload"])
             yield " ".join(str(each) for each in (entry["kind"], payload.get("text"), payload.get("outcome")) if each)
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from affinity.conversation.talk import Talk
+from affinity.conversation.handle import ConversationHandle
 from tests.conftest import Servers
 from tests.programs.databases import Copies
 from tests.races.driver import Area, Finding, Races, Where
@@ -33,12 +33,12 @@ async def findings(races: Races, only: str, at: str) -> Sequence[Finding]:
 async def test_a_race_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A deletion in the wrong order takes the record of a conversation that has begun meanwhile, not its instance."""
 
-    async def remove_rest(talk: Talk, conversation_id: str) -> bool:
+    async def remove_rest(talk: ConversationHandle, conversation_id: str) -> bool:
         (journal,) = await talk._client.journals.delete([conversation_id])
         state = await talk._client.session_store.delete([conversation_id])
         return bool(state) or journal
 
-    monkeypatch.setattr(Talk, "_remove_rest", remove_rest)
+    monkeypatch.setattr(ConversationHandle, "_remove_rest", remove_rest)
     async with Races(AREA["new"]) as races:
         found = await findings(races, "delete,send", "states.delete")
     (one,) = found

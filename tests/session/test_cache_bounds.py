@@ -100,7 +100,7 @@ async def test_without_an_idle_timeout_copies_stay(app: Application) -> None:
     assert cache.peek(LeaseContext()).number == 1
 
 
-# --- option A ---------------------------------------------------------------------------------------------------------
+# --- code that detects a move of the session itself -------------------------------------------------------------------
 
 
 async def test_reactive_use_detects_the_migration_and_hydrates_by_an_activity(app: Application) -> None:

@@ -15,7 +15,7 @@ from affinity.limits import MAX_LABELS
 from affinity.provider import open_provider
 from affinity.worker import resources as sweeping
 from tests.conversation.application import Chat, make, stage, until
-from tests.conversation.openrath import rebuild
+from tests.conversation.lineage_helpers import rebuild
 
 pytestmark = pytest.mark.anyio
 

@@ -13,10 +13,10 @@ from affinity.conversation import (
     AgentMessage,
     ChildEnded,
     ConfirmationAnswer,
+    ConversationHandle,
     JournalEvent,
     ModelReply,
     ModelRequest,
-    Talk,
     ToolCall,
     ToolConfirmation,
     ToolResult,
@@ -255,7 +255,7 @@ talks.include(desk)
 talks.include(clerk)
 
 
-async def texts(talk: Talk) -> list[str]:
+async def texts(talk: ConversationHandle) -> list[str]:
     return [entry.event.text for entry in await talk.history() if isinstance(entry.event, AgentMessage)]
 
 

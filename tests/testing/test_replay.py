@@ -13,7 +13,7 @@ from affinity.conversation import UserMessage
 from affinity.errors import InvalidInput, Nondeterminism, OrchestrationUnreadable, UnknownInstance, UnknownOrchestration
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.testing import Env, replay
-from tests.replayed import CHANGES, drinks, line_of, mixed, support, talks, visits
+from tests.support.changed_code_app import CHANGES, drinks, line_of, mixed, support, talks, visits
 
 
 async def recorded(*, until_event: int = 10) -> dict[str, Any]:
@@ -57,7 +57,7 @@ async def test_a_change_is_found_with_its_line(change: str) -> None:
     assert (error.execution_id, error.event_id, error.actual) == (1, event_id, actual)
     assert error.expected == f"{expected} as event {event_id}"
     assert error.source is not None
-    assert error.source.endswith(f"tests/replayed.py:{line_of(mark)}, in visit")
+    assert error.source.endswith(f"tests/support/changed_code_app.py:{line_of(mark)}, in visit")
     assert error.source in str(error)
 
 

@@ -26,8 +26,8 @@ from affinity.errors import (
 from affinity.orchestration import Event
 from affinity.provider import open_provider
 from affinity.provider.contract import KeyState, MessageKey, NewMessage, Provider
-from tests.askable import Answer, Ask, Question, app, oracle
-from tests.processes import PATIENCE, open_workers
+from tests.support.ask_app import Answer, Ask, Question, app, oracle
+from tests.support.worker_processes import PATIENCE, open_workers
 
 pytestmark = pytest.mark.anyio
 
@@ -288,7 +288,7 @@ async def test_replies_survive_workers_that_are_killed(any_url: str, tmp_path: P
     """A worker dies between the event and the reply, with SIGKILL; each question is answered once, and rightly."""
     note = tmp_path / "note"
     with open_workers(any_url) as workers:
-        doomed = workers.start("a", app="tests.askable:app")
+        doomed = workers.start("a", app="tests.support.ask_app:app")
         async with Client(any_url) as client:
             asked = Ask(Question(text="poison", note=str(note)))
             answers: list[Answer] = []
@@ -300,7 +300,7 @@ async def test_replies_survive_workers_that_are_killed(any_url: str, tmp_path: P
                 tasks.start_soon(ask, "k")
                 tasks.start_soon(ask, "k")
                 await anyio.to_thread.run_sync(doomed.wait)
-                workers.start("b", app="tests.askable:app")
+                workers.start("b", app="tests.support.ask_app:app")
             assert answers == [Answer(text="POISON", number=1)] * 2
             assert note.read_text().splitlines() == ["poison"] * 2
             assert len(await events_of(client, "o", "event_raised")) == 1

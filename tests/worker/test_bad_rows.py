@@ -19,7 +19,7 @@ from affinity.client.views import Failure
 from affinity.errors import InvalidOptions, OrchestrationFailed, PayloadTooLarge
 from affinity.limits import MAX_PAYLOAD_DEPTH
 from affinity.records import SessionMetadata, SessionState, StateWrite
-from tests.waiting import started
+from tests.support.waiting import started
 
 pytestmark = pytest.mark.anyio
 

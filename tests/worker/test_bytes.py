@@ -12,7 +12,7 @@ import pytest
 from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
 from affinity.client import Client, ExternalEvent
 from affinity.provider.contract import HistoryCursor, HistoryPage
-from tests.waiting import until
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 

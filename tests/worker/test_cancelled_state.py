@@ -19,7 +19,7 @@ from affinity.provider.postgres import PostgresProvider
 from affinity.provider.sqlite import SqliteProvider
 from affinity.records import SessionRecord
 from affinity.worker.instances import InstanceTable
-from tests.waiting import until
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 

@@ -9,24 +9,24 @@ import pytest
 
 from affinity import Client
 from affinity.errors import OrchestrationFailed
-from tests.board import Board, open_board
-from tests.processes import Workers, open_workers
-from tests.progress import in_database
+from tests.support.activity_calls import ActivityCalls, open_calls
+from tests.support.checkpoint_app import in_database
+from tests.support.worker_processes import Workers, open_workers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
-APP = "tests.progress:app"
-FORGETFUL = "tests.progress:forgetful"
+APP = "tests.support.checkpoint_app:app"
+FORGETFUL = "tests.support.checkpoint_app:forgetful"
 
 
 @pytest.fixture
-async def board() -> AsyncIterator[Board]:
-    async with open_board() as board:
-        yield board
+async def calls() -> AsyncIterator[ActivityCalls]:
+    async with open_calls() as calls:
+        yield calls
 
 
 @pytest.fixture
-def workers(any_url: str, board: Board) -> Iterator[Workers]:
+def workers(any_url: str, calls: ActivityCalls) -> Iterator[Workers]:
     with open_workers(any_url) as workers:
         yield workers
 
@@ -42,20 +42,22 @@ async def steps_of(client: Client) -> list[str]:
         return progress.steps
 
 
-async def test_a_killed_activity_goes_on_from_its_checkpoint(workers: Workers, client: Client, board: Board) -> None:
+async def test_a_killed_activity_goes_on_from_its_checkpoint(
+    workers: Workers, client: Client, calls: ActivityCalls
+) -> None:
     """Two were done and the third was under way: the next worker does the third and the fourth."""
     first = workers.start("first", APP)
     await client.start("journey", ["a", "b", "c", "d"], instance_id="i")
     for step in ("a", "b"):
-        call = await board.next()
+        call = await calls.next()
         assert (call["step"], call["attempt"]) == (step, 1)
         await call.answer()
-    assert (await board.next())["step"] == "c"
+    assert (await calls.next())["step"] == "c"
     assert await steps_of(client) == ["a", "b"]
     first.send(signal.SIGKILL)
     workers.start("second", APP)
     for step in ("c", "d"):
-        call = await board.next()
+        call = await calls.next()
         assert (call["step"], call["attempt"], call["worker"]) == (step, 2, "second")
         await call.answer()
     assert await client.wait("i", timeout=30) == ["a", "b", "c", "d", "end"]
@@ -63,30 +65,32 @@ async def test_a_killed_activity_goes_on_from_its_checkpoint(workers: Workers, c
 
 
 @pytest.mark.parametrize("app", [APP, FORGETFUL], ids=["database", "memory"])
-async def test_a_retry_goes_on_from_the_checkpoint(workers: Workers, client: Client, board: Board, app: str) -> None:
+async def test_a_retry_goes_on_from_the_checkpoint(
+    workers: Workers, client: Client, calls: ActivityCalls, app: str
+) -> None:
     """By the policy of the activity, in the same worker; with a store in its memory, too."""
     workers.start("only", app)
     await client.start("journey", ["a", "b"], instance_id="i")
-    await (await board.next()).answer()
-    await (await board.next()).answer("fail")
-    call = await board.next()
+    await (await calls.next()).answer()
+    await (await calls.next()).answer("fail")
+    call = await calls.next()
     assert (call["step"], call["attempt"]) == ("b", 2)
     await call.answer()
     assert await client.wait("i", timeout=30) == ["a", "b", "end"]
 
 
 async def test_a_checkpoint_after_a_script_has_written_is_refused(
-    workers: Workers, client: Client, board: Board
+    workers: Workers, client: Client, calls: ActivityCalls
 ) -> None:
     """And the activity runs again, from what the script has left."""
     workers.start("only", APP)
     await client.start("journey", ["a", "b"], instance_id="i")
-    await (await board.next()).answer()
-    call = await board.next()
+    await (await calls.next()).answer()
+    call = await calls.next()
     async with in_database.open("s", store=client.session_store) as progress:
         progress.steps.append("by hand")
     await call.answer()
-    again = await board.next()
+    again = await calls.next()
     assert (again["step"], again["attempt"]) == ("b", 2)
     assert again["epoch"] > call["epoch"]
     await again.answer()
@@ -94,15 +98,15 @@ async def test_a_checkpoint_after_a_script_has_written_is_refused(
 
 
 async def test_a_paused_worker_whose_session_moved_writes_no_checkpoint(
-    workers: Workers, client: Client, board: Board
+    workers: Workers, client: Client, calls: ActivityCalls
 ) -> None:
     """It was asked to go on after its leases had ended and another worker had taken the session."""
     first = workers.start("first", APP)
     await client.start("journey", ["a"], instance_id="i")
-    late = await board.next()
+    late = await calls.next()
     first.pause()
     workers.start("second", APP)
-    call = await board.next()
+    call = await calls.next()
     assert (call["worker"], call["step"]) == ("second", "a")
     await late.answer()
     first.send(signal.SIGCONT)

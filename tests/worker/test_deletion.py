@@ -10,7 +10,7 @@ from affinity import App, OrchestrationContext, RuntimeOptions, Worker
 from affinity.client import Client, ExternalEvent, requests
 from affinity.errors import InstanceNotFinished, OrchestrationFailed, TooManyUnreadEvents
 from affinity.limits import UNREAD_STEP
-from tests.waiting import started, until
+from tests.support.waiting import started, until
 
 pytestmark = pytest.mark.anyio
 

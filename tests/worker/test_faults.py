@@ -20,12 +20,12 @@ from affinity.errors import AccessDenied
 from affinity.provider.sqlite import SqliteProvider
 from affinity.provider.sqlite.driver import database
 from affinity.testing.conformance.providers import Fault
-from tests.apps import app
-from tests.board import Board, open_board
-from tests.processes import Workers, open_workers
 from tests.provider.fault_proxy import FaultProxy
 from tests.provider.harnesses import SQLITE_FAULTS, FaultySqlite
 from tests.provider.postgres_stage import administrator, until
+from tests.support.activity_calls import ActivityCalls, open_calls
+from tests.support.apps import app
+from tests.support.worker_processes import Workers, open_workers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
@@ -87,14 +87,14 @@ def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 @pytest.fixture
-async def board() -> AsyncIterator[Board]:
-    async with open_board() as board:
-        yield board
+async def calls() -> AsyncIterator[ActivityCalls]:
+    async with open_calls() as calls:
+        yield calls
 
 
 @pytest.fixture
-def workers(postgres_migrated: str, board: Board) -> Iterator[Workers]:
-    with open_workers(postgres_migrated, board) as workers:
+def workers(postgres_migrated: str, calls: ActivityCalls) -> Iterator[Workers]:
+    with open_workers(postgres_migrated, calls) as workers:
         yield workers
 
 
@@ -105,7 +105,7 @@ async def client(postgres_migrated: str) -> AsyncIterator[Client]:
 
 
 async def test_no_error_of_the_server_fails_an_instance(
-    workers: Workers, client: Client, board: Board, admin: psycopg.Connection[Any]
+    workers: Workers, client: Client, calls: ActivityCalls, admin: psycopg.Connection[Any]
 ) -> None:
     """Every write of a worker fails while all its activities end, with one code after the other. Their results wait,
     and no activity runs twice.
@@ -115,9 +115,9 @@ async def test_no_error_of_the_server_fails_an_instance(
     for number in range(RUNS):
         await client.start("held_walk", len(STATES), instance_id=f"run {number}")
     for state in STATES:
-        calls = [await board.next() for _ in range(RUNS)]
+        waiting = [await calls.next() for _ in range(RUNS)]
         with _failing(admin, state):
-            for call in calls:
+            for call in waiting:
                 await call.answer()
             await until(admin, "SELECT last_value > 3 FROM faults")
     for number in range(RUNS):

@@ -9,13 +9,13 @@ import pytest
 
 from affinity.client import Client
 from affinity.provider.contract import SessionInfo
-from tests.everywhere import everywhere
-from tests.processes import FAST, Workers
-from tests.waiting import started
+from tests.support.all_databases import on_all_databases
+from tests.support.waiting import started
+from tests.support.worker_processes import FAST, Workers
 
 pytestmark = pytest.mark.timeout(180)
 
-APP = "tests.handover:app"
+APP = "tests.support.handover_app:app"
 SHORT = {"session_lock_timeout": 2.0, "work_item_lock_timeout": 2.0}
 """A session without work is free after two seconds."""
 
@@ -37,7 +37,7 @@ async def _pass(client: Client, seconds: float) -> None:
     await client.wait((await client.start("nap", seconds)).instance_id, timeout=30)
 
 
-@everywhere
+@on_all_databases
 async def test_a_held_session_stays_with_its_idle_holder(workers: Workers, client: Client) -> None:
     """Its lock has long run out, another worker wants it, and its state is still in the holder's memory."""
     workers.start("first", APP, **SHORT)
@@ -56,7 +56,7 @@ async def test_a_held_session_stays_with_its_idle_holder(workers: Workers, clien
     assert await client.wait((await client.start("count_hydrations", "held")).instance_id, timeout=30) == 1
 
 
-@everywhere
+@on_all_databases
 async def test_a_hold_ends_with_its_wait_and_with_its_time(workers: Workers, client: Client) -> None:
     workers.start("only", APP, **SHORT)
     await client.start("held_wait", 60.0, instance_id="answered")
@@ -70,7 +70,7 @@ async def test_a_hold_ends_with_its_wait_and_with_its_time(workers: Workers, cli
     assert not (await _lease(client, "forgotten")).held
 
 
-@everywhere
+@on_all_databases
 async def test_a_hold_does_not_keep_a_session_from_the_worker_after_a_dead_one(
     workers: Workers, client: Client
 ) -> None:
@@ -85,7 +85,7 @@ async def test_a_hold_does_not_keep_a_session_from_the_worker_after_a_dead_one(
     assert after["epoch"] > before["epoch"]
 
 
-@everywhere
+@on_all_databases
 async def test_an_orchestration_receives_each_change_of_holder_once(workers: Workers, client: Client) -> None:
     """Claimed, then taken after a SIGKILL, then after a drain, then by a new start of the same name: three changes."""
 

@@ -10,16 +10,16 @@ import pytest
 from affinity import RuntimeOptions, Sessions, Worker
 from affinity.client import Client
 from affinity.errors import OrchestrationFailed, SessionRecordTooNew
-from tests.everywhere import everywhere
-from tests.notes import later, make_app
-from tests.processes import WorkerProcess, Workers
+from tests.support.all_databases import on_all_databases
+from tests.support.word_list_app import later, make_app
+from tests.support.worker_processes import WorkerProcess, Workers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
-NOTES, LATER = "tests.notes:app", "tests.notes:later"
+NOTES, LATER = "tests.support.word_list_app:app", "tests.support.word_list_app:later"
 
 
-@everywhere
+@on_all_databases
 async def test_a_record_of_a_later_release_goes_to_a_worker_that_can_read_it(workers: Workers, client: Client) -> None:
     """With its session and without a failure; the worker that cannot read it meets it once, and takes other work."""
     first = workers.start("first", app=LATER)

@@ -17,10 +17,10 @@ import pytest
 from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
 from affinity.client import Client
 from affinity.worker.lease import UnansweredCalls
-from tests.board import open_board
-from tests.processes import open_workers
 from tests.provider.postgres_stage import administrator
 from tests.servers.proxy import proxy
+from tests.support.activity_calls import open_calls
+from tests.support.worker_processes import open_workers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -192,7 +192,7 @@ async def test_a_worker_whose_own_calls_are_not_answered_gives_its_lease_up(
 
 async def test_a_process_that_was_paused_starts_nothing_that_its_lease_covered(postgres_migrated: str) -> None:
     """It reads the reply to its turn when it wakes, before it can know that its lease has ended."""
-    async with Client(postgres_migrated) as client, open_board() as board:
+    async with Client(postgres_migrated) as client, open_calls() as calls:
         with (
             proxy(postgres_migrated) as network,
             open_workers(network.url) as through_network,
@@ -201,8 +201,8 @@ async def test_a_process_that_was_paused_starts_nothing_that_its_lease_covered(p
             paused = through_network.start("paused")
             await client.start("held_walk", 4, instance_id="walk")
             for _ in range(2):  # with their turns, the statements of a commit have been prepared
-                await (await board.next()).answer()
-            running = await board.next()
+                await (await calls.next()).answer()
+            running = await calls.next()
             network.hold("affinity paused commit")
             await running.answer()
             with anyio.fail_after(30):
@@ -211,7 +211,7 @@ async def test_a_process_that_was_paused_starts_nothing_that_its_lease_covered(p
             network.hold("affinity lease paused quick")
             paused.pause()
             direct.start("other")
-            last = await board.next()
+            last = await calls.next()
             assert (last["worker"], last["n"]) == ("other", 3)
             network.let_go("affinity paused commit")
             paused.send(signal.SIGCONT)
@@ -219,8 +219,8 @@ async def test_a_process_that_was_paused_starts_nothing_that_its_lease_covered(p
             network.let_go("affinity lease paused quick")
             paused.wait_log("lease is back")
             await client.start("held_once", "held", instance_id="probe")
-            probe = await board.next()  # calls come in order
-            assert (probe["instance"], board.waiting()) == ("probe", 0)
+            probe = await calls.next()  # calls come in order
+            assert (probe["instance"], calls.waiting()) == ("probe", 0)
             for call in (probe, last):
                 await call.answer()
             assert [one["worker"] for one in await client.wait("walk", timeout=30)] == ["paused"] * 3 + ["other"]

@@ -21,10 +21,10 @@ from affinity.client import Client
 from affinity.errors import ConnectionLost, ReadOnly
 from affinity.provider import migrate, open_provider
 from affinity.provider.timeline import Timeline
-from tests.notes import make_app
-from tests.processes import open_workers
 from tests.servers.lost_tail import Pair, copy
 from tests.servers.programs import LocalServer, programs
+from tests.support.word_list_app import make_app
+from tests.support.worker_processes import open_workers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
@@ -38,7 +38,7 @@ OPTIONS = {
 }
 
 
-APP = "tests.notes:app"
+APP = "tests.support.word_list_app:app"
 
 LOGGED_AHEAD = 40
 """More values than a sequence writes ahead: from then on the standby's is behind."""

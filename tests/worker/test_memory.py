@@ -12,8 +12,8 @@ from typing import Final
 import pytest
 
 from affinity.client import Client, ExternalEvent
-from tests.processes import WorkerProcess, Workers, open_workers
-from tests.waiting import until
+from tests.support.waiting import until
+from tests.support.worker_processes import WorkerProcess, Workers, open_workers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 

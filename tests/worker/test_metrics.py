@@ -30,8 +30,8 @@ from affinity import (
 from affinity.errors import ConnectionLost, OrchestrationFailed, WakeFailed, WorkerStalled
 from affinity.provider.contract import InstanceCounts, QueueStatistics
 from affinity.worker import metrics
-from tests.apps import app
 from tests.conversation.application import Chat, stage
+from tests.support.apps import app
 
 pytestmark = pytest.mark.anyio
 

@@ -11,13 +11,13 @@ from pydantic import BaseModel
 
 from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, SessionMove, Sessions, Worker
 from affinity.client import Client
-from tests.everywhere import everywhere
-from tests.processes import FAST, Workers
+from tests.support.all_databases import on_all_databases
+from tests.support.worker_processes import FAST, Workers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
 
-@everywhere
+@on_all_databases
 async def test_a_session_tells_where_it_was_and_why(workers: Workers, client: Client) -> None:
     """One session over a kill, a drain and a restart."""
     first = workers.start("first")

@@ -11,13 +11,13 @@ import pytest
 
 from affinity.client import Client
 from affinity.provider.contract import WorkerInfo
-from tests.everywhere import everywhere
-from tests.movable import Plan, Ran
-from tests.processes import Workers
+from tests.support.all_databases import on_all_databases
+from tests.support.moved_sessions_app import Plan, Ran
+from tests.support.worker_processes import Workers
 
 pytestmark = pytest.mark.timeout(180)
 
-APP = "tests.movable:app"
+APP = "tests.support.moved_sessions_app:app"
 NAMES = ["a", "b", "c"]
 SESSIONS = [f"s{number}" for number in range(6)]
 ROUNDS = 60
@@ -69,7 +69,7 @@ async def _move_around(client: Client, session_id: str) -> list[str]:
     return taken
 
 
-@everywhere
+@on_all_databases
 async def test_sessions_under_load_are_moved_again_and_again(workers: Workers, client: Client) -> None:
     """Six sessions with work all the time are moved between three workers: each activity runs once."""
     for worker in [workers.launch(name, APP) for name in NAMES]:
@@ -96,7 +96,7 @@ async def test_sessions_under_load_are_moved_again_and_again(workers: Workers, c
     assert sum(map(len, moved.values())) >= len(SESSIONS)
 
 
-@everywhere
+@on_all_databases
 async def test_a_move_waits_for_running_work_and_warns_the_new_holder(workers: Workers, client: Client) -> None:
     """The activity that runs ends on its holder, though it takes long; the next one runs on the worker named."""
     a = workers.launch("a", APP)
@@ -114,7 +114,7 @@ async def test_a_move_waits_for_running_work_and_warns_the_new_holder(workers: W
 
 
 @pytest.mark.slow  # a worker on SQLite looks every ten seconds
-@everywhere
+@on_all_databases
 async def test_an_idle_session_moves_at_once(workers: Workers, client: Client) -> None:
     """Without work of it; the former holder lets its copy go."""
     a = workers.start("a", APP)
@@ -129,7 +129,7 @@ async def test_an_idle_session_moves_at_once(workers: Workers, client: Client) -
 
 
 @pytest.mark.slow
-@everywhere
+@on_all_databases
 async def test_a_worker_that_is_killed_as_a_session_moves_to_it(workers: Workers, client: Client) -> None:
     """The session goes on where it was, with what its holder has in memory."""
     workers.start("a", APP)
@@ -145,7 +145,7 @@ async def test_a_worker_that_is_killed_as_a_session_moves_to_it(workers: Workers
 
 
 @pytest.mark.slow
-@everywhere
+@on_all_databases
 async def test_an_operator_drains_a_worker_and_resumes_it(workers: Workers, client: Client) -> None:
     """It finishes what runs, gives its sessions up and stays; so does its next process, until it is resumed."""
     a = workers.start("a", APP)

@@ -10,9 +10,9 @@ import pytest
 
 from affinity.client import Client
 from affinity.provider import migrate
-from tests.board import Board, open_board
-from tests.processes import open_workers
 from tests.servers import PostgresServer, StopMode, old_and_new
+from tests.support.activity_calls import ActivityCalls, open_calls
+from tests.support.worker_processes import open_workers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -33,13 +33,15 @@ def own_server(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-async def board() -> AsyncIterator[Board]:
-    async with open_board() as board:
-        yield board
+async def calls() -> AsyncIterator[ActivityCalls]:
+    async with open_calls() as calls:
+        yield calls
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-async def test_a_restart_of_postgresql_under_load(own_server: PostgresServer, board: Board, mode: StopMode) -> None:
+async def test_a_restart_of_postgresql_under_load(
+    own_server: PostgresServer, calls: ActivityCalls, mode: StopMode
+) -> None:
     """``immediate`` is a crash of the server. The same processes go on; each changes its mind in the log just twice."""
     url = own_server.url(own_server.create_database())
     await migrate(url)
@@ -47,14 +49,14 @@ async def test_a_restart_of_postgresql_under_load(own_server: PostgresServer, bo
         processes = [workers.start(f"worker-{n}") for n in range(3)]
         async with Client(url) as client:
             runs = [await client.start("marked_walk", TURNS) for _ in range(RUNS)]
-            first = await board.next()  # one is half-way, the others are under way
+            first = await calls.next()  # one is half-way, the others are under way
             own_server.stop(mode)
             for process in processes:
                 process.wait_log("database lost")
             own_server.start()
             await first.answer()
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_answer_all, board)
+                tasks.start_soon(_answer_all, calls)
                 for run in runs:
                     result = await client.wait(run.instance_id, timeout=120)
                     assert [one["n"] for one in result] == list(range(TURNS))
@@ -69,6 +71,6 @@ async def test_a_restart_of_postgresql_under_load(own_server: PostgresServer, bo
             assert len(said) <= CHANGES, said
 
 
-async def _answer_all(board: Board) -> None:
+async def _answer_all(calls: ActivityCalls) -> None:
     while True:
-        await (await board.next(timeout=120)).answer()
+        await (await calls.next(timeout=120)).answer()

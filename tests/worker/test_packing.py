@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from affinity import Client, RuntimeOptions, Worker
-from tests import apps
+from tests.support import apps
 
 pytestmark = pytest.mark.anyio
 

@@ -13,7 +13,7 @@ from affinity.provider import open_provider
 from affinity.provider.contract import Incarnation, NewInstance, Provider, Release, WorkerIdentity
 from affinity.provider.history import read_whole_history
 from affinity.testing.conformance.providers.builders import TIMEOUTS, turn
-from tests.waiting import started
+from tests.support.waiting import started
 
 pytestmark = pytest.mark.anyio
 

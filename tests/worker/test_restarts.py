@@ -17,7 +17,7 @@ from affinity.errors import (
     OrchestrationCancelled,
     OrchestrationFailed,
 )
-from tests.waiting import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

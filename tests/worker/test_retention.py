@@ -14,8 +14,8 @@ from affinity.errors import InvalidInput, UnknownInstance
 from affinity.journal import JournalAppend, JournalQuery, JournalStart, NewEntry
 from affinity.provider import open_provider
 from affinity.worker import maintenance
-from tests.processes import open_workers
-from tests.waiting import started, until
+from tests.support.waiting import started, until
+from tests.support.worker_processes import open_workers
 
 pytestmark = pytest.mark.anyio
 

@@ -16,14 +16,14 @@ import pytest
 from affinity.client import Client, Start
 from affinity.provider import open_provider
 from affinity.provider.contract import MoveFilter, SessionMove
-from tests.everywhere import everywhere
-from tests.processes import Workers
-from tests.rollouts import Order, Ran
-from tests.waiting import started
+from tests.support.all_databases import on_all_databases
+from tests.support.busy_sessions_app import Order, Ran
+from tests.support.waiting import started
+from tests.support.worker_processes import Workers
 
 pytestmark = pytest.mark.timeout(300)
 
-APP = "tests.rollouts:app"
+APP = "tests.support.busy_sessions_app:app"
 
 OPTIONS: dict[str, Any] = {
     "restart_grace": 60.0,
@@ -36,7 +36,7 @@ OPTIONS: dict[str, Any] = {
 Report: TypeAlias = Callable[[str, object], None]
 
 
-@everywhere
+@on_all_databases
 async def test_a_rolling_update_moves_each_session_once_at_most(workers: Workers, client: Client) -> None:
     await _update(workers, client, size=3, sessions=6)
 
@@ -52,7 +52,7 @@ async def test_a_rolling_update_of_ten_workers(any_url: str, record_property: Re
     record_property("longest gap of a session, s", round(gap, 2))
 
 
-@everywhere
+@on_all_databases
 async def test_a_worker_that_starts_again_has_its_sessions_and_others_do_not(workers: Workers, client: Client) -> None:
     """The same code for all: no session leaves the worker that restarts, though another has room."""
     with TemporaryDirectory() as folder:

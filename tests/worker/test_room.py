@@ -12,10 +12,10 @@ from affinity import RuntimeOptions, Worker
 from affinity.client import Client
 from affinity.provider.contract import SessionInfo
 from affinity.worker.sessions import HeldSessions
-from tests.apps import app
-from tests.everywhere import everywhere
-from tests.processes import FAST as OPTIONS
-from tests.processes import Workers
+from tests.support.all_databases import on_all_databases
+from tests.support.apps import app
+from tests.support.worker_processes import FAST as OPTIONS
+from tests.support.worker_processes import Workers
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -53,7 +53,7 @@ async def test_the_session_of_an_instance_that_has_ended_is_released_at_once(any
         assert set(await _held(client)) == {"walk2"}
 
 
-@everywhere
+@on_all_databases
 async def test_a_session_at_rest_is_released_when_new_ones_wait(workers: Workers, client: Client) -> None:
     """Two full workers whose instances go on. Later work of a released session claims one again."""
     for worker in [workers.launch(name, **FULL, session_min_idle=1.0) for name in ("a", "b")]:

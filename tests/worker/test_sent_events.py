@@ -10,7 +10,7 @@ from affinity import App, OrchestrationContext, RuntimeOptions, Worker
 from affinity.client import Client
 from affinity.errors import UnknownInstance
 from affinity.worker import sent_events
-from tests.waiting import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

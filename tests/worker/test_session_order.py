@@ -14,20 +14,20 @@ from anyio import to_thread
 
 from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
 from affinity.client import Client, ExternalEvent, Start
-from tests.everywhere import everywhere
-from tests.processes import WorkerProcess, Workers
-from tests.scribes import check, schedule
+from tests.support.all_databases import on_all_databases
+from tests.support.ordered_log_app import check, schedule
+from tests.support.worker_processes import WorkerProcess, Workers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
-SCRIBES, LINES = 3, 45
-APP: Final = "tests.scribes:app"
+WRITERS, LINES = 3, 45
+APP: Final = "tests.support.ordered_log_app:app"
 NAMES: Final = ("red", "green", "blue")
 OPTIONS: Final[dict[str, Any]] = {"max_attempts": 100}
 
 
 @pytest.mark.slow
-@everywhere
+@on_all_databases
 async def test_several_orchestrations_append_to_one_log(workers: Workers, client: Client, tmp_path: Path) -> None:
     """Workers are killed and started again all the time. Each line is scheduled when the one before it is committed. So
     the log has them in order, once each, and none begins before the one before it has ended, though attempts fail and
@@ -35,14 +35,14 @@ async def test_several_orchestrations_append_to_one_log(workers: Workers, client
     """
     notes = tmp_path / str(next(_FILES))
     running = {name: workers.start(name, APP, **OPTIONS) for name in NAMES}
-    scribes = [(await client.start("scribe", str(notes))).instance_id for _ in range(SCRIBES)]
+    writers = [(await client.start("write_lines", str(notes))).instance_id for _ in range(WRITERS)]
     async with anyio.create_task_group() as group:
         group.start_soon(_kill_one_after_the_other, workers, running)
         for number in range(LINES):
-            await schedule(client, scribes[number % SCRIBES], number)
-        await client.raise_events(ExternalEvent(scribe, "line", -1) for scribe in scribes)
-        for scribe in scribes:
-            await client.wait(scribe, timeout=150)
+            await schedule(client, writers[number % WRITERS], number)
+        await client.raise_events(ExternalEvent(writer, "line", -1) for writer in writers)
+        for writer in writers:
+            await client.wait(writer, timeout=150)
         group.cancel_scope.cancel()
     await check(client, notes, LINES)
 

@@ -17,8 +17,8 @@ from affinity.client import Client
 from affinity.errors import ConnectionLost
 from affinity.provider import open_provider
 from affinity.provider.postgres.driver.connections import CALL_TIMEOUT
-from tests.askable import Answer, Ask, Question, app, oracle
 from tests.servers.proxy import proxy
+from tests.support.ask_app import Answer, Ask, Question, app, oracle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 

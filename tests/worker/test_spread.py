@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from affinity.client import Client
-from tests.board import Board
-from tests.everywhere import everywhere
-from tests.processes import Workers
+from tests.support.activity_calls import ActivityCalls
+from tests.support.all_databases import on_all_databases
+from tests.support.worker_processes import Workers
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -19,15 +19,15 @@ TRIES = 5
 """Fan-outs of which one must be spread: how far depends on who is awake at that moment."""
 
 
-@everywhere
-async def test_a_fan_out_spreads_over_idle_workers(workers: Workers, client: Client, board: Board) -> None:
+@on_all_databases
+async def test_a_fan_out_spreads_over_idle_workers(workers: Workers, client: Client, calls: ActivityCalls) -> None:
     """Each has some of it, and none nearly all; every result arrives once."""
     for worker in [workers.launch(name) for name in ("a", "b", "c")]:
         worker.ready()
     for _ in range(TRIES):
         run = await client.start("held_fan_out", WIDTH)
-        calls = [await board.next() for _ in range(WIDTH)]
-        for call in calls:
+        waiting = [await calls.next() for _ in range(WIDTH)]
+        for call in waiting:
             await call.answer()
         done = await client.wait(run.instance_id, timeout=60)
         assert [one["n"] for one in done] == list(range(WIDTH))

@@ -13,9 +13,9 @@ import anyio
 import pytest
 
 from affinity.client import Client, Start
-from tests.crew import KILL_EVERY, PAUSE, Crew
-from tests.processes import Workers, open_workers
-from tests.tally import STOP_FILE, Entry, Tally
+from tests.support.counter_app import STOP_FILE, Counter, Entry
+from tests.support.fault_injection import KILL_EVERY, PAUSE, FaultInjector
+from tests.support.worker_processes import Workers, open_workers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -53,7 +53,7 @@ class SessionOutcome:
     """What the history and the store say of one session."""
 
     counts: Mapping[str, Sequence[int]]  # by instance: the count after each of its turns
-    state: Tally
+    state: Counter
 
     @property
     def turns(self) -> int:
@@ -89,7 +89,7 @@ async def _counts(client: Client, on: Mapping[str, str]) -> dict[str, dict[str, 
 async def _outcome(client: Client, session: str, counts: Mapping[str, Sequence[int]]) -> SessionOutcome:
     record = await client.session_store.load(session)
     assert record is not None
-    return SessionOutcome(counts, Tally.model_validate_json(record.state))
+    return SessionOutcome(counts, Counter.model_validate_json(record.state))
 
 
 @pytest.mark.first
@@ -108,11 +108,11 @@ async def test_state_and_history_agree_whatever_happens_to_the_workers(
 async def _survive(url: str, stop_file: Path) -> None:
     async with Client(url) as client:
         with open_workers(url) as workers:
-            crew = Crew(workers, "tests.tally:app", **OPTIONS)
-            await crew.start()
+            faults = FaultInjector(workers, "tests.support.counter_app:app", **OPTIONS)
+            await faults.start()
             on = await _start(client)
             began = time.monotonic()
-            await crew.harass(SECONDS)
+            await faults.inject(SECONDS)
             assert time.monotonic() - began >= SECONDS
             stop_file.touch()
             counts = await _counts(client, on)
@@ -120,8 +120,8 @@ async def _survive(url: str, stop_file: Path) -> None:
     disagree = [session for session, outcome in outcomes.items() if not outcome.agrees()]
     assert not disagree, outcomes[disagree[0]]
     assert len(outcomes) == SESSIONS
-    assert crew.kills > SECONDS / KILL_EVERY / 2
-    assert crew.pauses > SECONDS / PAUSE / 3
+    assert faults.kills > SECONDS / KILL_EVERY / 2
+    assert faults.pauses > SECONDS / PAUSE / 3
 
 
 @pytest.mark.parametrize("any_url", ["sqlite"], indirect=True)
@@ -129,12 +129,12 @@ async def test_a_store_in_memory_is_lost_with_its_process(workers: Workers, clie
     """The very same with state that ends with its process: the history is whole, and sessions began again from
     nothing.
     """
-    crew = Crew(workers, "tests.tally:forgetful", **OPTIONS)
-    await crew.start()
+    faults = FaultInjector(workers, "tests.support.counter_app:forgetful", **OPTIONS)
+    await faults.start()
     on = await _start(client)
-    await crew.harass(3 * KILL_EVERY)
+    await faults.inject(3 * KILL_EVERY)
     stop_file.touch()
     counts = await _counts(client, on)
     began_again = [s for s, of_it in counts.items() if sum(run.count(1) for run in of_it.values()) > 1]
-    assert crew.kills
+    assert faults.kills
     assert began_again

@@ -18,7 +18,7 @@ from affinity.client import Client, Instance
 from affinity.errors import InstanceNotSuspended, UnknownInstance
 from affinity.orchestration import engine
 from affinity.provider.postgres.driver.target import Target
-from tests.waiting import started, until
+from tests.support.waiting import started, until
 
 pytestmark = pytest.mark.anyio
 

@@ -12,14 +12,14 @@ import pytest
 from affinity import RuntimeOptions, Worker
 from affinity.client import Activity, Client
 from affinity.errors import OrchestrationFailed
-from tests.everywhere import everywhere
-from tests.processes import FAST as OPTIONS
-from tests.processes import Workers
-from tests.tagged_app import app
+from tests.support.all_databases import on_all_databases
+from tests.support.tagged_app import app
+from tests.support.worker_processes import FAST as OPTIONS
+from tests.support.worker_processes import Workers
 
 pytestmark = pytest.mark.timeout(180)
 
-APP = "tests.tagged_app:app"
+APP = "tests.support.tagged_app:app"
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ async def _waiting(client: Client, instance_id: str) -> Activity:
     return found[0]
 
 
-@everywhere
+@on_all_databases
 async def test_two_processes_one_with_a_tag(workers: Workers, client: Client) -> None:
     """Work with a tag runs on the worker that has it, also later work of its session, retries, and after
     ``continue_as_new``. The worker with the tag takes nothing else.

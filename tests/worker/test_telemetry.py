@@ -15,7 +15,7 @@ from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions,
 from affinity.client import Client
 from affinity.errors import OrchestrationFailed
 from affinity.telemetry import SESSION_ATTRIBUTE, current_session_id, session_scope
-from tests.spans import exporter, session_of
+from tests.support.span_exporter import exporter, session_of
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from affinity.orchestration.wire import ActivityTask
 from affinity.provider.contract import WorkItem
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.sqlite import SqliteProvider
-from tests.apps import app
+from tests.support.apps import app
 
 pytestmark = pytest.mark.anyio
 

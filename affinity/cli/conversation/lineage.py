@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from affinity.cli.conversation.opening import open_talk
+from affinity.cli.conversation.opening import open_conversation
 from affinity.cli.output import printable, table
 from affinity.cli.shell import Command, Shell, command, with_client
 from affinity.client import Client
@@ -34,7 +34,7 @@ def fork(shell: Shell, *, conversation_id: str, new_id: str, at: int | None, det
     """
 
     async def run(client: Client) -> None:
-        talk = await open_talk(client, conversation_id)
+        talk = await open_conversation(client, conversation_id)
         make = talk.detach if detach else talk.fork
         await make(new_id, at=at, beside=beside or None)
 
@@ -53,7 +53,7 @@ def ancestors(shell: Shell, *, conversation_id: str) -> None:
     """
 
     async def read(client: Client) -> Sequence[Ancestor]:
-        return await (await open_talk(client, conversation_id)).ancestors()
+        return await (await open_conversation(client, conversation_id)).ancestors()
 
     found = with_client(shell, read)
     shell.show(found, lambda: table(_COLUMNS, map(_row, found), empty="it was not made from another one"))

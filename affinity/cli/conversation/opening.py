@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from affinity.client import Client
-from affinity.conversation import ConversationLimits, JournalEvent, Talk, UnknownEvent, UserMessage
+from affinity.conversation import ConversationHandle, ConversationLimits, JournalEvent, UnknownEvent, UserMessage
 from affinity.conversation.events import EventTypes, unknown_fields
 from affinity.conversation.kinds import ConversationKind
 from affinity.errors import UnknownConversation
@@ -18,7 +18,7 @@ TYPES = EventTypes()
 """The built-in events; those of applications are shown and sent as they are."""
 
 
-async def open_talk(client: Client, conversation_id: str, kind: str | None = None) -> Talk:
+async def open_conversation(client: Client, conversation_id: str, kind: str | None = None) -> ConversationHandle:
     """The handle of a conversation; ``kind`` is that of a new one.
 
     Raises:
@@ -29,7 +29,8 @@ async def open_talk(client: Client, conversation_id: str, kind: str | None = Non
         raise UnknownConversation(conversation_id, "there is none; to begin it, give its --kind")
     name = kind if page is None or kind is not None else page.kind
     assert name is not None
-    return Talk(client, ConversationKind(name=name, types=TYPES, limits=ConversationLimits()), conversation_id)
+    spec = ConversationKind(name=name, types=TYPES, limits=ConversationLimits())
+    return ConversationHandle(client, spec, conversation_id)
 
 
 def event_of(text: str | None, document: Any) -> JournalEvent:

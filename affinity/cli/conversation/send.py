@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import click
 
 from affinity.cli.arguments import JSON
-from affinity.cli.conversation.opening import event_of, open_talk
+from affinity.cli.conversation.opening import event_of, open_conversation
 from affinity.cli.output import printable
 from affinity.cli.shell import Command, Shell, command, confirm, with_client
 from affinity.client import Client
-from affinity.conversation import Reply, Talk
-from affinity.conversation.talk import DELETE_SECONDS
+from affinity.conversation import ConversationHandle, Reply
+from affinity.conversation.handle import DELETE_SECONDS
 from affinity.orchestration.app import MISSING
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -49,7 +49,7 @@ def send(
     event = event_of(text, document)
 
     async def run(client: Client) -> int:
-        return await (await open_talk(client, conversation_id, kind)).send(event, event_id=event_id)
+        return await (await open_conversation(client, conversation_id, kind)).send(event, event_id=event_id)
 
     _show_seq(shell, with_client(shell, run))
 
@@ -78,7 +78,7 @@ def ask(
     event = event_of(text, document)
 
     async def run(client: Client) -> Reply:
-        talk = await open_talk(client, conversation_id, kind)
+        talk = await open_conversation(client, conversation_id, kind)
         return await talk.ask(event, event_id=event_id, timeout=timeout)
 
     reply = with_client(shell, run)
@@ -117,10 +117,10 @@ def answer(
     if reason and allowed is None:
         raise click.UsageError("--reason says why a tool is refused: it contradicts --result")
 
-    async def run(talk: Talk) -> int:
+    async def run(talk: ConversationHandle) -> int:
         return await talk.answer(request_id, allowed=allowed, result=result, is_error=is_error, reason=reason)
 
-    _show_seq(shell, _with_talk(shell, conversation_id, run))
+    _show_seq(shell, _with_conversation(shell, conversation_id, run))
 
 
 @click.command(cls=Command, short_help="Redirect a conversation.")
@@ -136,10 +136,10 @@ def interrupt(shell: Shell, *, conversation_id: str, cancel_running: bool, casca
       affinity conversation interrupt chat-7 --cancel --reason 'the customer hung up'
     """
 
-    async def run(talk: Talk) -> int:
+    async def run(talk: ConversationHandle) -> int:
         return await talk.interrupt(cancel_running=cancel_running, cascade=cascade, reason=reason)
 
-    _show_seq(shell, _with_talk(shell, conversation_id, run))
+    _show_seq(shell, _with_conversation(shell, conversation_id, run))
 
 
 @click.command(cls=Command, short_help="Have a conversation that has failed try again.")
@@ -151,7 +151,7 @@ def resume(shell: Shell, *, conversation_id: str) -> None:
     Example:
       affinity conversation resume chat-7
     """
-    _with_talk(shell, conversation_id, Talk.resume)
+    _with_conversation(shell, conversation_id, ConversationHandle.resume)
     shell.show({"resumed": conversation_id}, lambda: click.echo("resumed"))
 
 
@@ -168,10 +168,10 @@ def terminate(shell: Shell, *, conversation_id: str, cascade: bool, reason: str)
       affinity conversation terminate chat-7 --cascade
     """
 
-    async def run(talk: Talk) -> None:
+    async def run(talk: ConversationHandle) -> None:
         await talk.terminate(reason=reason, cascade=cascade)
 
-    _with_talk(shell, conversation_id, run)
+    _with_conversation(shell, conversation_id, run)
     shell.show({"terminated": conversation_id}, lambda: click.echo("terminated"))
 
 
@@ -193,16 +193,16 @@ def delete(shell: Shell, *, conversation_id: str, yes: bool, timeout: float) -> 
     if not yes:
         confirm(f"Remove conversation {printable(conversation_id)!r} with its journal and state?")
 
-    async def run(talk: Talk) -> bool:
+    async def run(talk: ConversationHandle) -> bool:
         return await talk.delete(timeout=timeout)
 
-    deleted = _with_talk(shell, conversation_id, run)
+    deleted = _with_conversation(shell, conversation_id, run)
     shell.show({"deleted": deleted}, lambda: click.echo("removed" if deleted else "there was none"))
 
 
-def _with_talk(shell: Shell, conversation_id: str, work: Callable[[Talk], Awaitable[T]]) -> T:
+def _with_conversation(shell: Shell, conversation_id: str, work: Callable[[ConversationHandle], Awaitable[T]]) -> T:
     async def run(client: Client) -> T:
-        return await work(await open_talk(client, conversation_id))
+        return await work(await open_conversation(client, conversation_id))
 
     return with_client(shell, run)
 

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import click
 from pydantic_core import to_jsonable_python
 
-from affinity.cli.conversation.opening import open_talk
+from affinity.cli.conversation.opening import open_conversation
 from affinity.cli.output import compact, counted, pairs, printable, table
 from affinity.cli.shell import Command, PageOptions, Shell, command, paged, with_client
 from affinity.client import Client, ConversationInfo, ConversationPage
@@ -74,7 +74,7 @@ def show(shell: Shell, *, conversation_id: str) -> None:
     """
 
     async def read(client: Client) -> dict[str, Any]:
-        talk = await open_talk(client, conversation_id)
+        talk = await open_conversation(client, conversation_id)
         about = {**_plain(await client.get_conversation(conversation_id)), "waits_for": None}
         with suppress(UnknownInstance):  # an operator has deleted it; the next event creates it again
             about["waits_for"] = await talk.explain()
@@ -103,7 +103,7 @@ def requests(shell: Shell, *, conversation_id: str) -> None:
     """
 
     async def read(client: Client) -> Sequence[PendingRequest]:
-        return await (await open_talk(client, conversation_id)).requests()
+        return await (await open_conversation(client, conversation_id)).requests()
 
     found = with_client(shell, read)
     shell.show(found, lambda: table(_REQUESTS, map(_request_row, found), empty="no requests"))
@@ -141,7 +141,7 @@ def events(
         raise click.UsageError("--last contradicts --after")
 
     async def read(client: Client) -> None:
-        talk = await open_talk(client, conversation_id)
+        talk = await open_conversation(client, conversation_id)
         position: int | str = after or 0
         if last is not None:
             found = await talk.history(last=last, kinds=kinds)
@@ -170,7 +170,7 @@ def trace(shell: Shell, *, conversation_id: str, wake_id: str | None) -> None:
     """
 
     async def read(client: Client) -> Sequence[JournalEntry]:
-        talk = await open_talk(client, conversation_id)
+        talk = await open_conversation(client, conversation_id)
         if wake_id is not None:
             return await talk.trace(wake_id)
         ends = await talk.history(last=1, kinds=["span.completed"])

@@ -14,16 +14,16 @@ from tests.programs.area import Area
 from tests.programs.areas.conversations.checks import Checks
 from tests.programs.areas.conversations.clients import Played, play_clients
 from tests.programs.areas.conversations.handler import NAME, make
-from tests.programs.areas.conversations.script import Talks, parts
+from tests.programs.areas.conversations.script import ConversationScript, parts
 from tests.programs.play import Play
 
 
-class ConversationsArea(Area[Talks, Played]):
+class ConversationsArea(Area[ConversationScript, Played]):
     """See the module."""
 
     name = NAME
 
-    def strategy(self) -> SearchStrategy[Talks]:
+    def strategy(self) -> SearchStrategy[ConversationScript]:
         """See `Area`."""
         return parts()
 
@@ -32,11 +32,11 @@ class ConversationsArea(Area[Talks, Played]):
         for each in make():
             app.include(each)
 
-    async def run(self, play: Play, part: Talks) -> Played:
+    async def run(self, play: Play, part: ConversationScript) -> Played:
         """See `Area`."""
         return await play_clients(play, part)
 
-    async def check(self, play: Play, part: Talks, seen: Played) -> None:
+    async def check(self, play: Play, part: ConversationScript, seen: Played) -> None:
         """See `Area`."""
         await Checks(play, seen).run()
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from affinity.client import ConversationInfo
-from affinity.conversation import Conversations, JournalEntry, Retracted, Streamed, Talk
+from affinity.conversation import ConversationHandle, Conversations, JournalEntry, Retracted, Streamed
 from affinity.errors import EventIdConflict, WakeFailed
 from tests.programs.areas.conversations.clients import Act, Feed, Played
 from tests.programs.areas.conversations.handler import CHILD, NAME, make
@@ -31,7 +31,7 @@ class Checks:
         self.folded: dict[str, Folded] = {}
         self.has_pruned = any(act.op.do == "prune" for act in played.acts)
 
-    def talk(self, name: str) -> Talk:
+    def talk(self, name: str) -> ConversationHandle:
         """The handle of a conversation that is there."""
         return self.client.conversation(self.kinds[self.infos[name].kind], name)
 

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import anyio
 
-from affinity.conversation import FeedItem, JournalEvent, Reply, Talk, ToolConfirmation, UserInterrupt
+from affinity.conversation import ConversationHandle, FeedItem, JournalEvent, Reply, ToolConfirmation, UserInterrupt
 from affinity.conversation.follow import EntryNumber
 from affinity.errors import (
     AffinityError,
@@ -27,7 +27,7 @@ from affinity.errors import (
     WakeFailed,
 )
 from tests.programs.areas.conversations.handler import NAME, Script, make
-from tests.programs.areas.conversations.script import ROOTS, Do, Op, Talks
+from tests.programs.areas.conversations.script import ROOTS, ConversationScript, Do, Op
 from tests.programs.play import Play
 
 _GONE: Final = (UnknownConversation, ConversationTerminated)
@@ -113,7 +113,7 @@ Call: TypeAlias = Callable[["_Clients", Act], Awaitable[None]]
 class _Clients:
     """The clients of one part."""
 
-    def __init__(self, play: Play, part: Talks) -> None:
+    def __init__(self, play: Play, part: ConversationScript) -> None:
         self.play, self.part = play, part
         self.client = play.env.client
         self.played = Played()
@@ -122,7 +122,7 @@ class _Clients:
         self._asking: dict[asyncio.Task[None], Act] = {}
         self._following: list[asyncio.Task[None]] = []
 
-    def talk(self, name: str) -> Talk:
+    def talk(self, name: str) -> ConversationHandle:
         """The handle of a conversation: children have a slash in their ids."""
         return self.client.conversation(self.children if "/" in name else self.roots, name)
 
@@ -342,6 +342,6 @@ def _new(act: Act) -> str:
     return f"{act.name}~{act.event_id}"
 
 
-async def play_clients(play: Play, part: Talks) -> Played:
+async def play_clients(play: Play, part: ConversationScript) -> Played:
     """Make the calls of all clients."""
     return await _Clients(play, part).run()

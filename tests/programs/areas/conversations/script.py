@@ -66,7 +66,7 @@ class Op:
 
 
 @dataclass(frozen=True)
-class Talks:
+class ConversationScript:
     """The part of a program: clients that act at the same time, each with its calls in order."""
 
     clients: tuple[tuple[Op, ...], ...] = ()
@@ -128,9 +128,9 @@ def _op() -> st.SearchStrategy[Op]:
     )
 
 
-def parts() -> st.SearchStrategy[Talks]:
+def parts() -> st.SearchStrategy[ConversationScript]:
     """Parts, the smallest ones first."""
     begins = st.builds(Op, do=st.sampled_from(("ask", "send")), on=_on, steps=_steps(3, most=6), ticks=_ticks)
     goes_on = st.lists(_op(), min_size=5, max_size=20)  # a pause is the smallest one
     client = st.builds(lambda first, rest: (first, *rest), begins, goes_on)
-    return st.builds(Talks, st.lists(client, min_size=1, max_size=3).map(tuple))
+    return st.builds(ConversationScript, st.lists(client, min_size=1, max_size=3).map(tuple))

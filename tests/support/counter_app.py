@@ -1,4 +1,4 @@
-"""An app whose sessions count: its state says what happened, and so does the history, each on its own."""
+"""An app whose sessions count: state and history each record what happened, so that a test can compare them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from affinity import ActivityContext, App, MemorySessionStore, OrchestrationContext, Sessions
 
 STOP_FILE = "AFFINITY_TEST_STOP"
-"""Environment: while the file that it names is not there, the tallies go on."""
+"""Environment variable with the path of a file: instances end once the file exists."""
 
 BRIEF, LONG = 0.05, 1.0
 """Seconds between reading and changing the state, so that a signal finds many activities in the middle. The long pause
@@ -19,7 +19,7 @@ leaves most of a core to the tests that run beside.
 """
 
 
-class Tally(BaseModel):
+class Counter(BaseModel):
     """A counter and an append-only list."""
 
     count: int = 0
@@ -39,23 +39,23 @@ class Entered(BaseModel):
     again: bool
 
 
-def make_app(name: str, tallies: Sessions[Tally], pause: float) -> App:
-    """An app whose activities keep their state in ``tallies``."""
+def make_app(name: str, counters: Sessions[Counter], pause: float) -> App:
+    """An app whose activities keep their state in ``counters``."""
     app = App(name)
-    app.include(tallies)
+    app.include(counters)
 
     @app.activity
     async def enter(context: ActivityContext, entry: str) -> Entered:
-        async with tallies.open(context) as tally:
+        async with counters.open(context) as counter:
             await anyio.sleep(pause)
-            tally.count += 1
-            tally.entries.append(entry)
-            count = tally.count
+            counter.count += 1
+            counter.entries.append(entry)
+            count = counter.count
         return Entered(count=count, again=not Path(os.environ[STOP_FILE]).exists())
 
     @app.orchestration
     async def keep_entering(context: OrchestrationContext, entry: Entry) -> list[int]:
-        """Enter until told to stop; returns the count after each turn."""
+        """Enter until the stop file exists; returns the count after each turn."""
         counts: list[int] = []
         while True:
             name = f"{context.instance_id}:{len(counts)}"
@@ -67,7 +67,8 @@ def make_app(name: str, tallies: Sessions[Tally], pause: float) -> App:
     return app
 
 
-app = make_app("tally", Sessions(Tally, max_sessions=500), LONG)
+app = make_app("counter", Sessions(Counter, max_sessions=500), LONG)
+"""With state in the database."""
 
-forgetful = make_app("forgetful", Sessions(Tally, max_sessions=500, store=MemorySessionStore()), BRIEF)
+forgetful = make_app("forgetful", Sessions(Counter, max_sessions=500, store=MemorySessionStore()), BRIEF)
 """The same with a store that ends with its process."""

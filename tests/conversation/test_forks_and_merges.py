@@ -1,8 +1,7 @@
-"""The document *OpenRath: Session*: one test for each sentence that says what happens to a session and its lineage, and
-one for each defect of the original that must not come back.
+"""What happens to a conversation and its lineage: create, fork, detach, merge, compress; one test for each statement.
 
-A *session* of the document is a conversation here, its *chunks* are the entries of the journal, its *sandbox* is a
-`Resource`. What it says about the sandbox is in test_openrath_sandbox.py, about the loop in test_loop.py.
+A *row* is an entry of the journal, a *sandbox* is a `Resource`. More about sandboxes is in test_lineage_resources.py,
+about the loop in test_loop.py.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from affinity.errors import (
 )
 from affinity.limits import MAX_PAYLOAD_BYTES
 from tests.conversation.application import Chat, Stage, make, stage
-from tests.conversation.openrath import LONG, rebuild, say, texts, words
+from tests.conversation.lineage_helpers import LONG, rebuild, say, texts, words
 
 pytestmark = pytest.mark.anyio
 
@@ -170,7 +169,7 @@ async def test_merge_concatenates_and_names_both_parents(idle: Stage) -> None:
 
 
 async def test_merging_forks_takes_their_common_prefix_once(idle: Stage) -> None:
-    """Defect of the original: doubled prefixes."""
+    """It is not doubled."""
     talk = idle.talk("a")
     await talk.send(UserMessage("shared"))
     left, right = await talk.fork("l"), await talk.fork("r")
@@ -223,7 +222,7 @@ async def test_a_side_that_runs_elsewhere_than_the_other_side_s_sandbox_is_a_dif
         await idle.talk(name).send(UserMessage(name))
     await idle.talk("a").fork("r", beside=True)
     for left, right in (("x", "r"), ("r", "x")):
-        with pytest.raises(InvalidOptions, match=r"of '.', '.' those of '.': name the side to keep, keep='left'"):
+        with pytest.raises(InvalidOptions, match=r"of '.', but '.' of '.': name the side to keep, keep='left'"):
             await idle.talk(left).merge(right, into="m")
     kept = [await idle.talk("x").merge("r", into=f"m-{side}", keep=side) for side in SIDES]
     assert [(await each.ancestors())[0].home for each in kept] == ["x", "a"]
@@ -241,7 +240,7 @@ async def spend(wake: affinity.Wake, chat: Chat) -> None:
 
 
 async def test_usage_is_cumulative_across_loops(url: str) -> None:
-    """Defect of the original: usage that begins again."""
+    """It does not begin again with each loop."""
     async with stage(url, spend) as found:
         talk = found.talk("a")
         for number in range(1, 4):
@@ -478,7 +477,7 @@ async def test_an_import_refuses_what_is_no_export(idle: Stage) -> None:
 
 
 async def test_a_fork_of_a_wake_is_never_forgotten_and_never_made_twice(url: str) -> None:
-    """Defect of the original: forks that no graph has. The wake fails after it has forked, then is repeated."""
+    """The wake fails after it has forked, then is repeated. The graph has the fork once."""
     failures = [ValueError("a 429")]
 
     async def branch(wake: affinity.Wake, chat: Chat) -> None:

@@ -39,7 +39,7 @@ async def think(ctx: ActivityContext, question: Question) -> str:
 
 @app.orchestration
 async def oracle(ctx: OrchestrationContext, number: int) -> None:
-    """Answers one question after the other, and begins anew from time to time."""
+    """Answers one question after the other, and continues as new after ten."""
     for _ in range(10):
         asked = await ctx.schedule_wait(Ask)
         number += 1

@@ -40,12 +40,12 @@ async def asks(wake: Wake, chat: Chat) -> None:
         wake.append(AgentMessage(f"revisit {due.key} {due.reason}"))
 
 
-async def said(talk: affinity.Talk) -> list[str]:
+async def said(talk: affinity.ConversationHandle) -> list[str]:
     events = [each.event for each in await talk.history(kinds=["agent.message"])]
     return [event.text for event in events if isinstance(event, AgentMessage)]
 
 
-def says(talk: affinity.Talk, text: str) -> Any:
+def says(talk: affinity.ConversationHandle, text: str) -> Any:
     async def check() -> bool:
         return text in await said(talk)
 

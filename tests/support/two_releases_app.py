@@ -1,7 +1,7 @@
-"""A conversation in which releases of affinity take turns: an app and a client that the release before understands too.
+"""An app and a client that run on two releases of affinity at the same time.
 
-As a program it is that client: it says words, one after another, and prints how many were heard; and the conversation,
-when its standard input is closed.
+As a program it is the client: it sends words, one after another, and prints how many were received. When its standard
+input is closed, it prints the result of the instance.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The document *OpenRath: Session*: one test for each sentence on the sandbox, which is a `Resource` here."""
+"""Sandboxes of conversations that are forked and merged; one test for each statement. A sandbox is a `Resource`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from affinity.errors import (
     ResourceClosed,
 )
 from tests.conversation.application import Chat, kinds, make, stage, until
-from tests.conversation.openrath import LONG, say
+from tests.conversation.lineage_helpers import LONG, say
 
 pytestmark = pytest.mark.anyio
 
@@ -118,7 +118,7 @@ async def test_the_last_of_those_that_share_it_closes_it(url: str) -> None:
 
 
 async def test_a_closed_sandbox_is_an_error_and_never_an_empty_one(url: str) -> None:
-    """Defect of the original: a sandbox that is lost without a word."""
+    """A sandbox is never lost silently."""
     sandboxes = Sandboxes()
     async with with_sandboxes(url, sandboxes) as found:
         talk = found.talk("a")
@@ -142,7 +142,7 @@ async def test_a_merge_that_keeps_a_side_has_the_open_sandbox_of_that_side(url: 
 
 
 async def test_an_error_drops_the_state_and_keeps_the_sandbox(url: str) -> None:
-    """The same defect: the files of a sandbox were gone after any error."""
+    """Its files outlive the error."""
     sandboxes = Sandboxes()
     async with with_sandboxes(url, sandboxes) as found:
         talk = found.talk("a")
@@ -205,7 +205,7 @@ async def test_without_a_session_there_is_no_sandbox() -> None:
 
 
 async def test_reading_a_result_waits_until_it_is_there(url: str) -> None:
-    """The lazy output of the document."""
+    """`ConversationHandle.reply` of an input that no wake has processed."""
     gate = anyio.Event()
 
     async def slow(wake: affinity.Wake, _: Chat) -> None:

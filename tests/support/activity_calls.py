@@ -1,8 +1,8 @@
-"""How tests watch and steer activities in other processes, without a sleep: each call of `ask` waits for the test's
-answer.
+"""Calls from activities in other processes to their test: each `call_test` waits for the test's answer.
 
-The test opens a `Board`; activities connect to its socket (path in the environment), say who and where they are, and
-wait. A process that dies drops its connection, which the board sees as a gone call.
+So a test watches and steers activities without a sleep. It opens an `ActivityCalls`. Activities connect to its socket,
+whose path is in the environment, send their ids, and wait. A process that dies drops its connection, which sets
+`Call.gone`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from affinity import ActivityContext
 
-VARIABLE = "AFFINITY_TEST_BOARD"
+VARIABLE = "AFFINITY_TEST_CALLS"
 LIMIT = 1 << 20
 
 
@@ -38,15 +38,13 @@ class Call:
         return self.said[key]
 
     async def answer(self, value: Any = None) -> None:
-        """Let the activity go on; `ask` returns ``value`` there. One that was killed or cancelled meanwhile hears
-        nothing.
-        """
+        """Let the activity go on: its `call_test` returns ``value``. Does nothing if it was killed or cancelled."""
         with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
             await self._stream.send(json.dumps(value).encode() + b"\n")
 
 
-class Board:
-    """Receives calls in the order in which they come."""
+class ActivityCalls:
+    """The calls of activities, in the order in which they come."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -58,7 +56,7 @@ class Board:
             return await self._receive.receive()
 
     def waiting(self) -> int:
-        """Calls that came and were not taken yet."""
+        """The number of calls that `next` has not returned yet."""
         return self._receive.statistics().current_buffer_used
 
     async def _serve(self, stream: SocketStream) -> None:
@@ -77,30 +75,30 @@ class Board:
 
 
 @asynccontextmanager
-async def open_board() -> AsyncIterator[Board]:
-    """A board whose path is in the environment, for this process and its children."""
-    async with serve_board() as board:
-        os.environ[VARIABLE] = board.path
+async def open_calls() -> AsyncIterator[ActivityCalls]:
+    """Calls of this process and its children: the path of the socket is in their environment."""
+    async with serve_calls() as calls:
+        os.environ[VARIABLE] = calls.path
         try:
-            yield board
+            yield calls
         finally:
             del os.environ[VARIABLE]
 
 
 @asynccontextmanager
-async def serve_board() -> AsyncIterator[Board]:
-    """A board of which only those know who are told."""
+async def serve_calls() -> AsyncIterator[ActivityCalls]:
+    """Calls of processes that are given the path of the socket."""
     with tempfile.TemporaryDirectory() as folder:
-        board = Board(str(Path(folder) / "board"))
-        listener = await anyio.create_unix_listener(board.path)
+        calls = ActivityCalls(str(Path(folder) / "calls"))
+        listener = await anyio.create_unix_listener(calls.path)
         async with listener, anyio.create_task_group() as tasks:
-            tasks.start_soon(listener.serve, board._serve)
+            tasks.start_soon(listener.serve, calls._serve)
             try:
-                yield board
+                yield calls
             finally:
                 tasks.cancel_scope.cancel()
-        board._send.close()
-        board._receive.close()
+        calls._send.close()
+        calls._receive.close()
 
 
 def _said(context: ActivityContext, **more: Any) -> bytes:
@@ -116,15 +114,15 @@ def _said(context: ActivityContext, **more: Any) -> bytes:
     return json.dumps(about | more).encode() + b"\n"
 
 
-async def ask(context: ActivityContext, **more: Any) -> Any:
-    """Tell the board that this activity runs, and wait for its answer."""
+async def call_test(context: ActivityContext, **more: Any) -> Any:
+    """Send the activity's ids to the test, and wait for its answer."""
     async with await anyio.connect_unix(os.environ[VARIABLE]) as stream:
         await stream.send(_said(context, **more))
         return json.loads(await BufferedByteReceiveStream(stream).receive_until(b"\n", LIMIT))
 
 
-def ask_blocking(context: ActivityContext, **more: Any) -> Any:
-    """The same for sync code; blocks its thread, or the loop."""
+def call_test_blocking(context: ActivityContext, **more: Any) -> Any:
+    """`call_test` for sync code; it blocks its thread, or the event loop."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(os.environ[VARIABLE])
         connection.sendall(_said(context, **more))

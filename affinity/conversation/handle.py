@@ -15,10 +15,10 @@ from affinity.conversation.events import (
     NO_META,
     AnswerEvent,
     ConfirmationAnswer,
+    ConversationStatusChanged,
     CustomToolResult,
     EventMeta,
     JournalEvent,
-    SessionStatusChanged,
     UserInterrupt,
     check_input,
 )
@@ -88,7 +88,7 @@ DELETE_SECONDS: Final = 30.0
 """Default of the time that a child may take to end before it is removed."""
 
 
-class Talk(LineageCalls["Talk"]):
+class ConversationHandle(LineageCalls["ConversationHandle"]):
     """A conversation, as its clients see it.
 
     ::
@@ -137,7 +137,7 @@ class Talk(LineageCalls["Talk"]):
 
         Raises:
             WakeFailed: the wake has failed for good. The event stays pending: the next one, or `resume`, tries again,
-                and from then on the reply is that of the new attempt.
+                and from then on `ask` waits for the reply of the new attempt.
             WaitTimeout: there is no reply yet. The event, if it was sent, is processed: ask again with the same id, or
                 wait for the `reply`.
             ConversationTerminated: before the event was processed; or an operator has ended the instance.
@@ -160,7 +160,7 @@ class Talk(LineageCalls["Talk"]):
         raise await self._no_reply(timeout)
 
     async def reply(self, seq: int, *, timeout: float | None = None) -> Reply:
-        """Wait for the wake that processes an input: that of `send` or `answer`.
+        """Wait for the wake that processes an input. ``seq``: from `send` or `answer`.
 
         Raises:
             TimelineChanged: the database may have lost the entry since `send`, or, for a plain number, since this
@@ -250,7 +250,7 @@ class Talk(LineageCalls["Talk"]):
         Raises:
             UnknownConversation, ConversationTerminated: as for `send`.
         """
-        event = SessionStatusChanged(status="running", reason="resumed")
+        event = ConversationStatusChanged(status="running", reason="resumed")
         entry = self._entry(event, self._client.journals.new_event_id(), is_input=False)
         await self._append(self._new(entry=entry, message=RESUME_MESSAGE))
 
@@ -269,7 +269,7 @@ class Talk(LineageCalls["Talk"]):
         Raises:
             UnknownConversation: there is none.
         """
-        event = SessionStatusChanged(status="terminated", reason=reason)
+        event = ConversationStatusChanged(status="terminated", reason=reason)
         entry = self._entry(event, self._client.journals.new_event_id(), is_input=False)
         append = self._new(entry=entry, message=terminate_message(cascade=cascade), closes=True, drops=True)
         while (appended := await self._append_lasting(append)).outcome == "closed":
@@ -354,7 +354,7 @@ class Talk(LineageCalls["Talk"]):
         page = await self._find(self.conversation_id)
         if page is None or page.kind == self._kind.name:
             raise ConversationKindMismatch(
-                self.conversation_id, "its id is that of an instance of another orchestration: use another id"
+                self.conversation_id, "an instance of another orchestration has this id: use another id"
             )
         raise ConversationKindMismatch(
             self.conversation_id,
@@ -382,7 +382,7 @@ class Talk(LineageCalls["Talk"]):
 
         Args:
             after: 0, the beginning; or `EventFeed.position` of an earlier feed, which knows its journal and is exact
-                within a stream; or a number of an entry: that of `send` knows its journal too.
+                within a stream; or a number of an entry: a number from `send` knows its journal too.
             follow: wait for what comes, also for the first event of a conversation that is not there yet; the feed ends
                 with the conversation, also when an operator has cancelled its instance. False: it ends with the last
                 entry.

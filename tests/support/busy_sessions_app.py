@@ -1,4 +1,4 @@
-"""An app whose sessions have work all the time: each turn says who ran it, when, and counts in the session's state."""
+"""An app whose sessions always have work: each turn returns its worker and its time, and counts in the state."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def turn(context: ActivityContext, this: Turn) -> Ran:
 
 @app.orchestration
 async def stay(context: OrchestrationContext, order: Order) -> list[Ran]:
-    """Turns on a session of its own, until told to stop."""
+    """Turns on a session of its own, until the stop file exists."""
     ran: list[Ran] = []
     while not ran or ran[-1].again:
         this = Turn(n=len(ran), order=order)

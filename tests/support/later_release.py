@@ -1,4 +1,4 @@
-"""The next release, as far as a database can tell: its migrations are those of this one, and some more."""
+"""A later release, as far as a database can tell: it has the migrations of this one, and more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions and programs for tests, each in a process of its own that prints and ends as a program does.
+"""Runs functions and programs, each in a forked process that prints and ends as a program does.
 
 They are forked by a process that has imported affinity, which takes a new interpreter half a second of a core.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from tests.processes import FORKS
+from tests.support.worker_processes import FORKS
 
 PATIENCE: Final = 100.0
 """Seconds after which a test that waits for a process is broken."""
@@ -32,7 +32,7 @@ class Fork:
         self._process.start()
 
     def output(self) -> str:
-        """What it has printed when it has ended, without an error."""
+        """Wait for its end, which must be without an error; returns its standard output."""
         try:
             self._process.join(PATIENCE)
             out, err = (path.read_text() for path in self._printed)

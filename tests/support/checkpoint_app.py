@@ -1,11 +1,11 @@
-"""An app whose activity makes its way in steps, with a checkpoint after each: it asks the board before every step."""
+"""An app whose activity works in steps: it calls the test before each, and writes a checkpoint after each."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel
 
 from affinity import ActivityContext, App, MemorySessionStore, OrchestrationContext, RetryPolicy, Sessions
-from tests.board import ask
+from tests.support.activity_calls import call_test
 
 
 class Progress(BaseModel):
@@ -21,12 +21,12 @@ def make_app(name: str, kept: Sessions[Progress]) -> App:
 
     @app.activity
     async def travel(context: ActivityContext, steps: list[str]) -> list[str]:
-        """All steps that were not done by an earlier attempt; one that the board answers to fails."""
+        """Do the steps that no earlier attempt has done; a step fails if the test answers it with anything."""
         opening = kept.open(context)
         async with opening as progress:
             for step in steps:
                 if step not in progress.steps:
-                    if await ask(context, step=step):
+                    if await call_test(context, step=step):
                         raise ValueError(step)
                     progress.steps.append(step)
                     await opening.checkpoint()

@@ -1,6 +1,4 @@
-"""Orchestrations that write to one log, in order; a file notes when each line begins and ends. The release before
-understands the activities too.
-"""
+"""Orchestrations that write to one log, in order; a file notes when each line begins and ends."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from pydantic import BaseModel
 
 from affinity import ActivityContext, App, OrchestrationContext, RetryPolicy, Sessions
 from affinity.client import Client
-from tests.waiting import until
+from tests.support.waiting import until
 
 LOG = "log"
 """The session that all of them share."""
@@ -41,14 +39,14 @@ class Line(BaseModel):
             file.write(f"{text} {self.number}\n")
 
 
-hands = App("hands")
-"""The activities alone: an app that a worker of the release before can run."""
+activities = App("ordered-log-activities")
+"""The activities alone, for a worker that runs no orchestrations."""
 logs = Sessions(Log)
-hands.include(logs)
-app = App("scribes")
+activities.include(logs)
+app = App("ordered-log")
 
 
-@hands.activity
+@activities.activity
 async def write(context: ActivityContext, line: Line) -> None:
     """Append the line to the log; the first attempt of each seventh one fails."""
     line.note("begin")
@@ -60,18 +58,18 @@ async def write(context: ActivityContext, line: Line) -> None:
     line.note("end")
 
 
-@hands.activity
+@activities.activity
 async def look(context: ActivityContext, line: Line) -> None:
     """Work of the session that is not ordered."""
     line.note("look")
 
 
-app.include(hands)
+app.include(activities)
 
 
 @app.orchestration
-async def scribe(context: OrchestrationContext, notes: str) -> None:
-    """Schedule a line for each event "line", until one is negative, and wait for all of them."""
+async def write_lines(context: OrchestrationContext, notes: str) -> None:
+    """Schedule a line for each event "line", until one is negative; then wait for all lines."""
     retry = RetryPolicy(max_attempts=100, initial_interval=0.3, backoff=1.0)
     work = []
     while (number := await context.schedule_wait("line", int)) >= 0:
@@ -84,14 +82,14 @@ async def scribe(context: OrchestrationContext, notes: str) -> None:
 # --- what tests do ----------------------------------------------------------------------------------------------------
 
 
-async def schedule(client: Client, scribe: str, number: int) -> None:
-    """Tell a scribe to write the line; return when that is committed."""
-    await client.raise_event(scribe, "line", number)
+async def schedule(client: Client, instance_id: str, number: int) -> None:
+    """Have an instance write the line; return when that is committed."""
+    await client.raise_event(instance_id, "line", number)
 
     async def committed() -> bool:
         return any(
             event.type == "activity_scheduled" and event.fields["input"]["number"] == number
-            for event in await client.history(scribe)
+            for event in await client.history(instance_id)
         )
 
     await until(committed, 60)

@@ -27,7 +27,7 @@ class Ran(BaseModel):
     worker: str
     epoch: int
     attempt: int
-    was_assigned: bool  # the worker had been told before that the session would come
+    was_assigned: bool  # `on_assigned` was called before
 
 
 class Plan(BaseModel):

@@ -1,8 +1,7 @@
-"""What the document on agent sessions says that happens, one test for each statement: what a session is, its
-status, storage and isolation, and its children. Events, wakes and revisits are in test_openboa_events.py, traces
-and the defects of the original in test_openboa_traces.py.
+"""What a conversation is, its status, storage and isolation, and its children; one test for each statement.
 
-The document speaks of agents and their sessions: an agent is a kind of conversations here, its session a conversation.
+Events, wakes and revisits are in test_events_and_wakes.py, traces and races in test_traces_and_races.py. The statements
+speak of agents and sessions: an agent is a kind of conversations, its session a conversation.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from affinity.errors import (
     WakeFailed,
 )
 from tests.conversation.application import Chat, echo, kinds, make, stage, status, until
-from tests.conversation.openboa import ONCE, asks, said, says
+from tests.conversation.request_handler import ONCE, asks, said, says
 
 pytestmark = pytest.mark.anyio
 
@@ -145,7 +144,7 @@ async def test_a_session_is_rescheduling_between_two_attempts(sqlite_url: str) -
         talk = on.talk()
         await talk.send(UserMessage("x"))
         assert await until(lambda: status(talk, "rescheduling"))
-        assert kinds(await talk.history(last=1)) == ["session.status_changed"]
+        assert kinds(await talk.history(last=1)) == ["conversation.status_changed"]
 
 
 async def test_a_terminated_session_stays_so(sqlite_url: str) -> None:

@@ -15,7 +15,7 @@ import anyio
 from pydantic import BaseModel
 
 from affinity import ActivityContext, App, OrchestrationContext, RetryPolicy
-from tests.board import ask, ask_blocking
+from tests.support.activity_calls import call_test, call_test_blocking
 
 
 class Seen(BaseModel):
@@ -34,7 +34,7 @@ def seen(context: ActivityContext, n: int) -> Seen:
 app = App("tests")
 
 
-# --- without a board ------------------------------------------------------------------------------------------------
+# --- without a call of the test ---------------------------------------------------------------------------------------
 
 
 @app.activity
@@ -144,26 +144,26 @@ async def parent(context: OrchestrationContext, children: int) -> list[int]:
     return await context.gather(*runs)
 
 
-# --- with a board ---------------------------------------------------------------------------------------------------
+# --- with a call of the test ------------------------------------------------------------------------------------------
 
 
 @app.activity
 async def held(context: ActivityContext, n: int) -> Seen:
-    """Waits for the board, unless it says to raise."""
-    await ask(context, n=n)
+    """Waits for the test, unless ``n`` says to raise."""
+    await call_test(context, n=n)
     return seen(context, n)
 
 
 @app.activity
 def held_thread(context: ActivityContext, n: int) -> Seen:
-    ask_blocking(context, n=n)
+    call_test_blocking(context, n=n)
     return seen(context, n)
 
 
 @app.activity
 async def stubborn(context: ActivityContext, n: int) -> None:
     """Wrong on purpose: swallows every cancellation."""
-    await ask(context, n=n)
+    await call_test(context, n=n)
     while True:
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(60)
@@ -172,7 +172,7 @@ async def stubborn(context: ActivityContext, n: int) -> None:
 @app.activity
 def stubborn_thread(context: ActivityContext, n: int) -> None:
     """Wrong on purpose: never looks whether it is cancelled."""
-    ask_blocking(context, n=n)
+    call_test_blocking(context, n=n)
     threading.Event().wait()
 
 
@@ -195,27 +195,27 @@ def hold_gil(context: ActivityContext, n: int) -> None:
 
 @app.activity
 async def block_loop(context: ActivityContext, n: int) -> Seen:
-    """Wrong on purpose: blocks the worker's event loop until the board answers."""
-    ask_blocking(context, n=n)
+    """Wrong on purpose: blocks the worker's event loop until the test answers."""
+    call_test_blocking(context, n=n)
     return seen(context, n)
 
 
 @app.activity
 async def cancellable(context: ActivityContext, n: int) -> None:
     """Runs until it is cancelled, and says so."""
-    await ask(context, n=n, state="running")
+    await call_test(context, n=n, state="running")
     try:
         await anyio.sleep_forever()
     finally:
         with anyio.CancelScope(shield=True):
-            await ask(context, n=n, state=context.cancel_reason)
+            await call_test(context, n=n, state=context.cancel_reason)
 
 
 @app.activity
 def cancellable_thread(context: ActivityContext, n: int) -> None:
-    ask_blocking(context, n=n, state="running")
+    call_test_blocking(context, n=n, state="running")
     context.wait_cancelled()
-    ask_blocking(context, n=n, state=context.cancel_reason)
+    call_test_blocking(context, n=n, state=context.cancel_reason)
 
 
 @app.orchestration
@@ -225,7 +225,7 @@ async def held_walk(context: OrchestrationContext, turns: int) -> list[Seen]:
 
 @app.orchestration
 async def marked_walk(context: OrchestrationContext, turns: int) -> list[Seen]:
-    """Turns on a session; the middle one waits for the board."""
+    """Turns on a session; the middle one waits for the test."""
     chosen = (held if n == turns // 2 else step for n in range(turns))
     return [await context.schedule_activity(f, n).on_session(context.instance_id) for n, f in enumerate(chosen)]
 
@@ -237,7 +237,7 @@ async def kills_its_worker(context: OrchestrationContext, n: int) -> None:
 
 @app.orchestration
 async def held_fan_out(context: OrchestrationContext, width: int) -> list[Seen]:
-    """Activities without a session, at once; each waits for the board."""
+    """Concurrent activities without a session; each waits for the test."""
     return await context.gather(*(context.schedule_activity(held, n) for n in range(width)))
 
 

@@ -1,4 +1,4 @@
-"""The document on agent sessions: traces, and the defects of its original, one test for each."""
+"""Traces of wakes, and races that lose or repeat nothing; one test for each statement."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import affinity
 from affinity import (
     AgentMessage,
+    ConversationIdle,
     RetryPolicy,
-    SessionIdle,
     SpanCompleted,
     SpanStarted,
     ToolConfirmation,
@@ -20,7 +20,7 @@ from affinity.errors import (
     WakeFailed,
 )
 from tests.conversation.application import Chat, Stage, echo, stage, status, until
-from tests.conversation.openboa import ONCE, said
+from tests.conversation.request_handler import ONCE, said
 
 pytestmark = pytest.mark.anyio
 
@@ -63,7 +63,7 @@ async def test_traces_have_spans_of_the_wake_and_of_tools(sqlite_url: str) -> No
         assert ended == ["tool", "chat.wake"]
 
 
-async def failed(on: Stage) -> affinity.Talk:
+async def failed(on: Stage) -> affinity.ConversationHandle:
     with pytest.raises(WakeFailed):
         await on.talk().ask(UserMessage("x"), timeout=30)
     return on.talk()
@@ -83,8 +83,8 @@ async def test_a_run_that_fails_closes_its_trace_with_an_error(sqlite_url: str) 
 
 async def test_a_run_that_fails_leaves_a_summary_that_says_so(sqlite_url: str) -> None:
     async with stage(sqlite_url, breaks, retry=ONCE) as on:
-        (idle,) = [each.event for each in await (await failed(on)).history(kinds=["session.idle"])]
-        assert isinstance(idle, SessionIdle)
+        (idle,) = [each.event for each in await (await failed(on)).history(kinds=["conversation.idle"])]
+        assert isinstance(idle, ConversationIdle)
         assert idle.stop_reason == "failed"
         assert idle.error is not None
         assert idle.error.message == "broken"
@@ -97,7 +97,7 @@ async def test_a_run_that_fails_does_not_leave_the_session_running(sqlite_url: s
         assert len(await talk.history(pending=True)) == 1  # kept
 
 
-# -- the defects of the original
+# -- races and failures
 
 
 async def test_no_tail_of_a_journal_is_torn(sqlite_url: str) -> None:

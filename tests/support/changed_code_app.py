@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from affinity import ActivityContext, App, Client, Conversations, OrchestrationContext, Wake, Worker
 from affinity.conversation import AgentMessage, UserMessage
-from tests.waiting import until
+from tests.support.waiting import until
 
 CHANGES = {
     # change: the number of the event, what the history has there, what the code does, the mark of the line

@@ -1,4 +1,4 @@
-"""Compiled code that all processes of a test run share, though the environment wants no files of it beside the source.
+"""Bytecode that all processes of a test run share, also with ``PYTHONDONTWRITEBYTECODE``.
 
 Import it before what is to be shared. To rewrite the assertions of all test modules takes eight seconds of a core:
 `share` does it once, on two cores, and not in each of the processes that xdist starts.
@@ -20,7 +20,7 @@ from typing import Final
 
 import pytest
 
-TESTS: Final = Path(__file__).parent
+TESTS: Final = Path(__file__).parent.parent
 
 
 def share() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from affinity import ActivityContext, App, OrchestrationContext, SessionCache
-from tests.apps import Seen, seen
+from tests.support.apps import Seen, seen
 
 hydrations: list[str] = []
 """Sessions whose state this process has hydrated, in order."""
@@ -16,7 +16,7 @@ app.include(cache)
 
 @app.activity
 async def touch(context: ActivityContext, n: int) -> Seen:
-    """Who runs it; the state is in memory from the first time on."""
+    """The worker that runs it; the state is in memory from the first call on."""
     async with cache.use(context):
         return seen(context, n)
 
@@ -37,7 +37,7 @@ async def held_wait(context: OrchestrationContext, seconds: float) -> list[Seen]
 
 @app.orchestration
 async def one_turn(context: OrchestrationContext, session_id: str) -> Seen:
-    """A turn on somebody else's session."""
+    """A turn on the session of another instance."""
     return await context.schedule_activity(touch, 0).on_session(session_id)
 
 
@@ -53,7 +53,7 @@ async def count_hydrations(context: OrchestrationContext, session_id: str) -> in
 
 @app.orchestration
 async def watch(context: OrchestrationContext, session_id: str) -> int:
-    """How often the session has moved, until told to stop. Says in its custom status how often so far."""
+    """Count the moves of the session until the event "stop". The custom status is the count so far."""
     moves = 0
     while True:
         context.set_custom_status(moves)

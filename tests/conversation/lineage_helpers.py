@@ -16,7 +16,7 @@ def words(entries: Sequence[JournalEntry]) -> list[str]:
     return [entry.event.text for entry in entries if isinstance(entry.event, UserMessage | AgentMessage)]
 
 
-async def texts(talk: affinity.Talk) -> list[str]:
+async def texts(talk: affinity.ConversationHandle) -> list[str]:
     """Of all messages of a conversation."""
     return words(await talk.history(limit=1000))
 
@@ -27,6 +27,6 @@ def rebuild(entries: Sequence[JournalEntry]) -> Chat:
     return Chat(received=received, wakes=sum(entry.kind == "span.started" for entry in entries))
 
 
-async def say(talk: affinity.Talk, text: str) -> str:
+async def say(talk: affinity.ConversationHandle, text: str) -> str:
     """A message and its answer."""
     return (await talk.ask(UserMessage(text), timeout=LONG)).text

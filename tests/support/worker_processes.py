@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from affinity.cli import main
-from tests.board import VARIABLE, Board
+from tests.support.activity_calls import VARIABLE, ActivityCalls
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 PATIENCE = 60.0
 """Seconds after which a test that waits for a process is broken."""
 
@@ -47,8 +47,8 @@ class WorkerProcess:
         self,
         url: str,
         name: str,
-        app: str = "tests.apps:app",
-        board: Board | None = None,
+        app: str = "tests.support.apps:app",
+        calls: ActivityCalls | None = None,
         *,
         root: Path = ROOT,  # where its code of affinity is
         anew: bool = False,  # in an interpreter of its own, for what only a new program reads
@@ -56,8 +56,8 @@ class WorkerProcess:
     ) -> None:
         values = FAST | {"worker_node_id": name} | options
         environment = os.environ | {f"AFFINITY_{key.upper()}": str(value) for key, value in values.items()}
-        if board is not None:
-            environment[VARIABLE] = board.path
+        if calls is not None:
+            environment[VARIABLE] = calls.path
         self.url = url
         self.name = name
         self.log: list[str] = []
@@ -156,7 +156,7 @@ def _poll_alone(popen: popen_forkserver.Popen, flag: int = os.WNOHANG) -> int | 
 
 popen_forkserver.Popen.poll = _poll_alone  # type: ignore[method-assign, assignment]
 FORKS.set_forkserver_preload(
-    ["affinity.cli.worker", "affinity.provider.postgres", "affinity.provider.sqlite", "tests.apps", "uvloop"]
+    ["affinity.cli.worker", "affinity.provider.postgres", "affinity.provider.sqlite", "tests.support.apps", "uvloop"]
 )
 
 
@@ -200,18 +200,18 @@ def _is_writable(url: str) -> bool:
 class Workers:
     """Starts workers, and ends those that a test left running."""
 
-    def __init__(self, url: str, board: Board | None = None) -> None:
+    def __init__(self, url: str, calls: ActivityCalls | None = None) -> None:
         self.url = url
-        self._board = board
+        self._calls = calls
         self._all: list[WorkerProcess] = []
 
-    def start(self, name: str, app: str = "tests.apps:app", **options: Any) -> WorkerProcess:
+    def start(self, name: str, app: str = "tests.support.apps:app", **options: Any) -> WorkerProcess:
         """A worker that has registered and runs."""
         return self.launch(name, app, **options).ready()
 
-    def launch(self, name: str, app: str = "tests.apps:app", **options: Any) -> WorkerProcess:
+    def launch(self, name: str, app: str = "tests.support.apps:app", **options: Any) -> WorkerProcess:
         """A worker that may still be starting."""
-        worker = WorkerProcess(self.url, name, app, self._board, **options)
+        worker = WorkerProcess(self.url, name, app, self._calls, **options)
         self._all.append(worker)
         return worker
 
@@ -225,9 +225,9 @@ class Workers:
 
 
 @contextmanager
-def open_workers(url: str, board: Board | None = None) -> Iterator[Workers]:
-    """Workers on one database. Their activities ask that board; without one, the one in the environment."""
-    workers = Workers(url, board)
+def open_workers(url: str, calls: ActivityCalls | None = None) -> Iterator[Workers]:
+    """Workers on one database. ``calls``: where their activities call the test; by default the environment says it."""
+    workers = Workers(url, calls)
     try:
         yield workers
     finally:

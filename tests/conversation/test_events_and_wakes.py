@@ -1,4 +1,4 @@
-"""The document on agent sessions: events, ingress, wakes and revisits, one test for each statement."""
+"""Events, ingress, wakes and revisits of agent sessions, which are conversations here; one test for each statement."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 
 import affinity
 from affinity import (
+    ConversationIdle,
     DefineOutcome,
-    SessionIdle,
     UserInterrupt,
     UserMessage,
     Wake,
@@ -20,7 +20,7 @@ from affinity.errors import (
     UnknownEntry,
 )
 from tests.conversation.application import Chat, kinds, make, stage, until
-from tests.conversation.openboa import asks, said, says
+from tests.conversation.request_handler import asks, said, says
 
 pytestmark = pytest.mark.anyio
 
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.anyio
 # -- events
 
 
-def test_the_families_of_events_are_those_of_the_document() -> None:
+def test_built_in_events_have_five_families() -> None:
     families = {kind_of(each).split(".")[0] for each in BUILT_IN}
-    assert families == {"user", "session", "span", "agent", "child"}
+    assert families == {"user", "conversation", "span", "agent", "child"}
 
 
 async def test_each_event_of_a_user_wakes_the_session(sqlite_url: str) -> None:
@@ -106,7 +106,7 @@ async def test_the_handler_reads_what_was_processed_lately(sqlite_url: str) -> N
     async with stage(sqlite_url, handler) as on:
         await on.talk().ask(UserMessage("one"), timeout=30)
         await on.talk().ask(UserMessage("two"), timeout=30)
-        assert found == [["user.message"], ["session.idle", "user.message"]]
+        assert found == [["user.message"], ["conversation.idle", "user.message"]]
 
 
 async def test_the_handler_reads_around_an_anchor(sqlite_url: str) -> None:
@@ -129,12 +129,12 @@ async def test_the_handler_reads_events_of_some_kinds_only(sqlite_url: str) -> N
     found: list[str] = []
 
     async def handler(wake: Wake, chat: Chat) -> None:
-        found[:] = kinds(await wake.history(kinds=["user.message", "session.idle"]))
+        found[:] = kinds(await wake.history(kinds=["user.message", "conversation.idle"]))
 
     async with stage(sqlite_url, handler) as on:
         for text in ("one", "two"):
             await on.talk().ask(UserMessage(text), timeout=30)
-        assert found == ["user.message", "session.idle", "user.message"]
+        assert found == ["user.message", "conversation.idle", "user.message"]
 
 
 async def test_tools_read_other_sessions_of_the_same_agent(sqlite_url: str) -> None:
@@ -188,7 +188,7 @@ async def test_with_nothing_pending_and_nothing_due_a_wake_does_nothing(sqlite_u
         for _ in range(3):
             await talk.resume()
         await anyio.sleep(0.3)
-        assert [each.kind for each in await talk.history(after=before.seq)] == ["session.status_changed"] * 3
+        assert [each.kind for each in await talk.history(after=before.seq)] == ["conversation.status_changed"] * 3
         assert (await on.state()).wakes == 1
 
 
@@ -206,8 +206,8 @@ async def test_otherwise_it_is_one_bounded_run(sqlite_url: str) -> None:
         reply = await on.talk().reply(last, timeout=30)
         assert batches == [2, 2, 1]
         assert reply.stop_reason == "end_turn"
-        idle = [each.event for each in await on.talk().history(kinds=["session.idle"])]
-        assert [each.stop_reason for each in idle if isinstance(each, SessionIdle)] == ["more", "more", "end_turn"]
+        idle = [each.event for each in await on.talk().history(kinds=["conversation.idle"])]
+        assert [each.stop_reason for each in idle if isinstance(each, ConversationIdle)] == ["more", "more", "end_turn"]
 
 
 async def test_at_most_one_wake_of_a_session_runs_at_a_time(sqlite_url: str) -> None:
