@@ -10,8 +10,9 @@ columns. A record is written in one of two ways:
 Fences
     *version*: the number of writes of a record, from 1. A write names the version from which it was made; if the store
     has another version, the record was written since.
-    *generation*: a random name of a record, from its creation to its deletion. A record that is created again under the same
-    id begins at version 1 with another generation. A write with a result need not name it: the deletion has ended the epoch.
+    *generation*: a random name of a record, from its creation to its deletion. A record that is created again under the
+    same id begins at version 1 with another generation. A write with a result need not name it: the deletion has ended
+    the epoch.
     *epoch*: of the lease under which the writer works (`docs/understand/leases.md`). A write is refused if the session
     or its record has a later epoch. In the provider's database, a save or deletion without a lease
     first gives the session a new epoch (a session without a row gets an expired one). Copies in the memory of its
