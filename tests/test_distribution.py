@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from affinity_workflows import check_installation
-from tests.processes import ROOT
+from tests.support.worker_processes import ROOT
 
 COMMAND: Final = "from affinity_workflows import main; main()"
 CONFLICT: Final = "the distribution affinity 0.1.0 is installed beside affinity-workflows"

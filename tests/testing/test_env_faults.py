@@ -155,7 +155,7 @@ async def test_nothing_is_idle_while_a_worker_has_lost_its_lease(env_url: str | 
         assert isinstance(worker, EnvWorker)
         assert worker._renewer is not None
         worker._renewer._expire("the test")
-        while worker.is_alive:
+        while not worker.is_recovering:
             await anyio.sleep(0)
         run = await env.client.start(on_session)
         await env.run_until_idle()
