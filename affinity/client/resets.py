@@ -38,6 +38,7 @@ from affinity.provider.contract import (
 )
 from affinity.records import frozen
 
+_FROM_OUTSIDE: Final = (ev.OrchestrationStarted, ev.EventRaised, ev.CancelRequested)
 _SCHEDULED: Final = (ev.ActivityScheduled, ev.TimerCreated, ev.SubOrchestrationScheduled)
 
 
@@ -92,17 +93,15 @@ def build_reset(info: InstanceInfo, cut: Cut, children: Mapping[str, InstanceInf
     """The reset to write. ``info``: the instance when its history was read; ``children``: the children of `Cut`."""
     me, run = info.instance_id, info.execution_id + 1
     outstanding = cut.outstanding
-    inputs = [] if cut.again is None else [NewMessage(instance_id=me, payload=encode_message(run, cut.again))]
+    inputs = [] if cut.again is None else [_message(me, run, cut.again)]
     inputs += [
-        NewMessage(instance_id=me, payload=encode_message(run, answer))
+        _message(me, run, answer)
         for n, event in outstanding.items()
         if isinstance(event, ev.SubOrchestrationScheduled)
         and (answer := _answer(me, n, event.instance_id, cut, children)) is not None
     ]
     inputs += [
-        NewMessage(instance_id=me, payload=encode_message(run, event))
-        for event in cut.rest
-        if isinstance(event, (ev.EventRaised, ev.OrchestrationStarted))
+        _message(me, run, event) for event in cut.rest if isinstance(event, (ev.EventRaised, ev.OrchestrationStarted))
     ]
     fired = {event.schedule_id for event in cut.rest if isinstance(event, ev.TimerFired)}
     timers = [
@@ -137,6 +136,14 @@ def build_reset(info: InstanceInfo, cut: Cut, children: Mapping[str, InstanceInf
         ],
         custom_status=(carried + statuses)[-1] if carried + statuses else None,
     )
+
+
+def _message(me: str, run: int, event: ev.Event) -> NewMessage:
+    """An input that comes again. An input from outside is for any execution: a further reset, before it is read, leaves
+    it in the queue.
+    """
+    execution = ANY_EXECUTION if isinstance(event, _FROM_OUTSIDE) else run
+    return NewMessage(instance_id=me, payload=encode_message(execution, event))
 
 
 def _readable(text: str) -> ev.Event | None:

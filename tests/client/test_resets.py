@@ -133,6 +133,23 @@ async def test_an_instance_is_reset_to_its_beginning_and_again(shop: FailingShop
     assert shop.runs == ["pay", "pack"] * 3
 
 
+@pytest.mark.parametrize("to_event", [1, 4])
+async def test_a_reset_before_the_last_one_is_read_loses_nothing(any_url: str, client: Client, to_event: int) -> None:
+    """The start, and events from outside, are in the queue then."""
+    shop = FailingShop()
+    shop.broken = False
+    async with Worker(shop.app, any_url, OPTIONS):
+        run = await client.start("order", 1, instance_id="order")
+        await run.raise_event("address", "here")
+        await run.raise_event("note", "thanks")
+        await run.wait(30)
+    await client.reset("order", to_event=to_event)
+    for _ in range(2):
+        await client.reset("order", to_event=len(await client.history("order")))
+    async with Worker(shop.app, any_url, OPTIONS):
+        assert await run.wait(30) == ["PAY", "here", "PACK", "thanks"]
+
+
 async def test_a_child_answers_its_parent_after_resets(any_url: str, client: Client) -> None:
     """It was scheduled before them, and ends after them; its default id stays what it was."""
     async with Worker(FailingShop().app, any_url, OPTIONS):
