@@ -72,10 +72,11 @@ class Fold:
         self.journal = journal
         self.knows_all = journal.is_whole
         lineage = journal.own.lineage
-        inherited = [each for each in journal.entries if each.seq <= journal.inherited and not each.is_copied]
-        kept = [event.chat for each in inherited if isinstance(event := read(each), Kept)]
-        chat = kept[-1] if kept else Chat() if self.knows_all and lineage != "import" else None
-        if not kept and any(each.lineage == "import" and '"merge"' in each.extras for each in journal.lineage):
+        inherited = [each for each in journal.entries if each.seq <= journal.inherited]
+        kept = [event.chat for each in inherited if not each.is_copied and isinstance(event := read(each), Kept)]
+        is_known = self.knows_all and lineage != "import" and not any(each.is_copied for each in inherited)
+        chat = kept[-1] if kept else Chat() if is_known else None
+        if any(each.lineage == "import" and '"merge"' in each.extras for each in journal.lineage):
             chat = None  # a merge does not say which entries are those of the side whose state it has
         first = journal.attempts[0].completed["base"] if journal.attempts else journal.page.processed
         self.now = Folded(0 if lineage is None and self.knows_all else first, chat)
