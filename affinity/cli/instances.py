@@ -22,7 +22,7 @@ _PRESENT: Final[dict[str | None, str]] = {
     "running": "",
     "ended": ", and has ended (--if-ended restart starts it again)",
 }
-_HINT: Final = "; removed instances stay removed, and the command may be started again"
+_HINT: Final = "; these stay removed, and the command may be started again"
 
 _Removed: TypeAlias = dict[str, int]
 """The numbers of a report, by what they count."""

@@ -12,7 +12,7 @@ from affinity.cli.shell import Command, Progress, Shell, command, confirm, with_
 from affinity.client import Client
 from affinity.limits import MAX_QUOTA
 
-_HINT: Final = "; removed entries stay removed, and the same command removes the rest"
+_HINT: Final = "; these stay removed, and the same command removes the rest"
 _BOUND: Final = click.IntRange(0, MAX_QUOTA)
 
 
