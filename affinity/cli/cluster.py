@@ -28,7 +28,7 @@ WATCH_SECONDS: Final = 1.0
 @click.option("--watch", is_flag=True, help="Show them every second, until Ctrl-C; with --json one line each time.")
 @command
 def workers(shell: Shell, *, desired: bool, watch: bool) -> None:
-    """Show the workers, also those that ended recently: state, held sessions, lease, code
+    """Show the workers, also recently ended ones: state, held sessions, lease, code
     version and since when it is deployed, tags, labels.
 
     Below them the names under which live workers have different code, as during a rollout.
@@ -232,7 +232,7 @@ def _rounded(share: float | None) -> str | None:
 @click.option("--instance-bytes", type=LIMIT, help="Bytes of one instance: its history and what waits for it.")
 @command
 def quotas(shell: Shell, **wanted: int | None) -> None:
-    """Show the limits of the database, which are off by default, or set those that are named.
+    """Show the limits of the database, which are off by default, or set the named ones.
 
     They apply to all clients and workers. A call that exceeds one raises an error and writes nothing.
     Sub-orchestrations are counted and not refused, nor is a request to cancel.

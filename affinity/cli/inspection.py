@@ -132,7 +132,7 @@ def history(shell: Shell, instance_id: str, *, execution: int | None, output: st
 
 def _export(shell: Shell, instance_id: str, execution: int | None, output: str) -> None:
     if shell.as_json and output == "-":
-        raise click.UsageError("what is exported is a JSON document; --json needs a file, and reports its size")
+        raise click.UsageError("an export is a JSON document; --json needs a file, and reports its size")
 
     async def run(client: Client) -> int:
         size = 0
@@ -166,7 +166,7 @@ def _event_row(event: HistoryRecord) -> tuple[object, ...]:
 @click.option("--name", help="Only of this orchestration.")
 @click.option("--prefix", help="Only ids that start with this.")
 @click.option("--parent", help="Only sub-orchestrations of this instance.")
-@click.option("--session", "session_id", help="Only those that were started with this session, and their children.")
+@click.option("--session", "session_id", help="Only instances that were started with this session, and their children.")
 @paged("Instances")
 @command
 def list_instances(
@@ -223,7 +223,7 @@ def _row(instance: Instance) -> tuple[object, ...]:
 
 
 def _activity_lines(activities: Sequence[Activity]) -> list[tuple[str, object]]:
-    """Pending activities as lines of `affinity show`; first those that wait for their next attempt."""
+    """Pending activities as lines of `affinity show`; first the ones that wait for their next attempt."""
     ordered = sorted(activities, key=lambda one: one.next_attempt_at is None)
     lines: list[tuple[str, object]] = [(f"activity {one.activity_id}", _activity(one)) for one in ordered[:_MAX_LINES]]
     if len(ordered) > _MAX_LINES:
@@ -248,12 +248,12 @@ def _activity(one: Activity) -> str:
 @click.command(cls=Command, short_help="Show the executions of an instance.")
 @click.argument("instance_id", metavar="ID")
 @click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True, help="Executions at most.")
-@click.option("--before", type=click.IntRange(min=1), help="Only those before this one.")
+@click.option("--before", type=click.IntRange(min=1), help="Only executions before this one.")
 @command
 def executions(shell: Shell, instance_id: str, limit: int, before: int | None) -> None:
     """Show the executions of the instance ID, newest first: one begins with each continue_as_new, and with each reset.
 
-    `affinity history ID --execution N` shows the events of one. Those whose history was pruned are not listed.
+    `affinity history ID --execution N` shows the events of one. An execution whose history was pruned is not listed.
     """
     found = with_client(shell, lambda client: client.executions(instance_id, limit=limit, before=before))
     columns = ("EXECUTION", "STATUS", "EVENTS", "STARTED", "ENDED")
@@ -281,7 +281,7 @@ def tree(shell: Shell, instance_id: str, limit: int) -> None:
         lambda: table(("INSTANCE", "ORCHESTRATION", "STATUS", "CREATED"), map(_node_row, found.nodes), empty=""),
     )
     if found.truncated and not shell.as_json:
-        click.echo(f"more than {limit} instances: those nearest to the root are shown", err=True)
+        click.echo(f"more than {limit} instances: the nearest to the root are shown", err=True)
 
 
 def _node_row(node: TreeNode) -> tuple[object, ...]:
@@ -295,7 +295,7 @@ def _node_row(node: TreeNode) -> tuple[object, ...]:
 )
 @command
 def stats(shell: Shell, limit: int) -> None:
-    """Show how many instances there are of each status, what is in the queues, and how long the oldest work has waited.
+    """Show the number of instances of each status, the work in the queues, and the age of the oldest work.
 
     A number of activities or messages that is as large as --limit means: that many, or more.
     """

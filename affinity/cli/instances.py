@@ -22,7 +22,7 @@ _PRESENT: Final[dict[str | None, str]] = {
     "running": "",
     "ended": ", and has ended (--if-ended restart starts it again)",
 }
-_HINT: Final = "; what is removed stays removed, and the command may be started again"
+_HINT: Final = "; these stay removed, and the command may be started again"
 
 _Removed: TypeAlias = dict[str, int]
 """The numbers of a report, by what they count."""
@@ -156,7 +156,7 @@ def cancel(shell: Shell, instance_id: str, reason: str) -> None:
 @click.argument("instance_ids", metavar="[ID]...", nargs=-1)
 @click.option("--worker", "workers", metavar="WORKER", multiple=True, help="Instead: let this worker take work again.")
 @click.option("--all", "everything", is_flag=True, help="All suspended instances.")
-@click.option("--reason", help="With --all, only those that were suspended for this: Nondeterminism, ….")
+@click.option("--reason", help="With --all, only instances that were suspended for this: Nondeterminism, ….")
 @command
 def resume(
     shell: Shell, instance_ids: tuple[str, ...], workers: tuple[str, ...], everything: bool, reason: str | None
@@ -272,7 +272,7 @@ def error_details(instance: Instance) -> dict[str, Any]:
     "--status",
     multiple=True,
     type=click.Choice(get_args(EndedStatus)),
-    help="Only those that ended like this; may be repeated  [default: completed]",
+    help="Only instances that ended like this; may be repeated  [default: completed]",
 )
 @click.option("--histories", is_flag=True, help="Histories of former executions, in place of instances.")
 @click.option("--dry-run", is_flag=True, help="Only print how many would be removed.")

@@ -1,4 +1,4 @@
-"""The command group: what is common to all commands, and which commands there are."""
+"""The command group: the common options, and the commands."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def main(ctx: click.Context, url: str | None) -> None:
       affinity raise chat-17 user_message --data '{"text": "hello"}'
       affinity show chat-17                           # how it is
       affinity sessions                               # which worker holds what
-      affinity sessions list                          # what is kept of sessions
+      affinity sessions list                          # the records of sessions
       affinity wait chat-17 --timeout 60              # prints its result
 
     For scripts, --json prints one JSON document on stdout. Messages go to stderr. Exit codes:

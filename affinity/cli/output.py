@@ -28,12 +28,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: st
         click.echo(empty, err=True)
         return
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
-    # What is printed comes from the database: nothing in it is markup.
+    # The printed values come from the database: nothing in them is markup.
     Console(width=width, markup=False, emoji=False, highlight=False).print(grid)
 
 
 def pairs(values: Iterable[tuple[str, object]]) -> None:
-    """Print names and values, one a line; what is None is left out."""
+    """Print names and values, one a line, without None."""
     shown = [(name, value) for name, value in values if value is not None]
     width = max(len(name) for name, _ in shown)
     for name, value in shown:

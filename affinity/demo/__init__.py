@@ -1,1 +1,1 @@
-"""The demo: real conversations over worker processes, of which one is killed, and a verification of the result."""
+"""The demo: real conversations over worker processes, one of which is killed, and a verification of the result."""

@@ -70,7 +70,7 @@ class StoredTranscript:
 
 
 def transcripts_of(run: str, *, max_sessions: int = 1) -> Sessions[Transcript]:
-    """The transcripts of a run, of which up to ``max_sessions`` are in memory."""
+    """The transcripts of a run; up to ``max_sessions`` are in memory."""
     return Sessions(
         Transcript,
         kind=f"{run}.transcript",

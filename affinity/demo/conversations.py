@@ -37,8 +37,10 @@ class Conversation:
 
 
 def load_conversations(count: int, seed: int) -> Sequence[Conversation]:
-    """Return ``count`` conversations of the data set; the same ``seed`` gives the same ones. Those with an answer come
-    first: nearly half of the data set are single messages, whose sessions carry no state from turn to turn.
+    """Return ``count`` conversations of the data set; the same ``seed`` gives the same ones.
+
+    Conversations with an answer come first: nearly half of the data set are single messages, whose sessions carry no
+    state from turn to turn.
 
     Raises:
         click.ClickException: the data set is not installed; the message tells how to install it.

@@ -43,7 +43,7 @@ class Display:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoReport:
-    """The result of a run; the names of its numbers are those of ``--json``."""
+    """The result of a run; ``--json`` prints it under the same names."""
 
     provider: str
     workers: int

@@ -60,7 +60,7 @@ class DemoPlan:
     workers: int
     kill: bool
     seed: int  # spreads the messages over time
-    conversations: Mapping[str, Conversation] = field(repr=False)  # by session, whose id is that of the instance too
+    conversations: Mapping[str, Conversation] = field(repr=False)  # by session id, which is also the instance id
 
     def settings(self, number: int, url: str) -> WorkerSettings:
         """Settings of a worker. The survivors of a kill have room for all sessions."""
@@ -75,7 +75,7 @@ class DemoPlan:
 
 
 def schedule(conversations: Mapping[str, Conversation], seed: int) -> Iterator[tuple[float, str]]:
-    """When the next message of which conversation is due, in seconds from the beginning."""
+    """The due messages, in order: seconds from the beginning, and the conversation."""
     lengths = {session_id: len(conversation.messages) for session_id, conversation in conversations.items()}
     longest = max(lengths.values()) * THINK_SECONDS * 1.5
     seconds = max(SHORTEST_SECONDS, sum(lengths.values()) / TURNS_PER_SECOND, longest)
@@ -238,7 +238,7 @@ class _DemoRun:
         await self._raise_next(due)
 
     async def _raise_next(self, session_ids: Sequence[str]) -> None:
-        """Raise the next message of each of these conversations, if there is one; those without any are started."""
+        """Raise the next message of each of these conversations, if there is one; start those without any."""
         lengths = {one: len(self._plan.conversations[one].messages) for one in session_ids}
         name = orchestration_name(self._plan.run)
         new = [Start(name, length, one) for one, length in lengths.items() if len(self._left[one]) == length]

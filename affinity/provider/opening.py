@@ -30,10 +30,10 @@ async def open_provider(
         one_connection: all calls share one connection to PostgreSQL, and wait for each other there. By default there
             are up to three, for the loop of a worker.
         probe_after: seconds without a byte from PostgreSQL after which a short call is asked about on a new connection.
-            If that one is answered and the server does not work on the call, the call raises `ConnectionLost`.
+            If the server answers there, and does not work on the call, the call raises `ConnectionLost`.
 
     Raises:
-        DatabaseChanged: the database is another one than that of ``timeline``.
+        DatabaseChanged: the database has another timeline than ``timeline``.
         InvalidUrl: no provider for the URL, or it is malformed.
         ConnectionLost: the database cannot be reached.
         AccessDenied: it refuses the credentials.

@@ -15,8 +15,8 @@ def replay(app: App, history: Path | str | Mapping[str, Any]) -> int:
     """Replay the history of an instance against the orchestrations of an app, as a worker does before it goes on with
     the instance. No activity runs, and nothing is written.
 
-    An instance that had not ended is replayed to the end of its history. Of earlier executions, those that continued as
-    new are replayed too. The last step of one that failed is not compared: the error may have been corrected.
+    An instance that had not ended is replayed to the end of its history. Earlier executions that continued as new are
+    replayed too. The last step of an execution that failed is not compared: the error may have been corrected.
 
     Args:
         app: the app with the code that is tested.

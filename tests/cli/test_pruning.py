@@ -62,7 +62,7 @@ def test_ctrl_c_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Client, "prune", interrupted)
     said = refused(INTERRUPTED, "prune", "--older-than", "1d", "--yes")
-    assert said.startswith("removed 7 before it ended; what is removed stays removed")
+    assert said.startswith("removed 7 before it ended; these stay removed")
     assert said.endswith("interrupted\n")
 
 
@@ -114,5 +114,5 @@ def test_ctrl_c_while_conversations_are_pruned_is_clean(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Client, "prune_conversations", interrupted)
     said = refused(INTERRUPTED, "conversation", "prune", "--older-than", "1d", "--yes")
-    assert said.startswith("removed 7 before it ended; what is removed stays removed")
+    assert said.startswith("removed 7 before it ended; these stay removed")
     assert said.endswith("interrupted\n")

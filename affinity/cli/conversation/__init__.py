@@ -4,7 +4,7 @@
 command     the group
 opening     the handle of a conversation, of the kind that its journal has
 show        what a conversation is and what happened in it
-send        what is sent to it
+send        sends events to it
 lineage     where it comes from
 ==========  ==============================================================
 """

@@ -25,8 +25,8 @@ _COLUMNS = ("DISTANCE", "CONVERSATION", "MADE BY", "AT", "HOME", "CREATED")
 def fork(shell: Shell, *, conversation_id: str, new_id: str, at: int | None, detach: bool, beside: bool) -> None:
     """Begin the conversation NEW with the journal of the conversation ID. What it costs does not grow with the length.
 
-    The state is copied when all of the journal is. With --at it begins as that of a new conversation: what it was at an
-    earlier entry only the application can make (`Conversations(rebuild=...)`, and `talk.fork` in a program).
+    The state is copied with the whole journal. With --at the fork begins with an initial state: only the application
+    can rebuild the state of an earlier entry (`Conversations(rebuild=...)`, and `talk.fork` in a program).
 
     Examples:
       affinity conversation fork chat-7 chat-7-b

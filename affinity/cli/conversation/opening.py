@@ -1,4 +1,4 @@
-"""The handle of a conversation that is known by its id only: its kind is that of its journal."""
+"""The handle of a conversation that is known by its id only: the journal gives its kind."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from affinity.journal import JournalQuery
 from affinity.limits import check_id
 
 TYPES = EventTypes()
-"""The built-in events; those of applications are shown and sent as they are."""
+"""The built-in events; events of applications are shown and sent as they are."""
 
 
 async def open_conversation(client: Client, conversation_id: str, kind: str | None = None) -> ConversationHandle:
-    """The handle of a conversation; ``kind`` is that of a new one.
+    """The handle of a conversation. ``kind``: of a new conversation.
 
     Raises:
         UnknownConversation: there is none, and no kind is given.

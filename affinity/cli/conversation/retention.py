@@ -12,7 +12,7 @@ from affinity.cli.shell import Command, Progress, Shell, command, confirm, with_
 from affinity.client import Client
 from affinity.limits import MAX_QUOTA
 
-_HINT: Final = "; what is removed stays removed, and the same command removes the rest"
+_HINT: Final = "; these stay removed, and the same command removes the rest"
 _BOUND: Final = click.IntRange(0, MAX_QUOTA)
 
 
@@ -36,7 +36,7 @@ def prune(
     go on, and keep their numbers.
 
     Events that no wake has processed stay, with all behind them; so do the entries of a wake with a request that waits
-    for an answer, and those that a fork continues. The options journal_retention, journal_max_entries and
+    for an answer, and entries that a fork continues. The options journal_retention, journal_max_entries and
     journal_max_bytes of workers do the same once a minute.
 
     Examples:

@@ -34,8 +34,8 @@ _META = frozenset({"kind", "usage", "message_id", "span", "started_at", "worker"
 @click.option("--status", type=click.Choice(get_args(ConversationStatus)), help="That have this status now.")
 @click.option("--prefix", help="Whose id begins so.")
 @click.option("--parent", help="Children of this conversation.")
-@click.option("--terminated/--open", default=None, help="Only those that are, or are not, terminated.")
-@click.option("--requests", "with_requests", is_flag=True, help="Only those that wait for an answer.")
+@click.option("--terminated/--open", default=None, help="Only terminated ones, or only others.")
+@click.option("--requests", "with_requests", is_flag=True, help="Only with a request that waits for an answer.")
 @paged("Conversations")
 @command
 def list_conversations(shell: Shell, *, page: PageOptions, **where: Any) -> None:

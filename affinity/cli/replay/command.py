@@ -39,7 +39,7 @@ DEFAULT_SAMPLE: Final = 500
     help=f"Only these; may be repeated  [default: {', '.join(DEFAULT_STATUS)}]",
 )
 @click.option("--name", "names", multiple=True, help="Only of this orchestration; may be repeated.")
-@click.option("--since", type=DURATION, help="Only those whose last turn was within this time: 90s, 15m, 12h, 30d, 4w.")
+@click.option("--since", type=DURATION, help="Only if the last turn was within this time: 90s, 15m, 12h, 30d, 4w.")
 @click.option(
     "--sample", type=LIMIT, help=f"Instances at most, chosen at random; none: all  [default: {DEFAULT_SAMPLE}]"
 )

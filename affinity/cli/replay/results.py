@@ -108,7 +108,7 @@ class ReplayReport:
 
     @property
     def findings(self) -> Sequence[ReplayProblem]:
-        """What is new."""
+        """The problems that are not known yet."""
         return [problem for problem in self.problems if not problem.is_known]
 
     @property

@@ -25,7 +25,7 @@ from affinity.session import Pruned
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @command
 def delete(shell: Shell, *, session_id: str, allow_prefix: bool, cascade: bool, dry_run: bool, yes: bool) -> None:
-    """Remove the record of the session ID, and with it those of its children, and of theirs.
+    """Remove the record of the session ID, and with it the records of its children, and of theirs.
 
     ID is the whole id, unless --allow-prefix is given. A worker that holds the session evicts its state from memory,
     and begins anew. The ids of what was removed go to stdout, one a line.
@@ -65,9 +65,9 @@ def _family(session_ids: Sequence[str]) -> str:
 
 
 @click.command(cls=Command, short_help="Remove old records, or all but the newest.")
-@click.option("--older-than", type=DURATION, help="Those not written for so long: 90s, 15m, 12h, 30d, 4w.")
+@click.option("--older-than", type=DURATION, help="Records not written for so long: 90s, 15m, 12h, 30d, 4w.")
 @click.option("--keep", type=click.IntRange(min=0), help="All but so many of the newest.")
-@click.option("--either", is_flag=True, help="With both: what is old, and what is not kept.")
+@click.option("--either", is_flag=True, help="With both: old records, and records that are not kept.")
 @click.option("--family", is_flag=True, help="Judge and remove a record with all its descendants, by the newest.")
 @click.option("--kind", help="Only states of this kind; --keep counts only these.")
 @click.option("--label", "labels", multiple=True, type=LABEL, help="Only with this label; may be repeated.")
@@ -86,8 +86,8 @@ def prune(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Remove old records, or all but the newest. With both --older-than and --keep, those that are old and not kept;
-    with --either too, those that are old and those that are not kept.
+    """Remove old records, or all but the newest. With both --older-than and --keep, a record must be old and not kept;
+    with --either too, it must be old or not kept.
 
     A session that a worker holds, that has work in the queue, or that is written meanwhile, is left alone. Each record
     is judged by itself: children go when their own time has come. With --family a record goes or stays together with

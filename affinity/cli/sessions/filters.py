@@ -16,9 +16,9 @@ _FILTERS: Final = (
     click.option("--kind", help="Only states of this kind."),
     click.option("--name", help="Only sessions of this name."),
     click.option("--label", "labels", multiple=True, type=LABEL, help="Only with this label; may be repeated."),
-    click.option("--participant", help="Only those in which this one takes part."),
+    click.option("--participant", help="Only sessions in which this one takes part."),
     click.option("--parent", type=SESSION_ID, help="Only children of this session."),
-    click.option("--orphaned", is_flag=True, help="Only those whose parent has no record."),
+    click.option("--orphaned", is_flag=True, help="Only sessions whose parent has no record."),
     click.option("--holder", type=SESSION_ID, help="Only sessions that this worker holds now."),
     click.option("--updated-after", type=INSTANT, help="Only written after this."),
     click.option("--created-after", type=INSTANT, help="Only begun after this."),
@@ -27,7 +27,7 @@ _FILTERS: Final = (
         type=click.IntRange(0, 2**31 - 1),
         help="Only states written under this version of their schema.",
     ),
-    click.option("--idle-for", type=DURATION, help="Only those not written for so long: 90s, 15m, 12h, 30d."),
+    click.option("--idle-for", type=DURATION, help="Only sessions not written for so long: 90s, 15m, 12h, 30d."),
 )
 
 

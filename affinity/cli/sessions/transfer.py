@@ -28,7 +28,7 @@ from affinity.session.transfer import IN_MEMORY, ImportTimes, OnExists, check_li
 @click.option("-o", "--output", metavar="FILE", default="-", help="The file to write; it appears when it is complete.")
 @command
 def export(shell: Shell, *, session_ids: tuple[str, ...], output: str, **chosen: Any) -> None:
-    """Write records, one JSON document a line: those of the IDs, those that match, or all.
+    """Write records, one JSON document a line: of the IDs, of the sessions that match, or all.
 
     A state that is JSON is written as JSON, any other as base64. `affinity sessions import` reads it.
 
@@ -41,7 +41,7 @@ def export(shell: Shell, *, session_ids: tuple[str, ...], output: str, **chosen:
     if session_ids and where != SessionFilter():
         raise click.UsageError("give IDs or filters, not both")
     if shell.as_json and output == "-":
-        raise click.UsageError("what is exported is lines of JSON; --json needs --output FILE, and reports the number")
+        raise click.UsageError("an export is lines of JSON; --json needs --output FILE, and reports the number")
 
     async def run(client: Client) -> int:
         with Progress("exported") as progress, written(output) as file:
@@ -87,7 +87,7 @@ def _read_twice(file: IO[bytes]) -> Iterator[tuple[IO[bytes], int]]:
     type=click.Choice(get_args(ImportTimes)),
     default="kept",
     show_default=True,
-    help="The times of the records: their own, of which one in the future becomes now; or the time of the import.",
+    help="The times of the records: their own (a time in the future becomes now), or the time of the import.",
 )
 @click.option("--app", "target", metavar="MODULE:APP", help="Load each record by the code of this app first.")
 @command
@@ -111,7 +111,7 @@ def import_records(
     sessions = [each for each in listeners if isinstance(each, Sessions)]
 
     async def run(client: Client) -> Imported:
-        with Progress("lines done:", hint="; what is written stays: continue with --on-exists skip") as progress:
+        with Progress("lines done:", hint="; written records stay: continue with --on-exists skip") as progress:
             manager = SessionManager(client.session_store, sessions)
             return await manager.import_(lines, on_exists=on_exists, times=times, progress=progress)
 

@@ -10,7 +10,7 @@ A provider stores opaque payloads and knows nothing of orchestrations or replay.
 `Provider` is four protocols: `WorkerProvider` (worker_side.py), `ClientProvider` (client_side.py), `JournalProvider`
 (journal_side.py) and `AdministrationProvider` (administration.py); what all four have is `ProviderConnection`
 (connection.py). The records that they take and return are in modules by subject: workers, hints, work_items, sessions,
-instances, turns, retention, management. Import all of them from this package; those of journals are in
+instances, turns, retention, management. Import all of them from this package; records of journals are in
 `affinity.journal`.
 
 Terms
@@ -32,7 +32,7 @@ Rules for every verb
       not affect the others. Results come in the order of the elements.
     * A verb never leaves a transaction open across a client round trip, so a paused worker holds no database lock. (In
       SQLite a transaction is one uninterrupted call, which is the nearest equivalent.)
-    * Errors are those of `affinity.errors`. Only errors that the data itself causes are not retryable: every other
+    * Errors are classes of `affinity.errors`. Only errors that the data itself causes are not retryable: every other
       error of the database is a fault of its environment. After an error without ``maybe_done`` nothing was changed.
     * To *touch* a session is to set its ``locked_until`` to now + ``session_lock_timeout``. A provider may leave it out
       while it would extend the lock by less than `TOUCH_SLACK` of the timeout, so that a hot loop does not write the
@@ -54,7 +54,7 @@ Routes
     ``worker_queue.route`` is ``'free'`` for session-free items, ``'new'`` for items of a session that no worker holds
     (``'new:' + worker_id`` while they are offered to that worker), ``'w:' + worker_id`` for items of a held
     session, and ``'new:' + worker_id`` of a held session with a `PlannedMove` to that worker. Where any worker may take
-    the item, its tag, or that of its session, follows: ``'free#gpu'``, ``'new#gpu'``.
+    the item, its tag, or its session's tag, follows: ``'free#gpu'``, ``'new#gpu'``.
     ``orchestrator_queue.route`` is ``'new'`` or ``'w:' + owner``; of a suspended instance it is ``'suspended'``, which
     no fetch reads. A route is computed when the row is queued, changes when the session moves, and is only a hint for
     cost: every fetch checks the ``sessions`` or ``instances`` row, which is authoritative, and `WorkerProvider.sweep`

@@ -41,8 +41,8 @@ class AdministrationProvider(ProviderConnection, Protocol):
         ...
 
     async def move_session(self, moves: Sequence[PlannedMove]) -> Sequence[PlanOutcome]:
-        """Plan moves of sessions, each of which is named once; see `PlannedMove`. A second plan for a session replaces
-        the first, unless it is an offer.
+        """Plan moves of sessions; see `PlannedMove`. Each session is named once in a call. A second plan for a session
+        replaces the first, unless it is an offer.
         """
         ...
 
@@ -115,7 +115,7 @@ class AdministrationProvider(ProviderConnection, Protocol):
         ...
 
     async def list_tree(self, instance_id: str, limit: int) -> Sequence[TreeMember]:
-        """An instance, its children and theirs, in any order; at most ``limit``, those nearest to the instance."""
+        """An instance, its children and theirs, in any order; at most ``limit``, the nearest to the instance."""
         ...
 
     async def measure_queues(self, limit: int) -> QueueStatistics:
@@ -133,9 +133,10 @@ class AdministrationProvider(ProviderConnection, Protocol):
     async def list_session_moves(
         self, where: MoveFilter, *, after: int | None = None, before: int | None = None, limit: int = 100
     ) -> Sequence[SessionMove]:
-        """One page of ``limit`` moves in the order of their epochs: with ``after``, the first ones after that epoch;
-        otherwise the last ones, of those ``before`` that epoch. A move may be committed a moment after one with a
-        greater epoch.
+        """One page of ``limit`` moves in the order of their epochs.
+
+        With ``after``, the first moves after that epoch; else the last moves, with ``before`` the last before that
+        epoch. A move may be committed a moment after a move with a greater epoch.
         """
         ...
 
@@ -162,8 +163,8 @@ class AdministrationProvider(ProviderConnection, Protocol):
         ...
 
     async def set_quotas(self, limits: Quotas) -> None:
-        """Replace all limits. They apply to instances created and messages sent from then on. Those that turns create
-        are counted and not refused.
+        """Replace all limits. They apply to instances created and messages sent from then on. Instances and messages of
+        turns are counted and not refused.
         """
         ...
 

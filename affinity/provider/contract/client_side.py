@@ -44,10 +44,10 @@ class ClientProvider(ProviderConnection, Protocol):
     async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
         """Queue messages for instances, in order.
 
-        A message with an ``unread_limit`` is refused ("full") while its instance has so many unread messages: those
-        that its turns reported (`Turn.unread`), and those in its queue that are no timers. The same holds for
-        `Quotas.unread_events`. It is refused ("over_quota") when with it the instance would have more bytes than
-        `Quotas.instance_bytes`. Concurrent calls do not see each other's messages and may exceed a limit together.
+        A message with an ``unread_limit`` is refused ("full") while its instance has so many unread messages. Unread
+        are messages that its turns reported (`Turn.unread`), and messages in its queue that are no timers. The same
+        holds for `Quotas.unread_events`. It is refused ("over_quota") when with it the instance would have more bytes
+        than `Quotas.instance_bytes`. Concurrent calls do not see each other's messages and may exceed a limit together.
 
         Of the messages with one ``key`` an instance gets the first that is not refused; any other is "repeated", also
         when the instance has finished since. Keys are kept as long as the instance, but see `prune_histories`.
@@ -57,9 +57,10 @@ class ClientProvider(ProviderConnection, Protocol):
     async def get_replies(
         self, keys: Sequence[MessageKey], *, max_bytes: int = MAX_BATCH_BYTES
     ) -> Sequence[KeyState | None]:
-        """What became of messages that were sent under these keys, and the replies to them (`Turn.replies`). None:
-        there is no such instance. Reads only, in one snapshot. Replies are left out behind those that have
-        ``max_bytes`` UTF-8 bytes; at least one is not.
+        """The states of messages that were sent under these keys, and the replies to them (`Turn.replies`).
+
+        None: there is no such instance. Reads only, in one snapshot. Once replies have ``max_bytes`` UTF-8 bytes, later
+        ones are left out; at least one is not.
         """
         ...
 

@@ -42,7 +42,7 @@ class NewInstance:
     on_exists: str | None = None  # payload sent to ``parent_id`` when the id was taken
     parent_generation: Generation | None = None  # of the parent that creates it
     on_deleted: str | None = None  # payload sent to that parent when the instance is deleted before it has ended
-    session_id: str | None = None  # shown in logs and listings; None: that of its parent, if any
+    session_id: str | None = None  # shown in logs and listings; None: its parent's, if any
     generation: Generation = field(default_factory=lambda: Generation(secrets.token_hex(8)))
 
 
@@ -50,9 +50,9 @@ class NewInstance:
 class Restart:
     """A new generation of an ended instance, which begins with a start message in its next execution.
 
-    It has the id, the name and the time of creation of the former one, and nothing else: its session and version are
-    those of ``new``, and it has no parent. What was sent to the former one, or is to come from its work, does not reach
-    it. The history of the former one stays, as that of its last execution.
+    It has the id, the name and the time of creation of the former one, and nothing else: it has the session and version
+    of ``new``, and no parent. Messages to the former one, and results of its work, do not reach it. The history of the
+    former one stays, as the history of an earlier execution.
     """
 
     new: NewInstance  # without a parent
@@ -152,7 +152,7 @@ class InstanceInfo:
     created_at: datetime
     updated_at: datetime
     suspension: Suspension | None = None  # while it is suspended
-    session_id: str | None = None  # given at its start, or at that of its parent
+    session_id: str | None = None  # given at its start, or at its parent's start
 
 
 @frozen(kw_only=True)
@@ -164,7 +164,7 @@ class InstanceFilter:
     prefix: str | None = None  # of the instance id
     parent_id: str | None = None
     reason: str | None = None  # suspended for this: `Suspension.error_type`
-    session_id: str | None = None  # given at their start, or at that of their parents
+    session_id: str | None = None  # given at their start, or at their parent's start
     after: tuple[datetime, str] | None = None  # keyset cursor: (created_at, instance_id) of the last row seen
 
     def __post_init__(self) -> None:

@@ -67,8 +67,10 @@ class JournalProvider(ProviderConnection, Protocol):
     async def get_pending(
         self, session_ids: Sequence[str], *, limit: int, max_bytes: int = MAX_BATCH_BYTES
     ) -> Sequence[PendingWork | None]:
-        """What the next wake of each session has to do; None: it has no journal. Reads only. At most ``limit`` inputs
-        each; no input is read after those of the call before it have ``max_bytes``, but one of each session is.
+        """The work for the next wake of each session; None: it has no journal. Reads only.
+
+        At most ``limit`` inputs each. Once the inputs of the call have ``max_bytes``, no more are read; but one input
+        of each session is always read.
         """
         ...
 
@@ -76,17 +78,23 @@ class JournalProvider(ProviderConnection, Protocol):
         self, queries: Sequence[JournalQuery], *, max_bytes: int = MAX_BATCH_BYTES
     ) -> Sequence[JournalPage | None]:
         """A page of each journal; None: the session has none. Reads only, by an index for each condition, in one
-        snapshot: an entry that replaces parts of a stream is not seen together with them. No entry is read after those
-        before it have ``max_bytes``: at least one is, and later pages may be empty, with ``more``.
+        snapshot: an entry that replaces parts of a stream is not seen together with them.
+
+        Once the entries of the call have ``max_bytes``, no more are read. At least one entry is read; later pages may
+        be empty, with ``more``.
         """
         ...
 
     async def write_stream(self, parts: Sequence[StreamPart]) -> None:
-        """Add provisional parts. Those of other wakes of the journal, and of lower attempts, are removed. Ignored:
-        parts of another journal id, and numbers that are there; of an attempt that is lower than one of its wake that
-        is there, or not greater than one that has committed (`JournalWrite.attempt`) or was retracted; of a wake that
-        has committed, but for the last one that has. Subscribers are notified. Parts need not survive a crash of the
-        database.
+        """Add provisional parts. Parts of other wakes of the journal, and of lower attempts, are removed. Subscribers
+        are notified. Parts need not survive a crash of the database.
+
+        These parts are ignored:
+
+        - of another journal id, or with a number that is there;
+        - of a lower attempt than a part of the same wake that is there;
+        - of an attempt that is not greater than one that has committed (`JournalWrite.attempt`) or was retracted;
+        - of a wake that has committed, unless it is the last one that has.
         """
         ...
 
@@ -99,7 +107,7 @@ class JournalProvider(ProviderConnection, Protocol):
         ...
 
     async def get_journal_requests(self, session_ids: Sequence[str]) -> Sequence[Sequence[Request]]:
-        """The pending requests of each session, oldest first; those that have expired are left out."""
+        """The pending requests of each session, oldest first, without expired ones."""
         ...
 
     async def get_journal_revisits(self, session_ids: Sequence[str]) -> Sequence[Sequence[Revisit]]:
@@ -127,17 +135,17 @@ class JournalProvider(ProviderConnection, Protocol):
     async def prune_journals(
         self, retention: JournalRetention, *, limit: int, after: int = 0, dry_run: bool = False
     ) -> JournalPruning:
-        """One step through the journals in the order of their ids, behind ``after``: at most `limits.PRUNE_WINDOW` of
-        those that are over a bound, and at most ``limit`` of their entries. Those over a bound of entries or bytes are
-        found by an index. A journal that another call is changing may be left out, and entries that a fork has kept
-        until this step go with the next round. With ``dry_run`` nothing changes, and ``limit`` does not count.
+        """One step through the journals that are over a bound, in the order of their ids, behind ``after``.
+
+        A step is at most `limits.PRUNE_WINDOW` of these journals, and at most ``limit`` of their entries. Journals over
+        a bound of entries or bytes are found by an index. A journal that another call is changing may be left out.
+        Entries that a fork has kept until this step go with the next round. With ``dry_run`` nothing changes, and
+        ``limit`` does not count.
         """
         ...
 
     def watch_journals(self) -> AbstractAsyncContextManager[JournalWatch]:
-        """Subscribe to changes of journals, and to the replies of instances (`Turn.replies`), whose ids are among those
-        of the sessions.
-        """
+        """Subscribe to changes of journals, by session id, and to replies of instances (`Turn.replies`), by id."""
         ...
 
     async def notify_journals(self, session_ids: Collection[str], *, only_inputs: bool = False) -> None:

@@ -104,8 +104,8 @@ class Release:
 class Suspend:
     """Suspends an instance that this worker cannot continue, for a reason that is not a decision of its code.
 
-    The fence is that of a `Turn`: owner, generation, execution and number of events. Nothing happens when it does not
-    hold.
+    It has the fence of a `Turn`: owner, generation, execution and number of events. Nothing happens when the fence
+    does not hold.
     """
 
     instance_id: str

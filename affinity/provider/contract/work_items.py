@@ -52,8 +52,8 @@ class NewWorkItem:
     # of a caller that knows that the session has this tag.
     lock_here: bool = False
     claim_here: bool = False  # if no worker holds its session, offer it to the committing worker first
-    # It has a session, and cannot be fetched or locked before all ordered items of that session are gone that were
-    # committed before it, of whatever instance; within a batch, that come before it.
+    # It has a session, and waits until all earlier ordered items of that session are gone, of all instances: items that
+    # were committed before it, or that come before it in the batch.
     ordered: bool = False
     # Kept out of the queue until an append with an input queues it in place of its message (`JournalAppend.message`);
     # until then it is no work of its session, and no verb of the queue shows it. The journal is that of the instance's
@@ -122,14 +122,14 @@ class FetchOptions:
     uncounted_after: int = 2**31 - 1
     # Leave sessions that no worker holds for `NEWER_SECONDS` to workers with a lower ordinal that have room.
     pack: bool = False
-    # UTF-8 bytes of payloads: the fetch takes no item after those before it have so many.
+    # UTF-8 bytes of payloads: once the taken items have so many, the fetch takes no more.
     max_bytes: int = MAX_BATCH_BYTES
     timeouts: Timeouts = field(default_factory=lambda: Timeouts(work_item_lock=30.0, session_lock=300.0))
     tags: WorkerTags = NO_TAGS  # as the caller registered them
     # After a `Hint.only_own`: items of sessions that the caller holds, and no others. Of the answer only ``items``,
     # ``claim_lost`` and ``limit_reached`` count.
     only_own: bool = False
-    # Activities that begin with what is pending in the journal of their instance, for a fetch with ``only_own``.
+    # Activities that begin with the pending inputs of their instance's journal, for a fetch with ``only_own``.
     readers: Collection[str] = ()
 
 
@@ -145,8 +145,8 @@ class WorkFetch:
     crowded: bool = False  # work waits that the caller could claim if it held fewer sessions
     workers: int = 1  # that are alive and take work
     draining: bool = False  # the caller is
-    # Sessions to take by `take_session`, when their holders have no work of them in hand: those with a `PlannedMove` to
-    # the caller that has a bound, or whose work waits.
+    # Sessions to take by `take_session`, when their holders have no work of them in hand. They have a `PlannedMove` to
+    # the caller, and the plan has a bound or work waits.
     assigned: Sequence[str] = ()
     outdated: bool = False  # a worker of newer code has room: new and freed sessions are left to it
     # By instance, for items of `FetchOptions.readers`: what `JournalProvider.get_pending` gives. The provider may leave
@@ -214,5 +214,5 @@ class WorkItemInfo:
     queued_at: datetime
     visible_at: datetime  # when it could be fetched last, or can be next
     last_error: str | None  # of the failure before: `WorkAbandon.error`
-    tag: str | None = None  # that a worker must have to take it: its own, or that of its session
+    tag: str | None = None  # a worker must have it to take the item: its own tag, or its session's
     has_worker: bool = True  # False: it waits, and no live worker has the tag

@@ -42,7 +42,7 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
 
         A new incarnation replaces the one that had the name, alive or not, and gets all sessions that the name holds by
         an unexpired session lock and whose work it takes by its tags, each with a new epoch. With ``resume`` the same
-        incarnation returns after its lease has expired: it keeps those sessions, and their epochs, that no other worker
+        incarnation returns after its lease has expired: it keeps the sessions, and their epochs, that no other worker
         has claimed. Clears draining, unless an operator drains the worker (`set_drain_wanted`).
 
         The row has the profile, and since when the version of its code is deployed: the latest time that live workers
@@ -67,8 +67,8 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         by it; their items are rerouted. Idempotent: call again as work ends.
 
         With ``restarts`` the sessions are left to the next start of the worker, but for as many as live workers of the
-        newest version of its app have room for, if that is newer than its own. Those with work are freed first, then
-        those that were used last.
+        newest version of its app have room for, if that is newer than its own. Sessions with work are freed first, then
+        the last used.
 
         Returns:
             The number of sessions that it still holds.
@@ -88,7 +88,7 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         another incarnation has the name.
 
         With ``restart_grace`` the sessions stay with the name for so many seconds, and go to the incarnation that
-        registers under it in that time. Until then the incarnation in their rows, and in that of the worker, is
+        registers under it in that time. Until then the incarnation in their rows, and in the worker's row, is
         `WorkerIdentity.left`, which takes nothing. All else is freed; so are the sessions, if an operator drains the
         worker (`set_drain_wanted`).
         """
@@ -102,14 +102,14 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
 
         1. items of sessions that the caller holds, whatever their name, unless a `PlannedMove` gives them to another;
         2. session-free items;
-        3. items of sessions that no worker holds: those offered to the caller (``NewWorkItem.claim_here``), and those
-           offered to no worker. The fetch claims their sessions, while the caller holds fewer than ``max_sessions``, is
-           not draining and is alive. A session whose items do not fit is not claimed.
+        3. items of sessions that no worker holds, if they are offered to the caller (``NewWorkItem.claim_here``) or to
+           no worker. The fetch claims their sessions, while the caller holds fewer than ``max_sessions``, is not
+           draining and is alive. A session whose items do not fit is not claimed.
 
         While live workers that do not drain run a newer version of the caller's app (`register_worker`), take all the
         work that it takes (`WorkerTags`), and one of them has room for a session, the caller is
-        `outdated <WorkFetch.outdated>`: it takes of kind 3 what is offered to it, and what has been visible, and of a
-        session that has been free, for `NEWER_SECONDS`.
+        `outdated <WorkFetch.outdated>`. Then it takes of kind 3 only items that are offered to it, and items that have
+        been visible for `NEWER_SECONDS`, of sessions that have been free for as long.
 
         While other workers are alive and not draining, the caller gets about `limits.fair_share` of kind 2, and of the
         part of kind 3 that is offered to no worker. An item of kind 2 or 3 is passed over while its name, or what it
@@ -131,9 +131,10 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
     async def renew_work_item_lock(
         self, identity: WorkerIdentity, locks: Sequence[WorkLock], timeouts: Timeouts
     ) -> Sequence[bool]:
-        """Extend live tokens of the caller's incarnation, and touch those of their sessions that it holds. False: the
-        item is not the caller's any more (expired, taken, cancelled, finished) and nothing was extended: an expired
-        lock does not come back.
+        """Extend live tokens of the caller's incarnation, and touch their sessions, as far as it holds them.
+
+        False: the item is not the caller's any more (expired, taken, cancelled, finished), and nothing was extended: an
+        expired lock does not come back.
         """
         ...
 
@@ -144,10 +145,11 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
     async def ack_work_item(
         self, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts
     ) -> Sequence[bool]:
-        """Remove items by live token, send their results to their instances, write the states and journals that come
-        with them, and touch those of their sessions that the caller holds. False: dead token, or a state or journal
-        that did not pass its fence (the token is then still live); nothing changed. The session may have moved: without
-        a state or journal, only the lock of the work item decides.
+        """Remove items by live token, send their results to their instances, and write the states and journals that
+        come with them. Touches their sessions, as far as the caller holds them.
+
+        False: dead token, or a state or journal that did not pass its fence (the token is then still live); nothing
+        changed. The session may have moved: without a state or journal, only the lock of the work item decides.
         """
         ...
 
@@ -206,9 +208,11 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
     async def take_session(
         self, identity: WorkerIdentity, session_ids: Sequence[str], *, max_sessions: int, session_lock: float
     ) -> Sequence[TakenSession]:
-        """Claim those of these sessions that are planned to move to the caller (`PlannedMove`) and of which their
-        holders have no item locked, each with a new epoch; their items are routed to the caller, and the next fetch
-        takes them. A hold lasts. Nothing while the caller holds ``max_sessions``, is draining, not alive or replaced.
+        """Claim sessions that are planned to move to the caller (`PlannedMove`), each with a new epoch.
+
+        A session is left out while its holder has an item of it locked. The items of a claimed session are routed to
+        the caller, and the next fetch takes them. A hold lasts. Nothing happens while the caller holds
+        ``max_sessions``, is draining, not alive or replaced.
         """
         ...
 
@@ -220,7 +224,7 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
 
         A session is idle when it has no item in the queue and no hold (`SessionHold`) that lasts, and was not touched
         for ``min_idle`` seconds, or its only user has ended: ``only_users`` maps a session to the one instance that has
-        used it, as far as the caller knows. Those whose user has ended are freed first, then the least recently
+        used it, as far as the caller knows. Sessions whose user has ended are freed first, then the least recently
         touched; as many as there is work for, up to ``options.limit`` items. That work is offered to the caller, so
         that no other worker frees sessions for it too. Nothing when the caller is draining, not alive or not current.
 
@@ -248,7 +252,7 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         are left out; an instance all of whose visible messages are excluded is not returned. At most `MAX_BATCH`
         messages per instance. Messages stay in the queue until a turn that consumed them commits.
 
-        ``max_bytes`` bounds the payloads, in UTF-8 bytes: no message is read after those before it have so many, so at
+        ``max_bytes`` bounds the payloads, in UTF-8 bytes: once the read messages have so many, no more are read; at
         least one is. They are read in rounds: the first message of each instance, then the second, and so on. An
         instance without any is not taken. The rest comes with the next fetch, in its order.
 
@@ -261,12 +265,14 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
     ) -> Sequence[TurnResult]:
         """Commit turns of distinct instances in one transaction: the write of the hot loop. `Turn` describes the fence.
 
-        New work items are routed by the holder of their session at that moment. Those with ``lock_here`` are locked to
-        the caller with a fresh token and attempt 1 when they are visible and either session-free or of a session that
-        the caller holds, without a `PlannedMove`, and that the same transaction touched; a draining worker, or one
-        whose lease has ended, locks nothing here. Those with ``claim_here`` that are visible and of a session that no
-        worker holds are offered to the caller: its fetch may claim that session; no other worker does before a sweep
-        `OFFER_SECONDS` later.
+        New work items are routed by the holder of their session at that moment.
+
+        A visible item with ``lock_here`` is locked to the caller, with a fresh token and attempt 1, if it is
+        session-free, or if the caller holds its session, without a `PlannedMove`, and the same transaction touched it.
+        A draining worker, or a worker whose lease has ended, locks nothing here.
+
+        A visible item with ``claim_here``, of a session that no worker holds, is offered to the caller: its fetch may
+        claim that session; no other worker does before a sweep `OFFER_SECONDS` later.
 
         An applied turn appends ``history`` and, beside the events, the time, the caller and ``runs``; removes
         ``consumed`` messages and acked items; touches the sessions of acks; adds items, messages and instances; removes
@@ -294,10 +300,11 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
     async def retry_suspended(
         self, identity: WorkerIdentity, *, names: Collection[str], code: str, limit: int
     ) -> Sequence[str]:
-        """Resume, owned by the caller, up to ``limit`` instances that were suspended with ``needs_code``: those that it
-        registers (``names`` as in `fetch_orchestration_item`) and that no worker of code version ``code`` has suspended
-        at this point of their history since an operator last resumed them. None when the caller is draining, not alive
-        or not current.
+        """Resume, owned by the caller, up to ``limit`` instances that were suspended with ``needs_code``.
+
+        The caller registers them (``names`` as in `fetch_orchestration_item`), and no worker of code version ``code``
+        has suspended them at this point of their history since an operator last resumed them. None when the caller is
+        draining, not alive or not current.
 
         Returns:
             The ids of the instances that were resumed.

@@ -34,7 +34,7 @@ class WorkerIdentity:
 
 @frozen(kw_only=True)
 class WorkerTags:
-    """Which work a worker takes, beside that of the sessions that it holds."""
+    """Which work a worker takes, beside the work of the sessions that it holds."""
 
     tags: Sequence[str] = ()  # work with one of these
     only: bool = False  # no work without a tag
@@ -115,7 +115,7 @@ class WorkerLoad:
 class FleetLoad:
     """How full all workers are, for rebalancing."""
 
-    workers: Sequence[WorkerLoad]  # those that are alive, by id
+    workers: Sequence[WorkerLoad]  # live workers, by id
     suspended: bool  # no worker may offer sessions: `AdministrationProvider.suspend_rebalancing`
 
     def of_app(self, worker_id: str) -> FleetLoad:
@@ -143,5 +143,5 @@ class WorkerDemand:
 
     held: int  # sessions that a worker holds
     waiting: int  # sessions that have work and no holder
-    capacity: float  # sessions that one worker may hold: the mean of those that are alive and do not drain
+    capacity: float  # sessions that one worker may hold: the mean of live workers that do not drain
     desired: int  # (held + waiting) / capacity, rounded up

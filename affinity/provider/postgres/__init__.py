@@ -28,7 +28,7 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
     journal_admin       journals: list, requests, revisits, delete, prune
     journal_writes      journals: what a commit or an ack adds
     streams             journals: provisional parts, and the subscription to changes
-    lineage             journals: those made from others, and their ancestors
+    lineage             journals: made from others, and their ancestors
     resources           resources that outlive a process
     hints               wake-ups between processes
     migration           bringing the schema up to date, and refusing one that this code cannot use

@@ -1,4 +1,4 @@
-"""Fetching work items, and claiming the sessions of those that no worker holds."""
+"""Fetching work items, and claiming their sessions if no worker holds them."""
 
 from __future__ import annotations
 

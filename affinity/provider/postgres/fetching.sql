@@ -102,7 +102,7 @@ WITH company AS MATERIALIZED (
         FROM company c OFFSET 0
     ) w
 ), ranked AS MATERIALIZED (
-    -- `place`: among those of the kind. `sessions`: how many must be claimed for it and all that are older.
+    -- `place`: among the items of the kind. `sessions`: how many must be claimed for it and all older ones.
     SELECT kind,
 -- [tagged
         route,
@@ -123,7 +123,7 @@ WITH company AS MATERIALIZED (
     ) f
 -- [plain
 ), chosen AS MATERIALIZED (
-    -- The oldest of all kinds; of the same age, those first that only the caller may take.
+    -- The oldest of all kinds; of the same age, first the items that only the caller may take.
     SELECT count(*) FILTER (WHERE kind = 1 AND fits) AS own, count(*) FILTER (WHERE kind = 2 AND fits) AS offered,
         count(*) FILTER (WHERE kind = 3 AND fits) AS free, count(*) FILTER (WHERE kind = 4 AND fits) AS unheld,
         min(visible_at) FILTER (WHERE kind = 1) AS own_since, min(visible_at) FILTER (WHERE kind = 3) AS free_since,
@@ -146,7 +146,7 @@ WITH company AS MATERIALIZED (
 -- plain]
 -- [tagged
 ), chosen AS MATERIALIZED (
-    -- The oldest of all kinds; of those of sessions that no worker holds, how many of each route.
+    -- The oldest of all kinds; of the items of unheld sessions, how many of each route.
     SELECT count(*) FILTER (WHERE kind = 1 AND fits) AS own, count(*) FILTER (WHERE kind = 2 AND fits) AS offered,
         count(*) FILTER (WHERE kind = 3 AND fits) AS free,
         ARRAY (SELECT count(*) FILTER (WHERE o.fits)
@@ -209,7 +209,7 @@ WITH company AS MATERIALIZED (
 -- tagged]
     FROM held
 ), picked AS MATERIALIZED (
-    -- By bytes again: the locked items may be others than those that were chosen.
+    -- By bytes again: the locked items may be others than the chosen ones.
     SELECT *
     FROM (
         SELECT l.*, h.epochs[l.place] AS epoch,

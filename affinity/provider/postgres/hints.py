@@ -92,7 +92,7 @@ class _Listener:
     """The subscription of one worker: merges what comes until `wait` fetches it."""
 
     def __init__(self, channels: Sequence[str]) -> None:
-        """``channels``: that of all workers first."""
+        """``channels``: the common channel of all workers first."""
         self.channels = channels
         self._hint: Hint | None = None
         self._error: Exception | None = None

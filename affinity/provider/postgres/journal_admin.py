@@ -66,7 +66,7 @@ class JournalAdministration(Operations):
     async def prune_journals(
         self, retention: JournalRetention, *, limit: int, after: int = 0, dry_run: bool = False
     ) -> JournalPruning:
-        """Of a bound on entries or bytes, the journals near it are found by an index, and those over it among them."""
+        """For a bound on entries or bytes, an index finds the journals near the bound; the statement checks them."""
         if retention == JournalRetention():
             return JournalPruning(entries=0, after=None)
         params = {

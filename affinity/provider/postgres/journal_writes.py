@@ -58,7 +58,7 @@ def write_calls(writes: Sequence[JournalWrite], also: Collection[str] = ()) -> W
 
 
 def ack_calls(writes: Sequence[JournalWrite]) -> tuple[LiteralString, Params]:
-    """The same for the statement of the acks, of which some may not pass."""
+    """The same for the statement of the acks; some of them may not pass."""
     write, behind, params = _calls(writes, _ONLY_WRITES, _ONLY_APPENDS)
     append_of = Ints([n for n, one in enumerate(writes, 1) for _ in one.appends])
     params = {"write_also": _NO_SESSIONS, **params, **judge_params(writes), "append_of": append_of}
@@ -92,7 +92,7 @@ def _calls(
 
 
 def _bounces(appends: Sequence[JournalAppend]) -> list[Mapping[str, Any]]:
-    """What is appended in place of those that are refused, each with the place of what it stands for."""
+    """Fallback entries, each with the place of the append that it replaces if that is refused."""
     found = [(place, one.if_refused) for place, one in enumerate(appends, 1)]
     return [_bounce(place, other, other.entry) for place, other in found if other and other.entry]
 
@@ -134,7 +134,7 @@ def plain_write_values(write: JournalWrite) -> dict[LiteralString, Packed] | Non
 
 
 def write_params(writes: Sequence[JournalWrite], also: Collection[str] = ()) -> Params:
-    """The parameters of ``write_journals``, without those that this batch has no use for."""
+    """The parameters of ``write_journals`` that this batch needs."""
     entries = [entry for write in writes for entry in write.entries]
     params: dict[str, Any] = {
         **fence_params(writes),
@@ -202,7 +202,7 @@ def _is_rare(write: JournalWrite) -> bool:
 
 
 def _rare(writes: Sequence[JournalWrite]) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-    """Requests, revisits and those that end, each with the number of its write."""
+    """New and ended requests and revisits, each with the number of its write."""
     numbered = list(enumerate(writes, 1))
     return {
         "requests": [

@@ -91,7 +91,7 @@ FROM (
     CROSS JOIN LATERAL (SELECT o.* FROM journals o WHERE o.session_id = q.session_id OFFSET 0) j
     CROSS JOIN LATERAL (
         SELECT greatest(q.after, j.first_seq - 1, CASE WHEN q.pending THEN j.processed END) AS after,
-            -- By number, forward, of what is its own: the read of the feeds that follow a journal.
+            -- By number, forward, among its own entries: the read of the feeds that follow a journal.
             q.wake_id IS NULL AND q.event_id IS NULL AND q.kinds = '' AND NOT q.pending AND NOT q.newest AS is_plain
     ) b
     LEFT JOIN LATERAL (

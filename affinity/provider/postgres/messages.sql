@@ -10,6 +10,6 @@ SELECT n, quota, allowed FROM restart_instances(%(instance)s, %(ended)s, %(gener
 SELECT n, delivery FROM send_messages(%(instance)s, %(generation)s, %(payload)s, %(delay)s, %(timer_execution)s,
     %(timer_id)s, %(unread_limit)s)
 
--- send_keyed: messages of which some have a key
+-- send_keyed: messages, some with a key
 SELECT n, delivery FROM send_keyed_messages(%(instance)s, %(generation)s, %(payload)s, %(delay)s, %(timer_execution)s,
     %(timer_id)s, %(unread_limit)s, %(key)s)

@@ -61,7 +61,7 @@ _RECORD: Final[LiteralString] = "INSERT INTO migrations (version, oldest_code, r
 
 
 async def migrate_target(target: Target, application_name: str, progress: Progress = log_progress) -> tuple[int, int]:
-    """Apply what is missing; the versions before and after.
+    """Apply the missing migrations; returns the versions before and after.
 
     Raises:
         SchemaMismatch: the database is too new for this code.

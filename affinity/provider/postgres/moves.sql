@@ -1,5 +1,5 @@
 -- list: a page of moves, the last ones before an epoch, or (ASC) the first ones after one
--- Parts: the conditions that are asked for. Those of a worker are read along two indexes.
+-- Parts: the conditions that are asked for. Moves of a worker are read along two indexes.
 (SELECT m.epoch, m.session_id, m.from_worker, m.to_worker, m.reason, m.moved_at, m.queued, m.hydrate_seconds,
     m.hydrate_bytes
 FROM session_moves m

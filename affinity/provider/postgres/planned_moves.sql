@@ -36,7 +36,7 @@ WITH wanted AS MATERIALIZED (
 )
 SELECT outcome FROM wanted ORDER BY n
 
--- take: claim sessions that are to move to the caller and of which their holders have no work in hand
+-- take: claim sessions that are to move to the caller, if their holders have no work of them in hand
 -- Sent behind `claim_alone` (fetching.sql) and `lock`.
 WITH idle AS MATERIALIZED (
     SELECT s.session_id, s.worker_id AS former, row_number() OVER (ORDER BY s.session_id) AS n

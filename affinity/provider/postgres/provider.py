@@ -88,7 +88,7 @@ class PostgresProvider(
       snapshot cannot be right (claim, registration, drain), it is several statements in one message.
     * READ COMMITTED, and row locks taken in one order everywhere: the caller's ``workers`` row, then ``instances``,
       ``worker_queue``, ``sessions``, ``session_states``, ``journals``, each by key. A statement that locks rows out of
-      that order skips those that are locked.
+      that order skips locked ones.
     * A condition that decides is in the ``WHERE`` of the statement that locks or writes its row: after a lock wait
       PostgreSQL checks it again, on the row as it is then and with the time as it is then.
     """
@@ -113,7 +113,7 @@ class PostgresProvider(
             probe_after: see `affinity.provider.open_provider`.
 
         Raises:
-            DatabaseChanged: the database is another one than that of ``timeline``.
+            DatabaseChanged: the database has another timeline than ``timeline``.
             InvalidUrl: it is malformed, or the schema is not a plain identifier.
             ConnectionLost: the server cannot be reached.
             AccessDenied: it refuses the credentials, or the database is unknown.

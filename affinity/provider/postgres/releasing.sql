@@ -5,8 +5,7 @@ SELECT FROM sessions WHERE session_id = ANY (%(release)s) ORDER BY session_id FO
 SELECT release_sessions(%(release)s, %(reroute)s)
 
 -- release_idle: release sessions for work that no worker has room for
--- Parts: `find` says which sessions nothing seems to keep, `free` releases those of them that nothing
--- keeps when their rows are locked.
+-- Parts: `find` finds sessions that nothing seems to keep, `free` locks their rows, checks again, and releases them.
 WITH company AS MATERIALIZED (
     SELECT count(*) FILTER (WHERE NOT draining) AS n,
         coalesce(bool_or(NOT draining AND worker_id = %(worker)s AND incarnation = %(incarnation)s), false)
@@ -50,7 +49,7 @@ WITH company AS MATERIALIZED (
 ), wanted AS MATERIALIZED (
     SELECT session_id, row_number() OVER (ORDER BY min(visible_at)) AS n FROM waiting GROUP BY session_id
 ), most AS MATERIALIZED (
-    -- How many to release: for each session that waits, and for those that the caller has too many.
+    -- How many to release: one for each session that waits, and as many as the caller has too many.
     SELECT CASE WHEN room.n <= 0 AND EXISTS (SELECT FROM wanted) THEN (SELECT count(*) FROM wanted) - room.n END AS n
     FROM room
 -- [find

@@ -1,4 +1,4 @@
--- replies: what became of messages with a key, with the replies; those behind as many bytes as are wanted are left out
+-- replies: the states of messages with a key, with their replies, up to as many bytes as are wanted
 SELECT a.n, i.generation, i.name, i.status, i.error, k.key IS NOT NULL, k.reply IS NOT NULL,
     CASE WHEN sum(octet_length(k.reply)) OVER (ORDER BY a.n) - octet_length(k.reply) < %(max_bytes)s THEN k.reply END
 FROM unnest(%(instance)s, %(key)s) WITH ORDINALITY AS a (instance_id, key, n)

@@ -20,7 +20,7 @@ class ResetOperations(Operations):
 
     async def reset_instance(self, reset: Reset) -> bool:
         messages, items = reset.messages, reset.work_items
-        watches = dict(reset.watches)  # the last one of a session replaces those before
+        watches = dict(reset.watches)  # the last one of a session replaces earlier ones
         params = {
             "instance": reset.instance_id,
             "generation": reset.generation,

@@ -39,7 +39,7 @@ UPDATE resources SET handle = %(handle)s WHERE resource_id = %(resource)s AND ta
 SELECT resource_id, name, handle FROM resources
 WHERE resource_id = %(resource)s AND handle IS NOT NULL AND taken_until IS NULL
 
--- take_unused: those that no record has in its labels, and whose activity is not queued any more; one snapshot shows both
+-- take_unused: resources that no record has in its labels, and whose activity is not queued any more; in one snapshot
 UPDATE resources SET taken_until = clock() + %(seconds)s * interval '1 s'
 WHERE resource_id IN (
     SELECT r.resource_id FROM resources r
@@ -69,5 +69,5 @@ WHERE n.name <> ALL (%(name)s) AND (r.taken_until IS NULL OR r.taken_until <= cl
       WHERE s.labels <> '{}' AND s.labels @> jsonb_build_object('affinity.resource/' || r.name, r.resource_id))
 LIMIT %(limit)s
 
--- remove: those that are destroyed
+-- remove: destroyed resources
 DELETE FROM resources WHERE resource_id = ANY (%(resource)s) AND taken_until IS NOT NULL RETURNING resource_id

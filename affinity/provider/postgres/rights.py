@@ -5,8 +5,8 @@ by default, which is EXECUTE on every function, and gives each role of the table
 
 A client reads, and writes through functions that run with the rights of the role that migrated: it creates instances,
 restarts ended ones, sends messages, appends to journals and creates journals from others. These functions take no state
-of a session. A worker changes rows of all tables but those that describe the schema and the rights. An autoscaler reads
-the view ``desired_workers`` and the numbers of the migrations.
+of a session. A worker changes rows of all tables but the ones that describe the schema and the rights. An autoscaler
+reads the view ``desired_workers`` and the numbers of the migrations.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ async def _check(connection: AsyncConnection[Row], roles: Sequence[str]) -> None
 
 
 async def _grant(connection: AsyncConnection[Row], target: Target, role: str, kind: str) -> None:
-    """Give a role the rights of its kind to what is there, and no others."""
+    """Give a role the rights of its kind to the existing objects, and no others."""
     await _close(connection, target, sql.Identifier(role))
     kinds, names, privileges = zip(*_privileges(kind, connection.info.server_version), strict=True)
     params = {"role": role, "kinds": list(kinds), "names": list(names), "privileges": list(privileges)}

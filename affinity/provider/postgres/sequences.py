@@ -26,7 +26,7 @@ FROM pg_sequences s JOIN (VALUES
     ('orchestrator_queue_id_seq', (SELECT max(id) FROM orchestrator_queue))
 ) AS t (name, used) ON s.sequencename = t.name
 WHERE s.schemaname = current_schema AND t.used > coalesce(s.last_value, 0)
-  -- Without a right to it, its last value is NULL, as that of one which was never used.
+  -- Without a right to it, its last value is NULL, as for a sequence that was never used.
   AND has_sequence_privilege(format('%%I.%%I', s.schemaname, s.sequencename), 'SELECT, USAGE')
 ORDER BY s.sequencename"""
 
@@ -45,5 +45,5 @@ async def find_behind(connection: AsyncConnection[Row]) -> Sequence[str]:
 
 
 async def repair(connection: AsyncConnection[Row]) -> None:
-    """Move all sequences past what is used, and begin a new timeline; within a transaction."""
+    """Move all sequences past the used values, and begin a new timeline; within a transaction."""
     await connection.execute(_REPAIR, prepare=False)

@@ -8,8 +8,8 @@ FROM session_states WHERE session_id = %(session)s
 -- would hold its locks while a large state is still on its way.
 WITH begun AS (
     -- A writer without a lease makes the row of a session that has none, expired and with a new epoch. A first claim
-    -- waits for it, takes another epoch, and hydrates what is written here; else it would not wait, and would remember
-    -- what is being replaced.
+    -- waits for it, takes another epoch, and hydrates the state that is written here; else it would not wait, and would
+    -- remember the state that is being replaced.
     INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
     SELECT %(session)s, '', '', nextval('epochs'), c.now, c.now, c.now FROM (SELECT clock() AS now) c
     WHERE %(epoch)s::bigint IS NULL AND NOT EXISTS (SELECT FROM sessions WHERE session_id = %(session)s)
@@ -61,10 +61,10 @@ WITH begun AS (
 SELECT overtaken, version, repeated, same, known, fits FROM verdict
 
 -- delete: some records, as far as they may go
--- They are judged without locks; those that may go are locked, and judged again as they are then. Parts: `idle` when those in
--- use stay: what another transaction has locked is in use, and is not waited for; else `forced`. `whole` for families. `real`,
--- or `dry` for a judgement alone. A `forced` one changes nothing when a session is overtaken, as in save: then one row without
--- an id is all that it gives.
+-- They are judged without locks. Records that may go are locked, and judged again as they are then. Parts: `idle` if records in
+-- use stay (a record that another transaction has locked is in use, and is not waited for), else `forced`. `whole` for families.
+-- `real`, or `dry` for a judgement alone. A `forced` one changes nothing when a session is overtaken, as in save: then its result
+-- is one row without an id.
 WITH asked AS MATERIALIZED (
     SELECT * FROM json_to_recordset(%(named)s) AS a (session_id text, family text, version bigint, generation text)
 ), named AS MATERIALIZED (
@@ -104,7 +104,7 @@ SELECT session_id FROM candidate
 -- idle]
 -- [forced
     ORDER BY c.session_id
-    -- The condition that no row meets: those that are there are locked, in one order with the new ones.
+    -- The condition that no row meets: existing rows are locked, in one order with the new ones.
     ON CONFLICT (session_id) DO UPDATE SET epoch = s.epoch WHERE false
 -- forced]
     RETURNING s.session_id
@@ -252,7 +252,7 @@ FROM (
     LIMIT %(limit)s
 ) r
 
--- ancestors: a record, that of its parent, and so on
+-- ancestors: the records of a session, of its parent, and so on
 WITH RECURSIVE up (session_id, parent) AS (
     SELECT session_id, parent FROM session_states WHERE session_id = %(session)s
     UNION

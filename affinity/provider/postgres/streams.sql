@@ -1,4 +1,4 @@
--- write: provisional parts; of each journal those of one attempt of one wake, the last that the batch names
+-- write: provisional parts; of each journal only parts of one attempt of one wake, the last that the batch names
 WITH part AS MATERIALIZED (
     SELECT p.*, last_value(p.wake_id) OVER (PARTITION BY p.journal_id ORDER BY p.n ROWS BETWEEN UNBOUNDED PRECEDING
             AND UNBOUNDED FOLLOWING) AS last_wake,

@@ -45,7 +45,7 @@ WITH wanted AS MATERIALIZED (
     UPDATE suspensions x SET resumed_at = clock(), tried = '{}', unchecked = true
     FROM wanted w WHERE x.instance_id = w.instance_id AND w.suspended
 ), misplaced AS MATERIALIZED (
-    -- What is sent at this moment and missed here is found by a sweep.
+    -- A message that is sent at this moment and missed here is found by a sweep.
     SELECT o.id FROM wanted w JOIN orchestrator_queue o USING (instance_id) WHERE w.suspended AND o.route = 'suspended'
     ORDER BY o.id FOR NO KEY UPDATE OF o
 ), rerouted AS (

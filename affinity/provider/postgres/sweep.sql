@@ -9,7 +9,7 @@ RETURNING queued_session, queued_route, session, CASE WHEN isfinite(pruned_to) T
 -- again: there is more to do, so the interval does not count
 UPDATE sweeps SET last_sweep = '-infinity'
 
--- end_plans: planned moves of which nothing comes; and those that are not taken have one second left
+-- end_plans: planned moves that cannot happen any more; a move that is not taken has one second left
 WITH planned AS MATERIALIZED (
     SELECT p.session_id, p.is_over OR p.next_until IS NULL AS is_over
     FROM (
@@ -42,7 +42,7 @@ SET next_worker = CASE WHEN NOT m.is_over THEN s.next_worker END,
 FROM mine m WHERE s.session_id = m.session_id
 
 -- repair: stale routes in both queues, and rows that are not needed; one statement, so that idle workers send little
--- It waits for no lock, and may be repeated: the next sweep does what is left.
+-- It waits for no lock, and may be repeated: the next sweep does the rest.
 WITH RECURSIVE routed (session_id, route, n) AS (
     -- Each pair once, by jumping from one to the next in the index: idle sessions cost nothing, nor do long queues. So
     -- many in one sweep, from where the last one stopped.
@@ -73,7 +73,7 @@ WITH RECURSIVE routed (session_id, route, n) AS (
                  (SELECT o.route FROM orchestrator_queue o WHERE o.route > r.name ORDER BY o.route LIMIT 1))
     FROM route r WHERE r.name IS NOT NULL
 ), dead AS MATERIALIZED (
-    -- Apart, and first: joined with a queue at once, the planner would rather read all of that.
+    -- Apart, and first: if it were joined with a queue, the planner would rather read the whole queue.
     SELECT r.name, w.worker_id IS NOT NULL AS has_left
     FROM route r LEFT JOIN alive_workers w ON w.worker_id = substr(r.name, 3)
     -- One that has left for a restart keeps its sessions, and owns no instances.
@@ -134,8 +134,8 @@ WITH RECURSIVE routed (session_id, route, n) AS (
     SELECT x.session_id FROM looked JOIN sessions x USING (session_id)
     WHERE x.locked_until < clock() - %(session_retention)s * interval '1 s'
       AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.session_id = x.session_id)
-      -- Without the row, the next claim would be the first one, of which no watcher is notified. A trigger keeps the row if a
-      -- watch was committed between this snapshot and the lock.
+      -- Without the row, the next claim would be the first one, and a first claim notifies no watcher. A trigger keeps the row
+      -- if a watch was committed between this snapshot and the lock.
       AND NOT EXISTS (SELECT FROM session_watches w WHERE w.session_id = x.session_id)
       -- Nor would a session have its tag any more that may go on from its record.
       AND (x.tag IS NULL OR NOT EXISTS (SELECT FROM session_states r WHERE r.session_id = x.session_id))

@@ -388,7 +388,7 @@ def _run_columns(turns: Sequence[Turn]) -> Columns:
 
 
 def _hold_columns(turns: Sequence[Turn]) -> Columns:
-    """Holds that begin, but for those that end with the same turn, and holds that end."""
+    """Holds that begin and do not end with the same turn, and holds that end."""
     holds = [(n, hold) for n, turn in _numbered(turns) if not ends(turn) for hold in _lasting(turn)]
     ended_holds = [(n, hold) for n, turn in _numbered(turns) for hold in turn.ended_holds]
     return {
@@ -411,7 +411,7 @@ def _watch_columns(turns: Sequence[Turn]) -> Columns:
         (n, session_id, payload)
         for n, turn in _numbered(turns)
         if not finishes(turn)
-        for session_id, payload in dict(turn.watches).items()  # the last one of a session replaces those before
+        for session_id, payload in dict(turn.watches).items()  # the last one of a session replaces earlier ones
     ]
     return {
         "watch_turn": Ints([n for n, *_ in watches]),

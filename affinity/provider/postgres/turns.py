@@ -211,7 +211,7 @@ class TurnOperations(Operations):
         }
 
     async def _check_fences(self, identity: WorkerIdentity, turns: Sequence[Turn]) -> dict[str, TurnResult]:
-        """Those of the turns that do not pass, with the reasons."""
+        """The turns that do not pass, with the reasons."""
         acks = [(turn.instance_id, ack) for turn in turns for ack in turn.acks]
         writes = [(turn.instance_id, write.new.session_id) for turn in turns for write in turn.states]
         journals = [(turn.instance_id, write) for turn in turns for write in turn.journals]
@@ -243,7 +243,7 @@ class TurnOperations(Operations):
 _instance_id = attrgetter("instance_id")
 
 _NOT_ALL_PASS: Final = frozenset({BATCH_REFUSED, UniqueViolation.sqlstate})
-"""Codes of a batch of which some turn does not pass: refused, or the first version of a record is there already."""
+"""Codes of a batch with a turn that does not pass: refused, or the first version of a record is there already."""
 
 
 def _check_refused(error: Contention) -> None:
@@ -255,7 +255,7 @@ def _check_refused(error: Contention) -> None:
 def _placed(
     turn: Turn, sent: Sequence[NewWorkItem], places: list[Placed], beside: Mapping[WorkKey, Placed]
 ) -> list[Placed]:
-    """The places of all its work items, when ``places`` has those of the items that the commit itself has queued."""
+    """The places of all its work items. ``places`` has the places of the items that the commit itself has queued."""
     found = {**beside, **{item.key: place for item, place in zip(sent, places, strict=True)}}
     return [found.get(item.key, _NOT_QUEUED) for item in turn.work_items]
 
@@ -328,7 +328,7 @@ def _call(names: tuple[LiteralString, ...]) -> LiteralString:
 
 @cache
 def _wake_call(names: tuple[LiteralString, ...]) -> LiteralString:
-    """The call of a commit of one wake with these arguments, and those of each."""
+    """The call of a commit of one wake, with these arguments and the ones that each call has."""
     return f"SELECT commit_wake({_arguments(('worker', 'incarnation', 'session_lock', 'touch_below', *names))})"
 
 

@@ -1,5 +1,5 @@
 -- end_waits: items that have waited for as long as they may are locked to the caller, and sessions that may be freed
--- It waits for no lock on an item: the next call meets what is locked now.
+-- It waits for no lock on an item: the next call meets the items that are locked now.
 WITH RECURSIVE caller AS MATERIALIZED (
     SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s
 ), due AS MATERIALIZED (

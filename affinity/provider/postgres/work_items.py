@@ -63,7 +63,7 @@ class WorkItemOperations(Operations):
         return flags(len(acks), passed)
 
     async def _ack(self, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts) -> Sequence[Row]:
-        """Acks of different items, of which no two write one journal; rows with the numbers of those that pass."""
+        """Acks of different items; no two write one journal. Returns rows with the numbers of the acks that pass."""
         params = {
             **caller_params(identity),
             **lengths(timeouts),

@@ -60,7 +60,7 @@ SELECT drain_wanted FROM workers WHERE worker_id = %(worker)s AND incarnation = 
 
 -- drain: free the sessions that run nothing of a worker that is draining
 -- The row of the worker is locked before: a claim under way has it too, so each sees what the other did.
--- A fetch under way has its sessions locked: wait for it before looking at what is running.
+-- A fetch under way has its sessions locked: wait for it before looking at running items.
 SELECT FROM sessions WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND locked_until > clock()
 ORDER BY session_id FOR NO KEY UPDATE;
 

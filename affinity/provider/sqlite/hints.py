@@ -1,4 +1,4 @@
-"""Hints: wake workers and readers of journals, those of this process immediately, and those of other processes soon.
+"""Hints for workers and readers of journals: immediate in this process, soon in other processes.
 
 Providers of one process find each other through a registry keyed by file; a hint for one of its workers is handed
 over there. Other processes have no such channel: the thread that owns the connection looks for their commits
@@ -89,7 +89,7 @@ class Subscription(_Mailbox):
         return hint
 
     def receive(self, hint: Hint) -> None:
-        """Merge a hint with those that wait; on this subscription's own loop."""
+        """Merge a hint with the pending one; on this subscription's own loop."""
         self._pending = hint.merge(self._pending)
         self.notify()
 

@@ -21,7 +21,7 @@ FROM json_each(:rows) WHERE true
 ON CONFLICT (instance_id, execution_id, hold_id) DO UPDATE SET
     session_id = excluded.session_id, until = excluded.until, session_lock = excluded.session_lock;
 
--- extend: let locks last as long as a hold, of those sessions that a live worker holds
+-- extend: let locks of sessions that a live worker holds last as long as a hold
 UPDATE sessions SET locked_until = bounds.until
 FROM (SELECT value ->> 0 AS session_id, :now + max(value ->> 1) AS until FROM json_each(:rows) GROUP BY 1) AS bounds
 WHERE sessions.session_id = bounds.session_id AND sessions.locked_until > :now AND sessions.locked_until < bounds.until

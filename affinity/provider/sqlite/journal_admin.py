@@ -74,7 +74,7 @@ def get_revisits(tx: Tx, session_ids: Sequence[str]) -> list[list[Revisit]]:
 
 
 def find_journals(tx: Tx, session_ids: Sequence[str]) -> dict[str, int]:
-    """Journal ids of those of the sessions that have one."""
+    """Journal ids by session, for the sessions that have one."""
     if not session_ids:
         return {}
     return dict(tx.gather(SQL["ids"], {"session_ids": to_json(list(session_ids))}))
@@ -88,8 +88,9 @@ def delete_journals(tx: Tx, session_ids: Sequence[str]) -> list[bool]:
 
 
 def remove(tx: Tx, journal_ids: Sequence[int]) -> None:
-    """Remove what no other journal needs of journals that have no session any more, and of those that they were made
-    from. One that others continue keeps the entries that they have; one that others were made from, its row.
+    """Remove journals that have no session any more, and their parents, as far as no other journal needs them.
+
+    A journal that others continue keeps the entries that they have; a journal that others were made from keeps its row.
     """
     left = list(journal_ids)
     while left:
@@ -119,7 +120,7 @@ def remove(tx: Tx, journal_ids: Sequence[int]) -> None:
 class Prunable(NamedTuple):
     """Journals of one step of pruning."""
 
-    # By journal id, in order: the number of those that may be removed, as far as it was counted.
+    # By journal id, in order: the number of entries that may be removed, as far as it was counted.
     entries: dict[int, int]
     abandoned: bool  # there are entries of deleted journals, too
     after: int | None  # where the next step begins
@@ -202,7 +203,7 @@ def _cut(tx: Tx, at: _Bounds, retention: JournalRetention, room: int) -> int:
 
 
 def _keep_usage(tx: Tx, at: _Bounds, first_seq: int) -> None:
-    """Add what the entries before ``first_seq`` have used to what the journal keeps of those that are gone."""
+    """Add the usage of the entries before ``first_seq`` to the usage of removed entries that the journal keeps."""
     values = {"journal_id": at.journal_id, "after": at.first_seq - 1, "before": first_seq}
     spent = tx.gather(SQL["spent"], values)
     if not spent:
@@ -230,8 +231,9 @@ def _find_end(tx: Tx, at: _Bounds, retention: JournalRetention, room: int) -> tu
 
 
 def _oldest(tx: Tx, at: _Bounds, end: int, retention: JournalRetention) -> list[tuple[bool, int]]:
-    """Of each entry up to ``end``, whether it is too old, and its bytes. Those that the journal continues are as old as
-    itself and have none.
+    """Of each entry up to ``end``, whether it is too old, and its bytes.
+
+    Entries of the journal that it continues are as old as the journal itself, and have no bytes.
     """
     inherited = max(min(at.base_seq + 1, end) - at.first_seq, 0)
     values = {"journal_id": at.journal_id, "before": end, "limit": end - at.first_seq, "cutoff": _cutoff(tx, retention)}

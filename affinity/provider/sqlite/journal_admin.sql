@@ -1,5 +1,5 @@
--- list: journals with a status, newest first, and the last one that was looked at; for those of one condition, it becomes
--- that of an index
+-- list: journals with a status, newest first, and the last one that was looked at; one condition becomes the condition of an
+-- index
 WITH page AS MATERIALIZED (
     SELECT j.* FROM journals AS j
     WHERE j.session_id IS NOT NULL AND (j.created_at, j.session_id) < (:before, :before_id)
@@ -58,8 +58,8 @@ FROM json_each(:session_ids) AS a CROSS JOIN journals AS j ON j.session_id = a.v
 -- delete: take journals from their sessions; their requests, revisits and streams go with that
 UPDATE journals SET session_id = NULL WHERE session_id IN (SELECT value FROM json_each(:rows));
 
--- deleted: of a deleted journal: those that it was made from, whether others continue it, whether others were made from it,
--- and whether it is empty
+-- deleted: of a deleted journal: the journals that it was made from, whether others continue it, whether others were made from
+-- it, and whether it is empty
 SELECT j.base_id,
        (SELECT json_group_array(p.parent_id) FROM journal_parents AS p WHERE p.journal_id = j.journal_id),
        EXISTS (SELECT 1 FROM journals AS f WHERE f.base_id = j.journal_id AND f.first_seq <= f.base_seq),
@@ -73,7 +73,7 @@ DELETE FROM journals WHERE journal_id = :journal_id;
 -- remove_parents: where it came from
 DELETE FROM journal_parents WHERE journal_id = :journal_id;
 
--- trim: remove the entries of a journal behind those that others continue; all, if none does
+-- trim: remove the entries of a journal behind the ones that others continue; all, if none does
 DELETE FROM journal_entries WHERE journal_id = :journal_id AND seq > coalesce((
     SELECT max(f.base_seq) FROM journals AS f WHERE f.base_id = :journal_id AND f.first_seq <= f.base_seq), 0);
 
@@ -145,8 +145,7 @@ SELECT json_group_array(json_array(seq, recorded_at < :cutoff, length(CAST(paylo
     WHERE journal_id = :journal_id AND seq < :before ORDER BY seq LIMIT :limit
 );
 
--- spent: usages of entries of a journal, also of those that it continues, with the wake that has written each, or that has
--- read it
+-- spent: usages of entries of a journal, also of entries that it continues, with the wake that has written or read each
 WITH RECURSIVE place (journal_id, base_id, low, upto) AS (
     SELECT journal_id, base_id, coalesce(base_seq, 0), last_seq FROM journals WHERE journal_id = :journal_id
     UNION ALL

@@ -40,7 +40,7 @@ class Head:
 
 
 def read_heads(tx: Tx, session_ids: Collection[str], *, with_status: bool = False) -> dict[str, Head]:
-    """The journals of those of the sessions that have one."""
+    """The journals by session, for the sessions that have one."""
     if not session_ids:
         return {}
     asked = {"session_ids": to_json(list(session_ids)), "with_status": with_status}
@@ -66,7 +66,7 @@ class Segment(NamedTuple):
 
 
 def read_segments(tx: Tx, head: Head) -> list[Segment]:
-    """Where the entries of a journal are, the newest first: its own, and those of the journals that it continues."""
+    """Where the entries of a journal are, the newest first: its own, then in the journals that it continues."""
     if head.base_id is None:
         return [Segment(head.journal_id, 0, head.last_seq)]
     return [Segment(*row) for row in tx.gather(SQL["segments"], {"journal_id": head.journal_id})]
@@ -77,7 +77,7 @@ class EntryWriter:
 
     Args:
         tx: the transaction.
-        numbers: of the entries that are there under the event ids of those that are added.
+        numbers: of the entries that have the event ids of added entries already.
     """
 
     def __init__(self, tx: Tx, numbers: Numbers) -> None:

@@ -7,7 +7,7 @@ SELECT json_group_array(json_array(
     iif(:with_status, (SELECT i.status FROM instances AS i WHERE i.instance_id = j.session_id), NULL)))
 FROM json_each(:session_ids) AS a CROSS JOIN journals AS j ON j.session_id = a.value;
 
--- numbers: entries by their event ids, in journals and in those that these continue
+-- numbers: entries by their event ids, in journals and in the journals that these continue
 WITH RECURSIVE place (journal_id, event_id, first_seq, at_id, upto) AS (
     SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 0, 9223372036854775807 FROM json_each(:rows)
     UNION ALL

@@ -15,7 +15,7 @@ SQL: Final = load_statements(__package__, "journal_writes.sql")
 
 
 class JournalChecker:
-    """Checks the fences of writes that come with the results of one batch, and writes those that are accepted.
+    """Checks the fences of writes that come with the results of one batch, and writes the accepted ones.
 
     The fences are read in one statement; without writes, none is run.
     """
@@ -27,7 +27,7 @@ class JournalChecker:
         self._created: set[str] = set()  # sessions of the creations of what has passed
 
     def find_conflicts(self, writes: Sequence[JournalWrite]) -> list[str]:
-        """Sessions among those of one result whose write does not pass; of several of one journal the first does."""
+        """Sessions whose write does not pass, of the writes of one result; of several of one journal the first does."""
         seen = set(self._passed)
         refused = []
         for write in writes:

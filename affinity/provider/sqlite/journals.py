@@ -63,7 +63,7 @@ def append(tx: Tx, appends: Sequence[JournalAppend]) -> list[Appended]:
 
 
 def append_of_wakes(tx: Tx, appends: Sequence[JournalAppend]) -> None:
-    """Append what wakes send, then what they send in place of what is refused."""
+    """Append the entries that wakes send, then the fallback entries of refused ones."""
     outcomes = append(tx, appends)
     refused = [
         _bounce(other, other.entry, found.outcome)
@@ -77,7 +77,7 @@ def append_of_wakes(tx: Tx, appends: Sequence[JournalAppend]) -> None:
 
 
 def _bounce(append: JournalAppend, entry: NewEntry, outcome: AppendOutcome) -> JournalAppend:
-    """What is sent in place of an append with this outcome."""
+    """The fallback of an append that was refused with this outcome."""
     return replace(append, entry=replace(entry, payload=entry.payload.replace(REFUSAL_MARK, f'"{outcome}"')))
 
 
@@ -236,7 +236,7 @@ class _AppendBatch:
         return read_numbers(self._tx, [(head, entry) for head, entry in there if head and entry])
 
     def _read_requests(self, appends: Sequence[JournalAppend]) -> dict[tuple[int, str], tuple[str, str | None]]:
-        """Kind and wake of the pending requests among those that are answered."""
+        """Kind and wake of the answered requests that are pending."""
         answers = [(self._heads.get(one.session_id), one.answers) for one in appends]
         rows = [(head.journal_id, answer.request_id) for head, answer in answers if head and answer]
         if not rows:

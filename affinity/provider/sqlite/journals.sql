@@ -4,7 +4,7 @@ FROM json_each(:session_ids) AS j
 CROSS JOIN instances AS i ON i.instance_id = j.value
 LEFT JOIN asleep_items AS z ON z.instance_id = i.instance_id;
 
--- pending_requests: those among some requests that are pending
+-- pending_requests: the pending ones among some requests
 SELECT json_group_array(json_array(r.journal_id, r.request_id, r.kind, r.wake_id))
 FROM json_each(:rows) AS j
 CROSS JOIN journal_requests AS r ON r.journal_id = j.value ->> 0 AND r.request_id = j.value ->> 1
@@ -72,7 +72,7 @@ SELECT json_group_array(seq) FROM (
     LIMIT :limit
 );
 
--- by_kind: those of one kind
+-- by_kind: entries of one kind
 SELECT json_group_array(seq) FROM (
     SELECT seq FROM journal_entries INDEXED BY journal_entries_by_kind
     WHERE journal_id = :journal_id AND kind = :kind AND seq > :after AND seq < :before
@@ -80,7 +80,7 @@ SELECT json_group_array(seq) FROM (
     LIMIT :limit
 );
 
--- by_wake: those of one wake, and of some kinds
+-- by_wake: entries of one wake, and of some kinds
 SELECT json_group_array(seq) FROM (
     SELECT seq FROM journal_entries INDEXED BY journal_entries_by_wake
     WHERE journal_id = :journal_id AND wake_id = :wake_id AND seq > :after AND seq < :before
@@ -99,7 +99,7 @@ SELECT json_group_array(seq) FROM (
     LIMIT :limit
 );
 
--- inputs: those that are inputs, and of some kinds
+-- inputs: entries that are inputs, and of some kinds
 SELECT json_group_array(seq) FROM (
     SELECT seq FROM journal_entries INDEXED BY journal_entries_inputs
     WHERE journal_id = :journal_id AND is_input AND seq > :after AND seq < :before

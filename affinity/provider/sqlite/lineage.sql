@@ -7,7 +7,7 @@ FROM journals AS j WHERE j.session_id = :session_id;
 -- has_moved: whether a session has a greater epoch
 SELECT EXISTS (SELECT 1 FROM sessions WHERE session_id = :session_id AND epoch > :epoch);
 
--- taken: whether the id of a new journal, or that of its session, is in use
+-- taken: whether the id of a new journal, or of its session, is in use
 SELECT EXISTS (SELECT 1 FROM instances WHERE instance_id = :session_id)
     OR EXISTS (SELECT 1 FROM session_states WHERE session_id = :session_id)
     OR EXISTS (SELECT 1 FROM journals WHERE journal_id = :journal_id);
@@ -32,8 +32,8 @@ VALUES (
 INSERT INTO journal_parents (journal_id, position, parent_id)
 SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(:rows);
 
--- merge: copy the entries of the right journal that the left one, which is the base of the new one, does not have. Of each
--- part that both have, those behind the end of the left one's; then those that neither has copied from the other.
+-- merge: copy the entries of the right journal that the left one, which is the base of the new one, does not have: of each
+-- common part, the entries behind the left journal's end; then the entries that neither has copied from the other
 INSERT INTO journal_entries (
     journal_id, seq, kind, event_id, wake_id, is_input, recorded_at, payload, origin_id, origin_seq
 )
@@ -71,7 +71,7 @@ WHERE NOT EXISTS (
         SELECT 1 FROM journal_entries AS o CROSS JOIN shared AS w ON w.journal_id = o.journal_id
         WHERE o.origin_id = n.from_id AND o.origin_seq = n.from_seq AND o.seq > w.low AND o.seq <= w.high);
 
--- add_entries: of a new journal; those of an import with their times
+-- add_entries: of a new journal; an import gives their times
 INSERT INTO journal_entries (journal_id, seq, kind, payload, event_id, wake_id, is_input, recorded_at)
 SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, coalesce(value ->> 7, :now)
 FROM json_each(:rows);
@@ -82,7 +82,7 @@ UPDATE journals SET
     size = (SELECT coalesce(sum(length(CAST(e.payload AS BLOB))), 0) FROM journal_entries AS e WHERE e.journal_id = :journal_id)
 WHERE journal_id = :journal_id;
 
--- copy_state: the record of one session as that of another one
+-- copy_state: copy the record of one session to another session
 INSERT INTO session_states (
     session_id, version, epoch, created_at, updated_at, schema_version, encoding, kind, name, parent, message_count, turn,
     labels, participants, state, generation

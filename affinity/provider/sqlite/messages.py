@@ -15,7 +15,7 @@ SQL: Final = load_statements(__package__, "messages.sql")
 
 
 def send(tx: Tx, messages: Sequence[NewMessage]) -> None:
-    """Queue messages in order; those to instances that are missing or finished are dropped."""
+    """Queue messages in order. Messages to instances that are missing or finished are dropped."""
     rows = [
         (message.instance_id, message.delay, *(message.timer or (None, None)), message.payload, message.generation)
         for message in messages
@@ -27,7 +27,7 @@ def insert_new(tx: Tx, instances: Sequence[NewInstance]) -> tuple[list[bool], li
     """Insert the instances whose ids are free.
 
     Returns:
-        Which those are, and what is to be sent now: start messages, and messages to parents whose child's id was taken.
+        Their ids, and the messages to send now: start messages, and messages to parents whose child's id was taken.
     """
     return _insert(tx, instances, set(read_statuses(tx, [instance.instance_id for instance in instances])))
 
@@ -69,7 +69,7 @@ def send_all(tx: Tx, messages: Sequence[NewMessage]) -> list[Delivery]:
 
 
 def _send_keyed(tx: Tx, messages: Sequence[NewMessage]) -> list[Delivery]:
-    """As `_send_all`, for messages of which some have a key: of each key the first one is sent."""
+    """As `_send_all`, where some messages have a key: of each key the first one is sent."""
     keys = [None if message.key is None else MessageKey(message.instance_id, message.key) for message in messages]
     known = replies.find_known(tx, [key for key in keys if key is not None])
     generations = {
@@ -151,7 +151,7 @@ def reroute_instances(tx: Tx, instance_ids: Collection[str], route: str) -> None
 
 
 def reroute_all_messages(tx: Tx, instance_ids: Sequence[str], route: str) -> None:
-    """Route all messages of instances; no fetch would repair what is left under `SUSPENDED`."""
+    """Route all messages of instances; no fetch would repair one that is left under `SUSPENDED`."""
     tx.many(SQL["reroute_all_messages"], instance_ids, {"route": route})
 
 

@@ -3,7 +3,7 @@ SELECT json_group_array(json_array(i.instance_id, i.status, i.generation))
 FROM json_each(:instance_ids) AS j CROSS JOIN instances AS i ON i.instance_id = j.value;
 
 -- send: queue messages on the routes of their owners, unless their instance is missing or has finished
--- (the array is read in order, so the order of arrival is that of the batch)
+-- (the array is read in order, so the messages arrive in the order of the batch)
 INSERT INTO orchestrator_queue (instance_id, route, visible_at, timer_execution, timer_id, payload)
 SELECT i.instance_id,
        CASE WHEN i.status = 'suspended' THEN 'suspended' WHEN w.worker_id IS NULL THEN 'new' ELSE 'w:' || w.worker_id END,

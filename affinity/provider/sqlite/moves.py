@@ -33,7 +33,7 @@ def list_page(tx: Tx, where: MoveFilter, after: int | None, before: int | None, 
 
 
 def remove(tx: Tx, retention: Retention) -> int:
-    """Remove some of those that are old enough; their number."""
+    """Remove moves that are old enough, at most `MAX_REROUTE`; their number."""
     if retention.moves is None:
         return 0
     return tx.run(SQL["remove"], {"before": tx.now - retention.moves, "limit": MAX_REROUTE})

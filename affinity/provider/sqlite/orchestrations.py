@@ -206,7 +206,7 @@ class _Search:
         self._unowned.intersection_update(self.found)
 
     def take(self) -> None:
-        """Make the caller the owner of those instances that have none."""
+        """Make the caller the owner of the instances that have none."""
         if self._unowned:
             self._tx.many(SQL["take"], list(self._unowned), self.arguments)
             reroute_instances(self._tx, self._unowned, self.own)

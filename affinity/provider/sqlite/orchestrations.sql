@@ -49,7 +49,7 @@ FROM (
     LIMIT :page OFFSET :offset
 );
 
--- messages: what is visible for some instances, in rounds: the first of each, then the second; by visibility, then by arrival
+-- messages: visible messages of some instances, in rounds: the first of each, then the second; by visibility, then by arrival
 SELECT json_group_array(json_array(instance_id, id))
 FROM (
     SELECT q.instance_id, q.id, q.visible_at,

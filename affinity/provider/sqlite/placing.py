@@ -20,7 +20,7 @@ ASLEEP: Final = Placed(item=None, holder=None, asleep=True)
 
 
 class OrderPlacer:
-    """Gives ordered items of one transaction their places behind those that are in the queue."""
+    """Gives ordered items of one transaction their places behind the items that are in the queue."""
 
     def __init__(self, tx: Tx) -> None:
         self._tx = tx

@@ -6,7 +6,7 @@ SELECT EXISTS (SELECT 1 FROM worker_queue WHERE session_id = :session_id)
 UPDATE sessions SET next_worker = :target, next_until = :now + :within, next_reason = :reason
 WHERE session_id = :session_id;
 
--- idle: sessions that are to move to the caller, and of which their holders have no work in hand
+-- idle: sessions that are to move to the caller, if their holders have no work of them in hand
 SELECT json_group_array(s.session_id)
 FROM json_each(:session_ids) AS j
 CROSS JOIN sessions AS s ON s.session_id = j.value

@@ -362,8 +362,8 @@ class SqliteProvider:
         return self._subscribe(identity)
 
     async def wake(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
-        """Hand hints to the workers of this process; those of others see the commit that the hint is about. They are
-        few: all are woken, which is cheaper than to look up the owners of instances.
+        """Hand hints to the workers of this process; workers of other processes see the commit itself. There are few:
+        all are woken, which is cheaper than to look up the owners of instances.
         """
         hints.send(self._path, workers)
         if owners_of:
@@ -593,7 +593,7 @@ class SqliteProvider:
 
     @asynccontextmanager
     async def _subscribe(self, identity: WorkerIdentity) -> AsyncIterator[HintSource]:
-        await self._writer.call(Database.changed)  # only what is committed from now on is news
+        await self._writer.call(Database.changed)  # only later commits are news
         subscription = hints.Subscription(self._path, identity.worker_id, self._watch)
         subscription.open()
         self._subscriptions.add(subscription)
@@ -605,7 +605,7 @@ class SqliteProvider:
 
     @asynccontextmanager
     async def _watch_journals(self) -> AsyncIterator[JournalWatch]:
-        await self._writer.call(Database.changed)  # only what is committed from now on is news
+        await self._writer.call(Database.changed)  # only later commits are news
         subscription = hints.JournalSubscription(self._path, self._watch)
         subscription.open()
         self._watches.add(subscription)

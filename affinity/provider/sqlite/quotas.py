@@ -31,7 +31,7 @@ def set_all(tx: Tx, quotas: Quotas) -> None:
 
 
 def check_new(tx: Tx, instances: Sequence[NewInstance], added: int) -> None:
-    """Refuse instances, of which ``added`` are new, that are too many or too large.
+    """Refuse instances that are too many or too large; ``added`` of them are new.
 
     Raises:
         QuotaExceeded: they are.
@@ -44,7 +44,7 @@ def check_new(tx: Tx, instances: Sequence[NewInstance], added: int) -> None:
 
 
 def measure(tx: Tx, instance_ids: Collection[str]) -> dict[str, int]:
-    """The bytes of those of the instances that there are."""
+    """The bytes of the instances, as far as they exist."""
     wanted = {"instance_ids": to_json(sorted(instance_ids))}
     tx.run(SQL["measure"], wanted)
     return dict(tx.gather(SQL["sizes"], wanted))

@@ -35,7 +35,7 @@ FROM (
     ORDER BY first
 );
 
--- idle: sessions of the caller that nothing keeps: those whose only user has ended, then the least recently touched
+-- idle: sessions of the caller that nothing keeps: first the ones whose only user has ended, then the least recently touched
 SELECT json_group_array(session_id)
 FROM (
     SELECT s.session_id, EXISTS (

@@ -16,7 +16,7 @@ SQL: Final = load_statements(__package__, "replies.sql")
 
 
 def find_known(tx: Tx, keys: Sequence[MessageKey]) -> set[MessageKey]:
-    """Those of the keys that their instances have got a message of."""
+    """The keys under which their instances have got a message."""
     return {MessageKey(*known) for known in tx.gather(SQL["known"], {"keys": to_json(keys)})}
 
 

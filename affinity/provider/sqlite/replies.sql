@@ -8,7 +8,7 @@ CROSS JOIN message_keys AS k ON k.instance_id = i.instance_id AND k.generation =
 INSERT INTO message_keys (instance_id, generation, key, updated_at)
 SELECT value ->> 0, value ->> 1, value ->> 2, :now FROM json_each(:rows);
 
--- reply: replies to messages, of which the first counts; the key is there unless it was old
+-- reply: replies to messages; the first reply to a message counts. The key is there unless it was old
 INSERT INTO message_keys (instance_id, generation, key, reply, updated_at)
 SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, :now FROM json_each(:rows) WHERE true
 ON CONFLICT (instance_id, generation, key) DO UPDATE SET reply = excluded.reply, updated_at = excluded.updated_at

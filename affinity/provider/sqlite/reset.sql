@@ -13,7 +13,7 @@ UPDATE instances SET
     updated_at = :now
 WHERE instance_id = :instance_id AND generation = :generation AND execution_id = :execution_id AND event_count = :seen;
 
--- copy: the first events of an execution, as those of the next one
+-- copy: copy the first events of an execution to the next one
 INSERT INTO history (instance_id, execution_id, event_id, event, recorded_at, recorded_events, recorded_by, run_by, attempt)
 SELECT instance_id, execution_id + 1, event_id, event, recorded_at, recorded_events, recorded_by, run_by, attempt
 FROM history
@@ -26,7 +26,7 @@ WHERE instance_id = :instance_id AND timer_execution = :execution_id;
 -- drop_timers: of an execution
 DELETE FROM orchestrator_queue WHERE instance_id = :instance_id AND timer_execution = :execution_id;
 
--- go_ahead: put messages before all others of their instance, also before those that an earlier reset has put there
+-- go_ahead: put messages before all others of their instance, also before the messages of an earlier reset
 UPDATE orchestrator_queue SET visible_at = (
     SELECT min(0.0, coalesce(min(older.visible_at), 0.0) - 1.0) FROM orchestrator_queue AS older
     WHERE older.instance_id = :instance_id AND older.id <= :after

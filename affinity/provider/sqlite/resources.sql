@@ -43,7 +43,7 @@ WITH RECURSIVE named (name) AS (
 )
 SELECT json_group_array(n.name) FROM named AS n WHERE n.name IS NOT NULL;
 
--- unused: those that no record has in its labels, and whose activity is not queued any more
+-- unused: resources that no record has in its labels, and whose activity is not queued any more
 SELECT r.resource_id, r.name, r.handle
 FROM json_each(:names) AS j CROSS JOIN resources AS r ON r.name = j.value
 WHERE (r.taken_until IS NULL OR r.taken_until <= :now)
@@ -57,5 +57,5 @@ LIMIT :limit;
 -- take: they are being destroyed
 UPDATE resources SET taken_until = :until WHERE resource_id IN (SELECT value FROM json_each(:rows));
 
--- remove: those that are destroyed
+-- remove: destroyed resources
 DELETE FROM resources WHERE taken_until IS NOT NULL AND resource_id IN (SELECT value FROM json_each(:rows));

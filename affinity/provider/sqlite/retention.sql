@@ -29,7 +29,7 @@ ORDER BY ended_at LIMIT :window;
 -- count_histories: their number
 SELECT count(*) FROM ended_executions WHERE NOT is_last AND ended_at < :cutoff;
 
--- cut_history: remove the newest events of an execution, so that what is left of it is its beginning
+-- cut_history: remove the newest events of an execution, so that its beginning is left
 DELETE FROM history WHERE (instance_id, execution_id, event_id) IN (
     SELECT instance_id, execution_id, event_id FROM history
     WHERE instance_id = :instance_id AND execution_id = :execution_id ORDER BY event_id DESC LIMIT :events

@@ -86,7 +86,7 @@ def _path(conditions: dict[str, Any]) -> str:
 
 
 def _conditions(tx: Tx, where: SessionFilter) -> dict[str, Any]:
-    """What is asked for, by the name of its part in the statement."""
+    """The values of a filter, by the name of their part in the statement."""
     updated_after, created_after, after = (
         None if at is None else at.timestamp()
         for at in (where.updated_after, where.created_after, where.after and where.after[0])

@@ -58,7 +58,7 @@ class FenceChecker:
         self._passed: dict[str, StateWrite] = {}
 
     def find_conflicts(self, writes: Sequence[StateWrite]) -> list[str]:
-        """Sessions among those of one result whose write does not pass; of several of one session the first does."""
+        """Sessions whose write does not pass, of the writes of one result; of several of one session the first does."""
         seen = set(self._passed)
         refused = []
         for write in writes:

@@ -52,8 +52,8 @@ SELECT session_id, state, encoding, schema_version, kind, name, parent, labels, 
        version, generation, epoch, turn, created_at, updated_at
 FROM session_states WHERE session_id = :session_id;
 
--- doomed: those of some records that may go, and with `whole` only if all of their family may; none has a child then that is
--- not named
+-- doomed: of the named records, the ones that may go; with `whole` only if all of their family may, and none has a child that
+-- is not named
 WITH named (session_id, family, goes) AS MATERIALIZED (
     SELECT r.session_id, j.value ->> 1,
            (r.version = j.value ->> 2) IS NOT FALSE
@@ -125,7 +125,7 @@ SELECT json_group_array(session_id) FROM (
     LIMIT :limit
 );
 
--- ancestors: a record, that of its parent, and so on
+-- ancestors: the records of a session, of its parent, and so on
 WITH RECURSIVE up (session_id, parent) AS (
     SELECT session_id, parent FROM session_states WHERE session_id = :session_id
     UNION

@@ -131,7 +131,7 @@ def read_held_by_name(tx: Tx, identity: WorkerIdentity) -> list[str]:
 
 
 def read_idle(tx: Tx, identity: WorkerIdentity) -> list[str]:
-    """Sessions that the caller holds and of which it has no work item in hand."""
+    """Sessions that the caller holds, without a work item in hand."""
     return tx.gather(SQL["idle_of_worker"], _of(tx, identity))
 
 
@@ -151,7 +151,7 @@ def claim(
     """Claim sessions that no worker holds; their epochs.
 
     ``former`` has the row of each session, if there is one: an incarnation that comes back to its own keeps the epoch.
-    ``tags`` has the tag of the work for which it is claimed: that of a session that begins.
+    ``tags`` has the tag of the work for which it is claimed: a session that begins gets it.
     """
     if not former:
         return {}
@@ -179,16 +179,16 @@ def inherit(tx: Tx, identity: WorkerIdentity, tags: WorkerTags) -> None:
 
 
 def renew_epochs(tx: Tx, session_ids: Collection[str]) -> None:
-    """Give sessions new epochs: what their holders remember of them is not used any more, nor what is hydrated in the
-    course of a first claim.
+    """Give sessions new epochs. Copies in the memory of their holders are not used any more, nor is a state that is
+    hydrated in the course of a first claim.
     """
     rows = list(zip(session_ids, _next_epochs(tx, len(session_ids)), strict=True))
     tx.many(SQL["renew_epochs"], rows, {"now": tx.now})
 
 
 def free(tx: Tx, identity: WorkerIdentity, session_ids: Collection[str], reason: MoveReason) -> None:
-    """Release sessions, all of which the caller holds or none, and route their items to any worker; ``reason`` is that
-    of the move that follows.
+    """Release sessions, if the caller holds all of them, and route their items to any worker. ``reason``: of the move
+    that follows.
     """
     if tx.run(SQL["free"], {**_of(tx, identity), "session_ids": to_json(list(session_ids)), "reason": reason}):
         reroute(tx, session_ids, NEW)

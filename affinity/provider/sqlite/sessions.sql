@@ -1,7 +1,7 @@
 -- of_worker: sessions that the name holds by an unexpired lock
 SELECT json_group_array(session_id) FROM sessions WHERE worker_id = :worker_id AND locked_until > :now;
 
--- to_inherit: those of them whose work a worker with these tags takes
+-- to_inherit: the sessions of a worker whose work another worker with these tags takes
 SELECT json_group_array(session_id) FROM sessions
 WHERE worker_id = :worker_id AND locked_until > :now
   AND iif(tag IS NULL, NOT :only_tagged, tag IN (SELECT value FROM json_each(:tags)));
@@ -90,8 +90,7 @@ UPDATE worker_queue SET route = :route WHERE id IN (
     LIMIT :limit
 );
 
--- idle_of_worker: sessions that an incarnation holds and of which it has no work item in hand; those with work first,
--- then those that were used last
+-- idle_of_worker: sessions that an incarnation holds, without a work item in hand; sessions with work first, then the last used
 SELECT json_group_array(session_id) FROM (
     SELECT s.session_id FROM sessions AS s
     WHERE s.worker_id = :worker_id AND s.locked_until > :now AND s.incarnation = :incarnation
@@ -105,7 +104,7 @@ SELECT json_group_array(session_id) FROM (
 -- count_drained: sessions that an incarnation has freed by its drain and that no worker has claimed since
 SELECT count(*) FROM sessions WHERE worker_id = :worker_id AND incarnation = :incarnation AND freed_by = 'drained';
 
--- list: one page of sessions by id, with what is queued for each
+-- list: one page of sessions by id, with the queued items of each
 SELECT s.session_id, s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL,
        s.locked_until - :now, :now - s.touched_at,
        (SELECT count(*) FROM worker_queue AS q WHERE q.session_id = s.session_id),
@@ -119,7 +118,7 @@ WHERE s.session_id > :after
 ORDER BY s.session_id
 LIMIT :limit;
 
--- get: some sessions by id, with what is queued for each
+-- get: some sessions by id, with the queued items of each
 SELECT s.session_id, s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL,
        s.locked_until - :now, :now - s.touched_at,
        (SELECT count(*) FROM worker_queue AS q WHERE q.session_id = s.session_id),

@@ -110,7 +110,7 @@ class _Repair:
                 self.rerouted += reroute_messages(self._tx, route, MAX_REROUTE - self.rerouted)
 
     def _living(self, worker_id: str, incarnation: str, since: float) -> None:
-        """Items that are not routed to the holder of their session, and those that still are though its lock ended."""
+        """Items that are not routed to the holder of their session, or are so although its lock has ended."""
         at = {"worker_id": worker_id, "incarnation": incarnation, "route": own_route(worker_id), "since": since}
         self._reroute("reroute_held", at)
         self._reroute("reroute_expired", at)

@@ -75,7 +75,7 @@ FROM (
 ) AS stale
 WHERE worker_queue.id = stale.id;
 
--- end_plans: planned moves of which nothing comes
+-- end_plans: planned moves that cannot happen any more
 UPDATE sessions SET next_worker = NULL, next_until = NULL, next_reason = NULL
 WHERE next_worker IS NOT NULL AND (
     locked_until <= :now OR next_until <= :now

@@ -1,4 +1,4 @@
--- fences: of those instances of a batch that the caller owns and that have not finished
+-- fences: of the instances of a batch that the caller owns and that have not finished
 SELECT json_group_array(json_array(i.instance_id, i.generation, i.execution_id, i.event_count))
 FROM json_each(:instance_ids) AS j
 CROSS JOIN instances AS i ON i.instance_id = j.value

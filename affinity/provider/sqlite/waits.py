@@ -104,7 +104,7 @@ def _lock(tx: Tx, arguments: dict[str, object], token: Token) -> WorkItem:
 
 
 def _free(tx: Tx, session_ids: Sequence[str]) -> list[str]:
-    """Free those sessions that another worker may take, and of which nothing runs."""
+    """Free the sessions that another worker may take, and that have no running item."""
     leases = sessions.read_leases(tx, session_ids)
     wanted = [
         name

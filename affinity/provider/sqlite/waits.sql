@@ -1,7 +1,7 @@
 -- has_due: whether an item has waited for as long as it may
 SELECT EXISTS (SELECT 1 FROM worker_queue WHERE attend_at <= :now);
 
--- due: those items, with what becomes of them
+-- due: the items whose wait has ended, with what happens to them
 SELECT id, session_id, CASE WHEN lock_token IS NOT NULL THEN 'running'
                             WHEN waits_since + fail_after <= :now THEN 'busy' ELSE 'takeover' END
 FROM worker_queue WHERE attend_at <= :now ORDER BY attend_at LIMIT :limit;

@@ -44,7 +44,7 @@ UPDATE worker_queue SET
     attempts = attempts - (lock_token NOT IN (SELECT value FROM json_each(:delivered)))
 WHERE lock_incarnation = :incarnation AND lock_token NOT IN (SELECT value FROM json_each(:known));
 
--- insert: queue items; those that come with a token are locked to the committer
+-- insert: queue items; an item that comes with a token is locked to the committer
 INSERT INTO worker_queue (
     instance_id, execution_id, activity_id, name, session_id, route, visible_at,
     lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at, payload, order_session, order_number,

@@ -101,7 +101,7 @@ def free_drained_sessions(tx: Tx, identity: WorkerIdentity) -> int | None:
 
 
 def _free_idle(tx: Tx, identity: WorkerIdentity, most: int | None = None) -> int:
-    """Free idle sessions, so many at most; the number of those that are held still."""
+    """Free idle sessions, at most ``most``; returns the number of sessions that are still held."""
     idle = sessions.read_idle(tx, identity)
     sessions.free(tx, identity, idle if most is None else idle[: max(0, most)], "drained")
     return sessions.count_held(tx, identity)

@@ -75,8 +75,8 @@ FROM workers
 ORDER BY worker_id;
 
 -- demand: sessions that a worker holds, sessions that have work and no holder, and how many one worker may hold
--- The routes are those of any worker, with and without an offer, and of workers that died: where none is left, no sweep
--- changes them. The capacity is the mean of those that take sessions now; else of those that did last; else the default.
+-- The routes are of any worker, with and without an offer, and of workers that died: where none is left, no sweep changes them.
+-- The capacity is the mean of the workers that take sessions now; else of the ones that did last; else the default.
 SELECT (
     SELECT count(*) FROM sessions AS s JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation
     WHERE s.locked_until > :now AND w.locked_until > :now

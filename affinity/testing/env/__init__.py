@@ -1,7 +1,7 @@
 """Virtual time: an app's workers and a client in one process, on a database of their own whose clock jumps.
 
-Only the database's clock is virtual. It stands still while code runs, and jumps to what is due next when nothing runs
-and nothing can run. The event loop, ``time`` and ``asyncio.sleep`` are the real ones.
+Only the database's clock is virtual. It stands still while code runs. When nothing runs and nothing can run, it jumps
+to the next due time. The event loop, ``time`` and ``asyncio.sleep`` are the real ones.
 """
 
 from affinity.testing.env.environment import Env

@@ -62,7 +62,7 @@ class Env(AsyncBlock):
             assert env.now() - env.started == timedelta(days=7)
 
     The clock stands still while code runs. While a call of `client` waits for something, and nothing runs and nothing
-    can run, the clock jumps to what is due next. Leases of the workers move along.
+    can run, the clock jumps to the next due time. Leases of the workers move along.
 
     Args:
         app: what the workers run.
@@ -385,8 +385,8 @@ class Env(AsyncBlock):
                 await self._settle(beside_code=True)
 
     async def run_until_idle(self) -> None:
-        """Run, and jump, until nothing runs and nothing is due: what is left waits for an event, an answer or an
-        operator.
+        """Run, and jump, until nothing runs and nothing is due. The remaining instances wait for an event, an answer or
+        an operator.
 
         Raises:
             NothingWillHappen: something is always due, for longer than ``max_jump``.
@@ -396,10 +396,10 @@ class Env(AsyncBlock):
             pass
 
     async def step(self) -> bool:
-        """Run until nothing runs; then jump once, to what is due next.
+        """Run until nothing runs; then jump once, to the next due time.
 
         Returns:
-            Whether anything was due. False: what is left waits for an event, an answer or an operator.
+            Whether anything was due. False: the remaining instances wait for an event, an answer or an operator.
 
         Raises:
             NothingWillHappen: it is due in more than ``max_jump``.
@@ -415,7 +415,7 @@ class Env(AsyncBlock):
             return due is not None
 
     async def _settled_due(self, *, beside_code: bool = False) -> float | None:
-        """What is due next, once nothing runs."""
+        """The next due time, once nothing runs."""
         while True:
             await self._settle(beside_code=beside_code)
             due = await self._database.next_due(self._waiting())
@@ -484,7 +484,7 @@ class Env(AsyncBlock):
                 await self._jump(due)
 
     async def _jump_once(self, begun: datetime) -> None:
-        """Wait until nothing can run; if the client still waits then, since ``begun``, jump to what is due next.
+        """Wait until nothing can run; if the client still waits then, since ``begun``, jump to the next due time.
 
         Raises:
             NothingWillHappen: nothing is due, or not within ``max_jump``.
@@ -597,10 +597,10 @@ async def create_postgres(url: str) -> PostgresDatabase:
     """A new schema; see `PostgresDatabase.create`.
 
     Raises:
-        InvalidOptions: the URL is that of an SQLite file.
+        InvalidOptions: the URL names an SQLite file.
     """
     if sqlite_path(url) is not None:
-        raise InvalidOptions("url is that of a PostgreSQL database; without one, Env makes an SQLite file of its own")
+        raise InvalidOptions("url must name a PostgreSQL database; without one, Env makes an SQLite file of its own")
     from affinity.testing.env.postgres import PostgresDatabase  # imported late, as by `open_provider`
 
     return await PostgresDatabase.create(url)

@@ -39,7 +39,7 @@ _FETCHES: Final = frozenset({"fetch_work_item", "fetch_orchestration_item"})
 """Calls whose result says when the next row becomes due."""
 
 COMMITS: Final = frozenset({"commit_turn", "ack_work_item", "abandon_work_item", "suspend_instance", "save"})
-"""Calls by which a worker writes what its code has done; ``save`` is that of session states."""
+"""Calls by which a worker writes what its code has done; ``save``: of session states."""
 
 
 class Commit(NamedTuple):
@@ -298,7 +298,7 @@ class _ObservedStore(_Observed):
 
 
 def observed(provider: Provider, traffic: Traffic, link: Link | None = None) -> Provider:
-    """The provider with its calls counted; ``link`` is that of a worker, None for a client."""
+    """The provider with its calls counted. ``link``: of a worker; None for a client."""
     return cast("Provider", _Observed(provider, traffic, link))
 
 

@@ -30,7 +30,7 @@ class EnvDatabase(Protocol):
     url: str
     """For other processes, as of `affinity.testing.env.child`."""
     puts_later: bool
-    """Whether what is queued is due some microseconds later."""
+    """Whether queued items become due some microseconds later."""
 
     def now(self) -> float:
         """Its time in Unix seconds."""
@@ -45,7 +45,7 @@ class EnvDatabase(Protocol):
         ...
 
     async def jump(self, to: float, alive: Collection[str], busy: Collection[str]) -> None:
-        """Set the clock. The leases of the workers ``alive`` move along, and the locks of the work of those ``busy``;
+        """Set the clock. The leases of the workers ``alive`` move along, and the locks of the work of workers ``busy``;
         see `Waiting`.
         """
         ...

@@ -195,7 +195,7 @@ class Connection(Calls):
         self._probing: asyncio.Task[None] | None = None
         self._protocol: WireProtocol | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()  # attempts to connect, those that were given up too
+        self._tasks: set[asyncio.Task[Any]] = set()  # attempts to connect, also given up ones
         self._closed = False
 
     async def aclose(self) -> None:
@@ -331,11 +331,11 @@ class Connection(Calls):
             else:
                 self._current_settings = call.settings
                 protocol.change(call.settings, then=partial(call.ask, protocol))
-        except Exception as error:  # the connection's, or that of a value that cannot be sent
+        except Exception as error:  # the connection's error, or a value that cannot be sent
             self._end(error)
 
     def _end_all(self, error: Exception) -> None:
-        """No connection could be made, neither for the current call nor for those that wait."""
+        """No connection could be made: fail the current call and the waiting ones."""
         waiting = [*self._waiting]
         self._waiting.clear()
         self._end(error)
@@ -520,9 +520,9 @@ class Role(Calls):
 class Connections:
     """The connections of one provider: three, or one for all.
 
-    Of three, a worker that is idle has two: that for commits is closed (`IDLE_TIMEOUT`).
+    Of three, a worker that is idle has two: the connection for commits is closed (`IDLE_TIMEOUT`).
 
-    Nothing waits behind what may take long: commits have a connection of their own, and what is short goes to that of
+    Nothing waits behind a long call: commits have a connection of their own, and short calls share the connection of
     the fetches. Nor does a hint arrive late there: a worker that waits for a hint fetches nothing.
     """
 

@@ -1,7 +1,7 @@
-"""psycopg's errors as those of `affinity.errors`: by SQLSTATE, never by text, but for one gap in libpq.
+"""Translates psycopg's errors to classes of `affinity.errors`: by SQLSTATE, never by text, but for one gap in libpq.
 
-The rule: an error is the environment's fault (`DatabaseFailure`, retried) unless its sqlstate is on the short list of
-those that speak of the data. A full disk must not fail an instance, and a code that is not listed must not either.
+The rule: an error is the environment's fault (`DatabaseFailure`, retried) unless its SQLSTATE is on the short list of
+codes that speak of the data. A full disk must not fail an instance, and a code that is not listed must not either.
 """
 
 from __future__ import annotations
@@ -128,8 +128,10 @@ def translated(target: Target) -> Iterator[None]:
 
 
 def translate(error: psycopg.Error, target: Target) -> ProviderError:
-    """The matching error of `affinity.errors`, with the remedy, and without the names of users and hosts, since clients
-    may read a message. The database's own message, with those names, is logged at level debug.
+    """The matching error of `affinity.errors`, with the remedy.
+
+    It has no names of users and hosts, since clients may read a message. The database's own message, which has them, is
+    logged at level debug.
     """
     logger.debug("PostgreSQL: %s", target.without_passwords(redact(str(error))))
     said = error.diag

@@ -125,7 +125,7 @@ class Target:
 
 
 def _parse(url: str) -> tuple[dict[str, Any], str]:
-    """What libpq makes of the URL, and what is wrong with it, without the words of it."""
+    """The options that libpq finds in the URL, and its error, without text of the URL."""
     try:
         return conninfo_to_dict(url), ""
     except ProgrammingError as error:

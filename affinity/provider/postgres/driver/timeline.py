@@ -45,7 +45,7 @@ class TimelineCheck:
 
     @property
     def known(self) -> Params:
-        """What is known before it is asked: the parameters."""
+        """The parameters with the timeline as it is known before the call."""
         seen = self._timeline
         return {"known_token": seen.token if seen else None, "known_reached": seen.reached if seen else 0}
 

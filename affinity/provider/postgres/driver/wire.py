@@ -5,7 +5,7 @@ States of one `WireProtocol`::
     idle ──`execute`, `pipeline`, `simple_query`──► asking ──reply──► idle `ended` is called: the rows, or the error
     asking ──a statement is prepared, at its first use──► asking           now it is executed
     asking ──the reply, and another statement is behind──► asking          `answered` is called: the rows
-    idle ──`forget_statements`──► asking ──the reply──► asking             what is asked then
+    idle ──`forget_statements`──► asking ──the reply──► asking             the call that follows is sent
     asking ──the reply, and the connection broke──► unusable               `ended` is called: the rows, or the error
     asking ──the connection broke, or a COPY wants to begin──► unusable    `ended` is called: the error
     any ──`detach`──► unusable                                               neither is called any more
@@ -17,17 +17,17 @@ Invariants
     * The message that executes a statement is followed by the end of its transaction and by nothing else, and several
       statements are one message: what was cut on its way has locked no row.
     * Two statements that are sent without a wait (libpq's pipeline mode) each have an end of their own, so they are two
-      transactions, the second of which begins when the first has ended, well or not. Both are prepared before either
-      is sent; if one cannot be, neither is. The first one has ended when its end is read: an error may come behind its
-      rows. `answered` is called for rows only. An error of the first is passed to `ended`, also when the connection
-      breaks before the second ends.
+      transactions. The second begins when the first has ended, well or not. Both are prepared before either is sent; if
+      one cannot be, neither is. The first has ended when its end is read: an error may come behind its rows. `answered`
+      is called for rows only. An error of the first is passed to `ended`, also when the connection breaks before the
+      second ends.
     * The server is never asked to stop: it would end the wait for a synchronous standby too, and a transaction that no
       standby has would be committed.
     * While there is more to send, we read too: neither side waits for the other with both sockets full.
     * A broken connection is an error of a call. What arrives between calls, also the end, stays unread until the next
       call, which raises the server's own message; and a closed socket does not keep the event loop busy.
-    * Once somebody listens (`listen`), what arrives between calls is read: notifications are passed on, and the end is
-      reported immediately. Those that come with a reply are passed on before `answered` or `ended` is called.
+    * After `listen`, data between calls is read: notifications are passed on, and the end of the connection is reported
+      immediately. Notifications that come with a reply are passed on before `answered` or `ended` is called.
 
 psycopg connects, converts values and names errors. Its cursors would do the rest too, at three times the cost: a
 cursor, a generator, a lock, a reader and a timer for each statement.
@@ -91,7 +91,7 @@ class _Shape:
 
 
 _Key: TypeAlias = tuple[_Shape, tuple[int, ...] | None]
-"""A statement, and the types of its other values: they are part of what is prepared."""
+"""A statement, and the types of its other values: they are part of the prepared statement."""
 
 
 class WireProtocol:
@@ -141,7 +141,7 @@ class WireProtocol:
         """Whether the server is at work on something."""
         return self._pgconn.transaction_status == _ACTIVE
 
-    # -- asking: raises what psycopg raises, or what is wrong with a value; then `ended` is not called
+    # -- asking: raises psycopg's errors, or the error of a value; then `ended` is not called
 
     def execute(self, statement: LiteralString, params: Params | None = None) -> None:
         """One statement, prepared at its first use. Its values are received in binary."""
@@ -154,7 +154,7 @@ class WireProtocol:
             self._prepare(key, then=partial(self.execute, statement, params))
 
     def execute_both(self, first: Statement, behind: Statement) -> None:
-        """Two statements, as `execute`, of which the second is sent without waiting for the reply to the first."""
+        """Two statements, as `execute`; the second is sent without waiting for the reply to the first."""
         requests = [self._packed(*each) for each in (first, behind)]
         for key, *_ in requests:
             if key not in self._names:
@@ -374,7 +374,7 @@ class WireProtocol:
         self._loop.remove_reader(self._socket)
 
     def close(self) -> None:
-        """At once, whatever the server is doing. To be muted before."""
+        """Close immediately, whatever the server is doing. To be muted before."""
         self._pgconn.finish()  # psycopg's own close() does no more
 
 

@@ -43,7 +43,7 @@ EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR undefined_func
     RETURN there;
 END $$;
 
--- What is on disk, so that no crash takes it back.
+-- The position in the write-ahead log that is on disk: no crash takes it back.
 CREATE FUNCTION timeline_reached() RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN pg_current_wal_flush_lsn() - '0/0'::pg_lsn;
@@ -238,9 +238,8 @@ SELECT s.session_id, s.next_worker, 'new:' || s.next_worker AS route
 FROM sessions s JOIN workers n ON n.worker_id = s.next_worker
 WHERE (s.next_until <= clock()) IS NOT TRUE AND n.locked_until > clock() AND NOT n.draining;
 
--- For a worker that does not run the newest version of its app that live workers run: the workers that do, among those that
--- take all the work that this one takes, and how many more sessions each may hold. Sessions of a tag do not wait for workers
--- without it.
+-- For a worker that does not run the newest version of its app that live workers run: the workers that run it and take all the
+-- work that this one takes, and how many more sessions each may hold. Sessions of a tag do not wait for workers without it.
 CREATE VIEW newer_workers AS
 SELECT me.worker_id AS newer_than, n.worker_id, n.capacity - held.sessions AS room
 FROM workers me
@@ -373,7 +372,7 @@ CREATE TABLE suspensions (
     message text NOT NULL,
     worker_id text COLLATE "C" NOT NULL,
     code text COLLATE "C" NOT NULL,
-    tried text[] NOT NULL, -- codes, of which this one is the last
+    tried text[] NOT NULL, -- codes; the last is `code`
     needs_code boolean NOT NULL,
     suspended_at timestamptz NOT NULL,
     resumed_at timestamptz, -- NULL: it is suspended
@@ -612,9 +611,9 @@ WHEN (NEW.route = 'new' OR NEW.route = 'free' AND NEW.tag IS NOT NULL) EXECUTE F
 -- Locks the orders of sessions, until the end of the transaction, for one that adds to them; NULLs are skipped. Between
 -- `instances` and `worker_queue` in the order of locks.
 --
--- The advisory lock is for those who add. The lock on the last item is for those who remove: a transaction that removes that one
--- waits for us, and then sees what we have added behind it; if it is being removed, we wait and look again. A transaction that
--- removes another one sees the last one.
+-- The advisory lock is for transactions that add. The lock on the last item is for transactions that remove: one that removes
+-- the last item waits for us, and then sees the items that we have added behind it; if it is being removed, we wait and look
+-- again. A transaction that removes another item sees the last one.
 CREATE FUNCTION lock_order(_session text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     lasts bigint;
@@ -863,8 +862,8 @@ FOR EACH ROW EXECUTE FUNCTION keep_watched_session();
 -- The two writes of a client, with the rights of the role that migrated: a client needs none to any table for them, and
 -- writes nothing else. The number in the name is for releases that run side by side.
 
--- Creates instances with their start messages; those whose id was there are reported to their parents, where asked. Returns
--- the positions of the new ones; or, when a quota refuses the batch, one row that names it.
+-- Creates instances with their start messages. If an id was there, the parent is notified, where asked. Returns the positions
+-- of the new instances; or, when a quota refuses the batch, one row that names it.
 CREATE FUNCTION create_instances(
     _instance text[], _generation text[], _name text[], _version text[], _start text[], _parent text[], _parent_generation text[],
     _delay float8[], _on_exists text[], _on_deleted text[], _session text[]
@@ -1007,8 +1006,8 @@ BEGIN
     FROM message m;
 END $$;
 
--- Sends messages as `send_messages`, of which some have a key. The instances of these are locked against deletion, so
--- that a deletion removes the new keys too.
+-- Sends messages as `send_messages`; some have a key. The instances of keyed messages are locked against deletion, so that a
+-- deletion removes the new keys too.
 CREATE FUNCTION send_keyed_messages(
     _instance text[], _generation text[], _payload text[], _delay float8[], _timer_execution bigint[], _timer_id bigint[],
     _unread_limit bigint[], _key text[]
@@ -1016,7 +1015,7 @@ CREATE FUNCTION send_keyed_messages(
 #variable_conflict use_column
 DECLARE
     fresh bigint[]; -- messages with a key that their instance has not got yet
-    sent bigint[];  -- all but those whose key is there
+    sent bigint[];  -- all messages but the ones whose key is there
     instances_ text[]; generations text[]; payloads text[]; delays float8[];
     timer_executions bigint[]; timer_ids bigint[]; unread_limits bigint[];
 BEGIN
@@ -1037,11 +1036,11 @@ BEGIN
         RETURNING instance_id, generation, key
     )
     -- By IN where nothing is joined, here and below: it is looked up by hash. A join of two columns would compare each
-    -- with each, since nobody knows how long they are.
+    -- with each, since the planner does not know how long they are.
     SELECT coalesce(array_agg(w.n) FILTER (
         WHERE (w.instance_id, w.generation, w.key) IN (SELECT a.instance_id, a.generation, a.key FROM added a)), '{}')
     INTO fresh FROM wanted w;
-    -- What is sent, as columns: element by element, a look at a column of texts reads all before it.
+    -- The sent messages, as columns: element by element, a look at a column of texts reads all before it.
     SELECT array_agg(m.n ORDER BY m.n), array_agg(m.instance_id ORDER BY m.n), array_agg(m.generation ORDER BY m.n),
         array_agg(m.payload ORDER BY m.n), array_agg(m.delay ORDER BY m.n),
         array_agg(m.timer_execution ORDER BY m.n), array_agg(m.timer_id ORDER BY m.n),
@@ -1120,7 +1119,7 @@ RETURNS TABLE (root text, doomed boolean) LANGUAGE plpgsql AS $$
 DECLARE
     roots text[]; members text[]; -- each member of a tree with the instance that was asked for
     before text[] := '{}';
-    gone text[];                  -- what is deleted
+    gone text[];                  -- deleted instances
 BEGIN
     LOOP
         WITH RECURSIVE tree (root, instance_id, generation) AS (
@@ -1256,7 +1255,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Deletions have parts of their own: theirs is locked last, that of creations before work items and sessions.
+-- Deletions have parts of their own: the part of a deletion is locked last, the part of a creation before work items and
+-- sessions.
 CREATE FUNCTION count_instances() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     number bigint := (SELECT count(*) FROM changed);
@@ -1335,7 +1335,7 @@ CREATE TABLE session_states (
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0.02,
         autovacuum_vacuum_cost_delay = 0, toast.autovacuum_vacuum_threshold = 2000,
         toast.autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_cost_delay = 0);
--- The writer has compressed what is worth it.
+-- The writer has compressed the state where that saves bytes.
 ALTER TABLE session_states ALTER COLUMN state SET STORAGE EXTERNAL;
 CREATE INDEX session_states_updated ON session_states (updated_second);
 CREATE INDEX session_states_created ON session_states (created_at);
@@ -1352,7 +1352,7 @@ WHERE participants <> '[]';
 
 -- session_id: NULL when it was deleted, and other journals continue it. base_id, base_seq: the journal that it continues, up
 -- to that number. first_seq: the first entry that is kept. size: bytes of the payloads of its own entries. dropped_seq: the
--- last entry that dropped requests. ended_wake, ended_attempt: the last attempt of which a stream has ended. oldest_at: no
+-- last entry that dropped requests. ended_wake, ended_attempt: the last attempt whose stream has ended. oldest_at: no
 -- entry of its own is older. home: the session on whose lease the wakes run; NULL: its own. lineage, operator, extras: how it
 -- was made from others (`JournalCreation` in affinity/journal.py). All that changes with each entry is in no index.
 CREATE TABLE journals (
@@ -1381,8 +1381,8 @@ CREATE TABLE journals (
     oldest_at timestamptz NOT NULL,
     created_at timestamptz NOT NULL,
     updated_at timestamptz NOT NULL,
-    -- Retention finds journals that are over a bound by these. A class grows by one for a quarter more. So what is indexed
-    -- changes seldom as a journal grows, and never in one of up to 64 entries and 64 KiB.
+    -- Retention finds journals that are over a bound by these. A class grows by one for a quarter more. So the indexed value
+    -- changes seldom as a journal grows, and never in a journal of up to 64 entries and 64 KiB.
     entries_class smallint GENERATED ALWAYS AS ((ln(greatest(last_seq - first_seq + 1, 64)::float8) * 4)::smallint) STORED,
     size_class smallint GENERATED ALWAYS AS ((ln(greatest(size, 65536)::float8) * 4)::smallint) STORED
 ) WITH (fillfactor = 60, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.05);
@@ -2206,10 +2206,10 @@ BEGIN
     WHERE j.journal_id = journal;
 END $$;
 
--- What wakes append in place of what is refused: see `JournalAppend.if_refused`.
+-- The fallback entries that wakes append in place of refused ones: see `JournalAppend.if_refused`.
 
--- Appends, after `append_journals` whose result is given, what belongs to the places that were refused: an array of objects,
--- each with the place. REFUSAL_MARK in an entry becomes the outcome. Returns how many there were.
+-- Called after `append_journals` with its result: appends the fallback entries of the places that were refused. `_bounces` is an
+-- array of objects, each with its place. REFUSAL_MARK in an entry becomes the outcome. Returns how many were appended.
 CREATE FUNCTION bounce_journals(_places bigint[], _outcomes text[], _bounces json) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     session text[]; kind text[]; entry_kind text[]; entry text[]; event text[]; wake text[]; input boolean[]; message text[]; journals bigint[];
@@ -2305,8 +2305,8 @@ BEGIN
 END $$;
 
 -- Removing.
--- Deletes journals, but for entries that others continue; and those deleted before that no journal continues, or names as
--- its parent, any more. Returns their sessions.
+-- Deletes journals, but for entries that others continue. Also removes earlier deleted journals that no journal continues, or
+-- names as its parent, any more. Returns their sessions.
 CREATE FUNCTION delete_journals(_session text[]) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
     gone bigint[];
@@ -2375,7 +2375,7 @@ DECLARE
     seen bigint := 0;
     one bigint;
     j journals;
-    low bigint;    -- behind what is removed already
+    low bigint;    -- behind the removed entries
     high bigint;   -- the last that may be removed
     upto bigint;   -- the last that is
     own bigint;    -- the same of its own
@@ -2405,8 +2405,8 @@ BEGIN
         ORDER BY c.journal_id LIMIT _window
     LOOP
         seen := seen + 1;
-        -- Those that are locked are left for the next round, so that it waits for no other transaction. A journal that is
-        -- about to continue this one holds a share of its key.
+        -- A locked journal is left for the next round, so that this one waits for no other transaction. A journal that is about
+        -- to continue this one holds a share of its key.
         IF _dry THEN
             SELECT * INTO j FROM journals c WHERE c.journal_id = one;
         ELSE
@@ -2534,8 +2534,8 @@ CREATE TYPE committed AS (held text[], epochs bigint[], locked boolean[], holder
 -- in turns.sql) and commits the others.
 --
 -- Rows are locked in the order that all verbs keep: instances, worker_queue, sessions, session_states, each by key.
--- Turns, acks and states come in the order of their keys. Each statement has a snapshot of its own: it sees what is
--- locked as it is then, and what the statements before it have written.
+-- Turns, acks and states come in the order of their keys. Each statement has a snapshot of its own: it sees the locked rows as
+-- they are then, and the writes of the statements before it.
 --
 -- The number in the name is for releases that run side by side: a change of behaviour is a new function.
 CREATE FUNCTION commit_turns(
@@ -2544,7 +2544,7 @@ CREATE FUNCTION commit_turns(
     _instance text[], _generation text[], _execution bigint[], _events bigint[], _added bigint[],
     _event_turn bigint[], _event_id bigint[], _event text[],
     _ack_instance text[], _ack_execution bigint[], _ack_activity bigint[], _ack_token text[],
-    -- New work, and the sessions of those items that are to be locked by the caller, each once, in order.
+    -- New work, and the sessions of the items that the caller is to lock, each once, in order.
     _item_turn bigint[], _item_activity bigint[], _item_name text[], _item_session text[], _item_payload text[],
     _here text[],
     -- Placement. NULL: all items are visible immediately and to be locked by the caller.
@@ -2579,7 +2579,7 @@ DECLARE
     held text[]; epochs bigint[]; locked boolean[]; holders text[]; routes text[];
     acked text[];         -- sessions of results
     ending text[];        -- sessions whose holds end
-    earliest timestamptz; -- end of a lock on what is held
+    earliest timestamptz; -- end of the first lock on a held session
     may_lock boolean;     -- false: draining; NULL: the worker's lease has ended
     numbers bigint[];     -- places of ordered items
     blocked boolean[];    -- whether another one is before them
@@ -2620,7 +2620,7 @@ BEGIN
     FROM unnest(_event_turn) WITH ORDINALITY AS e (n, k);
 
     IF _finish IS NOT NULL THEN
-        -- Children are instances, so they come here in the order of locks, and before what is sent to them.
+        -- Children are instances, so they come here in the order of locks, and before messages to them.
         WITH child AS MATERIALIZED (
             SELECT c.instance_id, c.k, row_number() OVER (PARTITION BY c.instance_id ORDER BY c.k) AS copy
             FROM unnest(_child_instance) WITH ORDINALITY AS c (instance_id, k)
@@ -2847,7 +2847,7 @@ CREATE FUNCTION commit_plain_turns(
 DECLARE
     held text[]; epochs bigint[]; locked boolean[]; holders text[]; routes text[];
     acked text[];         -- sessions of results
-    earliest timestamptz; -- end of a lock on what is held
+    earliest timestamptz; -- end of the first lock on a held session
     may_lock boolean;     -- false: draining; NULL: the worker's lease has ended
     passed bigint;
     moment timestamptz;
@@ -3004,8 +3004,8 @@ END $$;
 -- Writes what wakes add to their journals: see `JournalWrite`. The writes come in the order of the keys of their sessions, at
 -- most one of each. An entry belongs to the write of number _entry_write, and is the one of number _entry_place there;
 -- _added and _size are the number of a write's entries and their bytes. Columns that a batch has no use for are NULL. `_rare`
--- has requests, revisits, and those that end. `_also` has the sessions of other journals that the statement appends to
--- afterwards: all are locked together. With `_only`, writes of other numbers are left out.
+-- has new and ended requests and revisits. `_also` has the sessions of other journals that the statement appends to afterwards:
+-- all are locked together. With `_only`, writes of other numbers are left out.
 CREATE FUNCTION write_journals(
     _session text[], _journal bigint[], _base bigint[], _processed bigint[], _wake text[], _attempt bigint[],
     _added bigint[], _size bigint[],
@@ -3101,9 +3101,10 @@ END $$;
 -- One turn that takes the result of one wake, with what that adds to its journal and with the state of its session: the batch
 -- of a worker that has little to do with conversations. As `commit_fused_turn`, for the same reason.
 
--- Commits such a turn as `commit_turns` and `write_journals` do, or raises `refuse`: also when it is for those two, since the
--- state is of another session than the result, or of one without a row, or since the item may not sleep. The entries are of this
--- wake; none is an input, and none has an event id. An item asleep is of the instance whose journal this is.
+-- Commits such a turn as `commit_turns` and `write_journals` do, or raises `refuse`. It also refuses a turn if the state is of
+-- another session than the result, or of a session without a row, or if the item may not sleep: then those two functions commit
+-- it. The entries are of this wake; none is an input, and none has an event id. An item asleep is of the instance whose journal
+-- this is.
 CREATE FUNCTION commit_wake(
     _worker text, _incarnation text, _session_lock float8, _touch_below float8,
     _instance text, _generation text, _execution bigint, _events bigint, _event text[],

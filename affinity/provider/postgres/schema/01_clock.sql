@@ -43,7 +43,7 @@ EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR undefined_func
     RETURN there;
 END $$;
 
--- What is on disk, so that no crash takes it back.
+-- The position in the write-ahead log that is on disk: no crash takes it back.
 CREATE FUNCTION timeline_reached() RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN pg_current_wal_flush_lsn() - '0/0'::pg_lsn;

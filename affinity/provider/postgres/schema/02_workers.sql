@@ -113,9 +113,8 @@ SELECT s.session_id, s.next_worker, 'new:' || s.next_worker AS route
 FROM sessions s JOIN workers n ON n.worker_id = s.next_worker
 WHERE (s.next_until <= clock()) IS NOT TRUE AND n.locked_until > clock() AND NOT n.draining;
 
--- For a worker that does not run the newest version of its app that live workers run: the workers that do, among those that
--- take all the work that this one takes, and how many more sessions each may hold. Sessions of a tag do not wait for workers
--- without it.
+-- For a worker that does not run the newest version of its app that live workers run: the workers that run it and take all the
+-- work that this one takes, and how many more sessions each may hold. Sessions of a tag do not wait for workers without it.
 CREATE VIEW newer_workers AS
 SELECT me.worker_id AS newer_than, n.worker_id, n.capacity - held.sessions AS room
 FROM workers me

@@ -69,7 +69,7 @@ CREATE TABLE suspensions (
     message text NOT NULL,
     worker_id text COLLATE "C" NOT NULL,
     code text COLLATE "C" NOT NULL,
-    tried text[] NOT NULL, -- codes, of which this one is the last
+    tried text[] NOT NULL, -- codes; the last is `code`
     needs_code boolean NOT NULL,
     suspended_at timestamptz NOT NULL,
     resumed_at timestamptz, -- NULL: it is suspended

@@ -153,9 +153,9 @@ WHEN (NEW.route = 'new' OR NEW.route = 'free' AND NEW.tag IS NOT NULL) EXECUTE F
 -- Locks the orders of sessions, until the end of the transaction, for one that adds to them; NULLs are skipped. Between
 -- `instances` and `worker_queue` in the order of locks.
 --
--- The advisory lock is for those who add. The lock on the last item is for those who remove: a transaction that removes that one
--- waits for us, and then sees what we have added behind it; if it is being removed, we wait and look again. A transaction that
--- removes another one sees the last one.
+-- The advisory lock is for transactions that add. The lock on the last item is for transactions that remove: one that removes
+-- the last item waits for us, and then sees the items that we have added behind it; if it is being removed, we wait and look
+-- again. A transaction that removes another item sees the last one.
 CREATE FUNCTION lock_order(_session text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     lasts bigint;

@@ -3,8 +3,8 @@
 -- The two writes of a client, with the rights of the role that migrated: a client needs none to any table for them, and
 -- writes nothing else. The number in the name is for releases that run side by side.
 
--- Creates instances with their start messages; those whose id was there are reported to their parents, where asked. Returns
--- the positions of the new ones; or, when a quota refuses the batch, one row that names it.
+-- Creates instances with their start messages. If an id was there, the parent is notified, where asked. Returns the positions
+-- of the new instances; or, when a quota refuses the batch, one row that names it.
 CREATE FUNCTION create_instances(
     _instance text[], _generation text[], _name text[], _version text[], _start text[], _parent text[], _parent_generation text[],
     _delay float8[], _on_exists text[], _on_deleted text[], _session text[]
@@ -147,8 +147,8 @@ BEGIN
     FROM message m;
 END $$;
 
--- Sends messages as `send_messages`, of which some have a key. The instances of these are locked against deletion, so
--- that a deletion removes the new keys too.
+-- Sends messages as `send_messages`; some have a key. The instances of keyed messages are locked against deletion, so that a
+-- deletion removes the new keys too.
 CREATE FUNCTION send_keyed_messages(
     _instance text[], _generation text[], _payload text[], _delay float8[], _timer_execution bigint[], _timer_id bigint[],
     _unread_limit bigint[], _key text[]
@@ -156,7 +156,7 @@ CREATE FUNCTION send_keyed_messages(
 #variable_conflict use_column
 DECLARE
     fresh bigint[]; -- messages with a key that their instance has not got yet
-    sent bigint[];  -- all but those whose key is there
+    sent bigint[];  -- all messages but the ones whose key is there
     instances_ text[]; generations text[]; payloads text[]; delays float8[];
     timer_executions bigint[]; timer_ids bigint[]; unread_limits bigint[];
 BEGIN
@@ -177,11 +177,11 @@ BEGIN
         RETURNING instance_id, generation, key
     )
     -- By IN where nothing is joined, here and below: it is looked up by hash. A join of two columns would compare each
-    -- with each, since nobody knows how long they are.
+    -- with each, since the planner does not know how long they are.
     SELECT coalesce(array_agg(w.n) FILTER (
         WHERE (w.instance_id, w.generation, w.key) IN (SELECT a.instance_id, a.generation, a.key FROM added a)), '{}')
     INTO fresh FROM wanted w;
-    -- What is sent, as columns: element by element, a look at a column of texts reads all before it.
+    -- The sent messages, as columns: element by element, a look at a column of texts reads all before it.
     SELECT array_agg(m.n ORDER BY m.n), array_agg(m.instance_id ORDER BY m.n), array_agg(m.generation ORDER BY m.n),
         array_agg(m.payload ORDER BY m.n), array_agg(m.delay ORDER BY m.n),
         array_agg(m.timer_execution ORDER BY m.n), array_agg(m.timer_id ORDER BY m.n),
@@ -260,7 +260,7 @@ RETURNS TABLE (root text, doomed boolean) LANGUAGE plpgsql AS $$
 DECLARE
     roots text[]; members text[]; -- each member of a tree with the instance that was asked for
     before text[] := '{}';
-    gone text[];                  -- what is deleted
+    gone text[];                  -- deleted instances
 BEGIN
     LOOP
         WITH RECURSIVE tree (root, instance_id, generation) AS (
@@ -396,7 +396,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Deletions have parts of their own: theirs is locked last, that of creations before work items and sessions.
+-- Deletions have parts of their own: the part of a deletion is locked last, the part of a creation before work items and
+-- sessions.
 CREATE FUNCTION count_instances() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     number bigint := (SELECT count(*) FROM changed);

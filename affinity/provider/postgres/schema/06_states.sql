@@ -24,7 +24,7 @@ CREATE TABLE session_states (
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0.02,
         autovacuum_vacuum_cost_delay = 0, toast.autovacuum_vacuum_threshold = 2000,
         toast.autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_cost_delay = 0);
--- The writer has compressed what is worth it.
+-- The writer has compressed the state where that saves bytes.
 ALTER TABLE session_states ALTER COLUMN state SET STORAGE EXTERNAL;
 CREATE INDEX session_states_updated ON session_states (updated_second);
 CREATE INDEX session_states_created ON session_states (created_at);

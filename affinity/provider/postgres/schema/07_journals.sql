@@ -2,7 +2,7 @@
 
 -- session_id: NULL when it was deleted, and other journals continue it. base_id, base_seq: the journal that it continues, up
 -- to that number. first_seq: the first entry that is kept. size: bytes of the payloads of its own entries. dropped_seq: the
--- last entry that dropped requests. ended_wake, ended_attempt: the last attempt of which a stream has ended. oldest_at: no
+-- last entry that dropped requests. ended_wake, ended_attempt: the last attempt whose stream has ended. oldest_at: no
 -- entry of its own is older. home: the session on whose lease the wakes run; NULL: its own. lineage, operator, extras: how it
 -- was made from others (`JournalCreation` in affinity/journal.py). All that changes with each entry is in no index.
 CREATE TABLE journals (
@@ -31,8 +31,8 @@ CREATE TABLE journals (
     oldest_at timestamptz NOT NULL,
     created_at timestamptz NOT NULL,
     updated_at timestamptz NOT NULL,
-    -- Retention finds journals that are over a bound by these. A class grows by one for a quarter more. So what is indexed
-    -- changes seldom as a journal grows, and never in one of up to 64 entries and 64 KiB.
+    -- Retention finds journals that are over a bound by these. A class grows by one for a quarter more. So the indexed value
+    -- changes seldom as a journal grows, and never in a journal of up to 64 entries and 64 KiB.
     entries_class smallint GENERATED ALWAYS AS ((ln(greatest(last_seq - first_seq + 1, 64)::float8) * 4)::smallint) STORED,
     size_class smallint GENERATED ALWAYS AS ((ln(greatest(size, 65536)::float8) * 4)::smallint) STORED
 ) WITH (fillfactor = 60, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.05);
@@ -856,10 +856,10 @@ BEGIN
     WHERE j.journal_id = journal;
 END $$;
 
--- What wakes append in place of what is refused: see `JournalAppend.if_refused`.
+-- The fallback entries that wakes append in place of refused ones: see `JournalAppend.if_refused`.
 
--- Appends, after `append_journals` whose result is given, what belongs to the places that were refused: an array of objects,
--- each with the place. REFUSAL_MARK in an entry becomes the outcome. Returns how many there were.
+-- Called after `append_journals` with its result: appends the fallback entries of the places that were refused. `_bounces` is an
+-- array of objects, each with its place. REFUSAL_MARK in an entry becomes the outcome. Returns how many were appended.
 CREATE FUNCTION bounce_journals(_places bigint[], _outcomes text[], _bounces json) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     session text[]; kind text[]; entry_kind text[]; entry text[]; event text[]; wake text[]; input boolean[]; message text[]; journals bigint[];
@@ -955,8 +955,8 @@ BEGIN
 END $$;
 
 -- Removing.
--- Deletes journals, but for entries that others continue; and those deleted before that no journal continues, or names as
--- its parent, any more. Returns their sessions.
+-- Deletes journals, but for entries that others continue. Also removes earlier deleted journals that no journal continues, or
+-- names as its parent, any more. Returns their sessions.
 CREATE FUNCTION delete_journals(_session text[]) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
     gone bigint[];
@@ -1025,7 +1025,7 @@ DECLARE
     seen bigint := 0;
     one bigint;
     j journals;
-    low bigint;    -- behind what is removed already
+    low bigint;    -- behind the removed entries
     high bigint;   -- the last that may be removed
     upto bigint;   -- the last that is
     own bigint;    -- the same of its own
@@ -1055,8 +1055,8 @@ BEGIN
         ORDER BY c.journal_id LIMIT _window
     LOOP
         seen := seen + 1;
-        -- Those that are locked are left for the next round, so that it waits for no other transaction. A journal that is
-        -- about to continue this one holds a share of its key.
+        -- A locked journal is left for the next round, so that this one waits for no other transaction. A journal that is about
+        -- to continue this one holds a share of its key.
         IF _dry THEN
             SELECT * INTO j FROM journals c WHERE c.journal_id = one;
         ELSE

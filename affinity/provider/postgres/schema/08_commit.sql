@@ -14,8 +14,8 @@ CREATE TYPE committed AS (held text[], epochs bigint[], locked boolean[], holder
 -- in turns.sql) and commits the others.
 --
 -- Rows are locked in the order that all verbs keep: instances, worker_queue, sessions, session_states, each by key.
--- Turns, acks and states come in the order of their keys. Each statement has a snapshot of its own: it sees what is
--- locked as it is then, and what the statements before it have written.
+-- Turns, acks and states come in the order of their keys. Each statement has a snapshot of its own: it sees the locked rows as
+-- they are then, and the writes of the statements before it.
 --
 -- The number in the name is for releases that run side by side: a change of behaviour is a new function.
 CREATE FUNCTION commit_turns(
@@ -24,7 +24,7 @@ CREATE FUNCTION commit_turns(
     _instance text[], _generation text[], _execution bigint[], _events bigint[], _added bigint[],
     _event_turn bigint[], _event_id bigint[], _event text[],
     _ack_instance text[], _ack_execution bigint[], _ack_activity bigint[], _ack_token text[],
-    -- New work, and the sessions of those items that are to be locked by the caller, each once, in order.
+    -- New work, and the sessions of the items that the caller is to lock, each once, in order.
     _item_turn bigint[], _item_activity bigint[], _item_name text[], _item_session text[], _item_payload text[],
     _here text[],
     -- Placement. NULL: all items are visible immediately and to be locked by the caller.
@@ -59,7 +59,7 @@ DECLARE
     held text[]; epochs bigint[]; locked boolean[]; holders text[]; routes text[];
     acked text[];         -- sessions of results
     ending text[];        -- sessions whose holds end
-    earliest timestamptz; -- end of a lock on what is held
+    earliest timestamptz; -- end of the first lock on a held session
     may_lock boolean;     -- false: draining; NULL: the worker's lease has ended
     numbers bigint[];     -- places of ordered items
     blocked boolean[];    -- whether another one is before them
@@ -100,7 +100,7 @@ BEGIN
     FROM unnest(_event_turn) WITH ORDINALITY AS e (n, k);
 
     IF _finish IS NOT NULL THEN
-        -- Children are instances, so they come here in the order of locks, and before what is sent to them.
+        -- Children are instances, so they come here in the order of locks, and before messages to them.
         WITH child AS MATERIALIZED (
             SELECT c.instance_id, c.k, row_number() OVER (PARTITION BY c.instance_id ORDER BY c.k) AS copy
             FROM unnest(_child_instance) WITH ORDINALITY AS c (instance_id, k)
@@ -327,7 +327,7 @@ CREATE FUNCTION commit_plain_turns(
 DECLARE
     held text[]; epochs bigint[]; locked boolean[]; holders text[]; routes text[];
     acked text[];         -- sessions of results
-    earliest timestamptz; -- end of a lock on what is held
+    earliest timestamptz; -- end of the first lock on a held session
     may_lock boolean;     -- false: draining; NULL: the worker's lease has ended
     passed bigint;
     moment timestamptz;
@@ -484,8 +484,8 @@ END $$;
 -- Writes what wakes add to their journals: see `JournalWrite`. The writes come in the order of the keys of their sessions, at
 -- most one of each. An entry belongs to the write of number _entry_write, and is the one of number _entry_place there;
 -- _added and _size are the number of a write's entries and their bytes. Columns that a batch has no use for are NULL. `_rare`
--- has requests, revisits, and those that end. `_also` has the sessions of other journals that the statement appends to
--- afterwards: all are locked together. With `_only`, writes of other numbers are left out.
+-- has new and ended requests and revisits. `_also` has the sessions of other journals that the statement appends to afterwards:
+-- all are locked together. With `_only`, writes of other numbers are left out.
 CREATE FUNCTION write_journals(
     _session text[], _journal bigint[], _base bigint[], _processed bigint[], _wake text[], _attempt bigint[],
     _added bigint[], _size bigint[],
@@ -581,9 +581,10 @@ END $$;
 -- One turn that takes the result of one wake, with what that adds to its journal and with the state of its session: the batch
 -- of a worker that has little to do with conversations. As `commit_fused_turn`, for the same reason.
 
--- Commits such a turn as `commit_turns` and `write_journals` do, or raises `refuse`: also when it is for those two, since the
--- state is of another session than the result, or of one without a row, or since the item may not sleep. The entries are of this
--- wake; none is an input, and none has an event id. An item asleep is of the instance whose journal this is.
+-- Commits such a turn as `commit_turns` and `write_journals` do, or raises `refuse`. It also refuses a turn if the state is of
+-- another session than the result, or of a session without a row, or if the item may not sleep: then those two functions commit
+-- it. The entries are of this wake; none is an input, and none has an event id. An item asleep is of the instance whose journal
+-- this is.
 CREATE FUNCTION commit_wake(
     _worker text, _incarnation text, _session_lock float8, _touch_below float8,
     _instance text, _generation text, _execution bigint, _events bigint, _event text[],

@@ -1,7 +1,7 @@
-"""SQLite's errors as those of `affinity.errors`: by result code, never by text.
+"""Translates SQLite's errors to classes of `affinity.errors`: by result code, never by text.
 
-The rule is that of PostgreSQL's: an error is the environment's fault (`DatabaseFailure`, retried) unless its code is on
-the short list of those that speak of the data.
+The rule is the same as for PostgreSQL: an error is the environment's fault (`DatabaseFailure`, retried) unless its code
+is on the short list of codes that speak of the data.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Tx:
         return changed
 
     def each(self, sql: LiteralString, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Run a statement once for each of ``rows``: for what is too large, or no text, to go through JSON."""
+        """Run a statement once for each of ``rows``: for values that are too large for JSON, or no text."""
         self._connection.executemany(sql, rows)
 
     def gather(self, sql: LiteralString, arguments: Arguments = ()) -> list[Any]:

@@ -243,8 +243,8 @@ CREATE TABLE history (
 ) STRICT, WITHOUT ROWID;
 
 -- Suspended instances: why, since when, and which code has tried. execution_id and event_count: where it was suspended; beyond
--- that point, no code has tried. tried: a JSON array of code versions, of which `code` is the last. The row stays when the
--- instance is resumed: it tells the code that has tried from the code that has not.
+-- that point, no code has tried. tried: a JSON array of code versions; the last is `code`. The row stays when the instance is
+-- resumed: it tells the code that has tried from the code that has not.
 CREATE TABLE suspensions (
     instance_id  TEXT PRIMARY KEY,
     execution_id INTEGER NOT NULL,
@@ -376,8 +376,8 @@ CREATE INDEX worker_queue_by_order ON worker_queue (order_session, order_number)
 CREATE INDEX worker_queue_by_route ON worker_queue (route, visible_at);
 CREATE INDEX worker_queue_by_session ON worker_queue (session_id, route) WHERE session_id IS NOT NULL;
 
--- The first item of an order is removed: the next one takes its place. Its route is that of a planned move of the session,
--- or else the one to its holder that the first one had; a stale one is repaired, as all are.
+-- The first item of an order is removed: the next one takes its place. Its route is the route of a planned move of the session,
+-- else the route of the first item, to the holder; a stale route is repaired, as all are.
 CREATE TRIGGER promote_next AFTER DELETE ON worker_queue
 WHEN OLD.order_session IS NOT NULL AND OLD.route <> 'blocked'
 BEGIN
@@ -438,7 +438,7 @@ CREATE TABLE asleep_items (
     payload      TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- What ends with an execution, and what is removed with an instance, whichever statement ends or removes it.
+-- Removes rows that end with an execution, and rows of a removed instance, whichever statement ends or removes it.
 CREATE TRIGGER execution_ended AFTER UPDATE OF status, execution_id ON instances
 WHEN NEW.execution_id <> OLD.execution_id
   OR NEW.status IN ('completed', 'failed', 'cancelled') AND OLD.status NOT IN ('completed', 'failed', 'cancelled')
@@ -511,11 +511,11 @@ CREATE INDEX session_participants_by_session ON session_participants (session_id
 
 -- session_id: NULL when it was deleted, and forks continue it. base_id, base_seq: the journal that it continues, after that
 -- number. first_seq: the first entry that is kept; greater than last_seq if there is none. size: bytes of the payloads of its
--- own entries. ended_wake, ended_attempt: the last attempt that has committed or was retracted, of which late parts of a stream
--- are ignored. dropped: the last entry that has dropped requests and revisits. home: the session on whose lease the wakes run;
--- NULL: its own. lineage, operator, extras: how it was made from others (`JournalCreation`). used: what entries have used
--- that were removed, by writer, the number of these entries with a usage, and its sum by name: {"WRITER": [3, {"tokens": 30}]}.
--- A writer is the beginning that the ids of the wakes of one instance share.
+-- own entries. ended_wake, ended_attempt: the last attempt that has committed or was retracted; late parts of its stream are
+-- ignored. dropped: the last entry that has dropped requests and revisits. home: the session on whose lease the wakes run;
+-- NULL: its own. lineage, operator, extras: how it was made from others (`JournalCreation`). used: what entries have used that
+-- were removed, by writer, the number of these entries with a usage, and its sum by name: {"WRITER": [3, {"tokens": 30}]}. A
+-- writer is the beginning that the ids of the wakes of one instance share.
 CREATE TABLE journals (
     journal_id    INTEGER PRIMARY KEY,
     session_id    TEXT UNIQUE,

@@ -59,8 +59,8 @@ CREATE TABLE history (
 ) STRICT, WITHOUT ROWID;
 
 -- Suspended instances: why, since when, and which code has tried. execution_id and event_count: where it was suspended; beyond
--- that point, no code has tried. tried: a JSON array of code versions, of which `code` is the last. The row stays when the
--- instance is resumed: it tells the code that has tried from the code that has not.
+-- that point, no code has tried. tried: a JSON array of code versions; the last is `code`. The row stays when the instance is
+-- resumed: it tells the code that has tried from the code that has not.
 CREATE TABLE suspensions (
     instance_id  TEXT PRIMARY KEY,
     execution_id INTEGER NOT NULL,

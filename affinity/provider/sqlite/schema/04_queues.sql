@@ -59,8 +59,8 @@ CREATE INDEX worker_queue_by_order ON worker_queue (order_session, order_number)
 CREATE INDEX worker_queue_by_route ON worker_queue (route, visible_at);
 CREATE INDEX worker_queue_by_session ON worker_queue (session_id, route) WHERE session_id IS NOT NULL;
 
--- The first item of an order is removed: the next one takes its place. Its route is that of a planned move of the session,
--- or else the one to its holder that the first one had; a stale one is repaired, as all are.
+-- The first item of an order is removed: the next one takes its place. Its route is the route of a planned move of the session,
+-- else the route of the first item, to the holder; a stale route is repaired, as all are.
 CREATE TRIGGER promote_next AFTER DELETE ON worker_queue
 WHEN OLD.order_session IS NOT NULL AND OLD.route <> 'blocked'
 BEGIN
@@ -121,7 +121,7 @@ CREATE TABLE asleep_items (
     payload      TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- What ends with an execution, and what is removed with an instance, whichever statement ends or removes it.
+-- Removes rows that end with an execution, and rows of a removed instance, whichever statement ends or removes it.
 CREATE TRIGGER execution_ended AFTER UPDATE OF status, execution_id ON instances
 WHEN NEW.execution_id <> OLD.execution_id
   OR NEW.status IN ('completed', 'failed', 'cancelled') AND OLD.status NOT IN ('completed', 'failed', 'cancelled')

@@ -174,9 +174,7 @@ class BatchRules(Rules):
         await provider.wake({})
 
     async def test_releases_are_made_one_by_one(self, cluster: Cluster) -> None:
-        """One call can free instances, hand them over, and ignore those that the caller does not own (contract:
-        release_instance).
-        """
+        """One call can free instances, hand them over, and ignore foreign ones (contract: release_instance)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         for name in ("free", "given", "kept"):
             await a.own(name)

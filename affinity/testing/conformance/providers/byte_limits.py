@@ -68,9 +68,7 @@ class ByteLimitRules(Rules):
         assert (first.claims, second.claims) == (1, 1)
 
     async def test_a_message_left_behind_is_there_for_the_next_owner(self, cluster: Cluster) -> None:
-        """The next owner gets messages that were left behind, and those that were fetched and not consumed (contract:
-        max_bytes).
-        """
+        """The next owner gets messages that were left behind, or fetched and not consumed (contract: max_bytes)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await _own_with_messages(a, "i", 4)
         assert (await a.fetch_instances(max_bytes=ROOM)).items
@@ -79,7 +77,7 @@ class ByteLimitRules(Rules):
         assert payloads(item) == [_payload(number) for number in range(4)]
 
     async def test_a_fetch_brings_work_of_so_many_bytes(self, cluster: Cluster) -> None:
-        """Work comes oldest first over several fetches, each of which reports that it reached its limit (contract:
+        """Work comes oldest first over several fetches; each reports that it reached its limit (contract:
         FetchOptions).
         """
         a = await cluster.worker("a")
@@ -144,7 +142,7 @@ class ByteLimitRules(Rules):
             assert [size for size in sizes if size] == expected
 
     async def test_pages_of_several_histories_share_the_bound(self, cluster: Cluster) -> None:
-        """Pages are filled in the order of the cursors; those without room report that there is more (contract:
+        """Pages are filled in the order of the cursors; a page without room reports that there is more (contract:
         read_history).
         """
         a = await cluster.worker("a")

@@ -114,7 +114,7 @@ class CapacityRules(Rules):
             assert (len(fetched.items), fetched.limit_reached) == (3, False), kind
 
     async def test_what_the_caller_could_not_have_is_not_more(self, cluster: Cluster) -> None:
-        """Delayed, locked, foreign and unknown items, and those beyond the capacity, do not set ``limit_reached``
+        """Delayed, locked, foreign and unknown items, and items beyond the capacity, do not set ``limit_reached``
         (contract: WorkFetch.limit_reached).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")
@@ -200,8 +200,8 @@ class CapacityRules(Rules):
         assert sorted((await cluster.holders()).values()) == ["w-10", "w-9", "w-9", "w-9"]
 
     async def test_packing_leaves_alone_new_sessions_only(self, cluster: Cluster) -> None:
-        """A worker that packs gets the items of its own sessions, session-free ones, and what is offered to it
-        (contract: fetch_work_item, pack).
+        """A worker that packs gets items of its own sessions, session-free items, and offered items (contract:
+        fetch_work_item, pack).
         """
         high = await cluster.worker("w-1", capacity=9)
         await cluster.use(high, "held")

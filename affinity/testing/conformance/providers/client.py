@@ -187,7 +187,7 @@ class ClientRules(Rules):
         assert [row.instance_id for row in (*first, *rest)] == ["b3", "b2", "b1", "a1"]
 
     async def test_a_listing_by_status_goes_with_each_change(self, cluster: Cluster) -> None:
-        """A listing has the instances whose status is one of those given, now, in its order, page by page (contract:
+        """A listing has the instances that have one of the given statuses now, in its order, page by page (contract:
         InstanceFilter.status).
         """
         a = await cluster.worker("a")

@@ -224,7 +224,7 @@ class EpochRules(Rules):
         assert (await cluster.session("s")).epoch == before.epoch
 
     async def test_a_session_that_begins_again_may_write_its_record(self, cluster: Cluster) -> None:
-        """After its row was removed, a session begins with an epoch greater than that of its record (design 4.3)."""
+        """After its row was removed, a session begins with a greater epoch than its record has (design 4.3)."""
         a = await cluster.worker("a")
         for base in range(3):
             await cluster.enqueue("s")
@@ -292,7 +292,7 @@ class EpochRules(Rules):
         """The filter finds records of sessions that an alive worker holds now (SessionFilter.holder)."""
         a, b = await cluster.worker("a"), await cluster.worker("b", SHORT_LEASE)
         states = await cluster.states()
-        for name in ("s1", "s2", "s3", "nobody's"):
+        for name in ("s1", "s2", "s3", "free"):
             await states.save(state(name))
         await cluster.use(a, "s1")
         await cluster.use(a, "s2")
@@ -300,7 +300,7 @@ class EpochRules(Rules):
         await cluster.use(b, "s3")
         assert await _found(states, "a") == {"s1": "a", "s2": "a"}
         assert await _found(states, "b") == {"s3": "b"}
-        assert await _found(states, None) == {"s1": "a", "s2": "a", "s3": "b", "nobody's": None}
+        assert await _found(states, None) == {"s1": "a", "s2": "a", "s3": "b", "free": None}
         await cluster.advance(SHORT_LEASE + 1)
         assert await _found(states, "b") == {}
         assert (await _found(states, None))["s3"] is None

@@ -93,7 +93,7 @@ class Harness(Protocol):
 
     @property
     def faults(self) -> frozenset[Fault]:
-        """Those that a database of this kind can have: one without a network has no connection to be cut."""
+        """The faults that a database of this kind can have: one without a network has no connection to be cut."""
         ...
 
     async def open_faulty(self) -> FaultyProvider:

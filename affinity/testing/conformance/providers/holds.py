@@ -199,7 +199,7 @@ class HoldRules(Rules):
 
     @pytest.mark.parametrize("update", ENDS.values(), ids=ENDS.keys())
     async def test_a_hold_ends_with_its_execution(self, cluster: Cluster, update: InstanceUpdate) -> None:
-        """Holds end with their execution, however it ends; those of other instances stay (contract: SessionHold)."""
+        """Holds end with their execution, however it ends; holds of other instances stay (contract: SessionHold)."""
         a = await cluster.worker("a")
         await cluster.use(a, "s")
         await cluster.use(a, "t")

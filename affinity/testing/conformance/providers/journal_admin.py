@@ -82,7 +82,7 @@ class JournalAdministrationRules(Rules):
             assert set(await self._listed(talk, **where)) == names, where
 
     async def test_a_row_says_where_a_journal_stands(self, cluster: Cluster) -> None:
-        """Watermark, bounds, bytes, and what is pending (contract: JournalInfo)."""
+        """Watermark, bounds, bytes, and pending work (contract: JournalInfo)."""
         waker = await Waker.begin(cluster, text="é" * 10)
         await waker.wake(
             entries=[output("x" * 10)],
@@ -134,7 +134,7 @@ class JournalAdministrationRules(Rules):
         assert await pending_from() == {"s": None, "f": 4}
 
     async def test_a_row_has_the_status_of_the_conversation(self, cluster: Cluster) -> None:
-        """By what is true first; journals are found by it (contract: ConversationStatus, JournalFilter.status)."""
+        """The first status that holds; a filter finds it (contract: ConversationStatus, JournalFilter.status)."""
 
         async def done(name: str, **write: Any) -> Waker:
             waker = await Waker.begin(cluster, name)
@@ -233,9 +233,7 @@ class JournalAdministrationRules(Rules):
         assert await talk.numbers(wake_id="w1") == []
 
     async def test_the_record_takes_its_journal_with_it(self, cluster: Cluster) -> None:
-        """A deletion of the record of a session deletes its journal; those of records that stay, stay (contract:
-        delete_journal).
-        """
+        """A deletion of the record of a session deletes its journal, and no other (contract: delete_journal)."""
         talk, other = [await Conversation.open(cluster, name) for name in ("s", "t")]
         store = await cluster.states()
         for one in (talk, other):
@@ -300,7 +298,7 @@ class JournalAdministrationRules(Rules):
         assert await prune(talk, entries=1) == 2
 
     async def test_entries_of_pending_requests_are_kept(self, cluster: Cluster) -> None:
-        """Those of the wake that made it stay until the request is resolved (contract: JournalRetention)."""
+        """The entries of the wake that made it stay until the request is resolved (contract: JournalRetention)."""
         waker = await Waker.begin(cluster)
         talk = waker.conversation
         request = NewRequest(request_id="r", kind="confirm", payload="1")

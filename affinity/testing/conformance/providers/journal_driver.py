@@ -52,7 +52,7 @@ def output(text: str = "answer", wake_id: str = "w1", **fields: Any) -> NewEntry
 
 
 def new_input(session_id: str = "s", text: str = "hello", **fields: Any) -> JournalAppend:
-    """An input that starts the conversation if there is none; ``event_id`` is that of its entry."""
+    """An input that starts the conversation if there is none. ``event_id``: of its entry."""
     entry = NewEntry(
         kind=fields.pop("entry_kind", "user.message"),
         payload=f'"{text}"',

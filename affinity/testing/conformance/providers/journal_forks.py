@@ -113,7 +113,7 @@ class JournalForkRules(Rules):
         assert await fork.texts() == ["1", "2", "3", "4"]
 
     async def test_forks_of_forks_outlive_those_between(self, cluster: Cluster) -> None:
-        """In each order of deletion, those that are left have all their entries (contract: delete_journal)."""
+        """In each order of deletion, the remaining ones have all their entries (contract: delete_journal)."""
         for order in (("s", "b", "c"), ("c", "b", "s"), ("b", "s", "c")):
             talks = {"s": await _talk(cluster)}
             for name, base, up_to in (("b", "s", 3), ("c", "b", 4), ("d", "c", 5), ("low", "c", 2)):

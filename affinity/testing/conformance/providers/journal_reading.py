@@ -157,7 +157,7 @@ class JournalReadingRules(Rules):
         ]
 
     async def test_pages_are_bounded_in_bytes(self, cluster: Cluster) -> None:
-        """No entry is read after those before it have the bytes; one always is, and the rest follows (contract:
+        """Once the read entries have the bytes, no more are read. One always is, and the rest follows (contract:
         read_journal).
         """
         talk, other = await Conversation.open(cluster), await Conversation.open(cluster, "t")
@@ -173,9 +173,7 @@ class JournalReadingRules(Rules):
         assert [entry.seq for page in pages if page is not None for entry in page.entries] == [40, 39]
 
     async def test_what_a_wake_reads_is_bounded_in_bytes(self, cluster: Cluster) -> None:
-        """No input is read after those before it have the bytes, but one of each session is (contract:
-        get_pending).
-        """
+        """Once the read inputs have the bytes, no more are read, but one of each session is (contract: get_pending)."""
         talk = await Conversation.open(cluster)
         await talk.journals.append_journal([new_input(name, "é" * 49) for name in ("s", "t", "u") for _ in range(3)])
         for most, sizes in ((1, [1, 1, 1]), (101, [2, 1, 1]), (401, [3, 2, 1]), (901, [3, 3, 3])):
@@ -186,7 +184,7 @@ class JournalReadingRules(Rules):
         assert [len(work.inputs) for work in found if work is not None] == [2, 2]
 
     async def test_an_input_among_many_is_found_by_index(self, cluster: Cluster) -> None:
-        """What is behind a thousand entries is read like what is behind none (contract: read_journal)."""
+        """An input behind a thousand entries is read like an input behind none (contract: read_journal)."""
         talk = await Conversation.open(cluster)
         note = NewEntry(kind="note", payload="{}")
         for _ in range(4):

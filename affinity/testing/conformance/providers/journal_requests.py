@@ -133,8 +133,8 @@ class JournalRequestRules(Rules):
         assert [one.outcome for one in found] == ["appended", "appended", "not_pending"]
 
     async def test_a_wake_that_has_not_seen_an_interrupt_asks_for_nothing(self, cluster: Cluster) -> None:
-        """Requests and revisits of a wake are left out when an input that drops them came while it ran; those of the
-        wake that has processed the input are kept (contract: JournalWrite).
+        """Requests and revisits of a wake are left out if an input that drops them came while it ran. Requests and
+        revisits of the wake that has processed the input are kept (contract: JournalWrite).
         """
         waker = await Waker.begin(cluster)
         talk = waker.conversation
@@ -194,7 +194,7 @@ class JournalRequestRules(Rules):
             assert len(await one.conversation.revisits()) == number + 1
 
     async def test_due_revisits_come_by_priority_and_time(self, cluster: Cluster) -> None:
-        """Those that are due reach the wake, the greatest priority first, then the earliest; the next one is announced
+        """Due revisits reach the wake, the greatest priority first, then the earliest; the next one is announced
         (contract: PendingWork).
         """
         waker = await Waker.begin(cluster)

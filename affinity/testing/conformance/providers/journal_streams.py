@@ -22,7 +22,7 @@ class JournalStreamRules(Rules):
     """`write_stream`, `retract_stream` and `watch_journals` (contract: JournalProvider)."""
 
     async def test_parts_are_read_in_order(self, cluster: Cluster) -> None:
-        """All, or those behind a cursor; a number that is there is ignored (contract: write_stream)."""
+        """All, or the parts behind a cursor; a number that is there is ignored (contract: write_stream)."""
         await (await Conversation.open(cluster)).append()
         talk = await Conversation.open(cluster)
         assert await talk.streamed() == []
@@ -57,8 +57,8 @@ class JournalStreamRules(Rules):
         await talk.stream(1, wake_id="w0")
         assert await talk.streamed() == ["w0.1.1"]
 
-    async def test_many_journals_stream_at_once(self, cluster: Cluster) -> None:
-        """One call serves the streams of many journals; those of others are untouched (contract: write_stream)."""
+    async def test_many_journals_stream_in_one_call(self, cluster: Cluster) -> None:
+        """One call serves the streams of many journals; other streams are untouched (contract: write_stream)."""
         talks = [await Conversation.open(cluster, name) for name in "abc"]
         for talk in talks:
             await talk.append()
@@ -73,7 +73,7 @@ class JournalStreamRules(Rules):
         await talks[0].journals.write_stream([])
 
     async def test_parts_of_another_journal_are_ignored(self, cluster: Cluster) -> None:
-        """Those of a journal that was deleted, and of none (contract: write_stream)."""
+        """Parts of a journal that was deleted, and of none (contract: write_stream)."""
         talk = await Conversation.open(cluster)
         await talk.append()
         old = (await talk.page()).journal_id
@@ -132,7 +132,7 @@ class JournalStreamRules(Rules):
         assert await talk.streamed() == ["w3.1.1"]
 
     async def test_a_failed_attempt_is_retracted(self, cluster: Cluster) -> None:
-        """Its parts, and those of lower attempts, are gone and do not come back; higher ones stay (contract:
+        """Its parts, and parts of lower attempts, are gone and do not come back; higher ones stay (contract:
         retract_stream).
         """
         talk = await Conversation.open(cluster)

@@ -492,7 +492,7 @@ async def _wake_item(waker: Waker, number: int, session_id: str | None = "s") ->
 
 
 def _bounce(session_id: str = "s", event_id: str | None = None) -> JournalAppend:
-    """What is appended when another append is refused: its text is the outcome of that."""
+    """A fallback entry: its text is the outcome of the refused append."""
     append = new_input(session_id, start=None, event_id=event_id)
     assert append.entry is not None
     return replace(append, entry=replace(append.entry, payload=REFUSAL_MARK))

@@ -120,7 +120,7 @@ class JournalRules(Rules):
             assert mine == [f"{number}.{turn}.{each}" for turn in range(10) for each in range(3)]
 
     async def test_one_batch_appends_to_many_journals(self, cluster: Cluster) -> None:
-        """Elements are independent, and those of one journal are numbered in their order (contract: append_journal)."""
+        """Elements are independent; elements of one journal are numbered in their order (contract: append_journal)."""
         talk, other = await Conversation.open(cluster), await Conversation.open(cluster, "t")
         batch = [
             new_input("s", "1"),
@@ -200,8 +200,8 @@ class JournalRules(Rules):
         assert (await talk.append(event_id="e")).seq == 2
 
     async def test_another_event_under_an_event_id_is_refused(self, cluster: Cluster) -> None:
-        """Of another kind or payload, but for what is known of the sending. It changes nothing, whatever else it
-        would do, and gives the number of the event that is there (contract: AppendOutcome).
+        """Of another kind or payload; facts of the sending are not compared. It changes nothing, whatever else it would
+        do, and gives the number of the event that is there (contract: AppendOutcome).
         """
         talk = await Conversation.open(cluster)
 
@@ -403,7 +403,7 @@ class JournalRules(Rules):
     # -- beside other verbs
 
     async def test_an_input_ends_no_epoch(self, cluster: Cluster) -> None:
-        """The row of the session does not change, nor that of the record (contract: append_journal)."""
+        """The rows of the session and of the record do not change (contract: append_journal)."""
         a = await cluster.worker("a")
         await cluster.use(a, "s")
         before = await cluster.session("s")

@@ -226,7 +226,7 @@ class LineageRules(Rules):
         ]
 
     async def test_a_merge_has_the_common_part_once(self, journals: Journals) -> None:
-        """Of two forks, the common entries come once, then those of the left one, then those of the right one."""
+        """Of two forks, the common entries come once, then the entries of the left one, then of the right one."""
         base = await journals.say("a", "1", "2", "3")
         left = await journals.create(creation_of("l", base, base=JournalRange(base, 2)))
         right = await journals.create(creation_of("r", base))

@@ -114,7 +114,7 @@ class ListingRules(Rules):
         assert (draining.alive, draining.draining) == (True, True)
 
     async def test_rows_are_counted_by_kind(self, cluster: Cluster) -> None:
-        """The counts have all kinds of rows, also those without any (contract: count_work)."""
+        """The counts have all kinds of rows, also kinds without any (contract: count_work)."""
         a = await cluster.worker("a")
         before = await a.provider.count_work()
         assert set(before) == {"work_items", "messages", "sessions", "workers", "instances"}

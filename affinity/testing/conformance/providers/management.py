@@ -85,7 +85,7 @@ class ManagementRules(Rules):
         pages = [await a.provider.list_executions("i", 2), await a.provider.list_executions("i", 2, before=2)]
         assert [[one.execution_id for one in page] for page in pages] == [[3, 2], [1]]
         assert list(await a.provider.list_executions("i", 2, before=1)) == []
-        assert list(await a.provider.list_executions("nobody", 2)) == []
+        assert list(await a.provider.list_executions("unknown", 2)) == []
 
     async def test_a_tree_is_an_instance_with_its_children_and_theirs(self, cluster: Cluster) -> None:
         """A tree has the children of that very parent, and theirs (contract: list_tree)."""
@@ -96,7 +96,7 @@ class ManagementRules(Rules):
         found = {one.instance_id: one for one in await a.take_instances()}
         x = found["x"]
         await a.commit_one(x, consumed=message_ids(x), instances=[child_of(x, "z")], update=DONE)
-        await a.provider.create_instance([new_instance("stranger", parent_id="nobody")])
+        await a.provider.create_instance([new_instance("stranger", parent_id="unknown")])
         members = {one.instance_id: one for one in await a.provider.list_tree("root", 10)}
         assert {name: one.parent_id for name, one in members.items()} == {
             "root": None, "x": "root", "y": "root", "z": "x"
@@ -106,7 +106,7 @@ class ManagementRules(Rules):
         assert [one.instance_id for one in await a.provider.list_tree("z", 10)] == ["z"]
         near = {one.instance_id for one in await a.provider.list_tree("root", 3)}
         assert near == {"root", "x", "y"}
-        assert list(await a.provider.list_tree("nobody", 10)) == []
+        assert list(await a.provider.list_tree("unknown", 10)) == []
 
     async def test_what_there_is_to_do_is_counted(self, cluster: Cluster) -> None:
         """Items and messages are counted by state, up to the limit, with suspended instances (contract:

@@ -181,7 +181,7 @@ class MoveRules(Rules):
         assert await _last(cluster) == ("u", "b", "lease_expired", "a")
 
     async def test_the_reason_of_a_release_ends_with_the_next_claim(self, cluster: Cluster) -> None:
-        """The reason of a release is not that of a later move: not when the same incarnation claimed the session in
+        """A later move does not have the reason of the release: not when the same incarnation claimed the session in
         between, nor when another one did (contract: MoveReason).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")
@@ -200,7 +200,7 @@ class MoveRules(Rules):
 
     async def test_foreign_write(self, cluster: Cluster) -> None:
         """A save or a deletion without the lease is recorded as "foreign_write" from the holder to itself, while the
-        holder lives; the epoch of the session is that of the last record (contract: MoveReason).
+        holder lives; the session has the epoch of the last record (contract: MoveReason).
         """
         a = await cluster.worker("a", SHORT_LEASE)
         await cluster.use(a, "s")
@@ -284,8 +284,8 @@ class MoveRules(Rules):
     # -- listing
 
     async def test_moves_are_listed_in_pages(self, cluster: Cluster) -> None:
-        """Pages come in the order of the epochs: the last ones, those before an epoch, or those after one (contract:
-        list_session_moves).
+        """Pages come in the order of the epochs: the last ones, the last before an epoch, or the first after one
+        (contract: list_session_moves).
         """
         a = await cluster.worker("a")
         epochs = [(await cluster.use(a, f"s{n}")).session_epoch or 0 for n in range(5)]

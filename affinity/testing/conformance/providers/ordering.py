@@ -1,4 +1,4 @@
-"""Ordered items: those of one session run one after the other, in the order in which they were committed."""
+"""Ordered items of one session run one after the other, in the order in which they were committed."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class OrderRules(Rules):
         assert [key.activity_id for key in await drained(a)] == [3]
 
     async def test_items_of_an_instance_that_ends_give_way(self, cluster: Cluster) -> None:
-        """When an instance ends, those of others go on in their order (contract: commit_turn)."""
+        """When an instance ends, items of other instances go on in their order (contract: commit_turn)."""
         a = await cluster.worker("a")
         at, other = await a.own("i"), await a.own("j")
         at = await queue(a, at, 1, 2)
@@ -181,7 +181,7 @@ class OrderRules(Rules):
         assert [(key.instance_id, key.activity_id) for key in await drained(a)] == [("j", 1), ("j", 2)]
 
     async def test_items_of_a_deleted_instance_give_way(self, cluster: Cluster) -> None:
-        """When an instance or a tree is deleted by force, those of others go on (contract: delete_instance)."""
+        """When an instance or a tree is deleted by force, items of others go on (contract: delete_instance)."""
         a = await cluster.worker("a")
         parent = await a.own("parent")
         parent = await a.go_on(parent, consumed=message_ids(parent), instances=[child_of(parent, "child")])
@@ -199,7 +199,7 @@ class OrderRules(Rules):
         assert [(key.instance_id, key.activity_id) for key in await drained(a)] == [("j", 1), ("j", 2)]
 
     async def test_a_reset_queues_items_last(self, cluster: Cluster) -> None:
-        """Items that a reset queues stand behind all that wait; those of before are gone (contract: Reset)."""
+        """Items that a reset queues stand behind all that wait; earlier items are gone (contract: Reset)."""
         a = await cluster.worker("a")
         at, other = await a.own("i"), await a.own("j")
         at = await queue(a, at, 1, 2)
@@ -379,8 +379,8 @@ class OrderRules(Rules):
         await cluster.pass_time(10_000)
         assert await drained(a) == keys
 
-    async def test_a_delayed_item_delays_those_behind_it(self, cluster: Cluster) -> None:
-        """An ordered item with a delay keeps its place, and those behind it wait (contract: NewWorkItem)."""
+    async def test_a_delayed_item_delays_later_items(self, cluster: Cluster) -> None:
+        """An ordered item with a delay keeps its place, and later items wait (contract: NewWorkItem)."""
         a = await cluster.worker("a")
         first = await cluster.enqueue("s", ordered=True, delay=60.0)
         second = await cluster.enqueue("s", ordered=True)

@@ -39,7 +39,7 @@ class OwnFetchRules(Rules):
         assert {item.session_id for item in await a.take_all()} == {None, "new", "offered"}
 
     async def test_an_own_item_is_as_another_fetch_delivers_it(self, cluster: Cluster) -> None:
-        """Its fields, its attempts and its lock are those of any fetch; the session is touched."""
+        """Its fields, its attempts and its lock are as in any fetch; the session is touched."""
         a = await cluster.worker("a")
         epoch = (await cluster.use(a, "s")).session_epoch
         await cluster.advance(100)

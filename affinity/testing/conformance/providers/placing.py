@@ -1,4 +1,4 @@
-"""Placing: where a committed turn queues its work items, above all those that the committer asks for."""
+"""Placing: where a committed turn queues its work items, above all the ones that the committer asks for."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class PlacingRules(Rules):
         instance = await a.own("i")
         await hold(cluster, a, "mine")
         await hold(cluster, b, "other")
-        wanted = [lock_here(instance, n, s) for n, s in enumerate((None, "other", "mine", "nobody", "mine", None), 1)]
+        wanted = [lock_here(instance, n, s) for n, s in enumerate((None, "other", "mine", "free", "mine", None), 1)]
         result = await a.commit_one(instance, work_items=wanted)
         assert [placed.holder for placed in result.placed if placed.item is None] == ["b", None]
         here = [placed.item.lock.key.activity_id for placed in result.placed if placed.item is not None]

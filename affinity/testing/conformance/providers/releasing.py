@@ -172,7 +172,7 @@ class ReleaseRules(Rules):
         release_idle_session).
         """
         a = await cluster.worker("a")
-        for name in ("of i", "of j", "of nobody"):
+        for name in ("of i", "of j", "of none"):
             await cluster.use(a, name)
         at = await a.own("i")
         await a.own("j")
@@ -185,7 +185,7 @@ class ReleaseRules(Rules):
         await a.take_one(max_sessions=3)
         await cluster.enqueue("newer")
         await cluster.pass_time(OFFER_SECONDS)
-        assert await make_room(a, 3, only_users={"of nobody": "no such"}) == ["of nobody"]
+        assert await make_room(a, 3, only_users={"of none": "no such"}) == ["of none"]
 
     async def test_who_is_alone_makes_room_immediately(self, cluster: Cluster) -> None:
         """A worker that is alone frees a session without waiting for others to take the work (contract:

@@ -1,4 +1,4 @@
-"""Messages with a key, of which an instance gets one, and the replies to them."""
+"""Messages with a key, which an instance gets once, and the replies to them."""
 
 from __future__ import annotations
 

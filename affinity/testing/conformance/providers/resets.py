@@ -120,7 +120,7 @@ class ResetRules(Rules):
         assert payloads(item) == ["first", "second", "waits"]
 
     async def test_what_comes_again_twice_comes_first_each_time(self, cluster: Cluster) -> None:
-        """Messages of a second reset come before those that the first has sent (contract: Reset)."""
+        """Messages of a second reset come before the messages of the first (contract: Reset)."""
         a = await cluster.worker("a")
         at = await self._three_events(a)
         assert await reset(a, at, 1, messages=[NewMessage(instance_id="i", payload=text) for text in ("2", "3")])
@@ -131,7 +131,7 @@ class ResetRules(Rules):
         assert payloads(item) == ["2", "3"]
 
     async def test_holds_end_and_watches_go_on(self, cluster: Cluster) -> None:
-        """A reset ends holds, keeps watches and begins those that it names (contract: Reset)."""
+        """A reset ends holds, keeps watches and begins the watches that it names (contract: Reset)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.use(b, "s")
         at = await self._three_events(a)

@@ -70,7 +70,7 @@ class ResourceRules(Rules):
     async def test_the_clock_does_not_tell_instances_of_one_id_apart(
         self, cluster: Cluster, store: ResourceStore
     ) -> None:
-        """It may be that of another server, which is behind: what the ids begin with does, if they have a hyphen."""
+        """The clock of another server may be behind: the part of an id before its hyphen decides, if it has one."""
         (key,) = await cluster.enqueue("s")
         worker = await cluster.worker("w")
         item = await worker.take_one()

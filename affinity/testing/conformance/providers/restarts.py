@@ -196,8 +196,8 @@ class RestartRules(Rules):
         assert list(await a.provider.send_message([event, event])) == ["delivered", "repeated"]
 
     async def test_retention_goes_by_the_new_generation(self, cluster: Cluster) -> None:
-        """It is not pruned by the end of the former one, whose history is pruned as that of a former execution
-        (contract: prune_instances, prune_histories).
+        """It is not pruned by the end of the former one. The former one's history is pruned as the history of a former
+        execution (contract: prune_instances, prune_histories).
         """
         a = await cluster.worker("a")
         at = await a.own("i")

@@ -155,9 +155,7 @@ class RetentionRules(Rules):
         assert first.instances + second.instances == 5
 
     async def test_the_history_of_a_former_execution_goes(self, cluster: Cluster) -> None:
-        """Pruning removes the history of a former execution and keeps that of the current one (contract:
-        prune_histories).
-        """
+        """Pruning removes the history of a former execution and keeps the current one's (contract: prune_histories)."""
         a = await cluster.worker("a")
         at = await a.go_on(await a.own("i"))
         await a.commit_one(at, update=CONTINUED)

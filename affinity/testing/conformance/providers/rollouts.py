@@ -130,9 +130,7 @@ class RolloutRules(Rules):
         assert not fetched.outdated
 
     async def test_older_code_serves_the_sessions_that_it_holds(self, cluster: Cluster) -> None:
-        """A worker of older code goes on with its own sessions, and with what is offered to it (contract:
-        fetch_work_item).
-        """
+        """A worker of older code goes on with its own sessions, and with offered items (contract: fetch_work_item)."""
         old = await cluster.worker("old", **OLD)
         await cluster.use(old, "s")
         await cluster.worker("new", **NEW)

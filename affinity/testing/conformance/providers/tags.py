@@ -66,7 +66,7 @@ class TagRules(Rules):
         assert taken == keys
 
     async def test_one_fetch_takes_items_of_all_its_tags(self, cluster: Cluster) -> None:
-        """The limits of a fetch are over all routes together; what is left comes with the next."""
+        """The limits of a fetch are over all routes together; the rest comes with the next fetch."""
         worker = await cluster.worker("several", tags=SEVERAL)
         for number in range(3):
             await cluster.enqueue(None, f"s{number}", tag="gpu")
@@ -78,7 +78,7 @@ class TagRules(Rules):
         assert len(await cluster.holders()) == 9
 
     async def test_a_burst_with_a_tag_is_shared(self, cluster: Cluster) -> None:
-        """A fetch takes a share of the unclaimed items, those with a tag included."""
+        """A fetch takes a share of the unclaimed items, also of items with a tag."""
         a = await cluster.worker("a", tags=GPU)
         await cluster.worker("b", tags=GPU)
         await cluster.enqueue(*[None] * 40, tag="gpu")
@@ -231,7 +231,7 @@ class TagRules(Rules):
         assert await listed() == (["gpu", "eu"], False)
 
     async def test_an_item_says_whether_a_worker_has_its_tag(self, cluster: Cluster) -> None:
-        """`WorkItemInfo.tag`, its own or that of its session; and ``has_worker``."""
+        """`WorkItemInfo.tag`, its own or its session's; and ``has_worker``."""
         gpu = await cluster.worker("gpu", SHORT_LEASE, tags=GPU)
         await _gpu_session(cluster, gpu)
         at = await gpu.own("i")

@@ -14,7 +14,7 @@ from affinity.testing.conformance.providers.harness import Harness
 
 
 class TimelineRules(Rules):
-    """``timeline`` of `affinity.provider.open_provider`. What is true of one timeline says nothing about the next."""
+    """``timeline`` of `affinity.provider.open_provider`. Facts of one timeline say nothing about the next."""
 
     async def test_an_incarnation_ends_with_its_timeline(self, cluster: Cluster) -> None:
         """After a timeline ended, its incarnation can neither renew nor register, however often it tries (contract:

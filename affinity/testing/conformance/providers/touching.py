@@ -1,4 +1,4 @@
-"""Touching: which verb extends the lock of which session."""
+"""Touching: the verbs that extend the locks of sessions."""
 
 from __future__ import annotations
 

@@ -140,5 +140,5 @@ class TreeRules(Rules):
         await a.go_on(child, consumed=message_ids(child), instances=[child_of(child, "grandchild")])
         (grandchild,) = await a.take_instances()
         await a.go_on(grandchild, consumed=message_ids(grandchild))
-        await a.provider.create_instance([new_instance("stranger", parent_id="nobody")])
+        await a.provider.create_instance([new_instance("stranger", parent_id="unknown")])
         return at

@@ -27,7 +27,7 @@ class TurnRules(Rules):
     """`commit_turn` and `read_history`."""
 
     async def test_a_turn_appends_its_events_in_order(self, cluster: Cluster) -> None:
-        """Events are appended after those of earlier turns (contract: Turn.history)."""
+        """Events are appended after the events of earlier turns (contract: Turn.history)."""
         a = await cluster.worker("a")
         instance = await a.own("i")
         assert (await a.commit_one(instance, history=["1", "2", "3"])).committed
@@ -260,7 +260,7 @@ class TurnRules(Rules):
         assert await a.history(instance) == ["event", "end"]
 
     async def test_a_turn_may_set_version_and_custom_status(self, cluster: Cluster) -> None:
-        """A turn sets version and custom status, and keeps those that it leaves out (contract: InstanceUpdate,
+        """A turn sets version and custom status, or keeps them if it leaves them out (contract: InstanceUpdate,
         Turn.custom_status).
         """
         a = await cluster.worker("a")

@@ -82,7 +82,7 @@ def plain(metadata: SessionMetadata) -> tuple[object, ...]:
 
 
 async def at_once(*calls: Callable[[], Awaitable[_Result]]) -> list[_Result]:
-    """Run calls concurrently, and repeat those that end in contention; their results in the order of the calls."""
+    """Run calls concurrently, and repeat calls that end in contention; their results in the order of the calls."""
     results: dict[int, _Result] = {}
 
     async def run(index: int, call: Callable[[], Awaitable[_Result]]) -> None:

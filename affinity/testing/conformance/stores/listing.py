@@ -144,12 +144,12 @@ class ListRules(StoreRules):
         await store.save(state("alone", participants=[participant]))
         await store.save(state("among", participants=["a", participant, "z", participant]))
         await store.save(state("others", participants=["a", f"{participant}x", f"x{participant}"]))
-        await store.save(state("nobody"))
+        await store.save(state("another"))
         assert sorted(await ids(store, where)) == ["alone", "among"]
         await store.save(state("alone", participants=["a"]))
-        await store.save(state("nobody", participants=[participant]))
+        await store.save(state("another", participants=[participant]))
         await store.delete(["among"])
-        assert await ids(store, where) == ["nobody"]
+        assert await ids(store, where) == ["another"]
         assert await ids(store, SessionFilter(participant=participant, kind="chat")) == []
         assert sorted(await ids(store, SessionFilter(participant="a"))) == ["alone", "others"]
 
@@ -237,7 +237,7 @@ class ListRules(StoreRules):
         assert [first.session_id, *(row.session_id for row in rows)] == ["c1", "c3", "c2"]
 
     async def test_ancestors(self, store: SessionStore) -> None:
-        """The record and those above it, each once, up to a number; a circle of parents ends."""
+        """The record and its ancestors, each once, up to a number; a circle of parents ends."""
         parents = {"head": None, "z": "head", "a": "z", "m": "head", "lost": "gone", "c": "d", "d": "e", "e": "c"}
         for name, parent in parents.items():
             await store.save(state(name, parent=parent))

@@ -114,7 +114,7 @@ class SaveRules(StoreRules):
         assert [instant.utcoffset() for instant in instants] == [timedelta(0)] * len(instants)
 
     async def test_a_summary_equals_its_record(self, store: SessionStore) -> None:
-        """Except for the state, in place of which it has the size, and the holder, which needs leases."""
+        """Except for the state (it has the size instead), and the holder, which needs leases."""
         new = SessionState(session_id="s", state=b"four", encoding="zlib", schema_version=7, metadata=FULL)
         await store.save(new, epoch=3)
         (summary,) = await store.list(EVERYTHING, 1)

@@ -33,7 +33,7 @@ class WriterRules(StoreRules):
         assert (record.state, record.version) == (b"3", 3)
 
     async def test_a_write_from_another_version_is_refused(self, store: SessionStore) -> None:
-        """Older or newer than that of the record."""
+        """Older or newer than the record's version."""
         for content in (b"1", b"2"):
             await store.save(state(content=content))
         before = await loaded(store)
