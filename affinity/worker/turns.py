@@ -392,7 +392,7 @@ def _to_parent(parent: ParentRef, answer: Event) -> NewMessage:
     return NewMessage(
         instance_id=parent.instance_id,
         payload=encode_message(parent.execution_id, answer),
-        generation=None if parent.generation is None else Generation(parent.generation),
+        generation=Generation(parent.generation),
     )
 
 
