@@ -355,6 +355,7 @@ def _child(
         parent_id=execution.instance_id,
         on_exists=encode_message(execution.execution_id, taken),
         parent_generation=generation,
+        session_id=execution.session_id,
         on_deleted=encode_message(execution.execution_id, deleted),
     )
 

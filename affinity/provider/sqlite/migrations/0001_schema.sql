@@ -60,12 +60,6 @@ CREATE TABLE workers (
     registered   TEXT NOT NULL DEFAULT '{}' -- a digest of each function that it has code for
 ) STRICT, WITHOUT ROWID;
 
-CREATE TRIGGER worker_registered AFTER UPDATE OF draining ON workers
-WHEN NEW.drain_wanted AND NOT NEW.draining
-BEGIN
-    UPDATE workers SET draining = 1 WHERE worker_id = NEW.worker_id;
-END;
-
 -- freed_by: why its lock was ended before its time, a reason of session_moves; NULL once it is claimed again. next_*: a planned
 -- move, the worker that may take the session from its holder while no work of it runs, until when (NULL: without end), and the
 -- reason that the move will have. tag: of the first work that a worker claimed it for.
@@ -216,15 +210,6 @@ CREATE INDEX instances_by_parent ON instances (parent_id, created_at, instance_i
 CREATE INDEX instances_by_session ON instances (session_id, created_at, instance_id) WHERE session_id IS NOT NULL;
 CREATE INDEX instances_by_status ON instances (status, created_at, instance_id)
 WHERE status IN ('suspended', 'failed', 'cancelled');
-
-CREATE TRIGGER instances_inherit_session AFTER INSERT ON instances
-WHEN NEW.parent_id IS NOT NULL AND NEW.session_id IS NULL
-BEGIN
-    UPDATE instances SET session_id = p.session_id
-    FROM instances AS p
-    WHERE instances.instance_id = NEW.instance_id AND p.instance_id = NEW.parent_id AND p.session_id IS NOT NULL
-      AND (NEW.parent_generation IS NULL OR p.generation = NEW.parent_generation);
-END;
 
 -- recorded_*: when and by which worker events were recorded (affinity/provider/rows.py). On the first event of each turn, with
 -- the number of events that it stands for; NULL on the others. run_by: the worker that ran the activity, where it is not the
