@@ -126,8 +126,7 @@ class ReportedError:
         error_type: name of the exception class that was raised.
         message: its text.
         details: its category, bases and fields.
-        stack: its traceback as text, of at most `limits.MAX_STACK_BYTES` bytes; empty if no code raised it, or an
-            earlier release recorded it.
+        stack: its traceback as text, of at most `limits.MAX_STACK_BYTES` bytes; empty if no code raised it.
     """
 
     error_type: str
@@ -157,7 +156,7 @@ class ReportedError:
 
     def is_a(self, kind: type[BaseException] | str) -> bool:
         """Whether this error, or the exception that it reports, is of that class or of a subclass. Classes are compared
-        by name. The bases of an exception that an earlier release recorded are not known.
+        by name.
         """
         name = kind if isinstance(kind, str) else kind.__name__
         own = (each.__name__ for each in type(self).__mro__)

@@ -166,6 +166,7 @@ def _step_before(events: Sequence[ev.Event | None], number: int) -> int:
 
 
 def _work_item(key: WorkKey, event: ev.ActivityScheduled, info: InstanceInfo) -> NewWorkItem:
+    assert info.version is not None  # pinned by the turn that has scheduled the activity
     payload = encode_task(activity_task(event, info.session_id, info.name, info.version, info.generation))
     return NewWorkItem(
         key=key,

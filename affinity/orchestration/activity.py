@@ -66,15 +66,15 @@ class ActivityContext:
     name: str
     """Under which the activity is registered."""
 
-    orchestration_name: str | None = None
-    """Of the orchestration that scheduled it; None: a release before this field has scheduled it."""
+    orchestration_name: str
+    """Of the orchestration that scheduled it."""
 
-    orchestration_version: str | None = None
-    """The version of that orchestration on which the instance runs; None as for the name."""
+    orchestration_version: str
+    """The version of that orchestration on which the instance runs."""
 
     instance_generation: str | None = None
     """Of an activity on a session: tells its instance from a later one that has the same id, once this one is deleted.
-    None: no session, or a release before this field has scheduled it.
+    None: no session.
     """
 
     session_id: str | None = None
@@ -120,8 +120,8 @@ class ActivityContext:
         activity_id: int,
         *,
         name: str,
-        orchestration_name: str | None,
-        orchestration_version: str | None,
+        orchestration_name: str,
+        orchestration_version: str,
         instance_generation: str | None,
         session_id: str | None,
         session_epoch: int | None,

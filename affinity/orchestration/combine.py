@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from affinity.errors import OrchestrationMisuse
-from affinity.orchestration.scheduler import CommandFuture, DurableFuture, RecordedCancel, Scheduler, refuse_iterable
+from affinity.orchestration.scheduler import DurableFuture, Scheduler, refuse_iterable
 
 T = TypeVar("T")
 
@@ -111,23 +111,9 @@ class WaitAny(Combined[None]):
             self.settle()
 
     def cancel(self) -> None:
-        """Wait no more; the children go on."""
-        self._leave(None)
-
-    def abandon(self) -> None:
-        """Wait no more, and cancel the children of the task that is interrupted: now, since they were always the first
-        that it cancels, and histories have this order.
-        """
-        self._leave(self._owner)
-
-    def _leave(self, interrupted: object) -> None:
+        """Stop waiting; the children go on."""
         if not self.settled:
             self.settle(error=OrchestrationMisuse(f"{self.description} was cancelled"))
-        for child in self._children:
-            if interrupted is not None and child.owned_by(interrupted):
-                child.cancel()
-            elif isinstance(child, CommandFuture) and self._scheduler.history.replaying:
-                self._scheduler.pending.append(RecordedCancel(child))
 
 
 class Gather(Combined[list[T]]):

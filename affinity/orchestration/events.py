@@ -40,8 +40,8 @@ class ParentRef(NamedTuple):
     instance_id: str
     execution_id: int
     schedule_id: int
-    generation: str | None = None
-    """Generation of that instance; None: any instance with this id."""
+    generation: str
+    """Generation of that instance."""
 
 
 class Hold(NamedTuple):

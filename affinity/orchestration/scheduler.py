@@ -21,7 +21,6 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Coroutine, Generator
-from dataclasses import dataclass
 from types import CoroutineType, GeneratorType
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
@@ -72,7 +71,7 @@ class Scheduler:
         """Tasks that have not ended, in the order of their start."""
         self.current: Task[Any] | None = None
         """The task that runs now."""
-        self.pending: deque[CommandFuture[Any] | ev.Command | RecordedCancel] = deque()
+        self.pending: deque[CommandFuture[Any] | ev.Command] = deque()
         """What the code has requested since it last waited, in order."""
         self.outstanding: dict[int, CommandFuture[Any]] = {}
         """Scheduled and not settled, by event id."""
@@ -107,21 +106,12 @@ class Scheduler:
                 command = self.pending.popleft()
                 if isinstance(command, CommandFuture):
                     command.schedule()
-                elif isinstance(command, RecordedCancel):
-                    self._cancel_as_recorded(command.future)
                 else:
                     self.history.record_command(command)
         except Nondeterminism as error:
             traced = self.pending.source if isinstance(self.pending, TracedRequests) else None
             error.source = describe_sources([traced or _owner_source(command)])
             raise
-
-    def _cancel_as_recorded(self, future: CommandFuture[Any]) -> None:
-        if not future.settled and self.history.next_recorded == future.cancellation():
-            behind = list(self.pending)
-            self.pending.clear()
-            future.cancel()
-            self.pending += behind
 
     def watch(self, session_id: str) -> None:
         """Subscribe to the session's moves, once per execution.
@@ -304,10 +294,6 @@ class DurableFuture(Generic[T]):
         """Cancel it; without effect once it is settled."""
         raise NotImplementedError
 
-    def abandon(self) -> None:
-        """Cancel it, since the task that created it is interrupted while it waits for it."""
-        self.cancel()
-
     def belongs_to(self, scheduler: Scheduler) -> bool:
         """Whether it was created in this execution."""
         return self._scheduler is scheduler
@@ -386,16 +372,6 @@ class CommandFuture(DurableFuture[T]):
             self.settle(value)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedCancel:
-    """In replay: the future is cancelled here if the history says so.
-
-    Earlier releases cancelled what `wait_any` waited for when it lost a race.
-    """
-
-    future: CommandFuture[Any]
-
-
 class Task(DurableFuture[T]):
     """A coroutine that runs; itself a future of what it returns."""
 
@@ -460,7 +436,7 @@ class Task(DurableFuture[T]):
         self._signal = signal
         awaited, self._awaited = self._awaited, None
         if awaited is not None and awaited.owned_by(self):
-            awaited.abandon()
+            awaited.cancel()
         self._scheduler.cancel_owned(self)
         if not self._started:
             self.close()

@@ -27,16 +27,15 @@ _MOVED_PREFIX: Final = RESERVED_PREFIX + "session_moved:"
 class SessionMoved:
     """A session has a new holder: another worker, or a new start of the same one.
 
-    What the old holder had in memory is gone. See ``OrchestrationContext.schedule_session_moved``. Moves that were
-    recorded by the release before, or watched since then, have no more than the session's id.
+    What the old holder had in memory is gone. See ``OrchestrationContext.schedule_session_moved``.
     """
 
     session_id: str
-    worker_id: str | None = None
+    worker_id: str
     """The new holder."""
-    epoch: int | None = None
+    epoch: int
     """Of the session since the move: `ActivityContext.session_epoch` of its activities there."""
-    reason: str | None = None
+    reason: str
     """Why it has moved: see docs/run/placement.md#why-a-session-moved."""
 
 

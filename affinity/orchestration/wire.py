@@ -44,6 +44,10 @@ class ActivityTask:
     """The payload of a work item: what a worker needs beside the columns of the row."""
 
     input: RawJson
+    orchestration: str
+    """Name of the orchestration that has scheduled it."""
+    version: str
+    """Of that orchestration."""
     retry: RetryPolicy | None = None
     timeout: float | None = None
     """Seconds that one attempt may take."""
@@ -51,12 +55,8 @@ class ActivityTask:
     """The orchestration's session, which logs and spans show for an activity that runs on no session."""
     tag: str | None = None
     """The tag that the activity was scheduled with; a worker compares it with the session's tag."""
-    orchestration: str | None = None
-    """Name of the orchestration that has scheduled it; None: an earlier release has written the task."""
-    version: str | None = None
-    """Of that orchestration."""
     generation: str | None = None
-    """Token of the instance, of an activity on a session; None: an earlier release has written the task."""
+    """Of the instance, for an activity on a session; None: no session."""
 
 
 _new_task: Final = constructor(ActivityTask)
@@ -132,20 +132,20 @@ def _run(message: dict[str, Any]) -> ActivityRun | None:
 
 
 def activity_task(
-    event: ActivityScheduled, session_id: str | None, orchestration: str, version: str | None, generation: str
+    event: ActivityScheduled, session_id: str | None, orchestration: str, version: str, generation: str
 ) -> ActivityTask:
     """The task of an activity of an orchestration of that name and version, which was started with this session; and
-    the token of its instance.
+    the generation of its instance.
     """
     shown = session_id if event.session_id is None else None
     return _new_task(
         input=event.input,
+        orchestration=orchestration,
+        version=version,
         retry=event.retry,
         timeout=event.timeout,
         shown_session=shown,
         tag=event.tag,
-        orchestration=orchestration,
-        version=version,
         generation=None if event.session_id is None else generation,
     )
 
@@ -259,17 +259,9 @@ def _raw(value: object) -> str:
     return to_json(value).decode()
 
 
-_LATER_RETRY_FIELDS: Final = {"strategy": "exponential", "jitter": 0.0, "total_timeout": None}
-"""Fields that were added later are written where they differ from these: other policies stay as they were."""
-
-
 @lru_cache(maxsize=256)  # an application has few policies, and each turn writes one
 def _write_retry(policy: RetryPolicy) -> str:
-    values = {field.name: getattr(policy, field.name) for field in fields(policy)}
-    for name, default in _LATER_RETRY_FIELDS.items():
-        if values[name] == default:
-            del values[name]
-    return to_json(values).decode()
+    return to_json(policy).decode()
 
 
 def _read_retry(value: dict[str, Any]) -> RetryPolicy:
@@ -278,16 +270,15 @@ def _read_retry(value: dict[str, Any]) -> RetryPolicy:
 
 
 def _write_parent(parent: ParentRef) -> str:
-    return to_json({name: value for name, value in parent._asdict().items() if value is not None}).decode()
+    return to_json(parent._asdict()).decode()
 
 
 def _read_parent(value: dict[str, Any]) -> ParentRef:
-    generation = value.get("generation")
     return ParentRef(
         check_id(_string(value["instance_id"]), "id of the parent"),
         _integer(value["execution_id"]),
         _integer(value["schedule_id"]),
-        None if generation is None else _string(generation),
+        _string(value["generation"]),
     )
 
 

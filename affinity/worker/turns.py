@@ -355,6 +355,7 @@ def _child(
         parent_id=execution.instance_id,
         on_exists=encode_message(execution.execution_id, taken),
         parent_generation=generation,
+        session_id=execution.session_id,
         on_deleted=encode_message(execution.execution_id, deleted),
     )
 
@@ -392,7 +393,7 @@ def _to_parent(parent: ParentRef, answer: Event) -> NewMessage:
     return NewMessage(
         instance_id=parent.instance_id,
         payload=encode_message(parent.execution_id, answer),
-        generation=None if parent.generation is None else Generation(parent.generation),
+        generation=Generation(parent.generation),
     )
 
 

@@ -10,7 +10,8 @@ from affinity.orchestration import App
 from affinity.orchestration import events as ev
 from affinity.orchestration.app import OrchestrationDefinition, definition_of
 from affinity.orchestration.engine import Execution, Step
-from affinity.orchestration.wire import decode_event, encode_event
+from affinity.orchestration.waits import moved_event
+from affinity.orchestration.wire import ANY_EXECUTION, decode_event, encode_event, encode_message, read_message
 
 Orchestration = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -22,6 +23,14 @@ def define(function: Orchestration, **options: Any) -> OrchestrationDefinition:
     definition = definition_of(function)
     assert isinstance(definition, OrchestrationDefinition)
     return definition
+
+
+def moved(session_id: str) -> ev.EventRaised:
+    """The event of a session's move as an instance receives it, with what the provider has added to the message."""
+    sent = encode_message(ANY_EXECUTION, moved_event(session_id))
+    event = read_message(sent[:-1] + ',"move":{"worker_id":"w","epoch":7,"reason":"drained"}}').event
+    assert isinstance(event, ev.EventRaised)
+    return event
 
 
 def through_json(history: Sequence[ev.Event]) -> list[ev.Event]:

@@ -15,7 +15,8 @@ from affinity.orchestration import ActivityCancelledSignal, ActivityContext, Ret
 
 
 def context(**fields: Any) -> ActivityContext:
-    return ActivityContext(instance_id="i", execution_id=1, activity_id=3, name="work", worker_id="w-0", **fields)
+    of: dict[str, Any] = {"instance_id": "i", "execution_id": 1, "activity_id": 3, "name": "work", "worker_id": "w-0"}
+    return ActivityContext(**of | {"orchestration_name": "chat", "orchestration_version": "1.0.0"} | fields)
 
 
 def test_attributes_are_fixed() -> None:

@@ -112,9 +112,8 @@ def test_a_replay_must_send_to_the_same_receiver() -> None:
     assert caught.value.actual == "EventSent('e', instance_id='a')"
 
 
-@pytest.mark.parametrize("recorded", [FIRST, "i/1:2"])
-def test_a_replay_takes_the_recorded_id(recorded: str) -> None:
-    """Also that of the release before, which was not random."""
+def test_a_replay_takes_the_recorded_id() -> None:
+    recorded = "i/7:2"  # the code would give it another number
     execution = Execution(define(starts), "i", 1)
     execution.replay(
         [
@@ -191,8 +190,6 @@ def test_the_custom_status_is_readable_and_kept() -> None:
 
 
 def test_a_status_that_was_carried_over_is_recorded_when_it_is_set_again() -> None:
-    """What is recorded must not depend on it: the release before does not know it, and may replay this history."""
-
     async def same(ctx: OrchestrationContext) -> None:
         ctx.set_custom_status(1)
         await ctx.schedule_timer(1)

@@ -163,7 +163,7 @@ def test_the_error_at_the_await_has_the_stack() -> None:
 
 
 def test_a_stack_is_recorded_and_decides_nothing() -> None:
-    """A failure without one, of an earlier release, is the same failure; and replay takes what was recorded."""
+    """A failure without one is the same failure; and replay takes what was recorded."""
     bare = ev.OrchestrationFailed("E", "m")
     full = ev.OrchestrationFailed("E", "m", stack="where\n")
     assert "stack" not in encode_event(bare)

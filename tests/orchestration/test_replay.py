@@ -13,10 +13,9 @@ import pytest
 from affinity.errors import OrchestrationMisuse
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution, Step
-from affinity.orchestration.waits import moved_event
 from affinity.orchestration.wire import decode_event, encode_event
 
-from .harness import Live, new_events
+from .harness import Live, moved, new_events
 from .samples import app, chaos
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.json"))
@@ -39,7 +38,7 @@ def answers(event_id: int, event: ev.Event, chance: random.Random) -> ev.Event |
 def random_input(history: list[ev.Event], chance: random.Random) -> ev.Event:
     """Mostly an answer to some command, stale ones included; sometimes an event, rarely a request to cancel."""
     if (dice := chance.random()) < 0.2:
-        return chance.choice([*(ev.EventRaised(name, str(chance.randrange(9))) for name in "xyz"), moved_event("s")])
+        return chance.choice([*(ev.EventRaised(name, str(chance.randrange(9))) for name in "xyz"), moved("s")])
     if dice < 0.205:
         return ev.CancelRequested("chaos")
     commands = [n for n, event in enumerate(history, 1) if answers(n, event, chance)]

@@ -211,14 +211,14 @@ def test_sub_orchestrations() -> None:
         return one.text + str(two["text"])
 
     live = Live(parent)
-    step = live.start(parent=ev.ParentRef("p", 1, 2))
+    step = live.start(parent=ev.ParentRef("p", 1, 2, "b"))
     assert new_events(step)[1:] == [ev.SubOrchestrationScheduled("kid", "1.0.0", "mine", '{"text":"x"}')]
     step = live.feed(ev.SubOrchestrationCompleted(2, '{"text":"a"}'))
     assert new_events(step)[1:] == [ev.SubOrchestrationScheduled("kid", None, "i/1:4", '{"text":"y"}')]
     live.feed(ev.SubOrchestrationCompleted(4, '{"text":"b"}'))
     assert live.outcome == ev.OrchestrationCompleted('"ab"')
     assert (live.execution.child_id(2), live.execution.child_id(4)) == ("mine", "i/1:4")
-    assert live.execution.parent == ev.ParentRef("p", 1, 2)
+    assert live.execution.parent == ev.ParentRef("p", 1, 2, "b")
 
 
 def test_default_child_ids_stay_in_bounds() -> None:

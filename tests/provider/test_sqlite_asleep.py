@@ -1,4 +1,4 @@
-"""Work items asleep on SQLite: what the release before does to them, and what they cost."""
+"""Work items asleep on SQLite: what removes them, and what they cost."""
 
 from __future__ import annotations
 

@@ -608,6 +608,8 @@ async def test_the_context_of_a_real_activity_is_one(host: Host, chats: Sessions
         execution_id=2,
         activity_id=3,
         name="reply",
+        orchestration_name="chat",
+        orchestration_version="1.0.0",
         worker_id="w",
         session_id="s",
         session_epoch=1,

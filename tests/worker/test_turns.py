@@ -1,14 +1,16 @@
-"""The rows that a turn makes of held waits and watched sessions."""
+"""The rows that a turn makes of children, held waits and watched sessions."""
 
 from __future__ import annotations
 
+import pytest
+
 from affinity.orchestration import OrchestrationContext
 from affinity.orchestration import events as ev
-from affinity.orchestration.engine import Step
+from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.wire import ANY_EXECUTION, decode_message
 from affinity.provider.contract import Generation, SessionHold, SessionWatch, Turn
 from affinity.worker.turns import build_turn
-from tests.orchestration.harness import Live
+from tests.orchestration.harness import Live, moved
 
 
 async def companion(ctx: OrchestrationContext) -> int:
@@ -29,6 +31,17 @@ def turn_of(live: Live, step: Step) -> Turn:
     ).turn
 
 
+@pytest.mark.parametrize("session_id", ["s", None])
+def test_a_child_has_the_session_of_its_parent(session_id: str | None) -> None:
+    async def parent(ctx: OrchestrationContext) -> None:
+        await ctx.schedule_sub_orchestration("child")
+
+    live = Live(parent)
+    live.execution = Execution(live.definition, "i", 1, session_id)
+    (child,) = turn_of(live, live.start()).instances
+    assert (child.parent_id, child.session_id) == ("i", session_id)
+
+
 def test_a_held_wait_makes_a_hold_and_a_watch() -> None:
     live = Live(companion)
     turn = turn_of(live, live.start())
@@ -41,9 +54,10 @@ def test_a_held_wait_makes_a_hold_and_a_watch() -> None:
 def test_what_a_watch_sends_is_what_the_wait_waits_for() -> None:
     live = Live(companion)
     (watch,) = turn_of(live, live.start()).watches
-    execution_id, moved = decode_message(watch.payload)
-    assert execution_id == ANY_EXECUTION
-    step = live.feed(moved)
+    added = watch.payload[:-1] + ',"move":{"worker_id":"w","epoch":7,"reason":"drained"}}'  # as the provider does
+    execution_id, event = decode_message(added)
+    assert (execution_id, event) == (ANY_EXECUTION, moved("s"))
+    step = live.feed(event)
     assert ev.EventAwaitCancelled(2) in [event for _, event in step.events]
     live.feed(ev.EventRaised("e", '"end"'))
     assert live.outcome == ev.OrchestrationCompleted("1")

@@ -105,9 +105,8 @@ RIGHTS: Final[Sequence[Rights]] = (
     Rights("FUNCTION", "begin_timeline timeline_place timeline_reached set_quotas"),
     Rights(
         "FUNCTION",
-        "count_instances delete_journal_of_record forget_ended_executions inherit_session keep_draining"
-        " keep_watched_session move_status promote_next record_ended_execution record_session_move tag_route"
-        " notify_watchers",
+        "count_instances delete_journal_of_record forget_ended_executions keep_watched_session move_status"
+        " notify_watchers promote_next record_ended_execution record_session_move tag_route",
     ),
 )
 """Each table, view, sequence and function of the schema has a row here: a test compares it with the database."""

@@ -364,6 +364,7 @@ def _child_columns(turns: Sequence[Turn]) -> Columns:
         "child_on_exists": Texts([child.on_exists for child in children]),
         "child_parent_generation": Texts([child.parent_generation for child in children]),
         "child_on_deleted": Texts([child.on_deleted for child in children]),
+        "child_session": Texts([child.session_id for child in children]),
     }
 
 

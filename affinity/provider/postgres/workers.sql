@@ -5,7 +5,7 @@ VALUES (%(worker)s, %(incarnation)s, clock() + %(lease)s * interval '1 s', false
     %(capacity)s, %(app)s, %(code)s, version_since(%(worker)s, %(app)s, %(code)s), %(tags)s,
     %(only_tagged)s, %(registered)s::jsonb)
 ON CONFLICT (worker_id) DO UPDATE
-SET incarnation = excluded.incarnation, locked_until = clock() + %(lease)s * interval '1 s', draining = false,
+SET incarnation = excluded.incarnation, locked_until = clock() + %(lease)s * interval '1 s', draining = w.drain_wanted,
     started_at = clock(), labels = excluded.labels, capacity = excluded.capacity, app = excluded.app,
     code_version = excluded.code_version, code_since = excluded.code_since, tags = excluded.tags,
     only_tagged = excluded.only_tagged, registered = excluded.registered
@@ -27,7 +27,7 @@ VALUES (%(worker)s, %(incarnation)s, clock() + %(lease)s * interval '1 s', false
     %(capacity)s, %(app)s, %(code)s, version_since(%(worker)s, %(app)s, %(code)s), %(tags)s,
     %(only_tagged)s, %(registered)s::jsonb)
 ON CONFLICT (worker_id) DO UPDATE
-SET locked_until = clock() + %(lease)s * interval '1 s', draining = false, labels = excluded.labels,
+SET locked_until = clock() + %(lease)s * interval '1 s', draining = w.drain_wanted, labels = excluded.labels,
     capacity = excluded.capacity,
     tags = excluded.tags, only_tagged = excluded.only_tagged, registered = excluded.registered
 WHERE w.incarnation = %(incarnation)s

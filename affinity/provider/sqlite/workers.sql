@@ -16,7 +16,7 @@ ON CONFLICT (worker_id) DO UPDATE SET
     started_at = CASE incarnation WHEN excluded.incarnation THEN started_at ELSE excluded.started_at END,
     incarnation = excluded.incarnation,
     locked_until = excluded.locked_until,
-    draining = 0,
+    draining = drain_wanted,
     labels = excluded.labels,
     capacity = excluded.capacity,
     app = excluded.app,

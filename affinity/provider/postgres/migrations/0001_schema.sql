@@ -145,16 +145,6 @@ CREATE TABLE workers (
     registered jsonb NOT NULL DEFAULT '{}'
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 50, autovacuum_vacuum_scale_factor = 0.1);
 
-CREATE FUNCTION keep_draining() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    NEW.draining := true;
-    RETURN NEW;
-END $$;
-
-CREATE TRIGGER worker_registered BEFORE UPDATE OF draining ON workers
-FOR EACH ROW WHEN (NEW.drain_wanted AND NOT NEW.draining)
-EXECUTE FUNCTION keep_draining();
-
 -- Epochs of all sessions. A sequence knows no snapshot and forgets nothing: a session whose row was removed and recreated
 -- never gets an epoch that it had before.
 CREATE SEQUENCE epochs AS bigint;
@@ -335,17 +325,6 @@ CREATE TABLE instances (
 CREATE INDEX instances_created ON instances (created_at, instance_id);
 CREATE INDEX instances_parent ON instances (parent_id, created_at) WHERE parent_id IS NOT NULL;
 CREATE INDEX instances_session ON instances (session_id, created_at, instance_id) WHERE session_id IS NOT NULL;
-
-CREATE FUNCTION inherit_session() RETURNS trigger LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    SELECT p.session_id INTO NEW.session_id FROM instances p
-    WHERE p.instance_id = NEW.parent_id AND (NEW.parent_generation IS NULL OR p.generation = NEW.parent_generation);
-    RETURN NEW;
-END $$;
-
-CREATE TRIGGER child_created BEFORE INSERT ON instances
-FOR EACH ROW WHEN (NEW.parent_id IS NOT NULL AND NEW.session_id IS NULL)
-EXECUTE FUNCTION inherit_session();
 
 -- recorded_*: when and by which worker events were recorded (affinity/provider/rows.py). On the first event of each turn, with
 -- the number of events that it stands for; NULL on the others, where it takes no room.
@@ -2559,6 +2538,7 @@ CREATE FUNCTION commit_turns(
     _child_instance text[] = NULL, _child_generation text[] = NULL, _child_name text[] = NULL, _child_version text[] = NULL,
     _child_start text[] = NULL, _child_delay float8[] = NULL, _child_parent text[] = NULL,
     _child_on_exists text[] = NULL, _child_parent_generation text[] = NULL, _child_on_deleted text[] = NULL,
+    _child_session text[] = NULL,
     _message_instance text[] = NULL, _message_generation text[] = NULL, _message text[] = NULL,
     _message_delay float8[] = NULL, _message_execution bigint[] = NULL, _message_timer bigint[] = NULL,
     -- Holds and watches, and instances whose execution ends.
@@ -2625,10 +2605,10 @@ BEGIN
             SELECT c.instance_id, c.k, row_number() OVER (PARTITION BY c.instance_id ORDER BY c.k) AS copy
             FROM unnest(_child_instance) WITH ORDINALITY AS c (instance_id, k)
         ), created AS (
-            INSERT INTO instances (instance_id, generation, name, version, parent_id, parent_generation, on_deleted, created_at,
-                updated_at)
+            INSERT INTO instances (instance_id, generation, name, version, parent_id, parent_generation, on_deleted, session_id,
+                created_at, updated_at)
             SELECT c.instance_id, _child_generation[c.k], _child_name[c.k], _child_version[c.k], _child_parent[c.k],
-                _child_parent_generation[c.k], _child_on_deleted[c.k], (SELECT clock()), (SELECT clock())
+                _child_parent_generation[c.k], _child_on_deleted[c.k], _child_session[c.k], (SELECT clock()), (SELECT clock())
             FROM child c WHERE c.copy = 1 ORDER BY c.instance_id
             ON CONFLICT (instance_id) DO NOTHING
             RETURNING instance_id

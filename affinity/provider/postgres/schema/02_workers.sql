@@ -20,16 +20,6 @@ CREATE TABLE workers (
     registered jsonb NOT NULL DEFAULT '{}'
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 50, autovacuum_vacuum_scale_factor = 0.1);
 
-CREATE FUNCTION keep_draining() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    NEW.draining := true;
-    RETURN NEW;
-END $$;
-
-CREATE TRIGGER worker_registered BEFORE UPDATE OF draining ON workers
-FOR EACH ROW WHEN (NEW.drain_wanted AND NOT NEW.draining)
-EXECUTE FUNCTION keep_draining();
-
 -- Epochs of all sessions. A sequence knows no snapshot and forgets nothing: a session whose row was removed and recreated
 -- never gets an epoch that it had before.
 CREATE SEQUENCE epochs AS bigint;

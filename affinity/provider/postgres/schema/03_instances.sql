@@ -33,17 +33,6 @@ CREATE INDEX instances_created ON instances (created_at, instance_id);
 CREATE INDEX instances_parent ON instances (parent_id, created_at) WHERE parent_id IS NOT NULL;
 CREATE INDEX instances_session ON instances (session_id, created_at, instance_id) WHERE session_id IS NOT NULL;
 
-CREATE FUNCTION inherit_session() RETURNS trigger LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    SELECT p.session_id INTO NEW.session_id FROM instances p
-    WHERE p.instance_id = NEW.parent_id AND (NEW.parent_generation IS NULL OR p.generation = NEW.parent_generation);
-    RETURN NEW;
-END $$;
-
-CREATE TRIGGER child_created BEFORE INSERT ON instances
-FOR EACH ROW WHEN (NEW.parent_id IS NOT NULL AND NEW.session_id IS NULL)
-EXECUTE FUNCTION inherit_session();
-
 -- recorded_*: when and by which worker events were recorded (affinity/provider/rows.py). On the first event of each turn, with
 -- the number of events that it stands for; NULL on the others, where it takes no room.
 CREATE TABLE history (

@@ -39,6 +39,7 @@ CREATE FUNCTION commit_turns(
     _child_instance text[] = NULL, _child_generation text[] = NULL, _child_name text[] = NULL, _child_version text[] = NULL,
     _child_start text[] = NULL, _child_delay float8[] = NULL, _child_parent text[] = NULL,
     _child_on_exists text[] = NULL, _child_parent_generation text[] = NULL, _child_on_deleted text[] = NULL,
+    _child_session text[] = NULL,
     _message_instance text[] = NULL, _message_generation text[] = NULL, _message text[] = NULL,
     _message_delay float8[] = NULL, _message_execution bigint[] = NULL, _message_timer bigint[] = NULL,
     -- Holds and watches, and instances whose execution ends.
@@ -105,10 +106,10 @@ BEGIN
             SELECT c.instance_id, c.k, row_number() OVER (PARTITION BY c.instance_id ORDER BY c.k) AS copy
             FROM unnest(_child_instance) WITH ORDINALITY AS c (instance_id, k)
         ), created AS (
-            INSERT INTO instances (instance_id, generation, name, version, parent_id, parent_generation, on_deleted, created_at,
-                updated_at)
+            INSERT INTO instances (instance_id, generation, name, version, parent_id, parent_generation, on_deleted, session_id,
+                created_at, updated_at)
             SELECT c.instance_id, _child_generation[c.k], _child_name[c.k], _child_version[c.k], _child_parent[c.k],
-                _child_parent_generation[c.k], _child_on_deleted[c.k], (SELECT clock()), (SELECT clock())
+                _child_parent_generation[c.k], _child_on_deleted[c.k], _child_session[c.k], (SELECT clock()), (SELECT clock())
             FROM child c WHERE c.copy = 1 ORDER BY c.instance_id
             ON CONFLICT (instance_id) DO NOTHING
             RETURNING instance_id

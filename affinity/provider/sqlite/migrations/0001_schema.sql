@@ -60,12 +60,6 @@ CREATE TABLE workers (
     registered   TEXT NOT NULL DEFAULT '{}' -- a digest of each function that it has code for
 ) STRICT, WITHOUT ROWID;
 
-CREATE TRIGGER worker_registered AFTER UPDATE OF draining ON workers
-WHEN NEW.drain_wanted AND NOT NEW.draining
-BEGIN
-    UPDATE workers SET draining = 1 WHERE worker_id = NEW.worker_id;
-END;
-
 -- freed_by: why its lock was ended before its time, a reason of session_moves; NULL once it is claimed again. next_*: a planned
 -- move, the worker that may take the session from its holder while no work of it runs, until when (NULL: without end), and the
 -- reason that the move will have. tag: of the first work that a worker claimed it for.
@@ -216,15 +210,6 @@ CREATE INDEX instances_by_parent ON instances (parent_id, created_at, instance_i
 CREATE INDEX instances_by_session ON instances (session_id, created_at, instance_id) WHERE session_id IS NOT NULL;
 CREATE INDEX instances_by_status ON instances (status, created_at, instance_id)
 WHERE status IN ('suspended', 'failed', 'cancelled');
-
-CREATE TRIGGER instances_inherit_session AFTER INSERT ON instances
-WHEN NEW.parent_id IS NOT NULL AND NEW.session_id IS NULL
-BEGIN
-    UPDATE instances SET session_id = p.session_id
-    FROM instances AS p
-    WHERE instances.instance_id = NEW.instance_id AND p.instance_id = NEW.parent_id AND p.session_id IS NOT NULL
-      AND (NEW.parent_generation IS NULL OR p.generation = NEW.parent_generation);
-END;
 
 -- recorded_*: when and by which worker events were recorded (affinity/provider/rows.py). On the first event of each turn, with
 -- the number of events that it stands for; NULL on the others. run_by: the worker that ran the activity, where it is not the
@@ -633,35 +618,4 @@ END;
 CREATE TRIGGER journal_deleted_with_record AFTER DELETE ON session_states
 BEGIN
     UPDATE journals SET session_id = NULL WHERE session_id = OLD.session_id;
-END;
-
--- A message that comes with an input queues the parked item of its instance, whichever statement sends it. The route is the one
--- of a new item; a tag of the session is added to it as to all. An item that is in the queue already must not refuse the input.
-CREATE TRIGGER asleep_item_woken AFTER INSERT ON orchestrator_queue
-WHEN EXISTS (
-    SELECT 1 FROM asleep_items AS z
-    CROSS JOIN journals AS j ON j.session_id = z.instance_id
-    CROSS JOIN journal_entries AS i INDEXED BY journal_entries_inputs
-        ON i.journal_id = j.journal_id AND i.is_input AND i.seq > j.processed
-    WHERE z.instance_id = NEW.instance_id)
-BEGIN
-    INSERT INTO worker_queue (
-        instance_id, execution_id, activity_id, name, session_id, route, visible_at, enqueued_at, payload
-    )
-    SELECT z.instance_id, z.execution_id, z.activity_id, z.name, z.session_id,
-           CASE WHEN z.session_id IS NULL THEN 'free'
-                WHEN w.worker_id IS NULL THEN 'new'
-                WHEN n.worker_id IS NULL THEN 'w:' || w.worker_id
-                ELSE 'new:' || n.worker_id END,
-           NEW.visible_at, NEW.visible_at, z.payload
-    FROM asleep_items AS z
-    LEFT JOIN sessions AS s ON s.session_id = z.session_id AND s.locked_until > NEW.visible_at
-    LEFT JOIN workers AS w
-        ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > NEW.visible_at
-    LEFT JOIN workers AS n
-        ON n.worker_id = s.next_worker AND (s.next_until <= NEW.visible_at) IS NOT TRUE
-        AND n.locked_until > NEW.visible_at AND NOT n.draining
-    WHERE z.instance_id = NEW.instance_id
-    ON CONFLICT DO NOTHING;
-    DELETE FROM asleep_items WHERE instance_id = NEW.instance_id;
 END;

@@ -18,12 +18,6 @@ CREATE TABLE workers (
     registered   TEXT NOT NULL DEFAULT '{}' -- a digest of each function that it has code for
 ) STRICT, WITHOUT ROWID;
 
-CREATE TRIGGER worker_registered AFTER UPDATE OF draining ON workers
-WHEN NEW.drain_wanted AND NOT NEW.draining
-BEGIN
-    UPDATE workers SET draining = 1 WHERE worker_id = NEW.worker_id;
-END;
-
 -- freed_by: why its lock was ended before its time, a reason of session_moves; NULL once it is claimed again. next_*: a planned
 -- move, the worker that may take the session from its holder while no work of it runs, until when (NULL: without end), and the
 -- reason that the move will have. tag: of the first work that a worker claimed it for.

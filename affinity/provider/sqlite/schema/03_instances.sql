@@ -33,15 +33,6 @@ CREATE INDEX instances_by_session ON instances (session_id, created_at, instance
 CREATE INDEX instances_by_status ON instances (status, created_at, instance_id)
 WHERE status IN ('suspended', 'failed', 'cancelled');
 
-CREATE TRIGGER instances_inherit_session AFTER INSERT ON instances
-WHEN NEW.parent_id IS NOT NULL AND NEW.session_id IS NULL
-BEGIN
-    UPDATE instances SET session_id = p.session_id
-    FROM instances AS p
-    WHERE instances.instance_id = NEW.instance_id AND p.instance_id = NEW.parent_id AND p.session_id IS NOT NULL
-      AND (NEW.parent_generation IS NULL OR p.generation = NEW.parent_generation);
-END;
-
 -- recorded_*: when and by which worker events were recorded (affinity/provider/rows.py). On the first event of each turn, with
 -- the number of events that it stands for; NULL on the others. run_by: the worker that ran the activity, where it is not the
 -- first attempt of recorded_by.

@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 
 from affinity.limits import MAX_PAYLOAD_BYTES
 from affinity.provider.contract import (
-    Generation,
     InstanceFilter,
     InstanceInfo,
     InstanceStatus,
@@ -150,24 +149,17 @@ class ClientRules(Rules):
         assert await a.provider.reset_instance(reset)
         assert [row and row.session_id for row in await a.provider.get_instance(["i", "j"])] == ["s", None]
 
-    async def test_a_child_has_the_session_of_its_parent(self, cluster: Cluster) -> None:
-        """Children and their children get the session id, unless the parent is another instance under the same id
-        (contract: NewInstance.session_id).
-        """
+    async def test_a_child_has_the_session_that_its_turn_names(self, cluster: Cluster) -> None:
+        """A turn creates each child with a session id, or without one (contract: NewInstance.session_id)."""
         a = await cluster.worker("a")
         await a.provider.create_instance([new_instance("parent", session_id="s")])
         (parent,) = await a.take_instances()
         of_it = {"parent_id": "parent", "parent_generation": parent.generation}
-        await a.commit_one(parent, instances=[new_instance("child", **of_it)])
-        (child,) = [item for item in await a.take_instances(2) if item.instance_id == "child"]
-        assert child.session_id == "s"
-        grandchild = new_instance("grandchild", parent_id="child", parent_generation=child.generation)
-        await a.commit_one(child, instances=[grandchild])
-        stranger = new_instance("stranger", parent_id="parent", parent_generation=Generation("another"))
-        own = new_instance("own", **of_it, session_id="own")
-        await a.provider.create_instance([stranger, own])
-        found = await a.provider.get_instance(["grandchild", "stranger", "own"])
-        assert [row and row.session_id for row in found] == ["s", None, "own"]
+        await a.commit_one(
+            parent, instances=[new_instance("child", **of_it, session_id="s"), new_instance("plain", **of_it)]
+        )
+        items = {item.instance_id: item.session_id for item in await a.take_instances(3)}
+        assert (items["child"], items["plain"]) == ("s", None)
 
     async def test_a_listing_is_filtered_by_session(self, cluster: Cluster) -> None:
         """A listing by session id works page by page with all other conditions (contract:
@@ -177,7 +169,9 @@ class ClientRules(Rules):
         for name in ("a1", "b1", "b2"):
             await a.provider.create_instance([new_instance(name, session_id="s"), new_instance(f"{name} other")])
             await cluster.advance(1)
-        await a.provider.create_instance([new_instance("b3", parent_id="b2"), new_instance("x", session_id="S")])
+        await a.provider.create_instance(
+            [new_instance("b3", parent_id="b2", session_id="s"), new_instance("x", session_id="S")]
+        )
         assert await self._list(a, InstanceFilter(session_id="s")) == ["a1", "b1", "b2", "b3"]
         assert await self._list(a, InstanceFilter(session_id="s", prefix="b", parent_id="b2")) == ["b3"]
         assert await self._list(a, InstanceFilter(session_id="s", name="other")) == []
