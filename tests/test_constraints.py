@@ -41,6 +41,27 @@ def test_the_floors_differ_from_the_pins_in_what_the_project_needs_only() -> Non
     assert differ <= floors_of_the_project().keys() | PULLED_IN
 
 
+def test_the_image_installs_what_is_pinned_by_hash() -> None:
+    """Each requirement has one, and the version of `constraints.txt`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    pinned = pins("constraints.txt")
+    runs, builds = hashed("deploy/requirements.txt"), hashed("deploy/requirements-build.txt")
+    assert floors_of_the_project().keys() <= runs.keys()
+    assert {str(Requirement(each)) for each in project["build-system"]["requires"]} <= {
+        f"{name}=={release}" for name, release in builds.items()
+    }
+    assert {name: pinned[name] for name in runs} == runs
+    assert {name: pinned.get(name, release) for name, release in builds.items()} == builds
+
+
+def hashed(file: str) -> Mapping[str, str]:
+    """Versions by package; each has a hash at least."""
+    text = re.sub(r"^#.*\n", "", (ROOT / file).read_text(), flags=re.MULTILINE)
+    found = re.findall(r"^([\w.-]+)==([\w.]+)(?: ;.*)? \\\n    --hash=sha256:[0-9a-f]{64}", text, re.MULTILINE)
+    assert len(found) == sum(line[0] != " " for line in text.splitlines()), file
+    return {canonicalize_name(name): release for name, release in found}
+
+
 def pins(file: str) -> Mapping[str, str]:
     """Versions by package; every line of the file is one."""
     lines = (ROOT / file).read_text().splitlines()

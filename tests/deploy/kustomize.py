@@ -17,7 +17,7 @@ import yaml
 ROOT: Final = Path(__file__).resolve().parents[2]
 DEPLOY: Final = ROOT / "deploy"
 
-OVERLAYS: Final = ("postgres", "autoscaled", "sqlite-single")
+OVERLAYS: Final = ("postgres", "monitored", "autoscaled", "sqlite-single")
 
 Manifest: TypeAlias = dict[str, Any]
 Name: TypeAlias = tuple[str, str]  # kind, name

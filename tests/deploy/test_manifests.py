@@ -149,6 +149,21 @@ def test_what_is_mounted_is_there_and_only_that_is_written(manifests: Manifests)
         assert str(Path(url.removeprefix("sqlite:///")).parent) in mounts.values()
 
 
+@pytest.mark.parametrize("overlay", ["postgres", "sqlite-single"])
+def test_these_overlays_need_no_operator(overlay: str, manifests: Manifests) -> None:
+    assert {(each["apiVersion"], each["kind"]) for each in manifests.values()}.isdisjoint(OWN_KINDS), overlay
+
+
+def test_the_context_of_the_image_has_what_is_copied_and_no_more() -> None:
+    """`.dockerignore` excludes all but the sources of COPY."""
+    lines = re.findall(r"^COPY (?!--from)(.+) \S+$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    copied = {source for line in lines for source in line.split()}
+    ignored, *rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] != "#"]
+    assert ignored == "*"
+    assert {rule[1:] for rule in rules if rule.startswith("!")} == copied
+    assert all((ROOT / source).exists() for source in copied)
+
+
 def test_the_image_s_user_may_run(manifests: Manifests) -> None:
     (uid,) = re.findall(r"--uid (\d+)", (DEPLOY / "Dockerfile").read_text())
     security = pod_template(manifests)["securityContext"]
@@ -158,7 +173,9 @@ def test_the_image_s_user_may_run(manifests: Manifests) -> None:
 def test_the_network_policy_lets_through_what_is_needed(manifests: Manifests) -> None:
     policy = manifests["NetworkPolicy", "affinity-workers"]["spec"]
     ports = {port["port"] for rule in policy["egress"] for port in rule["ports"]}
-    assert 53 in ports
+    dns, _, *_ = policy["egress"]
+    assert [port["port"] for port in dns["ports"] if port["protocol"] == "UDP"] == [53, 5353]
+    assert "to" not in dns, "where a cluster's DNS is differs"
     assert (5432 in ports) == environment(manifests, "pod-0", SECRETS)["AFFINITY_URL"].startswith("postgresql")
     assert [port["port"] for rule in policy["ingress"] for port in rule["ports"]] == ["metrics"]
 

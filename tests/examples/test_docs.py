@@ -39,6 +39,19 @@ def files() -> set[str]:
     return {path.name for folder in ("affinity", "bench", "examples", "tests") for path in (ROOT / folder).rglob("*.*")}
 
 
+def test_the_index_lists_every_page() -> None:
+    """The site has the pages in its order."""
+    index = ROOT / "docs" / "index.md"
+    listed = {(index.parent / page).resolve() for page in re.findall(r"\]\(([\w/-]+\.md)", index.read_text())}
+    pages = {*index.parent.glob("*.md"), *index.parent.glob("*/*.md")} - {index}
+    assert pages - listed == set()
+
+
+def test_diagrams_need_no_script() -> None:
+    """Mermaid is drawn by a script, which the site would fetch from elsewhere."""
+    assert [name_of(page) for page in PAGES if "```mermaid" in page.read_text()] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", prose(page)):
