@@ -69,6 +69,9 @@ def main(ctx: click.Context, url: str | None) -> None:
       5    nothing has this id: no instance, conversation, session, worker or process; `replay`: no history
       6    what has the id does not allow this now: finished, running, in use, busy; or a limit is reached
       130  interrupted by Ctrl-C
+
+    Tab completes commands and options after: eval "$(_AFFINITY_COMPLETE=bash_source affinity)"
+    (zsh_source, fish_source).
     """
     ctx.obj = url
 
