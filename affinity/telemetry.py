@@ -1,12 +1,13 @@
-"""The session of the running code, in logs and traces.
+"""The session and the instance of the running code, in logs and traces.
 
-A context variable holds it: a worker sets it in the task of an activity, the replay engine around the steps of an
-orchestration, the session layer around a block of a script. It follows `await`, child tasks and `anyio.to_thread`;
-other tasks do not see it. While a worker or such a block runs, two hooks copy it:
+Context variables hold them: a worker sets them in the task of an activity, the replay engine around the steps of an
+orchestration, and the session layer the session around a block of a script. They follow `await`,
+child tasks and `anyio.to_thread`; no other task sees them. While a worker or such a block runs, two hooks copy them:
 
-* a log record factory, to the attribute ``affinity.session_id`` of every record. A filter would not do: a logger's
-  filter does not see the records of its children, and a handler's filter may run in another thread;
-* a span processor of OpenTelemetry, if that is in use, to the attribute of the same name of every span.
+* a log record factory, to the attributes ``affinity.session_id`` and ``affinity.instance_id`` of every record. A filter
+  would not do: a logger's filter does not see the records of its children, and a handler's filter may run in another
+  thread;
+* a span processor of OpenTelemetry, if that is in use, the session to the attribute of the same name of every span.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ logger = logging.getLogger("affinity.telemetry")
 SESSION_ATTRIBUTE: Final = "affinity.session_id"
 """Of log records (None outside a session) and of spans (absent outside a session)."""
 
+INSTANCE_ATTRIBUTE: Final = "affinity.instance_id"
+"""Of log records (None outside an orchestration and its activities)."""
+
 _session_id: ContextVar[str | None] = ContextVar(SESSION_ATTRIBUTE, default=None)
+_instance_id: ContextVar[str | None] = ContextVar(INSTANCE_ATTRIBUTE, default=None)
 
 
 def current_session_id() -> str | None:
@@ -45,6 +50,13 @@ leave_session: Final[Callable[[Token[str | None]], None]] = _session_id.reset
 """Restore the session that was set before."""
 
 
+enter_instance: Final[Callable[[str | None], Token[str | None]]] = _instance_id.set
+"""Set the instance of the current task, to its end or until `leave_instance` takes the token."""
+
+leave_instance: Final[Callable[[Token[str | None]], None]] = _instance_id.reset
+"""Restore the instance that was set before."""
+
+
 @contextmanager
 def session_scope(session_id: str | None) -> Iterator[None]:
     """Set the session of the code in the block, in logs and traces too; afterwards the former one is restored."""
@@ -60,7 +72,7 @@ def session_scope(session_id: str | None) -> Iterator[None]:
 
 @contextmanager
 def instrumented() -> Iterator[None]:
-    """Add the session to log records and spans while the block runs; blocks may overlap.
+    """Add session and instance to log records, and the session to spans, while the block runs; blocks may overlap.
 
     The tracer provider is the one in use on entry; a later one is not instrumented.
     """
@@ -98,7 +110,7 @@ class _LogRecords:
 
 
 class _SessionStamp:
-    """A log record factory that adds the session to the records of another factory."""
+    """A log record factory that adds session and instance to the records of another factory."""
 
     def __init__(self, former: Callable[..., logging.LogRecord]) -> None:
         self.former = former
@@ -106,6 +118,7 @@ class _SessionStamp:
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
         record = self.former(*args, **kwargs)
         record.__dict__[SESSION_ATTRIBUTE] = _session_id.get()
+        record.__dict__[INSTANCE_ATTRIBUTE] = _instance_id.get()
         return record
 
 

@@ -10,7 +10,7 @@ import click
 
 from affinity.cli.files import written
 from affinity.cli.instances import error_details
-from affinity.cli.output import cell, compact, pairs, printable, seconds, table
+from affinity.cli.output import cell, clock, compact, pairs, printable, seconds, table
 from affinity.cli.shell import Command, PageOptions, Progress, Shell, command, paged, with_client
 from affinity.client import (
     Activity,
@@ -156,7 +156,8 @@ def _event_row(event: HistoryRecord) -> tuple[object, ...]:
     """The row as short as it is shown, since all rows are in memory together."""
     run = event.attempt if event.attempt != 1 else None
     details = cell(compact(dict(event.fields)))
-    return event.event_id, event.recorded_at, event.type, event.worker_id, run, details
+    at = None if event.recorded_at is None else clock(event.recorded_at)
+    return event.event_id, at, event.type, event.worker_id, run, details
 
 
 @click.command("list", cls=Command, short_help="List instances, newest first.")
@@ -238,7 +239,7 @@ def _activity(one: Activity) -> str:
     if one.status == "running":
         return f"{one.name}: attempt {one.attempt} runs on {one.worker_id}{why}"
     if one.next_attempt_at is not None:
-        return f"{one.name}: attempt {one.attempt} at {printable(one.next_attempt_at)}{why}"
+        return f"{one.name}: attempt {one.attempt} {printable(one.next_attempt_at)}{why}"
     if one.blocked:
         return f"{one.name}: waits for an ordered activity of session {one.session_id!r} that is before it"
     where = "" if one.tag is None else f" with the tag {one.tag!r}" + ("" if one.has_worker else "; none is alive")

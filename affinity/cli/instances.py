@@ -10,7 +10,7 @@ import click
 
 from affinity.cli.arguments import DURATION, JSON
 from affinity.cli.output import compact, counted, printable, table
-from affinity.cli.shell import FAILED, Command, Progress, Shell, command, confirm, with_client
+from affinity.cli.shell import FAILED, REFUSED, UNKNOWN, Command, Progress, Shell, command, confirm, with_client
 from affinity.client import Client, EndedStatus, IfEnded, Instance
 from affinity.orchestration import Event, EventValue
 from affinity.orchestration.wire import details_document
@@ -163,8 +163,8 @@ def resume(
 ) -> None:
     """Resume the suspended instances ID…: workers repeat the step at which they were suspended.
 
-    `affinity list --status suspended` lists them, and `affinity show ID` shows the reason. Exit code 1 when one of them
-    is not suspended; the others are resumed.
+    `affinity list --status suspended` lists them, and `affinity show ID` shows the reason. Exit code 6 when one of them
+    is not suspended, 5 when there is none of an id; the others are resumed.
 
     Examples:
       affinity resume chat-17 chat-18
@@ -189,8 +189,8 @@ def resume(
         {"instances": outcome},
         lambda: table(("INSTANCE", "OUTCOME"), outcome.items(), empty="no instances are suspended"),
     )
-    if not everything and set(outcome.values()) != {"resumed"}:
-        click.get_current_context().exit(FAILED)
+    if not everything and (refused := {*outcome.values()} - {"resumed"}):
+        click.get_current_context().exit(UNKNOWN if "unknown" in refused else REFUSED)
 
 
 def _resume_workers(shell: Shell, worker_ids: tuple[str, ...]) -> None:

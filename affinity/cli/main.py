@@ -61,13 +61,17 @@ def main(ctx: click.Context, url: str | None) -> None:
 
     For scripts, --json prints one JSON document on stdout. Messages go to stderr. Exit codes:
       0    done
-      1    the instance failed or was cancelled, or there is none, or it does not allow this (finished, running, …);
-           or code does not match a history that `replay` was given
+      1    the instance or the wake has failed or was cancelled; `replay`: code does not match a history;
+           `demo`: a result is wrong; `worker`: an activity did not end
       2    the command line or an input is wrong; nothing was changed
-      3    the database cannot be reached or refuses; or another process took the worker's name;
-           or `replay` found no history
+      3    the database cannot be reached or refuses; or another process took the worker's name
       4    the time given to `wait`, `ask` or `stop` ran out
+      5    nothing has this id: no instance, conversation, session, worker or process; `replay`: no history
+      6    what has the id does not allow this now: finished, running, in use, busy; or a limit is reached
       130  interrupted by Ctrl-C
+
+    Tab completes commands and options after: eval "$(_AFFINITY_COMPLETE=bash_source affinity)"
+    (zsh_source, fish_source).
     """
     ctx.obj = url
 

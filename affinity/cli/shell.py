@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -18,7 +18,22 @@ from pydantic_core import to_json
 
 from affinity.cli.output import printable
 from affinity.client import Client
-from affinity.errors import AffinityError, InvalidInput, ProviderError, WaitTimeout
+from affinity.errors import (
+    AffinityError,
+    ClientError,
+    InvalidInput,
+    NoReply,
+    ProviderError,
+    SessionAmbiguous,
+    SessionNotFound,
+    SessionWriteConflict,
+    UnknownConversation,
+    UnknownEntry,
+    UnknownInstance,
+    UnknownWorker,
+    WaitTimeout,
+    WakeFailed,
+)
 from affinity.limits import MAX_PAGE
 from affinity.provider import has_password
 from affinity.worker.options import check_environment
@@ -35,7 +50,7 @@ DEFAULT_URL: Final = "sqlite:///affinity.db"
 DEFAULT_PAGE: Final = 50
 """Items on a page of a list."""
 
-FAILED, MISUSED, NO_DATABASE, TIMED_OUT, INTERRUPTED = 1, 2, 3, 4, 130
+FAILED, MISUSED, NO_DATABASE, TIMED_OUT, UNKNOWN, REFUSED, INTERRUPTED = 1, 2, 3, 4, 5, 6, 130
 
 URL_IS_VISIBLE: Final = (
     "Warning: the password in --url can be read by every user of this machine (`ps`): put the URL into AFFINITY_URL, or"
@@ -46,13 +61,20 @@ SIGNALLED: Final = 128
 """Plus the number of the signal: the exit code of a process that a signal ended, as shells report it."""
 
 
+_CODES: Final[Sequence[tuple[tuple[type[AffinityError], ...], int]]] = (
+    ((InvalidInput,), MISUSED),
+    ((ProviderError,), NO_DATABASE),
+    ((WaitTimeout,), TIMED_OUT),
+    ((UnknownInstance, UnknownConversation, UnknownEntry, UnknownWorker, SessionNotFound, SessionAmbiguous), UNKNOWN),
+    ((NoReply, WakeFailed), FAILED),
+    ((ClientError, SessionWriteConflict), REFUSED),
+)
+"""The exit codes of errors: the first class that fits decides."""
+
+
 def exit_code(error: AffinityError) -> int:
     """What the process returns for an error; ``affinity --help`` explains them."""
-    if isinstance(error, InvalidInput):
-        return MISUSED
-    if isinstance(error, ProviderError):
-        return NO_DATABASE
-    return TIMED_OUT if isinstance(error, WaitTimeout) else FAILED
+    return next((code for kinds, code in _CODES if isinstance(error, kinds)), FAILED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import click
 
-from affinity.cli.shell import TIMED_OUT, Command, Shell
+from affinity.cli.shell import REFUSED, TIMED_OUT, UNKNOWN, Command, Shell
 
 INIT: Final = 1
 """The first process of a container. It ignores signals that it has no handler for, as during its imports, so SIGTERM is
@@ -38,7 +38,8 @@ def stop(*, pid: int, timeout: float | None, as_json: bool) -> None:
 
     It sends SIGTERM, which begins the drain: running activities end or are given back, and sessions are released, or
     left to the worker's next start for restart_grace. It needs no database, and no shell or other program in the image.
-    Ctrl-C ends the waiting; the drain goes on. Exit code 1 when there is no such process, 4 after --timeout.
+    Ctrl-C ends the waiting; the drain goes on. Exit code 5 when there is no such process, 4 after
+    --timeout.
 
     Examples:
       affinity stop 4711
@@ -62,9 +63,9 @@ def end_process(pid: int, timeout: float) -> bool:
         process = _open(pid)
         process.terminate()
     except ProcessLookupError:
-        raise click.ClickException(f"there is no process {pid}") from None
+        raise _NoProcess(f"there is no process {pid}") from None
     except PermissionError:
-        raise click.ClickException(f"process {pid} is another user's") from None
+        raise _OfAnotherUser(f"process {pid} is another user's") from None
     with suppress(ProcessLookupError):  # it has ended meanwhile
         while not process.wait(max(0.0, min(SIGNAL_SECONDS, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
@@ -72,6 +73,14 @@ def end_process(pid: int, timeout: float) -> bool:
             if pid == INIT:
                 process.terminate()
     return True
+
+
+class _NoProcess(click.ClickException):
+    exit_code = UNKNOWN
+
+
+class _OfAnotherUser(click.ClickException):
+    exit_code = REFUSED
 
 
 class _Process(Protocol):

@@ -9,12 +9,13 @@ import signal
 import threading
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 import anyio
 import click
 
 from affinity.cli.loading import load_app
+from affinity.cli.logs import LogFormat, configure_logging
 from affinity.cli.shell import FAILED, SIGNALLED, Command, Shell, command
 from affinity.worker import RuntimeOptions, Worker
 from affinity.worker.options import describe_options
@@ -42,29 +43,50 @@ def _runtime_options(function: F) -> F:
 @click.command(cls=Command, short_help="Run the orchestrations and activities of an app.")
 @click.argument("target", metavar="MODULE:APP")
 @_runtime_options
-@click.option("--migrate/--no-migrate", default=True, help="Bring the schema up to date first (safe for many workers).")
 @click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+    "--migrate/--no-migrate",
+    default=True,
+    envvar="AFFINITY_MIGRATE",
+    show_envvar=True,
+    help="Bring the schema up to date first (safe for many workers).",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+    default="info",
+    envvar="AFFINITY_LOG_LEVEL",
+    show_envvar=True,
+    show_default=True,
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(get_args(LogFormat)),
+    default="text",
+    envvar="AFFINITY_LOG_FORMAT",
+    show_envvar=True,
+    show_default=True,
+    help="Lines for people, or a JSON object a line; with worker, instance and session.",
 )
 @command
-def worker(shell: Shell, *, target: str, migrate: bool, log_level: str, **flags: Any) -> None:
+def worker(shell: Shell, *, target: str, migrate: bool, log_level: str, log_format: LogFormat, **flags: Any) -> None:
     """Run the orchestrations and activities of the app that MODULE:APP names.
 
-    Start as many as you like, on as many machines as you like; with SQLite, on one machine. SIGTERM or Ctrl-C drains:
-    running activities end or are given back, and sessions are released. Ctrl-C during the drain stops immediately:
-    running activities are cancelled, and their work is free for other workers. A further SIGTERM changes nothing. Exit
-    code 0 after SIGTERM, 143 when Ctrl-C cut its drain short, 130 after Ctrl-C, 1 when an activity did not end though
-    it was cancelled.
+    Start as many as you like, on as many machines as you like; with SQLite, on one machine. SIGTERM,
+    SIGHUP or Ctrl-C drains: running activities end or are given back, and sessions are released. Ctrl-C during the
+    drain stops immediately: running activities are cancelled, and their work is free for other workers. A further
+    SIGTERM or SIGHUP changes nothing. Exit code 0 after SIGTERM or SIGHUP, 128 and the signal's number when Ctrl-C cut
+    its drain short (143, 129), 130 after Ctrl-C, 1 when an activity did not end though it was cancelled.
 
     Durations are seconds. Every flag can be given by the environment instead: AFFINITY_WORKER_NODE_ID,
-    AFFINITY_MAX_SESSIONS_PER_RUNTIME, AFFINITY_<OPTION>, as `affinity.RuntimeOptions` names them.
+    AFFINITY_MAX_SESSIONS_PER_RUNTIME, AFFINITY_<OPTION>, as `affinity.RuntimeOptions` names them; AFFINITY_MIGRATE=no,
+    AFFINITY_LOG_LEVEL, AFFINITY_LOG_FORMAT, AFFINITY_URL.
 
     Examples:
       affinity worker support:app
       affinity worker support:app --node-id "$HOSTNAME" --max-sessions 50 --url postgresql://db/app
     """
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     options = RuntimeOptions.from_environment(**flags)
+    configure_logging(log_level, log_format, options.worker_node_id)
     running = Worker(load_app(target), shell.url, options, migrate=migrate)
     _spare_the_collector()
     ended_by = anyio.run(_run, running, backend_options={"use_uvloop": find_spec("uvloop") is not None})

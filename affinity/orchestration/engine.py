@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import Token
 from types import TracebackType
 from typing import Any, Final, cast
 
@@ -29,7 +28,7 @@ from affinity.orchestration.scheduler import CommandFuture, DurableFuture, Sched
 from affinity.orchestration.signals import ContinueAsNewSignal, OrchestrationCancelledSignal
 from affinity.orchestration.sources import describe_sources, first_source, raising_source
 from affinity.records import constructor, frozen
-from affinity.telemetry import enter_session, leave_session
+from affinity.telemetry import enter_instance, enter_session, leave_instance, leave_session
 
 _ANSWERS: Final[dict[type[ev.Event], type[CommandFuture[Any]]]] = {
     ev.ActivityCompleted: ActivityFuture,
@@ -131,7 +130,7 @@ class Execution:
         """Where the outcome is sent; set by the start of the execution."""
         self._scheduler = Scheduler(instance_id, execution_id, session_id)
         self._context = OrchestrationContext(definition, self._scheduler)
-        self._isolated = _LoopIsolation(session_id)
+        self._isolated = _LoopIsolation(instance_id, session_id)
         self._lineage: ev.Lineage = ()
         self._main: Task[Any] | None = None
         self._traced = traced
@@ -487,17 +486,18 @@ def _refuse_never_awaited(never_awaited: Iterable[DurableFuture[Any]]) -> None:
 
 
 class _LoopIsolation:
-    """Keeps an event loop of this thread from adopting the orchestration's async generators, and sets the session of
-    its logs and spans. One object serves one execution, which never runs twice at a time.
+    """Keeps an event loop of this thread from adopting the orchestration's async generators, and sets the instance
+    and the session of its logs and spans. One object serves one execution, which never runs twice at a time.
     """
 
-    __slots__ = ("_hooks", "_session_id", "_token")
+    __slots__ = ("_hooks", "_instance_id", "_session_id", "_tokens")
 
-    def __init__(self, session_id: str | None) -> None:
+    def __init__(self, instance_id: str, session_id: str | None) -> None:
+        self._instance_id = instance_id
         self._session_id = session_id
 
     def __enter__(self) -> None:
-        self._token: Token[str | None] = enter_session(self._session_id)
+        self._tokens = enter_instance(self._instance_id), enter_session(self._session_id)
         self._hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(None, None)
 
@@ -505,4 +505,6 @@ class _LoopIsolation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         sys.set_asyncgen_hooks(*self._hooks)
-        leave_session(self._token)
+        instance, session = self._tokens
+        leave_instance(instance)
+        leave_session(session)

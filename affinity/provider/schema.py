@@ -89,9 +89,12 @@ def report(found: SchemaVersion, migrations: Sequence[Migration], behind: Sequen
     )
 
 
-def report_applied(progress: Progress, migration: Migration) -> None:
-    """A migration was applied."""
-    progress(f"migration: {migration.name} applied")
+def report_applied(progress: Progress, migration: Migration, before: int, after: int) -> None:
+    """A migration was applied, between these two versions. Those that make a new schema have one line together."""
+    if before:
+        progress(f"migration: {migration.name} applied")
+    elif migration.version == after:
+        progress(f"migration: new schema, version {after}")
 
 
 def report_repaired(progress: Progress, behind: Sequence[str]) -> None:

@@ -39,7 +39,7 @@ from affinity.orchestration.wire import ActivityTask, decode_task
 from affinity.provider.contract import Turn, WaitFailure, WorkAbandon, WorkFetch, WorkItem, WorkKey, WorkLock
 from affinity.session.stores import RetryingStore
 from affinity.session.writer import enter_activity
-from affinity.telemetry import enter_session
+from affinity.telemetry import enter_instance, enter_session
 from affinity.worker.commits import Commits
 from affinity.worker.isolation import Isolation, is_isolated, not_begun
 from affinity.worker.journals import WorkerJournals
@@ -261,7 +261,7 @@ class ActivityRunner:
 
         if self.isolation.add(item, run):
             text = "activity %s of %s was interrupted %d times; running it alone"
-            logger.warning(text, item.name, item.lock.key.instance_id, item.attempts - 1)
+            logger.warning(text, item.name, item.lock.key.instance_id, item.attempts - 1, extra=_ids(item))
         else:
             self._give_back(item)
 
@@ -313,6 +313,7 @@ class ActivityRunner:
         self, activity_id: int, running: _Running, definition: ActivityDefinition, task: ActivityTask
     ) -> Event:
         enter_activity(running.context)
+        enter_instance(running.context.instance_id)
         enter_session(running.item.session_id or task.shown_session)  # None too: the task inherits what was ambient
         limit = running.limit
         if limit is not None:
@@ -388,7 +389,8 @@ class ActivityRunner:
     def _handle_failure(self, running: _Running, task: ActivityTask, error: BaseException) -> None:
         item = running.item
         if isinstance(error, SessionWriteConflict) and error.session_id in {item.session_id, item.lock.key.instance_id}:
-            logger.warning("activity %s of %s: %s; running it again", item.name, item.lock.key.instance_id, error)
+            text = "activity %s of %s: %s; running it again"
+            logger.warning(text, item.name, item.lock.key.instance_id, error, extra=_ids(item))
             self._observe(item.name, "retried")
             self._end(item)
             self._commits.submit_abandon(requeue_after_conflict(item.lock))
@@ -458,7 +460,7 @@ class ActivityRunner:
             self._commits.submit_abandon(replace(not_begun(item, self._isolate_after), unknown=True))
         else:
             text = "activity %s of %s is not registered here; giving session %s back"
-            logger.warning(text, item.name, item.lock.key.instance_id, item.session_id)
+            logger.warning(text, item.name, item.lock.key.instance_id, item.session_id, extra=_ids(item))
             self._give_back_with_session(item.session_id, not_begun(item, self._isolate_after))
 
     def _is_unreadable_here(self, error: BaseException, item: WorkItem) -> TypeGuard[SessionRecordTooNew]:
@@ -473,7 +475,7 @@ class ActivityRunner:
         ended at the read: that is no attempt.
         """
         text = "activity %s of %s: later code wrote the record of session %s (%s); giving the session back"
-        logger.warning(text, item.name, item.lock.key.instance_id, error.session_id, error)
+        logger.warning(text, item.name, item.lock.key.instance_id, error.session_id, error, extra=_ids(item))
         self._observe(item.name, "retried")
         need = record_need(error.kind, error.from_version)
         self._give_back_with_session(session_id, WorkAbandon(lock=item.lock, count_attempt=False, needs=need))
@@ -565,6 +567,11 @@ class ActivityRunner:
     def stuck(self) -> list[str]:
         """Names of activities that do not end although they were cancelled: code in threads, or that swallows it."""
         return sorted({running.item.name for running in self._running.values()} | self._threads.names())
+
+
+def _ids(item: WorkItem) -> dict[str, str | None]:
+    """What a line of the log is about."""
+    return {"instance_id": item.lock.key.instance_id, "session_id": item.session_id}
 
 
 def _log_failure(

@@ -236,7 +236,8 @@ class Fetcher:
         )
         released = await self._lease.calls.watch("fetch", release, repeated=True)
         for session_id in released:
-            logger.info("session %s is released: it is idle, and new ones wait", session_id)
+            text, of = "session %s is released: it is idle, and new ones wait", {"session_id": session_id}
+            logger.info(text, session_id, extra=of)
             self._sessions.recheck(session_id)
         return 0.0 if released else ROOM_SECONDS
 
@@ -253,7 +254,8 @@ class Fetcher:
         )
         taken = await self._lease.calls.watch("fetch", take, repeated=True)
         for session_id, epoch, former in taken:
-            logger.info("session %s has moved here from worker %s", session_id, former)
+            of = {"session_id": session_id}
+            logger.info("session %s has moved here from worker %s", session_id, former, extra=of)
             self._sessions.add(session_id, epoch)
             self._wakeups.hint_others(former, sessions=True)
         return 0.0 if taken else ASSIGNED_SECONDS

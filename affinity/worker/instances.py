@@ -304,7 +304,8 @@ class InstanceTable:
             if is_suspended:  # else it has moved on meanwhile, or is suspended already
                 self._observe(name, "suspended")
                 defect = None if isinstance(error, AffinityError) else error
-                logger.error("instance %s is suspended: %s: %s", at.instance_id, error_type, message, exc_info=defect)
+                text, of = "instance %s is suspended: %s: %s", {"instance_id": at.instance_id}
+                logger.error(text, at.instance_id, error_type, message, exc_info=defect, extra=of)
 
         self._commits.submit_suspend(suspend, done)
 
@@ -474,6 +475,7 @@ class InstanceTable:
                 "instance %s: session state or journal of activity %d met a newer one in the store; running it again",
                 each.lock.key.instance_id,
                 each.lock.key.activity_id,
+                extra={"instance_id": each.lock.key.instance_id},
             )
             self._commits.submit_abandon(requeue_after_conflict(each.lock))
         for each in void + conflicting:

@@ -158,7 +158,9 @@ class Maintenance:
             self.fail_waiting(item, why)
         for session_id in ended.freed:
             logger.info(
-                "session %s is freed for another worker: its holder has had no free slot for its work", session_id
+                "session %s is freed for another worker: its holder has had no free slot for its work",
+                session_id,
+                extra={"session_id": session_id},
             )
         if ended.freed:
             self._wakeups.hint(None)
@@ -218,7 +220,8 @@ class Maintenance:
         )
         taken = await self._health.retry(retry)
         for instance_id in taken:
-            logger.info("instance %s was suspended; trying it with code %s", instance_id, self._code)
+            of = {"instance_id": instance_id}
+            logger.info("instance %s was suspended; trying it with code %s", instance_id, self._code, extra=of)
         if taken:
             self._wakeups.wake_fetcher()
         return len(taken) == RETRY_LIMIT

@@ -44,6 +44,9 @@ _FLAGS: Final = {
 }
 """Flags that are not named like their option."""
 
+_OTHER_VARIABLES: Final = ("url", "migrate", "log_level", "log_format")
+"""What else the environment can set, of the command."""
+
 _SERVICE_LINK: Final = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
 
 SPREAD: Final = "spread"
@@ -313,7 +316,7 @@ def check_environment(environ: Mapping[str, str] | None = None) -> None:
 
 def _meant(variable: str) -> str | None:
     """The option of which the name is almost that of the variable; None where it is one, or is like none."""
-    known = ["url", *RuntimeOptions.model_fields]
+    known = [*_OTHER_VARIABLES, *RuntimeOptions.model_fields]
     name = variable[len(ENVIRONMENT_PREFIX) :].lower()
     if variable in {ENVIRONMENT_PREFIX + each.upper() for each in known}:
         return None

@@ -60,5 +60,6 @@ class SentEvents:
                         sender,
                         pair.key,
                         pair.instance_id,
+                        extra={"instance_id": sender},
                     )
             await anyio.sleep(LOOK_UP_SECONDS)

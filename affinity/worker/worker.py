@@ -129,7 +129,10 @@ class Worker(AsyncBlock):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._stack.__aexit__(kind, error, trace)
+        try:
+            await self._stack.__aexit__(kind, error, trace)
+        finally:
+            logger.info("worker %s: ended%s", self.identity.worker_id, "" if self.drained else ", not drained")
         if error is None and self._error is not None:
             raise self._error
 
@@ -168,10 +171,11 @@ class Worker(AsyncBlock):
             self.drained = True
 
     async def serve(self) -> signal.Signals:
-        """Run as a process: enter, run until SIGTERM or SIGINT, drain, leave; returns the signal.
+        """Run as a process: enter, run until SIGTERM, SIGINT or SIGHUP, drain, leave; returns the signal.
 
         SIGINT during the drain ends it, and a signal that comes while the worker is still starting ends the start: stop
-        now. SIGTERM during the drain changes nothing. Call it instead of the ``async with``, so that no signal can come
+        now. SIGTERM or SIGHUP during the drain changes nothing; under `nohup` SIGHUP changes nothing
+        ever. Call it instead of the ``async with``, so that no signal can come
         before its handler.
 
         Raises:
@@ -179,7 +183,8 @@ class Worker(AsyncBlock):
         """
         received: list[signal.Signals] = []
         failure: BaseException | None = None
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []  # ignored by `nohup`
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, *hangup) as signals:
             async with anyio.create_task_group() as tasks:
                 first = anyio.Event()
                 tasks.start_soon(self._watch, signals, received, first, tasks.cancel_scope)

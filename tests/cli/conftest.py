@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -86,7 +86,7 @@ def refused(code: int, *arguments: str, stdin: str | None = None) -> str:
     return result.stderr
 
 
-def launch(*arguments: str, **streams: Any) -> subprocess.Popen[str]:
-    """The command in a process of its own."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+def launch(*arguments: str, variables: Mapping[str, str] | None = None, **streams: Any) -> subprocess.Popen[str]:
+    """The command in a process of its own, with these environment variables added."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"} | dict(variables or {})
     return subprocess.Popen([sys.executable, "-m", "affinity", *arguments], text=True, env=environment, **streams)

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 import affinity
-from affinity.cli.shell import FAILED, MISUSED, TIMED_OUT
+from affinity.cli.shell import MISUSED, REFUSED, TIMED_OUT, UNKNOWN
 from affinity.conversation import UserMessage
 from affinity.limits import MAX_PAGE
 from examples.chat_api.chat import chats
@@ -66,7 +66,7 @@ def test_a_request_is_shown_and_answered_once(url: str) -> None:
     (request,) = output(url, "requests", "c3")
     assert request["event"]["arguments"] == {"cents": 300}
     output(url, "answer", "c3", request["request_id"], "--allow")
-    refused(FAILED, "conversation", "answer", "c3", request["request_id"], "--refuse", "--url", url)
+    refused(REFUSED, "conversation", "answer", "c3", request["request_id"], "--refuse", "--url", url)
 
 
 def test_a_list_shows_the_status_and_what_waits(url: str) -> None:
@@ -93,17 +93,17 @@ def test_the_trace_of_the_last_wake(url: str) -> None:
     assert "span.started" in text
     assert "span.completed" in text
     assert succeed("conversation", "trace", "c4", reply["wake_id"], "--url", url) == text
-    assert "no-such-wake" in refused(FAILED, "conversation", "trace", "c4", "no-such-wake", "--url", url)
+    assert "no-such-wake" in refused(UNKNOWN, "conversation", "trace", "c4", "no-such-wake", "--url", url)
 
 
 def test_interrupt_terminate_and_delete(url: str) -> None:
     ask(url, "c5", "hello")
     assert output(url, "interrupt", "c5", "--reason", "enough")["seq"] > 1
     output(url, "terminate", "c5")
-    assert "terminated" in refused(FAILED, "conversation", "send", "c5", "hello?", "--url", url)
+    assert "terminated" in refused(REFUSED, "conversation", "send", "c5", "hello?", "--url", url)
     assert output(url, "show", "c5")["status"] == "terminated"
     assert output(url, "delete", "c5", "--yes", "--timeout", "5") == {"deleted": True}
-    assert "there is none" in refused(FAILED, "conversation", "show", "c5", "--url", url)
+    assert "there is none" in refused(UNKNOWN, "conversation", "show", "c5", "--url", url)
 
 
 def test_events_that_are_followed_end_with_an_instance_that_was_cancelled(url: str) -> None:
@@ -129,7 +129,7 @@ def test_a_fork_goes_on_from_an_entry_and_knows_its_origin(url: str) -> None:
     assert [each["conversation_id"] for each in output(url, "ancestors", "c9-c")] == ["c9-c"]
     assert "fork" in succeed("conversation", "ancestors", "c9-b", "--url", url)
     ask(url, "c9-a", "another one")
-    assert "in use" in refused(FAILED, "conversation", "fork", "c9", "c9-a", "--url", url)
+    assert "in use" in refused(REFUSED, "conversation", "fork", "c9", "c9-a", "--url", url)
 
 
 def test_events_of_any_kind_can_be_sent(url: str) -> None:
@@ -143,7 +143,7 @@ def test_events_of_any_kind_can_be_sent(url: str) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
-        (("send", "none", "hi"), FAILED, "give its --kind"),
+        (("send", "none", "hi"), UNKNOWN, "give its --kind"),
         (("send", "c7", "--kind", "chat"), MISUSED, "give the TEXT"),
         (("send", "c7", "--kind", "chat", "--event", "[1]"), MISUSED, "JSON object with its kind"),
         (
@@ -200,7 +200,7 @@ def test_a_reply_that_does_not_come_in_time_has_an_exit_code(url: str) -> None:
 def test_entries_that_were_removed_before_they_were_read_are_named(url: str) -> None:
     seq = ask(url, "c18", "hello")["seq"]
     succeed("conversation", "prune", "--max-entries", "2", "--yes", "--url", url)
-    text = refused(FAILED, "conversation", "events", "c18", "--after", str(seq), "--url", url)
+    text = refused(UNKNOWN, "conversation", "events", "c18", "--after", str(seq), "--url", url)
     assert "retention has removed entries 2 to 5; read the kept entries from 0" in text
     shown = succeed("conversation", "events", "c18", "--url", url).splitlines()
     assert [line.split()[0] for line in shown] == ["6", "7"]

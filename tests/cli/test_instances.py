@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from affinity import Client
-from affinity.cli.shell import FAILED, MISUSED, NO_DATABASE, TIMED_OUT
+from affinity.cli.shell import FAILED, MISUSED, NO_DATABASE, REFUSED, TIMED_OUT, UNKNOWN
 from affinity.client import HistoryRecord
 from affinity.limits import MAX_ID_BYTES, MAX_PAYLOAD_BYTES
 from affinity.orchestration.events import ActivityScheduled, EventRefused, RawJson
@@ -66,7 +66,7 @@ def test_start_is_idempotent_by_id() -> None:
     again = run("start", "brew", "--id", "t")
     assert (again.exit_code, again.stdout) == (0, "t\n")
     assert "already" in again.stderr
-    assert "'brew'" in refused(FAILED, "start", "rest", "--id", "t")
+    assert "'brew'" in refused(REFUSED, "start", "rest", "--id", "t")
 
 
 @pytest.mark.usefixtures("database")
@@ -114,15 +114,15 @@ def test_an_unknown_instance() -> None:
         ["cancel", "t"],
         ["delete", "t"],
     ):
-        assert "no instance has the id 't'" in refused(FAILED, *command)
+        assert "no instance has the id 't'" in refused(UNKNOWN, *command)
 
 
 def test_a_finished_instance_takes_no_event(play: Play) -> None:
     succeed("start", "brew", "--id", "t")
     assert document("raise", "t", "pour", "--data", "1")["delivered"]
     play(lambda puppet: puppet.end("t"))
-    assert "has ended" in refused(FAILED, "raise", "t", "pour")
-    assert "has ended" in refused(FAILED, "cancel", "t")
+    assert "has ended" in refused(REFUSED, "raise", "t", "pour")
+    assert "has ended" in refused(REFUSED, "cancel", "t")
 
 
 def test_an_event_with_a_key_is_sent_once(play: Play) -> None:
@@ -140,7 +140,7 @@ async def check_one_event(puppet: Puppet) -> None:
 def test_ask_prints_the_reply(play: Play) -> None:
     """Which may come later: with its key the command is repeated."""
     ask = ("ask", "t", "pour", "--data", '{"cups": 2}', "--key", "k")
-    assert "no instance has the id 't'" in refused(FAILED, *ask)
+    assert "no instance has the id 't'" in refused(UNKNOWN, *ask)
     started = (*ask, "--start", "brew", "--input", "1", "--timeout", "0.5")
     assert "has not replied" in refused(TIMED_OUT, *started)
     play(lambda puppet: puppet.reply("t", MessageReply("k", '{"tea":"green"}')))
@@ -149,7 +149,7 @@ def test_ask_prints_the_reply(play: Play) -> None:
     assert "has not replied" in refused(TIMED_OUT, "ask", "t", "pour", "--key", "other", "--timeout", "0.5")
     play(lambda puppet: puppet.end("t"))
     assert "without a reply" in refused(FAILED, "ask", "t", "pour", "--key", "other")
-    assert "has ended" in refused(FAILED, "ask", "t", "pour")
+    assert "has ended" in refused(REFUSED, "ask", "t", "pour")
     assert "--start" in refused(MISUSED, "ask", "t", "pour", "--input", "1")
 
 
@@ -169,7 +169,7 @@ def test_an_ended_instance_is_restarted_on_demand(play: Play) -> None:
     succeed("start", "brew", "--id", "t")
     play(lambda puppet: puppet.end("t"))
     assert document("start", "brew", "--id", "t")["outcome"] == "ended"
-    assert "has ended" in refused(1, "start", "brew", "--id", "t", "--if-ended", "fail")
+    assert "has ended" in refused(REFUSED, "start", "brew", "--id", "t", "--if-ended", "fail")
     assert document("start", "brew", "--id", "t", "--if-ended", "restart")["outcome"] == "restarted"
     assert document("start", "brew", "--id", "t", "--if-ended", "restart")["outcome"] == "running"
 
@@ -318,12 +318,12 @@ def test_sessions_and_workers(play: Play) -> None:
 
 def test_delete(play: Play) -> None:
     succeed("start", "brew", "--id", "t")
-    assert "force" in refused(FAILED, "delete", "t")
+    assert "force" in refused(REFUSED, "delete", "t")
     assert document("delete", "t", "--force") == {"instance_id": "t", "deleted": True}
     succeed("start", "brew", "--id", "t")
     play(lambda puppet: puppet.end("t"))
     assert succeed("delete", "t") == ""
-    refused(FAILED, "show", "t")
+    refused(UNKNOWN, "show", "t")
 
 
 async def _suspend_three(puppet: Puppet) -> None:
@@ -341,7 +341,7 @@ def test_suspended_instances_are_shown_and_resumed(play: Play) -> None:
     assert document("show", "a")["suspension"]["code"] == "v1"
     assert len(document("list", "--status", "suspended")["instances"]) == 3
     assert document("resume", "a") == {"instances": {"a": "resumed"}}
-    assert document("resume", "a", "missing", code=FAILED)["instances"] == {"a": "not_suspended", "missing": "unknown"}
+    assert document("resume", "a", "missing", code=UNKNOWN)["instances"] == {"a": "not_suspended", "missing": "unknown"}
     assert document("resume", "--all", "--reason", "Nondeterminism") == {"instances": {"b": "resumed"}}
     assert document("resume", "--all") == {"instances": {"p": "resumed"}}
     assert document("resume", "--all") == {"instances": {}}
@@ -395,7 +395,7 @@ def test_show_tells_of_an_activity_in_back_off(play: Play) -> None:
     play(fail)
     text = succeed("show", "t")
     assert "activity 2" in text
-    assert "act: attempt 2 at 2" in text
+    assert "act: attempt 2 in 10 min, " in text
     assert "after ValueError: " in text
     assert "\x1b" not in text
     (activity,) = document("show", "t")["activities"]
@@ -421,4 +421,4 @@ def test_executions_tree_and_stats(play: Play) -> None:
     assert counts["oldest_message"] >= 0
     assert "oldest waiting message" in succeed("stats", "--limit", "1")
     for command in ("executions", "tree"):
-        assert "no instance has the id" in refused(FAILED, command, "nobody")
+        assert "no instance has the id" in refused(UNKNOWN, command, "nobody")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from affinity.cli.shell import FAILED, INTERRUPTED, MISUSED
+from affinity.cli.shell import INTERRUPTED, MISUSED, REFUSED, UNKNOWN
 from tests.cli.conftest import Play, document, launch, refused, run, succeed
 from tests.support.worker_processes import PATIENCE, open_workers
 
@@ -24,7 +24,7 @@ def test_a_session_is_moved_between_processes(directory: Path) -> None:
         (session,) = document("sessions")
         assert (session["worker_id"], session["next_worker"]) == ("two", None)
         wanted = {"sessions": {"s": "moved", "never": "not_held"}}
-        assert document("sessions", "move", "s", "never", "--to", "two", code=FAILED) == wanted
+        assert document("sessions", "move", "s", "never", "--to", "two", code=REFUSED) == wanted
         assert "unavailable" in run("sessions", "move", "s", "--to", "unknown", "--within", "5m").stdout
         (move,) = document("sessions", "moves", "s", "--reason", "moved")
         assert (move["from_worker"], move["to_worker"]) == ("one", "two")
@@ -40,7 +40,7 @@ def test_a_planned_move_is_shown(play: Play) -> None:
         assert document("sessions", "move", "s", "--to", "puppet") == {"sessions": {"s": "planned"}}
         assert document("sessions")[0]["next_worker"] == "puppet"
         assert "puppet" in succeed("sessions")
-        given_up = document("sessions", "move", "s", "--to", "puppet", "--within", "1s", "--wait", code=FAILED)
+        given_up = document("sessions", "move", "s", "--to", "puppet", "--within", "1s", "--wait", code=REFUSED)
         assert given_up == {"sessions": {"s": "given_up"}}
 
 
@@ -61,8 +61,8 @@ def test_a_worker_is_drained_and_resumed(play: Play) -> None:
 
 @pytest.mark.usefixtures("database")
 def test_what_is_refused() -> None:
-    assert "no worker 'unknown'" in refused(FAILED, "drain", "unknown")
-    assert "no worker 'unknown'" in refused(FAILED, "resume", "--worker", "unknown")
+    assert "no worker 'unknown'" in refused(UNKNOWN, "drain", "unknown")
+    assert "no worker 'unknown'" in refused(UNKNOWN, "resume", "--worker", "unknown")
     assert "contradicts" in refused(MISUSED, "resume", "i", "--worker", "w")
     assert "contradicts" in refused(MISUSED, "workers", "--watch", "--desired")
     refused(MISUSED, "sessions", "move", "s")

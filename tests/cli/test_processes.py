@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
+import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from affinity.cli.shell import INTERRUPTED
-from tests.cli.conftest import document, launch, succeed
-from tests.support.worker_processes import PATIENCE, open_workers
+from affinity.cli import main
+from affinity.cli.shell import INTERRUPTED, MISUSED, NO_DATABASE
+from tests.cli.conftest import document, launch, refused, succeed
+from tests.support.cli_runner import new_runner
+from tests.support.worker_processes import PATIENCE, ROOT, open_workers
+
+SIGNALS = [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, INTERRUPTED)]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, INTERRUPTED)])
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_a_worker_runs_orchestrations_until_it_is_signalled(directory: Path, number: signal.Signals, code: int) -> None:
     url = f"sqlite:///{directory}/affinity.db"
     with open_workers(url) as workers:
@@ -54,6 +61,93 @@ def test_a_worker_tells_a_script_how_it_ended(directory: Path) -> None:
         stdout, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
     assert json.loads(stdout) == {"worker_id": "cook", "signal": "SIGTERM", "drained": True}
+
+
+APP = """import logging
+import affinity
+
+app = affinity.App("kitchen")
+log = logging.getLogger("kitchen")
+
+@app.activity
+async def boil(ctx: affinity.ActivityContext) -> None:
+    log.info("boiling")
+
+@app.orchestration
+async def brew(ctx: affinity.OrchestrationContext) -> None:
+    log.info("brewing")
+    await ctx.schedule_activity(boil).on_session("pot")
+"""
+
+
+def log_of_a_worker(directory: Path, **environment: str) -> list[str]:
+    """The lines of a worker that was told by the environment how to log, has run an instance, and was ended."""
+    (directory / "boil_app.py").write_text(APP)
+    with launch(
+        "worker", "boil_app:app", "--node-id", "cook", stderr=subprocess.PIPE, variables=environment
+    ) as process:
+        document("start", "brew", "--id", "t", "--wait", "--timeout", str(PATIENCE))
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, stderr
+    return str(stderr).splitlines()
+
+
+def test_each_line_of_the_log_names_worker_instance_and_session(directory: Path) -> None:
+    lines = log_of_a_worker(directory)
+    assert next(line for line in lines if "brewing" in line).endswith("kitchen: brewing [worker=cook instance=t]")
+    assert next(line for line in lines if "boiling" in line).endswith("boiling [worker=cook instance=t session=pot]")
+    assert lines[-1].endswith("worker cook: ended [worker=cook]")
+
+
+def test_the_log_as_json(directory: Path) -> None:
+    records = [json.loads(line) for line in log_of_a_worker(directory, AFFINITY_LOG_FORMAT="json")]
+    found = {each["message"]: each for each in records}
+    assert {each["worker"] for each in records} == {"cook"}
+    assert [found["boiling"][name] for name in ("logger", "level", "instance", "session")] == [
+        "kitchen",
+        "INFO",
+        "t",
+        "pot",
+    ]
+    assert (found["brewing"]["instance"], found["brewing"]["session"]) == ("t", None)
+    assert datetime.fromisoformat(found["boiling"]["time"]).tzinfo is not None
+
+
+def test_the_environment_sets_the_level_of_the_log(directory: Path) -> None:
+    assert log_of_a_worker(directory, AFFINITY_LOG_LEVEL="ERROR") == []
+
+
+def test_the_environment_forbids_a_migration(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (directory / "boil_app.py").write_text(APP)
+    monkeypatch.setenv("AFFINITY_MIGRATE", "no")
+    assert "never migrated" in refused(NO_DATABASE, "worker", "boil_app:app")
+    monkeypatch.setenv("AFFINITY_MIGRATE", "perhaps")
+    assert "'perhaps' is not a valid boolean" in refused(MISUSED, "worker", "boil_app:app")
+
+
+def test_a_hangup_does_not_end_what_nohup_has_started(directory: Path) -> None:
+    (directory / "boil_app.py").write_text(APP)
+    command = ["nohup", sys.executable, "-m", "affinity", "worker", "boil_app:app"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert any(b"running app" in line for line in process.stderr)
+        process.send_signal(signal.SIGHUP)
+        assert document("start", "brew", "--wait", "--timeout", str(PATIENCE))["status"] == "completed"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shell_completes_commands(shell: str) -> None:
+    """As docs/run/terminal.md says."""
+    script = new_runner().invoke(main, env={"_AFFINITY_COMPLETE": f"{shell}_source"}, prog_name="affinity").stdout
+    assert f"_AFFINITY_COMPLETE={shell}_complete" in script
+    words = {"COMP_WORDS": "affinity work", "COMP_CWORD": "work" if shell == "fish" else "1"}
+    variables = {"_AFFINITY_COMPLETE": f"{shell}_complete", **words}
+    assert "workers" in new_runner().invoke(main, env=variables, prog_name="affinity").stdout
 
 
 @pytest.mark.usefixtures("database")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from affinity.cli.shell import FAILED, INTERRUPTED, MISUSED
+from affinity.cli.shell import INTERRUPTED, MISUSED, UNKNOWN
 from affinity.client import Client
 from affinity.journal import JournalAppend, JournalStart, NewEntry
 from tests.cli.conftest import Play, document, refused, run, succeed
@@ -32,7 +32,7 @@ def test_what_ended_long_ago_is_removed() -> None:
     assert run("prune", "--older-than", "0s", "--dry-run").stderr == "would remove 1 instance\n"
     succeed("show", "done")
     assert document("prune", "--older-than", "0s", "--yes") == {"roots": 1, "instances": 1, "dry_run": False}
-    refused(FAILED, "show", "done")
+    refused(UNKNOWN, "show", "done")
     assert run("prune", "--older-than", "0s", "--status", "failed", "--yes").stderr == "removed 1 instance\n"
     succeed("show", "on")
 

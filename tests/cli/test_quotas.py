@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from affinity.cli.shell import FAILED, MISUSED
+from affinity.cli.shell import MISUSED, REFUSED
 from tests.cli.conftest import document, refused, succeed
 
 NONE = {"instances": None, "unread_events": None, "instance_bytes": None}
@@ -22,7 +22,7 @@ def test_limits_are_shown_and_set() -> None:
     }  # fmt: skip
     assert "unread events" in succeed("quotas")
     succeed("start", "brew")
-    assert "limit of 1 instances" in refused(FAILED, "start", "brew")
+    assert "limit of 1 instances" in refused(REFUSED, "start", "brew")
     assert document("quotas", "--instances", "none")["instances"] is None
     succeed("start", "brew")
 

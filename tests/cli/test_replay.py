@@ -16,8 +16,7 @@ import psycopg
 import pytest
 
 from affinity import App, Client, Worker
-from affinity.cli.replay.command import NOTHING
-from affinity.cli.shell import FAILED, INTERRUPTED, MISUSED, NO_DATABASE
+from affinity.cli.shell import FAILED, INTERRUPTED, MISUSED, NO_DATABASE, UNKNOWN
 from affinity.errors import AffinityError
 from affinity.provider import change_rights, migrate
 from tests.cli.conftest import document, launch, refused, run, succeed
@@ -50,7 +49,7 @@ def test_histories_of_a_database(url: str) -> None:
     assert document("replay", f"{APPS}recorded", "--sample", "none", "--name", "visit", "--name", "nap")["matched"] == 2
     for nothing in (["--name", "nap"], ["--status", "failed"], ["--since", "0.000001s"]):
         result = run("replay", f"{APPS}recorded", *nothing)
-        assert (result.exit_code, "no history was selected" in result.stderr) == (NOTHING, True)
+        assert (result.exit_code, "no history was selected" in result.stderr) == (UNKNOWN, True)
 
 
 def test_conversations_and_earlier_executions(url: str) -> None:
@@ -200,7 +199,7 @@ def test_misuse(directory: Path) -> None:
 def test_an_export_that_fails_leaves_no_file(directory: Path) -> None:
     succeed("start", "visit", "--id", "a")
     assert "no events" in refused(MISUSED, "history", "a", "--export", "a.json")
-    assert "no instance" in refused(FAILED, "history", "b", "--export", "a.json")
+    assert "no instance" in refused(UNKNOWN, "history", "b", "--export", "a.json")
     assert [path.name for path in directory.iterdir() if "json" in path.name] == []
     assert "no history was selected" in run("replay", f"{APPS}recorded").stderr
 

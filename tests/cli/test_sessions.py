@@ -15,7 +15,7 @@ import pytest
 
 from affinity.cli import shell
 from affinity.cli.sessions import sessions
-from affinity.cli.shell import FAILED, INTERRUPTED, MISUSED, NO_DATABASE
+from affinity.cli.shell import INTERRUPTED, MISUSED, NO_DATABASE, REFUSED, UNKNOWN
 from affinity.client import open_store
 from affinity.provider.sqlite.session_store import SqliteSessionStore
 from affinity.records import SessionMetadata, SessionState, SessionStore
@@ -84,7 +84,7 @@ def test_without_a_subcommand_the_leases_are_shown(play: Play) -> None:
 def test_release(play: Play) -> None:
     succeed("start", "brew", "--id", "t")
     play(lambda puppet: puppet.hold("t", "kettle"))
-    assert document("sessions", "release", "kettle", "pot", code=FAILED) == {
+    assert document("sessions", "release", "kettle", "pot", code=REFUSED) == {
         "sessions": {"kettle": "busy", "pot": "not_held"}
     }
     succeed("delete", "t", "--force")
@@ -206,9 +206,9 @@ def test_show(database: Path) -> None:
 def test_a_session_is_named_by_a_unique_beginning(database: Path, command: list[str]) -> None:
     put(database, "chat-17")
     put(database, "chat-18")
-    ambiguous = refused(FAILED, "sessions", *command, "chat-")
+    ambiguous = refused(UNKNOWN, "sessions", *command, "chat-")
     assert "'chat-17', 'chat-18'; give more of it" in ambiguous
-    assert "no session has the id 'plan'" in refused(FAILED, "sessions", *command, "plan")
+    assert "no session has the id 'plan'" in refused(UNKNOWN, "sessions", *command, "plan")
     assert "must not be empty" in refused(MISUSED, "sessions", *command, "")
     assert listed() == ["chat-18", "chat-17"]
 
@@ -241,7 +241,7 @@ def test_delete_takes_a_prefix_only_by_option(database: Path) -> None:
     put(database, "customer-17")
     assert run("sessions", "delete", "customer-1", "--yes").stdout == "customer-1\n"
     for option in ("--yes", "--dry-run"):
-        assert "no session has the id 'customer-1'" in refused(FAILED, "sessions", "delete", "customer-1", option)
+        assert "no session has the id 'customer-1'" in refused(UNKNOWN, "sessions", "delete", "customer-1", option)
     assert listed() == ["customer-17"]
     assert run("sessions", "delete", "customer-1", "--allow-prefix", "--yes").stdout == "customer-17\n"
     assert listed() == []
@@ -325,7 +325,7 @@ def test_export_and_import_into_another_database(directory: Path) -> None:
     assert document("sessions", "import", "all.jsonl", *other) == {"added": 4, "replaced": 0, "skipped": 0, "old": 0}
     assert sorted(listed(*other)) == sorted(listed())
     assert document("sessions", "show", "kid", *other)["parent"] == "top"
-    twice = refused(FAILED, "sessions", "import", "all.jsonl", *other)
+    twice = refused(REFUSED, "sessions", "import", "all.jsonl", *other)
     assert "line 1" in twice
     assert "skip or replace" in twice
     skipped = run("sessions", "import", "all.jsonl", "--on-exists", "skip", *other)
@@ -353,7 +353,7 @@ def test_export_misused(directory: Path) -> None:
     assert "No such file" in refused(MISUSED, "sessions", "export", "-o", "absent/all.jsonl")
     assert "directory" in refused(MISUSED, "sessions", "export", "-o", str(directory))
     (directory / "old.jsonl").write_text("kept")
-    refused(FAILED, "sessions", "export", "nobody", "-o", "old.jsonl")
+    refused(UNKNOWN, "sessions", "export", "nobody", "-o", "old.jsonl")
     assert (directory / "old.jsonl").read_text() == "kept"
     assert sorted(path.name for path in directory.glob("*.jsonl*")) == ["old.jsonl"]
 
@@ -372,7 +372,7 @@ def test_an_import_that_ends_in_the_middle_names_how_to_continue(database: Path,
     put(database, "b")
     lines = [json.dumps({"session_id": session_id, "schema_version": 1, "state": 1}) for session_id in ("a", "b", "c")]
     (directory / "three.jsonl").write_text("\n".join(lines))
-    said = refused(FAILED, "sessions", "import", "three.jsonl")
+    said = refused(REFUSED, "sessions", "import", "three.jsonl")
     assert "lines done: 1 before it ended" in said
     assert "--on-exists skip" in said
     assert document("sessions", "import", "three.jsonl", "--on-exists", "skip") == {

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
-from affinity.cli.shell import FAILED, MISUSED, TIMED_OUT
+from affinity.cli.shell import MISUSED, TIMED_OUT, UNKNOWN
 from affinity.cli.stop import end_process
 from tests.cli.conftest import document, refused, run, succeed
 from tests.support.worker_processes import PATIENCE, ROOT, open_workers
@@ -89,7 +89,7 @@ def test_a_system_without_descriptors_of_processes(
 def test_no_process_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["true"]) as ended:
         pass
-    assert f"no process {ended.pid}" in refused(FAILED, "stop", str(ended.pid))
+    assert f"no process {ended.pid}" in refused(UNKNOWN, "stop", str(ended.pid))
     for wrong in ("0", "-5", "worker-1", str(2**31)):
         refused(MISUSED, "stop", wrong)
 

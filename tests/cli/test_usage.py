@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
@@ -10,9 +12,25 @@ import pytest
 from affinity import RuntimeOptions
 from affinity.cli import main
 from affinity.cli.loading import load_app
-from affinity.cli.output import cell, printable, seconds
-from affinity.cli.shell import MISUSED, NO_DATABASE
-from affinity.errors import InvalidApp
+from affinity.cli.output import cell, clock, printable, seconds, table
+from affinity.cli.shell import FAILED, MISUSED, NO_DATABASE, REFUSED, TIMED_OUT, UNKNOWN, exit_code
+from affinity.errors import (
+    AffinityError,
+    ConnectionLost,
+    ConversationTerminated,
+    InstanceFinished,
+    InstanceNotFinished,
+    InvalidApp,
+    NoReply,
+    OrchestrationFailed,
+    QuotaExceeded,
+    UnknownConversation,
+    UnknownInstance,
+    UnknownWorker,
+    WaitTimeout,
+    WakeFailed,
+    WorkerFenced,
+)
 from affinity.worker.options import describe_options
 from tests.cli.conftest import refused, run, succeed
 
@@ -28,7 +46,7 @@ ON_AN_INSTANCE = [["show"], ["history"], ["wait"], ["cancel"], ["delete"], ["rai
 def test_help_teaches_by_example_and_documents_exit_codes() -> None:
     text = succeed("--help")
     assert '  affinity start conversation --id chat-17 --input \'{"topic": "tea"}\'\n' in text
-    for code in ("0", "1", "2", "3", "4", "130"):
+    for code in ("0", "1", "2", "3", "4", "5", "6", "130"):
         assert f"\n    {code:<3}  " in text
 
 
@@ -261,3 +279,98 @@ def test_what_is_printed_cannot_do_anything_to_a_terminal() -> None:
 )
 def test_durations(value: float, text: str) -> None:
     assert seconds(value) == text
+
+
+# --- tables and times -------------------------------------------------------------------------------------------------
+
+NEW_GUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
+LONG_ID = "chat-" + "7" * 251
+
+
+def lines_of(
+    capsys: pytest.CaptureFixture[str], columns: tuple[str, ...], *rows: tuple[object, ...], width: str = ""
+) -> list[str]:
+    """What is printed of a table, without its style, on a terminal that is so wide, or into a pipe."""
+    with pytest.MonkeyPatch.context() as patch:
+        if width:
+            patch.setattr(sys.stdout, "isatty", lambda: True)
+            patch.setenv("COLUMNS", width)
+        table(columns, rows, empty="none")
+    return click.unstyle(capsys.readouterr().out).splitlines()
+
+
+def test_a_table_that_fits_has_a_line_for_each_row(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ("a", 1), ("bc茶", None)
+    assert lines_of(capsys, ("INSTANCE", "EVENTS"), *rows, width="80") == ["INSTANCE  EVENTS", "a         1", "bc茶"]
+
+
+def test_long_values_give_way_to_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    _, line = lines_of(capsys, ("SESSION", "LABELS", "STATUS"), (NEW_GUID, "x" * 90, "running"), width="80")
+    assert line == f"{NEW_GUID}  {'x' * 32}…  running"
+    assert len(line) == 80
+
+
+@pytest.mark.parametrize("instance_id", [NEW_GUID, LONG_ID])
+def test_ids_are_never_cut(instance_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What does not fit beside them goes to further lines, under its name, and only ids are longer than a line."""
+    columns = ("INSTANCE", "STATUS", "SESSION", "OWNER", "CUSTOM STATUS")
+    row = (instance_id, "running", instance_id[::-1], "worker-0", "y" * 200)
+    lines = lines_of(capsys, columns, row, width="80")
+    assert len(lines) % 2 == 0
+    names, values = lines[: len(lines) // 2], lines[len(lines) // 2 :]
+    words = " ".join(lines).split()
+    assert {instance_id, instance_id[::-1], "running", "worker-0"} < {*words}
+    assert "y" * 77 + "…" in words
+    assert all(len(line) <= 80 or line.strip() in instance_id + " " + instance_id[::-1] for line in values)
+    for name in columns:  # each value begins in the column of its name
+        place = next(i for i, line in enumerate(names) if name in line)
+        assert values[place][names[place].index(name)] != " "
+
+
+def test_nothing_is_cut_to_the_width_of_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    _, line = lines_of(capsys, ("SESSION", "PARENT", "LABELS"), (LONG_ID, LONG_ID, "x" * 90))
+    assert line == f"{LONG_ID}  {LONG_ID}  {'x' * 90}"
+
+
+@pytest.mark.parametrize(
+    ("away", "text"),
+    [(-0.2, "0 s ago"), (-59.1, "59 s ago"), (-119, "2 min ago"), (-7300, "2 h ago"), (-86400 * 5, "5 d ago")],
+)
+def test_times_are_relative(away: float, text: str) -> None:
+    assert printable(datetime.now(UTC) + timedelta(seconds=away)) == text
+    assert printable(datetime(2020, 5, 4, 12, tzinfo=UTC)) == "2020-05-04"
+    assert printable(datetime.now(UTC) + timedelta(minutes=5, seconds=9)) == "in 5 min"
+
+
+def test_events_have_the_time_of_the_clock() -> None:
+    """Of another day with its date."""
+    assert clock(datetime(2020, 5, 4, 12, 1, 2, 3999).astimezone()) == "2020-05-04 12:01:02.003"
+    now = datetime.now().astimezone()
+    assert clock(now) in {f"{now:%H:%M:%S}.{now.microsecond // 1000:03}", f"{now:%Y-%m-%d %H:%M:%S}"}
+
+
+# --- exit codes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OrchestrationFailed("ValueError", "no"), FAILED),
+        (NoReply("i", "failed"), FAILED),
+        (WakeFailed("c", "ValueError", "no"), FAILED),
+        (InvalidApp("none"), MISUSED),
+        (ConnectionLost("gone"), NO_DATABASE),
+        (WorkerFenced("taken"), NO_DATABASE),
+        (WaitTimeout("late"), TIMED_OUT),
+        (UnknownInstance("i"), UNKNOWN),
+        (UnknownConversation("c", "none"), UNKNOWN),
+        (UnknownWorker("w"), UNKNOWN),
+        (InstanceFinished("i"), REFUSED),
+        (InstanceNotFinished("i"), REFUSED),
+        (ConversationTerminated("c", "ended"), REFUSED),
+        (QuotaExceeded("instances", 1), REFUSED),
+    ],
+)
+def test_what_failed_what_is_unknown_and_what_is_refused_differ(error: AffinityError, code: int) -> None:
+    assert exit_code(error) == code
+    assert f"\n    {code:<3}  " in succeed("--help")

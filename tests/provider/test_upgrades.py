@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import aclosing, closing
 from functools import partial
+from pathlib import Path
 
 import anyio
 import pytest
@@ -93,6 +94,18 @@ async def test_a_role_without_rights_to_sequences_starts(postgres_migrated: str)
     with administrator(postgres_migrated) as admin, plain_role(admin, *grants) as role:
         before, after = await migrate(as_role(postgres_migrated, role))
     assert before == after
+
+
+async def test_a_new_schema_is_one_line_of_progress_and_an_upgrade_one_for_each_migration(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    later = [EXPANDS.replace("later", name) for name in ("a", "b", "c")]
+    for url in (f"sqlite:///{tmp_path}/new.db", postgres_url):
+        lines: list[str] = []
+        version = await upgrade(url, later[0], progress=lines.append)
+        await upgrade(url, *later, progress=lines.append)
+        steps = [f"migration: {step:04d}_later applied" for step in (version + 1, version + 2)]
+        assert lines == [f"migration: new schema, version {version}", *steps]
 
 
 async def test_a_migration_behind_a_long_reader_blocks_no_other_statement(

@@ -23,7 +23,7 @@ async def upgrade(url: str, *scripts: str, progress: Progress = log_progress) ->
         if url.startswith("sqlite:"):
             every = _followed(sqlite.MIGRATIONS, scripts)
             path = Path(url.removeprefix("sqlite:///"))
-            return sqlite.migrate(path, every)[1]
+            return sqlite.migrate(path, every, progress)[1]
         patch.setattr(postgres, "MIGRATIONS", _followed(postgres.MIGRATIONS, scripts))
         return (await migrate(url, progress))[1]
 

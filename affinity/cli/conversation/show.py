@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any, get_args
 
 import click
 from pydantic_core import to_jsonable_python
 
 from affinity.cli.conversation.opening import open_conversation
-from affinity.cli.output import compact, counted, pairs, printable, table
+from affinity.cli.output import clock, compact, counted, pairs, printable, table
 from affinity.cli.shell import Command, PageOptions, Shell, command, paged, with_client
 from affinity.client import Client, ConversationInfo, ConversationPage
 from affinity.conversation import (
@@ -75,7 +76,7 @@ def show(shell: Shell, *, conversation_id: str) -> None:
 
     async def read(client: Client) -> dict[str, Any]:
         talk = await open_conversation(client, conversation_id)
-        about = {**_plain(await client.get_conversation(conversation_id)), "waits_for": None}
+        about: dict[str, Any] = {**asdict(await client.get_conversation(conversation_id)), "waits_for": None}
         with suppress(UnknownInstance):  # an operator has deleted it; the next event creates it again
             about["waits_for"] = await talk.explain()
         return {**about, "requests": await talk.requests(), "revisits": await talk.revisits()}
@@ -198,7 +199,7 @@ def line_of(item: FeedItem) -> str:
         case Retracted():
             return f"{'':>6}  x {'replaced' if item.replaced else 'void'}: attempt {item.attempt} of {item.wake_id}"
     text = _text_of(item.event)
-    return printable(f"{item.seq:>6}  {printable(item.recorded_at)}  {item.kind:<20}  {text}").replace("\n", " ")
+    return printable(f"{item.seq:>6}  {clock(item.recorded_at)}  {item.kind:<20}  {text}").replace("\n", " ")
 
 
 def _text_of(event: Any) -> str:

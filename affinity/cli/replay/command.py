@@ -13,16 +13,13 @@ from affinity.cli.files import written
 from affinity.cli.loading import load_app
 from affinity.cli.replay.database import DatabaseReplay, ReplaySelection
 from affinity.cli.replay.results import ReplayedExecution, ReplayReport, junit
-from affinity.cli.shell import FAILED, Command, Progress, Shell, command
+from affinity.cli.shell import FAILED, UNKNOWN, Command, Progress, Shell, command
 from affinity.errors import OrchestrationError
 from affinity.orchestration import App
 from affinity.orchestration.exported import parse_export, replayed
 from affinity.orchestration.replaying import replay_execution
 from affinity.provider import open_provider
 from affinity.provider.contract import InstanceStatus
-
-NOTHING: Final = 3
-"""Exit code when no history was selected: a check that has checked nothing must not pass."""
 
 DEFAULT_STATUS: Final[tuple[InstanceStatus, ...]] = ("running", "suspended")
 
@@ -62,7 +59,8 @@ def replay(shell: Shell, *, target: str, files: tuple[str, ...], earlier: bool, 
       1  one does not match, or cannot be read, or the app does not register its orchestration
          (where apps share a database, name the orchestrations of this one with --name)
       2  the command line or a file is wrong
-      3  no history was selected; or the database cannot be reached or refuses
+      3  the database cannot be reached or refuses
+      5  no history was selected: a check that has checked nothing must not pass
 
     Examples:
       affinity replay support:app --url postgresql://replica/app --sample 500
@@ -136,6 +134,6 @@ def _show(shell: Shell, report: ReplayReport, xml: str | None) -> None:
             file.write(junit(report))
     if not report.count:
         click.echo("Error: no history was selected", err=True)
-        click.get_current_context().exit(NOTHING)
+        click.get_current_context().exit(UNKNOWN)
     if report.findings:
         click.get_current_context().exit(FAILED)

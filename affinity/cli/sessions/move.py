@@ -6,7 +6,7 @@ import click
 
 from affinity.cli.arguments import DURATION
 from affinity.cli.output import table
-from affinity.cli.shell import FAILED, Command, Shell, command, with_client
+from affinity.cli.shell import REFUSED, Command, Shell, command, with_client
 from affinity.client import Client, SessionMoveOutcome
 from affinity.client.administration import MOVE_SECONDS
 
@@ -30,7 +30,7 @@ def move(shell: Shell, *, session_ids: tuple[str, ...], to: str, within: float, 
     take the session, it stays where it is.
 
     The outcome is "planned"; with --wait "moved" or "given_up"; "not_held", when no worker holds the session; or
-    "unavailable", when the worker that is named takes no work. Exit code 1 when one is not "planned" or "moved".
+    "unavailable", when the worker that is named takes no work. Exit code 6 when one is not "planned" or "moved".
 
     Examples:
       affinity sessions move chat-17 --to worker-2 --wait
@@ -49,4 +49,4 @@ def move(shell: Shell, *, session_ids: tuple[str, ...], to: str, within: float, 
     outcome = with_client(shell, run)
     shell.show({"sessions": outcome}, lambda: table(("SESSION", "OUTCOME"), outcome.items(), empty=""))
     if not set(outcome.values()) <= {"planned", "moved"}:
-        click.get_current_context().exit(FAILED)
+        click.get_current_context().exit(REFUSED)

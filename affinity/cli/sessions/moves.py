@@ -6,7 +6,7 @@ from typing import get_args
 
 import click
 
-from affinity.cli.output import compact, printable, table
+from affinity.cli.output import clock, compact, printable, table
 from affinity.cli.shell import DEFAULT_PAGE, Command, Shell, command, with_client
 from affinity.client import Client
 from affinity.limits import MAX_PAGE
@@ -89,4 +89,4 @@ def _print(shell: Shell, found: list[SessionMove]) -> None:
 
 def _line(move: SessionMove) -> str:
     origin = "" if move.from_worker is None else f"{move.from_worker} -> "
-    return printable(f"{printable(move.moved_at)}  {move.session_id}  {origin}{move.to_worker}  {move.reason}")
+    return printable(f"{clock(move.moved_at)}  {move.session_id}  {origin}{move.to_worker}  {move.reason}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from affinity.cli.output import table
-from affinity.cli.shell import FAILED, Command, Shell, command, with_client
+from affinity.cli.shell import REFUSED, Command, Shell, command, with_client
 from affinity.client import Client
 from affinity.provider.contract import SessionRelease
 
@@ -16,8 +16,8 @@ from affinity.provider.contract import SessionRelease
 def release(shell: Shell, *, session_ids: tuple[str, ...]) -> None:
     """Release the sessions ID…: any worker may claim them then, and their holders have room for others.
 
-    ID is the whole id. The record stays, and so does queued work. A session whose holder runs work of it is busy, and
-    stays where it is: exit code 1, also when others are released.
+    ID is the whole id. The record stays, and so does what is queued. A session whose holder runs work of it is busy,
+    and stays where it is: exit code 6, also when others are released.
 
     Examples:
       affinity sessions release chat-17
@@ -30,4 +30,4 @@ def release(shell: Shell, *, session_ids: tuple[str, ...]) -> None:
     outcome = with_client(shell, run)
     shell.show({"sessions": outcome}, lambda: table(("SESSION", "OUTCOME"), outcome.items(), empty=""))
     if "busy" in outcome.values():
-        click.get_current_context().exit(FAILED)
+        click.get_current_context().exit(REFUSED)

@@ -71,7 +71,7 @@ async def migrate_target(target: Target, application_name: str, progress: Progre
         refuse_too_new(before, MIGRATIONS, _place(target))
         version = before.version
         while version < len(MIGRATIONS):
-            version = await _retry(partial(_step, connection, target, progress), progress)
+            version = await _retry(partial(_step, connection, target, before.version, progress), progress)
         if await _find_behind(connection, version):
             await _retry(partial(_repair, connection, target, progress), progress)
         if await is_open(connection):
@@ -121,8 +121,10 @@ def _pauses() -> Iterator[float]:
         yield MIGRATION_PAUSES[-1]
 
 
-async def _step(connection: AsyncConnection[Row], target: Target, progress: Progress) -> int:
-    """Apply the next migration that is missing, which another migrator may have done meanwhile; the version then."""
+async def _step(connection: AsyncConnection[Row], target: Target, before: int, progress: Progress) -> int:
+    """Apply the next migration that is missing, which another migrator may have done meanwhile; the version then.
+    ``before`` is the version before the first step.
+    """
     async with connection.transaction():
         await connection.execute(_LOCK, [target.schema])
         await _create_schema(connection, target)
@@ -134,7 +136,7 @@ async def _step(connection: AsyncConnection[Row], target: Target, progress: Prog
         await connection.execute(migration.script, prepare=False)  # several statements
         await _record(connection, migration)
         await renew_rights(connection, target)
-    report_applied(progress, migration)
+    report_applied(progress, migration, before, len(MIGRATIONS))
     return migration.version
 
 

@@ -121,7 +121,7 @@ def _upgrade(
         _repair(Tx(connection, Clock().now()))
     connection.execute("COMMIT")
     for migration in missing:
-        report_applied(progress, migration)
+        report_applied(progress, migration, found.version, after)
     if behind:
         report_repaired(progress, behind)
     return found.version, after
