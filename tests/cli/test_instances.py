@@ -55,7 +55,7 @@ def test_migrate_shows_what_it_would_do(directory: Path) -> None:
 def test_migrate_reports_its_progress_on_stderr(directory: Path) -> None:
     """Its output is one document."""
     result = run("migrate", "--json")
-    assert "0001_schema applied" in result.stderr
+    assert "migration: new schema" in result.stderr
     assert json.loads(result.stdout)["from"] == 0
 
 
