@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from affinity.errors import InvalidInput
 from affinity.testing import Env
+from tests.programs.calls import Calls
 from tests.programs.rest import check_queues
 
 LOOKS: Final = 1.25
@@ -19,8 +20,10 @@ LOOKS: Final = 1.25
 class Play:
     """What the areas of a running program share."""
 
-    def __init__(self, env: Env, *, has_faults: bool = False) -> None:
+    def __init__(self, env: Env, calls: Calls, *, has_faults: bool = False) -> None:
         self.env = env
+        self.calls = calls
+        """What the code of the program calls itself."""
         self.has_faults = has_faults
         """Whether workers crash, stand still or lose answers."""
         self.ticks = 0
