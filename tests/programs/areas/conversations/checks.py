@@ -120,6 +120,8 @@ class Checks:
         if info.terminated:
             left = [*requests, *revisits]
             assert not left, f"{name} is terminated, and has {left}"
+        elif self.journals[name].page.instance_status is None:  # requests expire, and revisits wait
+            assert requests <= set(folded.requests), f"{name}: {requests}, not some of {set(folded.requests)}"
         elif info.status in {"idle", "requires_action"}:
             expected = set(folded.requests)
             complete = self.journals[name].is_whole
