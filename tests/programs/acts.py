@@ -131,6 +131,7 @@ class Seen:
     written: dict[str, tuple[int, int]] = field(default_factory=dict)  # marks, with session and place, from 1
     replies: dict[str, str] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)  # keys of questions for whose replies the caller may not have waited
+    attempts: dict[str, int] = field(default_factory=dict)  # the last one of an activity that has begun, by its mark
     has_faults: bool = False  # the program has
     removed: set[int] = field(default_factory=set)  # records of sessions
 

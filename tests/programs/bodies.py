@@ -199,7 +199,7 @@ def _activities(draw: st.DrawFn) -> Activity:
         fails=draw(st.sampled_from((0, 0, 0, 1, 2, ALWAYS))),
         attempts=attempts,
         hangs=not bound and draw(st.integers(0, 19)) == 19,
-        slow=draw(st.sampled_from((0, 0, 5, 20))) if bound else 0,
+        slow=draw(st.sampled_from((0, 0, 5, 20))),
         threaded=draw(st.integers(0, 7)) == 7,
         limited=attempts > 1 and draw(st.booleans()),
         impatient=bound and draw(st.integers(0, 7)) == 7,

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import anyio
+
 from affinity.client import Client, ExternalEvent
 from affinity.conversation import Reply, Talk
 from affinity.conversation.follow import EntryNumber
@@ -29,6 +31,9 @@ from tests.programs.names import ASK, event_name, instance_id
 
 SECONDS: Final = 0.2
 """Real ones for which code waits for a reply: the worker that would make it may wait for this very code."""
+
+REPEATED_SECONDS: Final = 0.01
+"""Real ones that a later attempt of an activity takes."""
 
 NOT_CALLED: Final = "not called"
 
@@ -68,6 +73,10 @@ class Calls:
     """Keys of questions."""
     replies: dict[str, str] = field(default_factory=dict)
     """By the key of the question."""
+    attempts: dict[str, int] = field(default_factory=dict)
+    """The last attempt of each activity that has begun."""
+    on_repeated: Callable[[], None] = lambda: None
+    """Called when an activity begins that may still run elsewhere."""
 
     async def call(self, what: str, to: int, unique: str, steps: Sequence[Any] = (), own: str = "") -> str:
         """Make a call, and return what came of it.
@@ -137,6 +146,15 @@ def used(calls: Calls) -> Iterator[None]:
         yield
     finally:
         _CURRENT.remove(calls)
+
+
+async def begin_attempt(name: str, attempt: int) -> None:
+    """Note that an attempt of an activity begins. A later one takes a while: an earlier one may end meanwhile."""
+    for calls in _CURRENT:
+        calls.attempts[name] = max(attempt, calls.attempts.get(name, 0))
+        if attempt > 1:
+            calls.on_repeated()
+            await anyio.sleep(REPEATED_SECONDS)
 
 
 async def call(what: str, to: int, unique: str, steps: Sequence[Any] = (), own: str = "") -> str:

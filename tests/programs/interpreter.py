@@ -49,6 +49,7 @@ class Planned(Exception):
 async def work(ctx: affinity.ActivityContext, task: bodies.Activity) -> int:
     """Returns the attempt, or the place of its mark in the state of its session, from 1."""
     place = ctx.attempt
+    await calls.begin_attempt(mark_of(ctx), ctx.attempt)
     for _ in range(task.slow):
         await anyio.sleep(0)
     if task.keeps:

@@ -68,6 +68,7 @@ async def run(
     totals = Totals() if totals is None else totals
     async with _env(program, where, processes=processes) as env:
         play = Play(env, calls_of(env.client), has_faults=bool(program.faults))
+        play.calls.on_repeated = play.tick_often
         faults = Faults(play, program.faults)
         env._traffic.on_commit = faults.on_commit
         try:

@@ -74,6 +74,7 @@ class Orchestrations(Area[OrchestrationsPart, Seen]):
         seen.sent |= {data: (to, 0) for data, to in called.delivered.items()}
         seen.replies |= called.replies
         seen.asked |= called.asked
+        seen.attempts |= called.attempts
         Oracle(pasts, await _states(play), seen, len(part.instances)).check()
         for past in pasts.values():
             if not past.has_ended:
