@@ -13,7 +13,7 @@ from typing import Any, Final
 import anyio
 
 from affinity.client import Client, ExternalEvent
-from affinity.conversation import Reply, Talk
+from affinity.conversation import ConversationHandle, Reply
 from affinity.conversation.follow import EntryNumber
 from affinity.errors import (
     AffinityError,
@@ -64,7 +64,7 @@ class Calls:
     """
 
     client: Client
-    find: Callable[[int], Talk]
+    find: Callable[[int], ConversationHandle]
     event: Callable[[list[Any]], Any]
     talks: list[TalkCall] = field(default_factory=list)
     delivered: dict[str, int] = field(default_factory=dict)

@@ -242,7 +242,7 @@ class Checks:
             return
         info = self.infos.get(act.name)
         if act.op.do == "terminate":
-            deleted = any(each.op.do == "delete" and each.name == act.name for each in self.played.acts)
+            deleted = self._was(act.name, *REMOVING)
             deleted |= any(each.op.do == "delete" and act.name.startswith(f"{each.name}/") for each in self.played.acts)
             assert info is not None or deleted, f"{_shown(act)} is gone"
             assert deleted or (info is not None and info.terminated), f"{_shown(act)} goes on: {info}"

@@ -30,7 +30,7 @@ from affinity.errors import (
     WakeFailed,
 )
 from tests.programs.areas.conversations.handler import NAME, Script, make, summarised, talk_id
-from tests.programs.areas.conversations.script import ROOTS, Do, Op, ConversationScript
+from tests.programs.areas.conversations.script import ROOTS, ConversationScript, Do, Op
 from tests.programs.calls import TalkCall
 from tests.programs.play import Play
 
