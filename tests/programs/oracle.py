@@ -63,7 +63,7 @@ class Oracle:
                 assert not task.hangs, f"{where} completed"
                 value = json.loads(answer.result)
                 assert value >= 1 if task.keeps else value > task.fails, f"{where} gave {value}"
-                last = self._seen.attempts.get(f"{past.id}|{run.execution_id}|{number}#{past.info.birth}", 0)
+                last = self._seen.attempts.get(f"{past.id}|{run.execution_id}|{number}#{past.info.generation}", 0)
                 assert task.keeps or value >= last, f"{where} gave {value}, and attempt {last} had begun"
             elif isinstance(answer, ev.ActivityFailed):
                 kinds = _kinds(task)
