@@ -115,7 +115,8 @@ def build_reset(info: InstanceInfo, cut: Cut, children: Mapping[str, InstanceInf
         if isinstance(event, ev.TimerCreated)
     ]
     statuses = [event.value for event in cut.kept if isinstance(event, ev.CustomStatusSet)]
-    carried = [event.custom_status for event in cut.kept if isinstance(event, ev.OrchestrationStarted)]
+    whole = (*cut.kept, cut.again, *cut.rest)
+    carried = [event.custom_status for event in whole if isinstance(event, ev.OrchestrationStarted)]
     return Reset(
         instance_id=me,
         generation=info.generation,

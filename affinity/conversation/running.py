@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -663,74 +663,74 @@ def _unchanged(task: WakeTask, work: PendingWork) -> WakeOutcome:
 
 
 async def _without_ended(task: WakeTask, work: PendingWork, ctx: ActivityContext) -> WakeTask:
-    """The task without the cancelled wakes that have no open trace.
+    """The task without the cancelled wakes that have no open trace, and with what wakes have begun of which the
+    orchestration does not know.
 
-    A cancelled wake has no open trace in three cases: no input had woken it; it had committed its end before the
-    orchestration cancelled it; or a later wake has closed the trace.
-
-    In the second case the orchestration dropped the result of the wake. So the task gets the delegations that the wake
-    has begun: delegations of the parent, and delegations to children.
+    No trace is open of a wake that no input had woken; of one that had committed its end before the orchestration
+    cancelled it, which dropped its result; and of one whose trace a later one has closed.
     """
     assert ctx.journals is not None
     task = task.copy()
     cancelled = task.pop("cancelled_wakes", [])
-    ended, unclosed = await _find_ended(ctx.journals, ctx.instance_id, cancelled)
+    unclosed = await _find_unclosed(ctx.journals, ctx.instance_id, cancelled)
     if task.get("slept") and not work.inputs:
         unclosed = [each for each in unclosed if each != cancelled[0]]
     if unclosed:
         task["cancelled_wakes"] = unclosed
-    if not ended:
-        return task
-    delegations, read = await _read_begun(
-        ctx.journals, ctx.instance_id, task.get("processed", work.processed), work.processed
-    )
-    known = task.get("delegations", [])
-    known_ids = {each["id"] for each in known}
-    task["delegations"] = [*known, *(each for each in delegations if each["id"] not in known_ids)]
-    if work.parent is not None:
-        delegated = dict.fromkeys(task.get("delegated", []))
-        for wake in ended:
-            query = JournalQuery(session_id=ctx.instance_id, wake_id=wake, kinds=(CHILD_DELEGATED,), limit=MAX_PAGE)
-            delegated |= {_delegation_id(each): None async for each in _entries(ctx.journals, query)}
-        task["delegated"] = [each for each in delegated if each not in read]
+    if task.get("processed", work.processed) < work.processed:
+        await _add_begun(task, work, ctx.instance_id, ctx.journals)
     return task
 
 
-async def _find_ended(journals: JournalAccess, session_id: str, wakes: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Of the cancelled wakes, the wakes that have committed their end, and the wakes whose trace is open."""
-    ended: list[str] = []
+async def _find_unclosed(journals: JournalAccess, session_id: str, wakes: Sequence[str]) -> list[str]:
+    """Those of the cancelled wakes whose trace is open."""
     unclosed: list[str] = []
     for wake in wakes:
         ends = (CONVERSATION_IDLE, SPAN_COMPLETED)
         query = JournalQuery(session_id=session_id, wake_id=wake, kinds=ends, newest_first=True, limit=1)
         page = await journals.read(query)
         if page is not None and page.entries:
-            unclosed.clear()  # its commit has closed the traces of the wakes before
-        if page is not None and page.entries and page.entries[0].kind == CONVERSATION_IDLE:
-            ended.append(wake)
-        else:
+            unclosed.clear()  # what it has committed closes the traces of those before
+        if page is None or not page.entries or page.entries[0].kind != CONVERSATION_IDLE:
             unclosed.append(wake)
-    return ended, unclosed
+    return unclosed
 
 
-async def _read_begun(
-    journals: JournalAccess, session_id: str, after: int, up_to: int
-) -> tuple[Sequence[Delegation], Collection[str]]:
-    """The delegations among the inputs of a wake, each with this wake counted; and the ids of ended delegations.
+async def _add_begun(task: WakeTask, work: PendingWork, session_id: str, journals: JournalAccess) -> None:
+    """Add what wakes have begun whose results the orchestration does not have, and what has not ended: they had ended
+    before they were cancelled; or an operator has reset or deleted the instance. These are delegations of the parent,
+    and delegations to children.
 
-    The latter are delegations to children whose end is among the inputs.
+    Entries that a journal has from another one are none of its own.
     """
-    found: list[Delegation] = []
-    ended: set[str] = set()
-    if after < up_to:
-        query = JournalQuery(session_id=session_id, after=after, before=up_to + 1, limit=MAX_PAGE)
+    own = next(iter(await journals.lineage(session_id)), None)
+    if own is None or own.lineage == "import":
+        return
+    base = 0 if own.base is None else own.base.up_to or 0
+    known = {each["id"] for each in task.get("delegations", [])}
+    inputs = JournalQuery(
+        session_id=session_id, after=max(base, task.get("processed", 0)), before=work.processed + 1, limit=MAX_PAGE
+    )
+    async for each in _entries(journals, inputs):
+        meta = meta_of(each.payload) if each.is_input and not each.is_copied else NO_META
+        if meta.delegation and meta.delegation not in known and not await _has_end(journals, meta):
+            task["delegations"] = [*task.get("delegations", []), _delegation(meta, cycles=1)]
+    if work.parent is not None:
+        delegated: dict[str, None] = {}
+        query = JournalQuery(session_id=session_id, after=base, kinds=(CHILD_DELEGATED, CHILD_ENDED), limit=MAX_PAGE)
         async for each in _entries(journals, query):
-            meta = meta_of(each.payload) if each.is_input else NO_META
-            if meta.delegation:
-                found.append(_delegation(meta, cycles=1))
-            if each.kind == CHILD_ENDED:
-                ended.add(_delegation_id(each))
-    return found, ended
+            if each.kind == CHILD_DELEGATED:
+                delegated[_delegation_id(each)] = None
+            elif each.seq <= work.processed:
+                delegated.pop(_delegation_id(each), None)
+        task["delegated"] = [*delegated]
+
+
+async def _has_end(journals: JournalAccess, meta: EventMeta) -> bool:
+    """Whether the parent has been notified of the end of a delegation, or is gone."""
+    event_id = f"{CHILD_ENDED}/{meta.delegation}"
+    page = await journals.read(JournalQuery(session_id=meta.parent or "", event_id=event_id, limit=1))
+    return page is None or meta.parent_journal not in {None, page.journal_id} or bool(page.entries)
 
 
 async def _entries(journals: JournalAccess, query: JournalQuery) -> AsyncIterator[Entry]:

@@ -61,6 +61,13 @@ class FailingShop:
             ctx.set_custom_status("second")
             return [before, went, ctx.custom_status]
 
+        @self.app.orchestration
+        async def marked(ctx: OrchestrationContext, n: int) -> str:
+            await ctx.schedule_wait("go", str)
+            if ctx.execution_id == 1:
+                ctx.set_custom_status("once")
+            return await ctx.schedule_wait("end", str)
+
 
 @pytest.fixture
 async def client(any_url: str) -> AsyncIterator[Client]:
@@ -206,6 +213,20 @@ async def test_the_custom_status_is_the_one_that_was_there(shop: FailingShop, cl
     assert reset.custom_status == '"first"'
     await client.reset("i", to_event=2)
     assert await run.wait(30) == ["first", "on", "second"]
+
+
+async def test_a_custom_status_that_was_set_later_is_gone(shop: FailingShop, client: Client) -> None:
+    run = await client.start("marked", 1, instance_id="i")
+    await run.raise_event("go", "on")
+
+    async def is_marked() -> bool:
+        return (await run.status()).custom_status == "once"
+
+    await until(is_marked)
+    await client.reset("i", to_event=2)
+    await run.raise_event("end", "over")
+    assert await run.wait(30) == "over"
+    assert (await run.status()).custom_status is None
 
 
 async def test_what_cannot_be_reset_is_refused(client: Client) -> None:

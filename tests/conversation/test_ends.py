@@ -11,7 +11,13 @@ import pytest
 import affinity
 from affinity import AgentMessage, UserMessage
 from affinity.client.journals import Journals
-from affinity.conversation import ChildEnded, ConversationStatusChanged, DefineOutcome, ToolConfirmation
+from affinity.conversation import (
+    ChildEnded,
+    ConfirmationAnswer,
+    ConversationStatusChanged,
+    DefineOutcome,
+    ToolConfirmation,
+)
 from affinity.conversation.writing import WakeWriting
 from affinity.errors import (
     ConversationTerminated,
@@ -387,6 +393,54 @@ async def test_a_wake_that_a_reset_runs_again_has_an_id_of_its_own(url: str) -> 
             assert (await on.state()).received[-1] == f"{number}"
         wakes = [each.wake_id for each in await talk.history(kinds=["span.completed"])]
         assert len(wakes) == len(set(wakes)) == 3
+
+
+@pytest.mark.parametrize("way", ["reset", "delete", "reset and interrupt"])
+async def test_a_delegation_that_an_operator_takes_from_the_instance_of_its_child_ends(url: str, way: str) -> None:
+    """Once, with what the child makes of it after a request, or after the end of a child of its own."""
+
+    async def ask_person(wake: affinity.Wake, chat: Chat) -> None:
+        if wake.interrupt or any(isinstance(event, ConfirmationAnswer) for event in wake.events):
+            wake.append(AgentMessage("done"))
+        else:
+            wake.require(ToolConfirmation("tool"))
+
+    inner = make(ask_person, kind="inner")
+
+    async def pass_on(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage):
+                await wake.delegate(inner, "c/child/inner", event)
+            elif isinstance(event, ChildEnded):
+                wake.append(AgentMessage(f"inner {event.result}"))
+
+    child = make(pass_on, kind="child")
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage):
+                await wake.delegate(child, "c/child", event)
+            elif isinstance(event, ChildEnded):
+                wake.append(AgentMessage(f"{event.outcome} {event.result}"))
+
+    async with stage(url, handler, child, inner) as on:
+        talk, below = on.talk(), on.talk("c/child/inner", inner)
+        await talk.ask(UserMessage("one"), timeout=30)
+        (request,) = await until(below.requests)
+        for name in ("c/child", "c/child/inner"):
+            if way == "delete":
+                await on.client.delete(name, force=True)
+            else:
+                await on.client.reset(name, to_event=1)
+        if way == "delete":
+            await on.talk("c/child", child).interrupt()  # creates the instance again
+        if way == "reset and interrupt":
+            await below.interrupt(cancel_running=True)
+        else:
+            await below.answer(request.request_id, allowed=True)
+        (said,) = await until(lambda: talk.history(kinds=["agent.message"]))
+        assert said.event == AgentMessage("completed inner done")
+        assert len(await talk.history(kinds=["child.ended"])) == 1
 
 
 async def test_the_end_of_a_delegation_waits_for_an_instance(url: str) -> None:

@@ -23,7 +23,8 @@ from affinity.errors import (
     UnknownWorker,
 )
 from tests.programs.bodies import EVENTS, INSTANCES, SESSIONS, Job
-from tests.programs.interpreter import ASK, body, event_name, instance_id, session_id, sessions
+from tests.programs.interpreter import body, sessions
+from tests.programs.names import ASK, event_name, instance_id, session_id
 from tests.programs.play import Play
 
 
@@ -40,9 +41,11 @@ class Send:
 
 @dataclass(frozen=True)
 class Ask:
-    """Ask a question, and wait for the reply beside what follows."""
+    """Ask questions, and wait for the replies beside what follows."""
 
     to: int = 0
+    times: int = 1  # each of them, with the same key
+    questions: int = 1  # at the same time
     after: int = 0
 
 
@@ -106,7 +109,7 @@ _SENDS: Final[SearchStrategy[Act]] = st.builds(
 ACTS: Final[SearchStrategy[Act]] = st.one_of(
     _SENDS,
     _SENDS,
-    st.builds(Ask, to=_instances, after=_ticks),
+    st.builds(Ask, to=_instances, times=st.sampled_from((1, 1, 2)), questions=st.sampled_from((1, 2)), after=_ticks),
     st.builds(On, st.sampled_from(("cancel", "cancel", "restart", "delete", "kill")), _instances, after=_ticks),
     st.builds(Reset, instance=_instances, share=st.integers(0, 100), after=_ticks),
     st.builds(Move, session=_sessions, worker=_workers, after=_ticks),
@@ -127,6 +130,8 @@ class Seen:
     deleted: set[int] = field(default_factory=set)
     written: dict[str, tuple[int, int]] = field(default_factory=dict)  # marks, with session and place, from 1
     replies: dict[str, str] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)  # keys of questions for whose replies the caller may not have waited
+    attempts: dict[str, int] = field(default_factory=dict)  # the last one of an activity that has begun, by its mark
     has_faults: bool = False  # the program has
     removed: set[int] = field(default_factory=set)  # records of sessions
 
@@ -152,7 +157,9 @@ class Player:
             case Send():
                 await self._send(act, unique)
             case Ask():
-                self._play.beside(self._ask(act.to % len(self._jobs), unique))
+                for number in range(act.questions):
+                    for _ in range(act.times):
+                        self._play.beside(self._ask(act.to % len(self._jobs), f"{unique}/{number}"))
             case On():
                 await self._on(act.what, act.instance % len(self._jobs))
             case Reset():
@@ -179,7 +186,8 @@ class Player:
     async def _ask(self, to: int, unique: str) -> None:
         with suppress(UnknownInstance, InstanceFinished, NoReply):
             reply = await self._client.ask(instance_id(to), ASK(unique), idempotency_key=unique)
-            self._seen.replies[unique] = reply
+            first = self._seen.replies.setdefault(unique, reply)
+            assert first == reply, f"the question {unique}, asked again: {reply}, not {first}"
 
     async def _on(self, what: str, number: int) -> None:
         name, seen = instance_id(number), self._seen

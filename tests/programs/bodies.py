@@ -58,6 +58,15 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Talk:
+    """An activity sends a conversation an event, or asks it."""
+
+    to: int = 0
+    waits: bool = False
+    do: Literal["talk"] = "talk"
+
+
+@dataclass(frozen=True)
 class Moved:
     """Waits for a move of a session."""
 
@@ -142,6 +151,7 @@ Statement: TypeAlias = Annotated[
     | Timer
     | Wait
     | Answer
+    | Talk
     | Moved
     | Select
     | Gather
@@ -189,7 +199,7 @@ def _activities(draw: st.DrawFn) -> Activity:
         fails=draw(st.sampled_from((0, 0, 0, 1, 2, ALWAYS))),
         attempts=attempts,
         hangs=not bound and draw(st.integers(0, 19)) == 19,
-        slow=draw(st.sampled_from((0, 0, 5, 20))) if bound else 0,
+        slow=draw(st.sampled_from((0, 0, 5, 20))),
         threaded=draw(st.integers(0, 7)) == 7,
         limited=attempts > 1 and draw(st.booleans()),
         impatient=bound and draw(st.integers(0, 7)) == 7,
@@ -203,6 +213,7 @@ _LEAVES: Final[SearchStrategy[Statement]] = st.one_of(
     st.builds(Timer, seconds=_seconds),
     st.builds(Wait, name=_names, hold=st.none() | _sessions),
     st.builds(Answer),
+    st.builds(Talk, to=st.integers(0, 2), waits=st.sampled_from((False, False, False, True))),
     st.builds(Moved, session=_sessions),
 )
 """What can be a part of a select."""

@@ -9,14 +9,11 @@ from hypothesis.strategies import SearchStrategy
 
 from affinity.errors import ConnectionLost, DatabaseFailure
 from affinity.testing.env.traffic import Commit
-from tests.programs.play import Play
+from tests.programs.play import STALL_TICKS, Play
 from tests.programs.program import Fault
 
 OUTAGE: Final = 5
 """Commits that the database refuses in an outage."""
-
-STALL_TICKS: Final = 4
-"""Commits and jumps for which a worker stands still."""
 
 MAX_FAULTS: Final = 4
 """Fewer than the attempts of an activity, or of a turn, that make it poison."""

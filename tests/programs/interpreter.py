@@ -11,10 +11,10 @@ import anyio
 import affinity
 from affinity.errors import ActivityError, OrchestrationCancelled, OrchestrationFailed
 from affinity.orchestration.scheduler import DurableFuture
-from tests.programs import bodies
+from tests.programs import bodies, calls
 from tests.programs.bodies import Body, Job, Statement
+from tests.programs.names import ASK, NAME, child_id, event_name, instance_id, session_id
 
-NAME: Final = "orchestrations"
 TAG: Final = "gpu"
 TIMEOUT: Final = 0.02
 """Real seconds for an attempt that hangs."""
@@ -23,8 +23,6 @@ SOFT_SECONDS: Final = 40.0
 IMPATIENT_SECONDS: Final = 70.0
 HOLD_SECONDS: Final = 90.0
 LIMIT_SECONDS: Final = 12.0
-
-ASK: Final = affinity.Event("ask", str, reply=str)
 
 app: Final = affinity.App(NAME)
 
@@ -40,22 +38,6 @@ sessions: Final = affinity.Sessions(Kept, kind=NAME)
 app.include(sessions)
 
 
-def instance_id(number: int) -> str:
-    return f"{NAME}-{number}"
-
-
-def child_id(number: int) -> str:
-    return f"{NAME}-child-{number}"
-
-
-def session_id(number: int) -> str:
-    return f"{NAME}-s{number}"
-
-
-def event_name(number: int) -> str:
-    return f"e{number}"
-
-
 class Planned(Exception):
     """What a program raises."""
 
@@ -67,6 +49,7 @@ class Planned(Exception):
 async def work(ctx: affinity.ActivityContext, task: bodies.Activity) -> int:
     """Returns the attempt, or the place of its mark in the state of its session, from 1."""
     place = ctx.attempt
+    await calls.begin_attempt(mark_of(ctx), ctx.attempt)
     for _ in range(task.slow):
         await anyio.sleep(0)
     if task.keeps:
@@ -104,6 +87,12 @@ def threaded(ctx: affinity.ActivityContext, task: bodies.Activity) -> int:
         ctx.raise_if_cancelled()
     time.sleep(0)
     return place
+
+
+@app.activity(name=f"{NAME}.talk")
+async def talk(ctx: affinity.ActivityContext, task: bodies.Talk) -> None:
+    """The conversation gets one event, however often this runs."""
+    await calls.call("ask" if task.waits else "tell", task.to, mark_of(ctx), [("say", 1)])
 
 
 def _fail_if_due(ctx: affinity.ActivityContext, task: bodies.Activity) -> None:
@@ -195,13 +184,13 @@ def _begin(ctx: affinity.OrchestrationContext, statement: Statement) -> Any:
 
 def _is_leaf(statement: Statement) -> bool:
     return isinstance(
-        statement, (bodies.Activity, bodies.Timer, bodies.Wait, bodies.Answer, bodies.Moved, bodies.Child)
+        statement, (bodies.Activity, bodies.Timer, bodies.Wait, bodies.Answer, bodies.Talk, bodies.Moved, bodies.Child)
     )
 
 
 def _future(ctx: affinity.OrchestrationContext, statement: Statement) -> DurableFuture[Any]:
     match statement:
-        case bodies.Activity():
+        case bodies.Activity() | bodies.Talk():
             return _activity(ctx, statement)
         case bodies.Timer():
             return ctx.schedule_timer(statement.seconds)
@@ -219,7 +208,9 @@ def _future(ctx: affinity.OrchestrationContext, statement: Statement) -> Durable
     raise TypeError(statement)
 
 
-def _activity(ctx: affinity.OrchestrationContext, task: bodies.Activity) -> DurableFuture[Any]:
+def _activity(ctx: affinity.OrchestrationContext, task: bodies.Activity | bodies.Talk) -> DurableFuture[Any]:
+    if isinstance(task, bodies.Talk):
+        return ctx.schedule_activity(talk, task)
     total = LIMIT_SECONDS if task.limited else None
     policy = affinity.RetryPolicy(max_attempts=task.attempts, initial_interval=5, total_timeout=total)
     retry = policy if task.attempts > 1 else None

@@ -10,7 +10,11 @@ from typing import Any, Final
 
 from affinity.errors import InvalidInput
 from affinity.testing import Env
+from tests.programs.calls import Calls
 from tests.programs.rest import check_queues
+
+STALL_TICKS: Final = 4
+"""Commits and jumps for which a worker stands still."""
 
 LOOKS: Final = 1.25
 """How many ticks, times those before, until the queues are looked at again."""
@@ -19,8 +23,10 @@ LOOKS: Final = 1.25
 class Play:
     """What the areas of a running program share."""
 
-    def __init__(self, env: Env, *, has_faults: bool = False) -> None:
+    def __init__(self, env: Env, calls: Calls, *, has_faults: bool = False) -> None:
         self.env = env
+        self.calls = calls
+        """What the code of the program calls itself."""
         self.has_faults = has_faults
         """Whether workers crash, stand still or lose answers."""
         self.ticks = 0
@@ -60,6 +66,11 @@ class Play:
         self.ticks += 1
         while self._pauses and self._pauses[0][0] <= self.ticks:
             self._pauses.pop(0)[2].set()
+
+    def tick_often(self) -> None:
+        """End the pauses that a stall takes: another worker has what the one that stands still had."""
+        for _ in range(STALL_TICKS):
+            self.tick()
 
     async def drive(self) -> None:
         """Move the clock whenever nothing runs; where nothing is due, end the next pause. Runs until `stop`: a step

@@ -219,7 +219,7 @@ def _is_stuck(db: Tables, journal_id: int) -> bool:
     """Whether an operator has to do something before the conversation goes on."""
     me = db.journals[journal_id]["session_id"]
     instance = db.instances.get(me)
-    if not db.workers or instance is None or instance["status"] == "suspended":
+    if not db.workers or instance is None or instance["status"] in {"suspended", *FINISHED}:
         return True
     return bool(instance["custom_status"] == '"failed"')
 

@@ -14,6 +14,8 @@ from affinity.testing import Env
 from affinity.testing.env.processes import ProcessEnv
 from tests.programs import rest
 from tests.programs.areas import AREAS
+from tests.programs.areas.conversations.handler import calls_of
+from tests.programs.calls import used
 from tests.programs.databases import Copies
 from tests.programs.faults import Faults
 from tests.programs.play import Play
@@ -65,11 +67,12 @@ async def run(
     """
     totals = Totals() if totals is None else totals
     async with _env(program, where, processes=processes) as env:
-        play = Play(env, has_faults=bool(program.faults))
+        play = Play(env, calls_of(env.client), has_faults=bool(program.faults))
+        play.calls.on_repeated = play.tick_often
         faults = Faults(play, program.faults)
         env._traffic.on_commit = faults.on_commit
         try:
-            with anyio.fail_after(PATIENCE):
+            with anyio.fail_after(PATIENCE), used(play.calls):
                 seen = await _play(play, program)
                 faults.end()
                 await play.end()

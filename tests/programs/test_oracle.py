@@ -16,7 +16,8 @@ from tests.programs.acts import Seen
 from tests.programs.alone import check_carried, check_runs
 from tests.programs.bodies import ALWAYS, Activity, Gather, Job, Select, Statement, Timer, Value, Wait
 from tests.programs.histories import Past, Run
-from tests.programs.interpreter import NAME, app, event_name, instance_id, session_id
+from tests.programs.interpreter import app
+from tests.programs.names import NAME, event_name, instance_id, session_id
 from tests.programs.oracle import Oracle
 
 BODY = f"{NAME}.body"

@@ -138,4 +138,4 @@ class Reset:
     messages: Sequence[NewMessage] = ()  # a timer keeps the time of the waiting timer of the same event id, if any
     work_items: Sequence[NewWorkItem] = ()
     watches: Sequence[SessionWatch] = ()
-    custom_status: str | None = None  # JSON; None leaves it as it is
+    custom_status: str | None = None  # JSON; None: the instance has none any more

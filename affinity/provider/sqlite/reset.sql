@@ -5,7 +5,7 @@ UPDATE instances SET
     status = 'running',
     output = NULL,
     error = NULL,
-    custom_status = coalesce(:custom_status, custom_status),
+    custom_status = :custom_status,
     owner_incarnation = NULL,
     claims = 0,
     unknown_since = NULL,

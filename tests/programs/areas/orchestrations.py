@@ -17,7 +17,8 @@ from tests.programs.alone import check_runs
 from tests.programs.area import Area
 from tests.programs.bodies import INSTANCES, JOBS, SESSIONS, Job
 from tests.programs.histories import Past, read_pasts
-from tests.programs.interpreter import NAME, app, session_id, sessions
+from tests.programs.interpreter import app, sessions
+from tests.programs.names import NAME, session_id
 from tests.programs.oracle import Oracle
 from tests.programs.play import Play
 
@@ -69,6 +70,11 @@ class Orchestrations(Area[OrchestrationsPart, Seen]):
         assert definition is not None
         for past in pasts.values():
             check_runs(past, definition)
+        called = play.calls
+        seen.sent |= {data: (to, 0) for data, to in called.delivered.items()}
+        seen.replies |= called.replies
+        seen.asked |= called.asked
+        seen.attempts |= called.attempts
         Oracle(pasts, await _states(play), seen, len(part.instances)).check()
         for past in pasts.values():
             if not past.has_ended:

@@ -314,7 +314,7 @@ BEGIN
     PERFORM lock_order(_item_order);
     UPDATE instances i
     SET execution_id = _execution + 1, event_count = _keep + cardinality(_event), status = 'running', output = NULL,
-        error = NULL, custom_status = coalesce(_custom_status, i.custom_status), owner_incarnation = NULL, claims = 0,
+        error = NULL, custom_status = _custom_status, owner_incarnation = NULL, claims = 0,
         unknown_since = NULL, unread = 0, updated_at = clock()
     WHERE i.instance_id = _instance AND i.generation = _generation AND i.execution_id = _execution AND i.event_count = _events;
     IF NOT FOUND THEN

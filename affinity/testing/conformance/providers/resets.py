@@ -66,6 +66,14 @@ class ResetRules(Rules):
         assert await read_whole_history(a.provider, "i", 1) == former == ["1", "2", "3", "4"]
         assert (await a.commit_one(item, consumed=message_ids(item))).committed
 
+    async def test_a_reset_without_a_custom_status_removes_it(self, cluster: Cluster) -> None:
+        """The custom status is that of the reset (contract: Reset.custom_status)."""
+        a = await cluster.worker("a")
+        later = await a.go_on(await self._three_events(a), custom_status='"set"')
+        assert (await a.info("i")).custom_status == '"set"'
+        assert await reset(a, later, 1)
+        assert (await a.info("i")).custom_status is None
+
     async def test_a_reset_is_refused_elsewhere(self, cluster: Cluster) -> None:
         """A reset is refused when the history has grown or the generation is another (contract: Reset)."""
         a = await cluster.worker("a")

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
 
 from pydantic_core import from_json
 
 from affinity.client import ConversationInfo
 from affinity.conversation import ConversationHandle, Conversations, JournalEntry, Retracted, Streamed
 from affinity.errors import EventIdConflict, WakeFailed
-from tests.programs.areas.conversations.clients import Act, Feed, Played
+from tests.programs.areas.conversations.clients import Act, Feed, Played, act_of
 from tests.programs.areas.conversations.handler import CHILD, NAME, make
 from tests.programs.areas.conversations.journal import Journal, fields, read_journal
 from tests.programs.areas.conversations.oracle import Fold, Folded
+from tests.programs.areas.conversations.script import Do
 from tests.programs.play import Play
 
 REASONS = {"request", "input", "revisit", "wake_failed"}
 """What a conversation at rest may wait for."""
+
+
+REMOVING: Final[Collection[Do]] = {"delete", "forget"}
+"""Calls after which there may be no conversation of the id, or another one."""
 
 
 class Checks:
@@ -30,6 +35,7 @@ class Checks:
         self.journals: dict[str, Journal] = {}
         self.folded: dict[str, Folded] = {}
         self.has_pruned = any(act.op.do == "prune" for act in played.acts)
+        self.acts = [*played.acts, *map(act_of, play.calls.talks)]
 
     def talk(self, name: str) -> ConversationHandle:
         """The handle of a conversation that is there."""
@@ -41,7 +47,7 @@ class Checks:
         Raises:
             AssertionError: says which conversation, and what is wrong.
         """
-        imported = {act.made: act.inherited for act in self.played.acts if act.op.do in {"copy", "compress"}}
+        imported = {act.made: act.inherited for act in self.played.acts if act.op.do == "copy"}
         async for info in self.client.list_conversations(prefix=f"{NAME}-"):
             self.infos[info.conversation_id] = info
             journal = await read_journal(self.client, info.conversation_id, imported.get(info.conversation_id))
@@ -56,8 +62,9 @@ class Checks:
             await self._usage(name)
             self._delegations(name)
             self._results(name)
+            self._made(name)
         assert not self.played.hung, f"have not returned: {[*map(_shown, self.played.hung)]}"
-        for act in self.played.acts:
+        for act in self.acts:
             self._sent(act)
             self._reply(act)
             await self._ended(act)
@@ -78,6 +85,9 @@ class Checks:
     async def _rest(self, name: str) -> None:
         """It waits for something that has a name."""
         info, journal = self.infos[name], self.journals[name]
+        if journal.page.instance_status is None:
+            assert self._was(name, "remove", "forget", "delete"), f"{name} has no instance"
+            return  # until the next event
         assert info.status not in {"running", "rescheduling"}, (
             f"{name} is {info.status} at rest: {await self._why(name)}"
         )
@@ -110,6 +120,8 @@ class Checks:
         if info.terminated:
             left = [*requests, *revisits]
             assert not left, f"{name} is terminated, and has {left}"
+        elif self.journals[name].page.instance_status is None:  # requests expire, and revisits wait
+            assert requests <= set(folded.requests), f"{name}: {requests}, not some of {set(folded.requests)}"
         elif info.status in {"idle", "requires_action"}:
             expected = set(folded.requests)
             complete = self.journals[name].is_whole
@@ -165,6 +177,19 @@ class Checks:
                 values = [each.value for each in found]
                 assert not is_known or event.result in values, f"{name} was given {event}, not {values}"
 
+    def _made(self, name: str) -> None:
+        """What its wakes have made of it is there."""
+        for new_id, what in self.folded[name].made.items():
+            if self._was(new_id, *REMOVING):
+                continue
+            assert new_id in self.journals, f"{name} has made {new_id}, by {what}, which is not there"
+            lineage = self.journals[new_id].own.lineage
+            assert lineage == what, f"{name} has made {new_id}, by {what}, and it says {lineage}"
+
+    def _was(self, name: str, *done: Do) -> bool:
+        """Whether a client or an operator has tried this about a conversation."""
+        return any(act.name == name and act.op.do in done for act in self.played.acts)
+
     # -- clients
 
     def _here(self, act: Act) -> Journal | None:
@@ -205,6 +230,8 @@ class Checks:
             assert span["base"] < act.seq <= span["processed"], f"{_shown(act)}: the reply is that of another wake"
             made = [each for each in reply.events if not each.kind.startswith("user.")]  # answers that have expired
             assert made == wake.events, f"{_shown(act)}: {made}, not {wake.events}"
+            for each in act.again:
+                assert each == reply, f"{_shown(act)}, asked again: {each}, not {reply}"
         if isinstance(act.error, WakeFailed):
             failed = [each for each in journal.attempts if not each.is_ok and each.completed["read"] >= act.seq]
             assert failed or not journal.is_whole, f"{_shown(act)} has failed, and no wake has"
@@ -215,7 +242,7 @@ class Checks:
             return
         info = self.infos.get(act.name)
         if act.op.do == "terminate":
-            deleted = any(each.op.do == "delete" and each.name == act.name for each in self.played.acts)
+            deleted = self._was(act.name, *REMOVING)
             deleted |= any(each.op.do == "delete" and act.name.startswith(f"{each.name}/") for each in self.played.acts)
             assert info is not None or deleted, f"{_shown(act)} is gone"
             assert deleted or (info is not None and info.terminated), f"{_shown(act)} goes on: {info}"
@@ -227,9 +254,7 @@ class Checks:
     def _may_come_back(self, act: Act) -> bool:
         """Another call may have begun it again, or a wake of its parent."""
         assert act.ended is not None
-        others = [
-            each for each in self.played.acts if each is not act and (each.ended is None or each.ended > act.began)
-        ]
+        others = [each for each in self.acts if each is not act and (each.ended is None or each.ended > act.began)]
         return "/" in act.name or "~" in act.name or any(each.name == act.name for each in others)
 
     # -- feeds

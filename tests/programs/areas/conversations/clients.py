@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, TypeAlias
@@ -19,15 +19,19 @@ from affinity.errors import (
     ConversationTerminated,
     EntriesRemoved,
     EventIdConflict,
+    InstanceFinished,
     InvalidInput,
     InvalidOptions,
     RequestNotPending,
+    SessionNotFound,
     UnknownConversation,
     UnknownEntry,
+    UnknownInstance,
     WakeFailed,
 )
-from tests.programs.areas.conversations.handler import NAME, Script, make
+from tests.programs.areas.conversations.handler import NAME, Script, make, summarised, talk_id
 from tests.programs.areas.conversations.script import ROOTS, ConversationScript, Do, Op
+from tests.programs.calls import TalkCall
 from tests.programs.play import Play
 
 _GONE: Final = (UnknownConversation, ConversationTerminated)
@@ -53,6 +57,11 @@ EXPECTED: Final[dict[Do, tuple[type[AffinityError], ...]]] = {
     "move": (),
     "release": (),
     "follow": (),
+    "cancel": (UnknownInstance, InstanceFinished),
+    "remove": (UnknownInstance,),
+    "reset": (UnknownInstance, InvalidInput, Contention),
+    "revive": (),
+    "forget": (SessionNotFound,),
 }
 """The errors that the documentation of each call names, and that these calls can lead to."""
 
@@ -78,6 +87,8 @@ class Act:
     event: JournalEvent | None = None
     event_id: str = ""
     reply: Reply | None = None
+    again: Sequence[Reply] = ()
+    """Of the same question, asked once more."""
     made: str = ""
     """Id of the conversation that it has made."""
     inherited: int = 0
@@ -146,7 +157,7 @@ class _Clients:
 
     async def _client(self, number: int, ops: tuple[Op, ...]) -> None:
         for place, op in enumerate(ops):
-            act = Act(op, await self._find(op.on), next(self.clock), event_id=f"{number}.{place}")
+            act = Act(op, await self._find(op.on, op.part), next(self.clock), event_id=f"{number}.{place}")
             self.played.acts.append(act)
             call = self._call(CALLS[op.do], act)
             if op.do == "ask":
@@ -164,11 +175,11 @@ class _Clients:
             act.error = error
         act.ended = next(self.clock)
 
-    async def _find(self, on: int) -> str:
+    async def _find(self, on: int, part: str = "") -> str:
         if on < ROOTS:
-            return f"{NAME}-{on}"
+            return talk_id(on) + part
         names = await self.names()
-        return names[(on - ROOTS) % len(names)] if names else f"{NAME}-0"
+        return names[(on - ROOTS) % len(names)] if names else talk_id(0)
 
     async def names(self) -> list[str]:
         """The conversations that are there."""
@@ -192,7 +203,12 @@ async def _ask(clients: _Clients, act: Act) -> None:
     act.event = Script([*act.op.steps])
     talk = clients.talk(act.name)
     act.seq = _number(await talk.send(act.event, event_id=act.event_id))
-    act.reply = await talk.ask(act.event, event_id=act.event_id)
+    asked = [talk.ask(act.event, event_id=act.event_id) for _ in range(act.op.n + 1)]
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    act.reply, *act.again = [each for each in found if isinstance(each, Reply)] or [None]  # type: ignore[list-item]
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
 
 
 async def _repeat(clients: _Clients, act: Act) -> None:
@@ -223,6 +239,8 @@ async def _answer(clients: _Clients, act: Act) -> None:
 async def _interrupt(clients: _Clients, act: Act) -> None:
     act.event = UserInterrupt(cancel=act.op.yes, cascade=act.op.n % 2 == 1)
     act.seq = _number(await clients.talk(act.name).send(act.event, event_id=act.event_id))
+    if act.op.n >= 2:
+        await clients.talk(act.name).interrupt(cancel_running=act.op.yes)
 
 
 async def _resume(clients: _Clients, act: Act) -> None:
@@ -256,11 +274,8 @@ async def _merge(clients: _Clients, act: Act) -> None:
 
 
 async def _compress(clients: _Clients, act: Act) -> None:
-    async def summarise(_: Any) -> str:
-        return "what was said"
-
-    await clients.talk(act.name).compress(into=_new(act), summarise=summarise)
-    act.made, act.inherited = _new(act), 1
+    await clients.talk(act.name).compress(into=_new(act), summarise=summarised)
+    act.made = _new(act)
 
 
 async def _copy(clients: _Clients, act: Act) -> None:
@@ -281,6 +296,27 @@ async def _move(clients: _Clients, act: Act) -> None:
 
 async def _release(clients: _Clients, act: Act) -> None:
     await clients.client.release_session(act.name)
+
+
+async def _cancel(clients: _Clients, act: Act) -> None:
+    await clients.client.cancel(act.name)
+
+
+async def _remove(clients: _Clients, act: Act) -> None:
+    await clients.client.delete(act.name, force=True)
+
+
+async def _reset(clients: _Clients, act: Act) -> None:
+    if count := len(await clients.client.history(act.name)):
+        await clients.client.reset(act.name, to_event=max(1, count * act.op.n // 100))
+
+
+async def _revive(clients: _Clients, act: Act) -> None:
+    await clients.client.resume_many([act.name])
+
+
+async def _forget(clients: _Clients, act: Act) -> None:
+    await clients.client.session_manager.delete(act.name)
 
 
 async def _follow(clients: _Clients, act: Act) -> None:
@@ -329,6 +365,11 @@ CALLS: Final[dict[Do, Call]] = {
     "move": _move,
     "release": _release,
     "follow": _follow,
+    "cancel": _cancel,
+    "remove": _remove,
+    "reset": _reset,
+    "revive": _revive,
+    "forget": _forget,
 }
 
 
@@ -345,3 +386,11 @@ def _new(act: Act) -> str:
 async def play_clients(play: Play, part: ConversationScript) -> Played:
     """Make the calls of all clients."""
     return await _Clients(play, part).run()
+
+
+def act_of(call: TalkCall) -> Act:
+    """A call of a handler, or of an activity, as one of a client that may make it again at any time."""
+    waits = call.reply is not None or isinstance(call.error, WakeFailed)
+    op = Op("ask" if waits else "send", steps=(*call.steps,))
+    event = Script([*call.steps])
+    return Act(op, call.name, 0, None, call.error, call.seq, event, call.event_id, call.reply)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
@@ -11,6 +12,7 @@ import anyio
 from pydantic import BaseModel, Field
 
 import affinity
+from affinity.client import Client
 from affinity.conversation import (
     AgentMessage,
     AnswerEvent,
@@ -25,7 +27,8 @@ from affinity.conversation import (
     ToolConfirmation,
     UserInterrupt,
 )
-from affinity.errors import ClientError, InvalidInput
+from affinity.errors import ClientError, InvalidInput, ProviderError
+from tests.programs import calls
 from tests.programs.areas.conversations.script import FOR_GOOD
 
 NAME: Final = "conversations"
@@ -102,7 +105,8 @@ class Port(Protocol):
     async def require(self, kind: str, expires_in: float | None) -> str | None: ...
     async def revisit(self, delay: float, key: str | None, steps: list[Any]) -> None: ...
     async def delegate(self, child: str, cycles: int, steps: list[Any]) -> None: ...
-    async def fork(self, name: str) -> None: ...
+    async def make(self, what: str, name: str, other: int) -> None: ...
+    async def call(self, what: str, to: int, steps: list[Any]) -> None: ...
     async def fail(self, attempts: int, final: bool) -> None: ...
     def finish(self, result: int) -> None: ...
     def span(self) -> Any: ...
@@ -160,8 +164,12 @@ async def _do_simply(port: Port, chat: Chat, step: Sequence[Any]) -> bool:
             port.finish(number)
         case ["fail", attempts, final]:
             await port.fail(attempts, final)
-        case ["fork", name]:
-            await port.fork(name)
+        case [("fork" | "detach" | "compress") as what, name]:
+            await port.make(what, name, 0)
+        case ["merge", name, other]:
+            await port.make("merge", name, other)
+        case [("raise" | "question") as what, to]:
+            await port.call(what, to, [])
         case _:
             return False
     return True
@@ -179,6 +187,8 @@ async def _do_more(port: Port, chat: Chat, step: Sequence[Any]) -> None:
             await port.revisit(delay, key, list(inner))
         case ["delegate", child, cycles, inner]:
             await port.delegate(child, cycles, list(inner))
+        case [("tell" | "ask") as what, to, inner]:
+            await port.call(what, to, list(inner))
         case _:
             raise AssertionError(f"unknown step {step!r}")
 
@@ -188,6 +198,7 @@ class WakePort:
 
     def __init__(self, wake: affinity.Wake, children: Conversations[Chat]) -> None:
         self._wake, self._children = wake, children
+        self._calls: Counter[str] = Counter()
 
     async def emit(self, event: JournalEvent) -> None:
         self._wake.append(event)
@@ -219,14 +230,34 @@ class WakePort:
         except ClientError as error:
             self._refuse("delegate", error)
 
-    async def fork(self, name: str) -> None:
+    async def make(self, what: str, name: str, other: int) -> None:
         new_id = f"{self._wake.conversation_id}~{name}"
         try:
-            await self._wake.fork(new_id)
-        except ClientError as error:
-            self._refuse("fork", error)
+            await self._make(what, new_id, other)
+        except (ClientError, InvalidInput, ProviderError) as error:
+            self._refuse(what, error)
         else:
-            self._wake.append(Noted(f"fork {new_id}"))
+            self._wake.append(Noted(f"{what} {new_id}"))
+
+    async def _make(self, what: str, new_id: str, other: int) -> None:
+        wake = self._wake
+        match what:
+            case "fork":
+                await wake.fork(new_id)
+            case "detach":
+                await wake.detach(new_id)
+            case "merge":
+                await wake.merge(wake.conversation_id, talk_id(other), into=new_id, keep="left")
+            case _:
+                await wake.compress(into=new_id, summarise=summarised)
+
+    async def call(self, what: str, to: int, steps: list[Any]) -> None:
+        """The same call has the same id in all attempts, which may have other revisits before it."""
+        about = sha256(f"{what} {to} {steps}".encode()).hexdigest()[:12]
+        self._calls[about] += 1
+        unique = f"{self._wake.id}/{about}/{self._calls[about]}"
+        outcome = await calls.call(what, to, unique, steps, self._wake.conversation_id)
+        self._wake.append(Noted(f"{what} {to}: {outcome}"))
 
     async def fail(self, attempts: int, final: bool) -> None:
         wake = self._wake
@@ -244,6 +275,16 @@ class WakePort:
 
     def _refuse(self, what: str, error: Exception) -> None:
         self._wake.append(Refused(what, type(error).__name__))
+
+
+def talk_id(number: int) -> str:
+    """Of a conversation that clients begin."""
+    return f"{NAME}-{number}"
+
+
+async def summarised(_: Any) -> str:
+    """A summary."""
+    return "what was said"
 
 
 def is_expired(event: JournalEvent) -> bool:
@@ -279,3 +320,9 @@ def make() -> tuple[Conversations[Chat], Conversations[Chat]]:
     for each in made:
         each.on_wake(retry=RETRY, max_cycles=3)(handle)
     return roots, children
+
+
+def calls_of(client: Client) -> calls.Calls:
+    """For what handlers and activities call themselves."""
+    roots, _ = make()
+    return calls.Calls(client, lambda number: client.conversation(roots, talk_id(number)), Script)

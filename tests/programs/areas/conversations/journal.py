@@ -114,7 +114,9 @@ async def read_journal(client: Client, name: str, imported: int | None) -> Journ
     base = found.own.base
     copied = [each.seq for each in entries if each.is_copied]
     found.inherited = max(0 if base is None else base.up_to or 0, *copied, 0)
-    if found.own.lineage in {"import", "compress"}:
+    if found.own.lineage == "compress":
+        found.inherited = 1
+    elif found.own.lineage == "import":
         found.inherited = page.last_seq if imported is None else imported
     found.attempts = list(_attempts([each for each in entries if each.seq > found.inherited]))
     return found

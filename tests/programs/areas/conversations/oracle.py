@@ -16,8 +16,9 @@ from affinity.conversation import (
     ToolConfirmation,
 )
 from affinity.journal import Entry
-from tests.programs.areas.conversations.handler import LIMITS, Chat, Kept, Noted, Refused, Seen, perform
+from tests.programs.areas.conversations.handler import LIMITS, Chat, Kept, Noted, Refused, Seen, perform, talk_id
 from tests.programs.areas.conversations.journal import Attempt, Journal, fields, read
+from tests.programs.calls import NOT_CALLED
 
 ERRORS = ("OSError", "Broken")
 """Those that the steps raise."""
@@ -61,6 +62,8 @@ class Folded:
     delegations: dict[str, str] = field(default_factory=dict)
     """The children by the ids of the delegations that have not ended."""
     ended: dict[str, ChildEnded] = field(default_factory=dict)
+    made: dict[str, str] = field(default_factory=dict)
+    """How its wakes have made other conversations, by the ids of these."""
     results: list[Result] = field(default_factory=list)
     """What its wakes may have given to a parent."""
 
@@ -78,6 +81,8 @@ class Fold:
         chat = kept[-1] if kept else Chat() if is_known else None
         if any(each.lineage == "import" and '"merge"' in each.extras for each in journal.lineage):
             chat = None  # a merge does not say which entries are those of the side whose state it has
+        if lineage != "merge" and any(each.is_copied for each in journal.entries):
+            chat = None  # cut within a merge, the state is that of the last entry of either side
         first = journal.attempts[0].completed["base"] if journal.attempts else journal.page.processed
         self.now = Folded(0 if lineage is None and self.knows_all else first, chat)
 
@@ -239,6 +244,7 @@ class Fold:
                 if known is None or known.dropped_at is not None:
                     now.revisits[key] = Revisit(steps)
         now.delegations |= port.delegations
+        now.made |= port.made
         messages = [event.text for event in port.events if isinstance(event, AgentMessage)]
         value = port.result if port.result is not None else messages[-1] if messages else None
         may_end = port.result is not None or not now.delegations
@@ -253,6 +259,7 @@ class EntryPort:
         self.requests: list[str] = []
         self.revisits: list[tuple[str, list[Any]]] = []
         self.delegations: dict[str, str] = {}
+        self.made: dict[str, str] = {}
         self.result: Any = None
         self._at = 0
         self._number = 0
@@ -311,9 +318,18 @@ class EntryPort:
         assert (found.child, found.max_cycles, found.delegation) == expected, f"has {found!r}"
         self.delegations[found.delegation] = found.child
 
-    async def fork(self, name: str) -> None:
-        if not self._refused("fork"):
-            await self.emit(Noted(f"fork {self.name}~{name}"))
+    async def make(self, what: str, name: str, other: int) -> None:
+        if not self._refused(what):
+            await self.emit(Noted(f"{what} {self.name}~{name}"))
+            self.made[f"{self.name}~{name}"] = what
+
+    async def call(self, what: str, to: int, steps: list[Any]) -> None:
+        found = self._next(what)
+        assert isinstance(found, Noted), f"has {found!r}, not what it has called"
+        called, _, outcome = found.text.partition(": ")
+        assert called == f"{what} {to}", f"has {found!r}, not {what} {to}"
+        if what == "ask" and self.name == talk_id(to):
+            assert outcome in {"WakeMisuse", NOT_CALLED}, f"has asked itself: {outcome}"
 
     def finish(self, result: int) -> None:
         self.result = result

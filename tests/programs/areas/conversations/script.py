@@ -2,14 +2,19 @@
 
 A *step* is what a handler does: a tuple of its name and its arguments. It travels in the message, in the request or in
 the revisit that makes a handler do it.
+
+A call of ``reset``, ``remove``, ``cancel`` and ``forget`` is that of an operator, who knows instances and records only.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final, Literal, TypeAlias
 
 from hypothesis import strategies as st
+
+from tests.programs.bodies import INSTANCES
 
 Step: TypeAlias = tuple[Any, ...]
 Steps: TypeAlias = tuple[Step, ...]
@@ -40,6 +45,11 @@ Do: TypeAlias = Literal[
     "move",
     "release",
     "follow",
+    "cancel",
+    "remove",
+    "reset",
+    "revive",
+    "forget",
 ]
 
 
@@ -50,6 +60,8 @@ class Op:
     do: Do = "pause"
     on: int = 0
     """The conversation: below `ROOTS`, one that clients begin; else one of those that are there."""
+    part: str = ""
+    """Behind the id of one that clients begin: ``/a`` is a child of it."""
     steps: Steps = ()
     """Of ``send`` and ``ask``: what the handler is to do."""
     yes: bool = False
@@ -57,7 +69,9 @@ class Op:
     ``terminate``: the children too.
     """
     n: int = 0
-    """``answer``: an interrupt follows immediately, if it is odd. ``interrupt``: the children too, if it is odd.
+    """``answer``: an interrupt follows immediately, if it is odd. ``ask``: so often once more, at the same time.
+    ``interrupt``: the children too, if it is odd; from 2 on another interrupt follows. ``reset``: events that are kept,
+    in percent.
     ``fork``, ``detach``: entries that are left out at the end. ``prune``: entries that are kept. ``follow``: items
     until another feed goes on. ``merge``: the other side.
     """
@@ -73,6 +87,7 @@ class ConversationScript:
 
 
 _small = st.integers(1, 5)
+_root = st.integers(0, ROOTS - 1)
 _delays = st.sampled_from((0, 60, 3_600, 86_400))
 _expiry = st.sampled_from((None, 0, 600, 86_400))
 
@@ -87,6 +102,9 @@ def _step(depth: int) -> st.SearchStrategy[Step]:
         st.tuples(st.just("fail"), st.integers(1, FOR_GOOD), st.booleans()),
         st.tuples(st.just("sleep")),
         st.tuples(st.just("fork"), st.sampled_from("xy")),
+        st.tuples(st.sampled_from(("detach", "compress")), st.sampled_from("xy"))
+        | st.tuples(st.just("merge"), st.sampled_from("xy"), _root),
+        st.tuples(st.sampled_from(("raise", "question")), st.integers(0, INSTANCES - 1)),
     ]
     if depth == 0:
         return st.one_of(*plain)
@@ -97,6 +115,7 @@ def _step(depth: int) -> st.SearchStrategy[Step]:
         st.tuples(st.sampled_from(("confirm", "tool")), _expiry, nested),
         st.tuples(st.just("revisit"), _delays, st.sampled_from((None, "k", "m")), nested),
         st.tuples(st.just("delegate"), st.sampled_from("ab"), st.integers(1, 4), nested),
+        st.tuples(st.sampled_from(("tell", "tell", "ask")), _root, nested),
     )
 
 
@@ -108,29 +127,48 @@ _on = st.sampled_from((0, 0, 0, 1, 1, 2)) | st.integers(0, 12)
 _ticks = st.sampled_from((0, 0, 1, 2, 5, 20))
 
 
-def _op() -> st.SearchStrategy[Op]:
-    def op(*names: Do, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Op]:
-        return st.builds(Op, do=st.sampled_from(names), on=_on, ticks=_ticks, **fields)
+def _op(*names: Do, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Op]:
+    drawn = {"on": _on, "ticks": _ticks} | fields
+    return st.builds(Op, do=st.sampled_from(names), **drawn)
 
+
+def _ops() -> st.SearchStrategy[Op]:
     some = st.integers(0, 12)
-    sent = op("send", "ask", steps=_steps(3, most=6))
+    sent = _op("send", steps=_steps(3, most=6)) | _op("ask", steps=_steps(3, most=6), n=st.sampled_from((0, 0, 2)))
     return st.one_of(
-        op("pause"),
+        _op("pause"),
         *[sent] * 6,
-        *[op("answer", yes=st.sampled_from((True, True, False)), n=st.integers(0, 1))] * 3,
-        op("interrupt", yes=st.booleans(), n=st.integers(0, 1)),
-        op("repeat", "differ", "resume", "move", "release"),
-        op("fork", "detach", yes=st.booleans(), n=some),
-        op("merge", "follow", n=some),
-        op("copy", "compress"),
-        op("terminate", "delete", yes=st.booleans()),
-        op("prune", n=st.sampled_from((30, 20, 10, 0))),
+        *[_op("answer", yes=st.sampled_from((True, True, False)), n=st.integers(0, 1))] * 3,
+        _op("interrupt", yes=st.booleans(), n=st.integers(0, 3)),
+        _op("repeat", "differ", "resume", "move", "release"),
+        _op("fork", "detach", yes=st.booleans(), n=some),
+        _op("merge", "follow", n=some),
+        _op("copy", "compress"),
+        _op("terminate", "delete", yes=st.booleans()),
+        _op("prune", n=st.sampled_from((30, 20, 10, 0))),
+        _op("cancel", "remove", "forget"),
+        _op("reset", n=st.integers(0, 100)) | _op("revive"),
     )
+
+
+@st.composite
+def _disturbed(draw: st.DrawFn) -> tuple[Op, ...]:
+    """Work for a child, which something ends or interrupts as its wake begins or ends."""
+    on, child = draw(_root), draw(st.sampled_from("ab"))
+    soon = st.sampled_from((0, 0, 1, 2, 3))
+    inner = draw(_steps(1))
+    delegated = ("delegate", child, draw(st.integers(1, 4)), inner)
+    sent = Op("send", on, steps=(delegated,), ticks=draw(soon))
+    fields: dict[str, Any] = {"on": st.just(on), "part": st.just(f"/{child}"), "ticks": soon}
+    ends = _op("terminate", "delete", "cancel", "remove", "reset", "move", "release", "forget", **fields)
+    interrupts = _op("interrupt", yes=st.just(True), n=st.sampled_from((0, 2)), **fields)
+    return (*[sent] * draw(st.integers(1, 2)), *draw(st.lists(ends | interrupts, min_size=1, max_size=3)))
 
 
 def parts() -> st.SearchStrategy[ConversationScript]:
     """Parts, the smallest ones first."""
-    begins = st.builds(Op, do=st.sampled_from(("ask", "send")), on=_on, steps=_steps(3, most=6), ticks=_ticks)
-    goes_on = st.lists(_op(), min_size=5, max_size=20)  # a pause is the smallest one
-    client = st.builds(lambda first, rest: (first, *rest), begins, goes_on)
+    begins = _op("ask", "send", steps=_steps(3, most=6))
+    alone = _ops().map(lambda op: (op,))  # a pause is the smallest one
+    goes_on = st.lists(st.one_of(*[alone] * 9, _disturbed()), min_size=5, max_size=20)
+    client = st.builds(lambda first, rest: (first, *chain.from_iterable(rest)), begins, goes_on)
     return st.builds(ConversationScript, st.lists(client, min_size=1, max_size=3).map(tuple))
