@@ -69,7 +69,7 @@ def test_what_does_not_match(url: str, directory: Path) -> None:
     found = document("replay", f"{APPS}changed", "--junit", "replay.xml", code=FAILED)
     (finding,) = found["findings"]
     source = finding.pop("source")
-    assert source.endswith(f"replayed.py:{line_of('greets')}, in visit")
+    assert source.endswith(f"changed_code_app.py:{line_of('greets')}, in visit")
     assert "nondeterministic" in finding.pop("message")
     assert finding == {
         "instance_id": "a",
