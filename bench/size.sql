@@ -1,6 +1,7 @@
 -- workers: other workers, alive for as long as the benchmark takes
-INSERT INTO workers (worker_id, incarnation, locked_until, started_at, labels)
-SELECT 'holder-' || n, 'holder-' || n, clock() + interval '1 day', clock(), '{}'
+INSERT INTO workers (worker_id, incarnation, locked_until, started_at, labels, capacity, app, code_version, code_since,
+    registered)
+SELECT 'holder-' || n, 'holder-' || n, clock() + interval '1 day', clock(), '{}', 100, 'flow', '1', clock(), '{}'
 FROM generate_series(1, %(workers)s - 1) AS n
 
 -- instances: they wait for an event, and are spread over all workers

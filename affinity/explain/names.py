@@ -45,10 +45,6 @@ def described(kind: str, name: str) -> str:
 
 
 def has_code(worker: WorkerInfo, kind: str, name: str) -> bool:
-    """Whether the worker registered the name; also if it has not told what it registers. The name of an orchestration
-    without a version stands for any version.
-    """
-    if not worker.registered:
-        return True
+    """Whether the worker registered the name. The name of an orchestration without a version stands for any version."""
     names = worker.registered.get(kind, {})
     return name in names or (kind == ORCHESTRATIONS and any(each.partition("@")[0] == name for each in names))

@@ -241,7 +241,7 @@ class Explainer:
         taking = [one for one in able if not one.draining]
         if able and not taking:
             return "workers_draining", "which no worker takes: all that could take it drain", {}
-        full = [one for one in taking if one.capacity is not None and one.sessions >= one.capacity]
+        full = [one for one in taking if one.sessions >= one.capacity]
         if item.session_id is not None and taking and len(full) == len(taking):
             text = f"whose session {item.session_id!r} no worker takes: all hold as many as max_sessions_per_runtime"
             return "workers_full", text, {}

@@ -250,7 +250,7 @@ def to_worker(row: Columns, time: Time) -> WorkerInfo:
         labels=labels_of(labels),
         capacity=capacity,
         code_version=code_version,
-        code_since=None if code_since is None else time(code_since),
+        code_since=time(code_since),
         tags=json.loads(tags),
         only_tagged=bool(only_tagged),
         registered=json.loads(registered),

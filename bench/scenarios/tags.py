@@ -11,8 +11,8 @@ from statistics import median
 import anyio
 
 from affinity.provider import open_provider
-from affinity.provider.contract import Incarnation, WorkerIdentity, WorkerProfile, WorkerTags
-from affinity.testing.conformance.providers.builders import fetch_options
+from affinity.provider.contract import Incarnation, WorkerIdentity, WorkerTags
+from affinity.testing.conformance.providers.builders import fetch_options, profile
 from bench.measures import RATE, Metric, Report, over_rounds
 from bench.run import Run
 from bench.scenarios.turns import CPU
@@ -72,7 +72,7 @@ async def _time_fetches(url: str, tags: tuple[str, ...], count: int) -> float:
     provider = await open_provider(url)
     try:
         identity = WorkerIdentity(worker_id="fetcher", incarnation=Incarnation("one"))
-        await provider.register_worker(identity, 600.0, {}, profile=WorkerProfile(tags=WorkerTags(tags=tags)))
+        await provider.register_worker(identity, 600.0, {}, profile=profile(tags=WorkerTags(tags=tags)))
         options = replace(fetch_options(10), tags=WorkerTags(tags=tags))
         seconds = []
         for _ in range(count):

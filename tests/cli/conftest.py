@@ -17,6 +17,7 @@ from click.testing import Result
 from affinity.cli import main
 from affinity.provider import open_provider
 from affinity.provider.contract import Incarnation, WorkerIdentity
+from affinity.testing.conformance.providers.builders import profile
 from tests.client.conftest import Puppet
 from tests.support.cli_runner import new_runner
 from tests.support.worker_processes import ROOT
@@ -47,7 +48,7 @@ def play(database: Path) -> Play:
         provider = await open_provider(f"sqlite:///{database}")
         try:
             identity = WorkerIdentity(worker_id="puppet", incarnation=Incarnation("one"))
-            await provider.register_worker(identity, 60.0, {"host": "here"})
+            await provider.register_worker(identity, 60.0, {"host": "here"}, profile=profile())
             await act(Puppet(provider, identity))
         finally:
             await provider.aclose()

@@ -27,6 +27,7 @@ from affinity.provider.contract import (
     WorkerIdentity,
     WorkKey,
 )
+from affinity.testing.conformance.providers.builders import profile
 from tests.provider.sqlite_files import create_file
 
 TIMEOUTS = Timeouts(work_item_lock=30, session_lock=300)
@@ -147,5 +148,5 @@ class Puppet:
 @pytest.fixture
 async def puppet(provider: Provider) -> Puppet:
     identity = WorkerIdentity(worker_id="puppet", incarnation=Incarnation("one"))
-    await provider.register_worker(identity, 60.0, {"host": "test"})
+    await provider.register_worker(identity, 60.0, {"host": "test"}, profile=profile())
     return Puppet(provider, identity)

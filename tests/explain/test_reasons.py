@@ -15,8 +15,9 @@ from affinity.client import Client
 from affinity.errors import ConnectionLost, Explanation, UnknownInstance, WaitTimeout
 from affinity.explain.reasons import MAX_DEPTH
 from affinity.provider import open_provider
-from affinity.provider.contract import Incarnation, Provider, WorkerIdentity, WorkerProfile
+from affinity.provider.contract import Incarnation, Provider, WorkerIdentity
 from affinity.testing import Env
+from affinity.testing.conformance.providers.builders import profile
 from affinity.worker import activities, registrations
 from tests.support.waiting import until
 
@@ -138,7 +139,7 @@ async def explained(client: Client, instance_id: str, code: str) -> Explanation:
 async def stand_by(provider: Provider, worker_id: str, registered: Mapping[str, Mapping[str, str]]) -> None:
     """Register a worker that is alive, and takes no work."""
     identity = WorkerIdentity(worker_id=worker_id, incarnation=Incarnation(worker_id))
-    await provider.register_worker(identity, 300, {}, profile=WorkerProfile(registered=registered))
+    await provider.register_worker(identity, 300, {}, profile=profile(registered=registered))
 
 
 @asynccontextmanager

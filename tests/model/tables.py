@@ -42,6 +42,7 @@ from affinity.provider.contract import (
     WorkItem,
     WorkKey,
 )
+from affinity.testing.conformance.providers.builders import profile
 from affinity.worker.instances import InstanceTable
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.replays import Replays
@@ -494,12 +495,12 @@ class TableCluster:
                 worker.asked = worker.answer = None
                 worker.running.clear()
                 worker.table.drop_all()
-                await self._provider.register_worker(worker.identity, LEASE, {}, resume=True)
+                await self._provider.register_worker(worker.identity, LEASE, {}, resume=True, profile=profile())
 
     async def _restart(self, number: int) -> None:
         incarnation = Incarnation(f"w{number} {next(self._numbers)}")
         identity = WorkerIdentity(worker_id=f"w{number}", incarnation=incarnation)
-        await self._provider.register_worker(identity, LEASE, {})
+        await self._provider.register_worker(identity, LEASE, {}, profile=profile())
         self._workers[number] = TableWorker(self._provider, identity)
 
     async def _begin(self, name: str, turns: int, session: int) -> None:

@@ -18,6 +18,7 @@ from affinity.provider.contract import (
     WorkItem,
 )
 from affinity.records import SessionState, StateWrite
+from affinity.testing.conformance.providers.builders import profile
 from tests.model import steps as do
 from tests.model.cluster_state import (
     TIMEOUTS,
@@ -37,7 +38,7 @@ class WorkSteps(ClusterState):
 
     async def _start(self, name: str) -> None:
         identity = WorkerIdentity(worker_id=name, incarnation=Incarnation(self._tag(name)))
-        await self.provider.register_worker(identity, LEASE, {})
+        await self.provider.register_worker(identity, LEASE, {}, profile=profile())
         self.workers[name] = SimulatedWorker(identity)
         self.model.register(identity)
         await self._look(started=name, freed_by=name)
@@ -58,7 +59,7 @@ class WorkSteps(ClusterState):
         row = self.model.workers.get(worker.identity.worker_id)
         fenced = row is not None and row.incarnation != worker.identity.incarnation
         try:
-            await self.provider.register_worker(worker.identity, LEASE, {}, resume=True)
+            await self.provider.register_worker(worker.identity, LEASE, {}, resume=True, profile=profile())
         except WorkerFenced:
             expect("fenced", True, fenced)
             return

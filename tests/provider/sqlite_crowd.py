@@ -8,6 +8,7 @@ import anyio
 
 from affinity.provider.contract import FetchOptions, Incarnation, WorkAck, WorkerIdentity
 from affinity.provider.sqlite import SqliteProvider
+from affinity.testing.conformance.providers.builders import profile
 
 
 def migrate(path: str) -> None:
@@ -23,7 +24,7 @@ def work(path: str, name: str) -> None:
 async def _work(path: str, name: str) -> int:
     provider = await SqliteProvider.open(Path(path))
     identity = WorkerIdentity(worker_id=name, incarnation=Incarnation(name + "!"))
-    await provider.register_worker(identity, 1_000.0, {})
+    await provider.register_worker(identity, 1_000.0, {}, profile=profile())
     options = FetchOptions(limit=3, max_sessions=100, names=["work"], unknown_after=60.0)
     acked = 0
     async with provider.hints(identity) as hints:

@@ -33,13 +33,12 @@ from affinity.provider.contract import (
     Release,
     Reset,
     WorkerIdentity,
-    WorkerProfile,
 )
 from affinity.provider.postgres import migration, rights
 from affinity.provider.postgres.lineage import creation_document
 from affinity.provider.postgres.rights import RIGHTS, Rights
 from affinity.provider.schema import Migration
-from affinity.testing.conformance.providers.builders import fetch_options, new_instance, state
+from affinity.testing.conformance.providers.builders import fetch_options, new_instance, profile, state
 from affinity.testing.conformance.providers.lineage import creation_of
 from tests.provider.postgres_stage import administrator
 from tests.provider.roles import CLIENT, SCALER, WORKER, as_role
@@ -115,7 +114,7 @@ async def test_clients_and_workers_need_no_more(url: str) -> None:
 
 
 REFUSED: Final[dict[str, Callable[[Provider], Awaitable[object]]]] = {
-    "register_worker": lambda p: p.register_worker(ME, 1.0, {}),
+    "register_worker": lambda p: p.register_worker(ME, 1.0, {}, profile=profile()),
     "renew_worker": lambda p: p.renew_worker(ME, 1.0),
     "drain_worker": lambda p: p.drain_worker(ME),
     "fetch_work_item": lambda p: p.fetch_work_item(ME, fetch_options()),
@@ -158,7 +157,7 @@ async def test_a_worker_does_everything_but_change_the_schema(url: str) -> None:
     """Nor what says which schema it is, and who may do what."""
     async with aclosing(await open_provider(as_role(url, WORKER))) as worker:
         await worker.create_instance([new_instance("i")])
-        await worker.register_worker(ME, 1.0, {})
+        await worker.register_worker(ME, 1.0, {}, profile=profile())
         for name in REFUSED.keys() - {"set_quotas", "delete_instance"}:
             await REFUSED[name](worker)
         assert list(await worker.delete_instance(["i"], force=True)) == ["deleted"]
@@ -366,7 +365,7 @@ async def test_what_a_later_migration_adds_is_theirs_too(
 async def test_an_autoscaler_reads_one_view(url: str, admin: psycopg.Connection[Any]) -> None:
     """With the name of the schema, and without a setting of the connection; and which migrations were applied."""
     async with aclosing(await open_provider(url)) as owner:
-        await owner.register_worker(ME, 60.0, {}, profile=WorkerProfile(capacity=7))
+        await owner.register_worker(ME, 60.0, {}, profile=profile(capacity=7))
     with psycopg.connect(as_role(url, SCALER), autocommit=True) as connection:
         asked = connection.execute("SELECT held, waiting, capacity, desired FROM affinity.desired_workers")
         assert asked.fetchall() == [(0, 0, 7.0, 0)]

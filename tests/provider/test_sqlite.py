@@ -36,6 +36,7 @@ from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.driver.transaction import PORTION
 from affinity.provider.sqlite.migration import MIGRATIONS, migrate
 from affinity.provider.statements import load_statements
+from affinity.testing.conformance.providers.builders import profile
 from tests.provider import sqlite_crowd as crowd
 from tests.provider.sqlite_files import create_file
 from tests.support.forked_programs import Fork
@@ -352,7 +353,7 @@ async def provider(path: Path) -> AsyncIterator[SqliteProvider]:
 async def owner(provider: Provider, instance_id: str) -> WorkerIdentity:
     """A registered worker that owns a new instance."""
     identity = WorkerIdentity(worker_id="owner", incarnation=Incarnation(secrets.token_hex(4)))
-    await provider.register_worker(identity, 1_000.0, {})
+    await provider.register_worker(identity, 1_000.0, {}, profile=profile())
     await provider.create_instance([new_instance(instance_id)])
     await provider.fetch_orchestration_item(identity, limit=10, names=["flow"], unknown_after=60.0)
     return identity

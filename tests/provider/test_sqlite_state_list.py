@@ -184,7 +184,10 @@ INSERT INTO session_participants (session_id, participant)
 SELECT r.session_id, j.value FROM session_states AS r, json_each(r.participants) AS j"""
 
 WORKER: Final = """
-INSERT INTO workers (worker_id, incarnation, locked_until, started_at, labels) VALUES ('a', 'a-1', 1e12, 0, '{}')"""
+INSERT INTO workers (
+    worker_id, incarnation, locked_until, started_at, labels, capacity, app, code_version, code_since, registered
+)
+VALUES ('a', 'a-1', 1e12, 0, '{}', 100, 'app', '1', 0, '{}')"""
 FILL_HELD: Final = """
 INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
 SELECT session_id, 'a', 'a-1', 1, 1e12, 0, 0 FROM session_states WHERE schema_version = 7"""

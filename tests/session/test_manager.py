@@ -25,6 +25,7 @@ from affinity.provider.contract import Incarnation, WorkerIdentity
 from affinity.records import SessionFilter, SessionState
 from affinity.session import SessionManager, readable
 from affinity.session.stores import MemorySessionStore
+from affinity.testing.conformance.providers.builders import profile
 from tests.client.conftest import Puppet
 from tests.session.clocked import ClockedStore
 
@@ -280,7 +281,7 @@ async def test_prune_leaves_a_family_of_which_one_member_is_in_use(database: Clo
     assert database.provider is not None
     await three_families(database)
     puppet = Puppet(database.provider, WorkerIdentity(worker_id="puppet", incarnation=Incarnation("one")))
-    await database.provider.register_worker(puppet.identity, 60.0, {})
+    await database.provider.register_worker(puppet.identity, 60.0, {}, profile=profile())
     async with Client.from_provider(database.provider) as client:
         await client.start("brew", instance_id="i")
         await puppet.hold("i", "new grandkid")
@@ -395,7 +396,7 @@ async def test_prune_leaves_held_sessions_and_those_with_queued_work(database: C
         await database.put(session_id)
     await database.advance(DAY)
     puppet = Puppet(database.provider, WorkerIdentity(worker_id="puppet", incarnation=Incarnation("one")))
-    await database.provider.register_worker(puppet.identity, 60.0, {})
+    await database.provider.register_worker(puppet.identity, 60.0, {}, profile=profile())
     async with Client.from_provider(database.provider) as client:
         for session_id in ("held", "queued"):
             await client.start("brew", instance_id=session_id)

@@ -12,7 +12,7 @@ from affinity.client import Client
 from affinity.provider import open_provider
 from affinity.provider.contract import Incarnation, NewInstance, Provider, Release, WorkerIdentity
 from affinity.provider.history import read_whole_history
-from affinity.testing.conformance.providers.builders import TIMEOUTS, turn
+from affinity.testing.conformance.providers.builders import TIMEOUTS, profile, turn
 from tests.support.waiting import started
 
 pytestmark = pytest.mark.anyio
@@ -62,7 +62,7 @@ async def test_a_cached_coroutine_is_of_one_instance(any_url: str, monkeypatch: 
 
 async def _run_elsewhere(provider: Provider, history: list[str]) -> None:
     """Create the instance again, and let another worker commit its first turn and hand it over."""
-    await provider.register_worker(OTHER, 90, {})
+    await provider.register_worker(OTHER, 90, {}, profile=profile())
     new = NewInstance(instance_id="reused", name="order", version=None, start='{"execution":0}')
     assert list(await provider.create_instance([new])) == [True]
     (item,) = (await provider.fetch_orchestration_item(OTHER, limit=1, names=["order"], unknown_after=60)).items

@@ -150,7 +150,6 @@ from affinity.provider.contract.work_items import (
 from affinity.provider.contract.worker_side import WorkerProvider
 from affinity.provider.contract.workers import (
     LEFT,
-    NO_PROFILE,
     NO_TAGS,
     FleetLoad,
     Incarnation,
@@ -170,7 +169,6 @@ __all__ = [
     "LEFT",
     "MAX_ASSIGNED",
     "NEWER_SECONDS",
-    "NO_PROFILE",
     "NO_QUOTAS",
     "NO_RETENTION",
     "NO_TAGS",

@@ -22,7 +22,7 @@ from affinity.provider.contract.work_items import (
     WorkFetch,
     WorkLock,
 )
-from affinity.provider.contract.workers import NO_PROFILE, FleetLoad, WorkerIdentity, WorkerLease, WorkerProfile
+from affinity.provider.contract.workers import FleetLoad, WorkerIdentity, WorkerLease, WorkerProfile
 from affinity.records import ResourceStore
 
 
@@ -36,7 +36,7 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         labels: Mapping[str, str],
         *,
         resume: bool = False,
-        profile: WorkerProfile = NO_PROFILE,
+        profile: WorkerProfile,
     ) -> WorkerLease:
         """Take the worker's name and a lease of ``lease`` seconds.
 

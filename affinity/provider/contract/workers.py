@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from datetime import datetime
 from typing import Final, NewType, TypeAlias
 
@@ -49,7 +48,7 @@ NO_TAGS: Final = WorkerTags()
 
 RegisteredNames: TypeAlias = Mapping[str, Mapping[str, str]]
 """What a worker has code for: by kind ("orchestrations", "activities", "conversations") a digest of each name, which
-tells different functions apart. An orchestration has its version: ``name@version``. Empty: the worker has not told.
+tells different functions apart. An orchestration has its version: ``name@version``.
 """
 
 
@@ -57,14 +56,11 @@ tells different functions apart. An orchestration has its version: ``name@versio
 class WorkerProfile:
     """What a worker tells of itself when it registers, beside its labels."""
 
-    capacity: int | None = None  # sessions that it may hold; 0: it takes none; None: not told
-    app: str | None = None  # name of its app: versions of one app are compared
-    code_version: str | None = None  # of its code; None: not told
+    capacity: int  # sessions that it may hold; 0: it takes none
+    app: str  # name of its app: versions of one app are compared
+    code_version: str  # of its code
+    registered: RegisteredNames
     tags: WorkerTags = NO_TAGS
-    registered: RegisteredNames = field(default_factory=dict[str, Mapping[str, str]])
-
-
-NO_PROFILE: Final = WorkerProfile()
 
 
 @frozen(kw_only=True)
@@ -88,14 +84,14 @@ class WorkerInfo:
     started_at: datetime
     sessions: int  # held now
     labels: Mapping[str, str]  # host, pid, version, as the worker registered them
-    capacity: int | None = None  # sessions that it may hold, as it registered them
+    capacity: int  # sessions that it may hold, as it registered them
+    code_version: str  # as it registered it
+    code_since: datetime  # since when workers run this version
+    registered: RegisteredNames  # as it registered them
     drain_wanted: bool = False  # an operator drains it: `set_drain_wanted`
-    code_version: str | None = None  # as it registered it
-    code_since: datetime | None = None  # since when workers run this version
     restarting: bool = False  # it has left for a restart, and its sessions wait for its next start
     tags: Sequence[str] = ()  # it takes work with one of these
     only_tagged: bool = False  # and no other
-    registered: RegisteredNames = field(default_factory=dict[str, Mapping[str, str]])  # as it registered them
 
 
 @frozen(kw_only=True)
@@ -104,11 +100,11 @@ class WorkerLoad:
 
     worker_id: str
     sessions: int | None  # held, as it said last (`WorkerProvider.exchange_load`); None: not yet
-    capacity: int | None  # sessions that it may hold, as it registered them; None: not told
+    capacity: int  # sessions that it may hold, as it registered them
     draining: bool
     age: float  # seconds since it has started
-    app: str | None = None  # as it registered it
-    code_version: str | None = None  # of that app
+    app: str  # as it registered it
+    code_version: str  # of that app
 
 
 @frozen(kw_only=True)
@@ -119,20 +115,18 @@ class FleetLoad:
     suspended: bool  # no worker may offer sessions: `AdministrationProvider.suspend_rebalancing`
 
     def of_app(self, worker_id: str) -> FleetLoad:
-        """Only the workers of the same app as this one: sessions do not move between apps. A worker that has not said
-        its app, of the release before, may be of any.
-        """
+        """Only the workers of the same app as this one: sessions do not move between apps."""
         apps = {worker.worker_id: worker.app for worker in self.workers}
-        workers = [worker for worker in self.workers if worker.app in (None, apps.get(worker_id))]
+        workers = [worker for worker in self.workers if worker.app == apps.get(worker_id)]
         return FleetLoad(workers=workers, suspended=self.suspended)
 
     def shares(self) -> dict[str, float]:
-        """How many sessions each would hold if all were filled alike, by capacity; empty while one does not say how
-        many it holds or may hold.
+        """How many sessions each would hold if all were filled alike, by capacity; empty while one has not said how
+        many it holds.
         """
         held = [worker.sessions for worker in self.workers if worker.sessions is not None]
-        room = {worker.worker_id: worker.capacity for worker in self.workers if worker.capacity is not None}
-        if not len(held) == len(room) == len(self.workers) or not sum(room.values()):
+        room = {worker.worker_id: worker.capacity for worker in self.workers}
+        if len(held) < len(room) or not sum(room.values()):
             return {}
         return {name: sum(held) * capacity / sum(room.values()) for name, capacity in room.items()}
 

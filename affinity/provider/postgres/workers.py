@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from affinity.limits import MAX_REROUTE
-from affinity.provider.contract import NO_PROFILE, WorkerDemand, WorkerIdentity, WorkerInfo, WorkerLease, WorkerProfile
+from affinity.provider.contract import WorkerDemand, WorkerIdentity, WorkerInfo, WorkerLease, WorkerProfile
 from affinity.provider.postgres.driver.timeline import LEARN
 from affinity.provider.postgres.operations import Operations, caller_params, same_time
 from affinity.provider.rows import to_worker, worker_fenced
@@ -26,7 +26,7 @@ class WorkerOperations(Operations):
         labels: Mapping[str, str],
         *,
         resume: bool = False,
-        profile: WorkerProfile = NO_PROFILE,
+        profile: WorkerProfile,
     ) -> WorkerLease:
         timeline = self._connections.timeline
         told = {

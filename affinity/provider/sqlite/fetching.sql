@@ -54,7 +54,7 @@ SELECT EXISTS (
     SELECT 1 FROM workers AS me JOIN workers AS w
         ON rtrim(w.worker_id, '0123456789') = rtrim(me.worker_id, '0123456789')
         AND (length(w.worker_id), w.worker_id) < (length(me.worker_id), me.worker_id)
-        AND w.code_version IS me.code_version
+        AND w.code_version = me.code_version
     WHERE me.worker_id = :worker_id AND w.locked_until > :now AND NOT w.draining
       AND w.capacity > (
           SELECT count(*) FROM sessions AS s

@@ -31,7 +31,6 @@ from affinity.journal import (
 )
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract import (
-    NO_PROFILE,
     NO_RETENTION,
     Deletion,
     Delivery,
@@ -228,7 +227,7 @@ class SqliteProvider:
         labels: Mapping[str, str],
         *,
         resume: bool = False,
-        profile: WorkerProfile = NO_PROFILE,
+        profile: WorkerProfile,
     ) -> WorkerLease:
         return await self._write(workers.register, identity, lease, labels, resume=resume, profile=profile)
 

@@ -50,6 +50,6 @@ SELECT EXISTS (
     SELECT 1 FROM sessions AS s JOIN workers AS w ON w.worker_id <> s.worker_id
     WHERE s.session_id = :session_id AND w.locked_until > :now AND NOT w.draining
       AND iif(s.tag IS NULL, NOT w.only_tagged, s.tag IN (SELECT value FROM json_each(w.tags)))
-      AND (w.capacity IS NULL OR w.capacity > (
+      AND w.capacity > (
           SELECT count(*) FROM sessions AS x
-          WHERE x.worker_id = w.worker_id AND x.locked_until > :now AND x.incarnation = w.incarnation)));
+          WHERE x.worker_id = w.worker_id AND x.locked_until > :now AND x.incarnation = w.incarnation));

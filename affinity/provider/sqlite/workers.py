@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple
 
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import (
-    NO_PROFILE,
     MoveReason,
     WorkerDemand,
     WorkerIdentity,
@@ -57,7 +56,7 @@ def register(
     labels: Mapping[str, str],
     *,
     resume: bool = False,
-    profile: WorkerProfile = NO_PROFILE,
+    profile: WorkerProfile,
 ) -> WorkerLease:
     row = tx.row(SQL["get"], {"worker_id": identity.worker_id})
     known = row is not None and row[0] == identity.incarnation
@@ -107,13 +106,11 @@ def _free_idle(tx: Tx, identity: WorkerIdentity, most: int | None = None) -> int
     return sessions.count_held(tx, identity)
 
 
-def _version_since(tx: Tx, identity: WorkerIdentity, code: Mapping[str, str | None]) -> float | None:
+def _version_since(tx: Tx, identity: WorkerIdentity, code: Mapping[str, str]) -> float:
     """Since when the version is deployed that a worker registers: as long as others run it, or as it ran it before
     itself. A worker that changes from one version to another shows which of them is the newer: also an older one,
     rolled back to.
     """
-    if code["code_version"] is None:
-        return None
     row = tx.row(SQL["version_since"], {**_named(identity), **code, "now": tx.now})
     assert row is not None
     since, former = row

@@ -44,7 +44,7 @@ WITH me AS (
     WHERE (me.only_tagged OR NOT w.only_tagged)
       AND NOT EXISTS (SELECT value FROM json_each(me.tags) EXCEPT SELECT value FROM json_each(w.tags))
 ), newest AS (
-    SELECT code_version, code_since FROM able WHERE code_version IS NOT NULL
+    SELECT code_version, code_since FROM able
     ORDER BY code_since DESC, code_version LIMIT 1
 )
 SELECT n.capacity - (

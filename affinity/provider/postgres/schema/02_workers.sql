@@ -7,17 +7,17 @@ CREATE TABLE workers (
     draining boolean NOT NULL DEFAULT false,
     started_at timestamptz NOT NULL,
     labels jsonb NOT NULL,
-    capacity integer, -- sessions that it may hold
+    capacity integer NOT NULL, -- sessions that it may hold
     sessions integer, -- and holds, as it said last
     -- An operator drains the worker: until it is resumed, each process of its name is draining from its registration on.
     drain_wanted boolean NOT NULL DEFAULT false,
     -- Which code it runs, since when this version is deployed, and a digest of each function that it has registered.
-    app text COLLATE "C",
-    code_version text COLLATE "C",
-    code_since timestamptz,
+    app text COLLATE "C" NOT NULL,
+    code_version text COLLATE "C" NOT NULL,
+    code_since timestamptz NOT NULL,
     tags text[] NOT NULL DEFAULT '{}',
     only_tagged boolean NOT NULL DEFAULT false,
-    registered jsonb NOT NULL DEFAULT '{}'
+    registered jsonb NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 50, autovacuum_vacuum_scale_factor = 0.1);
 
 -- Epochs of all sessions. A sequence knows no snapshot and forgets nothing: a session whose row was removed and recreated
@@ -110,7 +110,7 @@ SELECT me.worker_id AS newer_than, n.worker_id, n.capacity - held.sessions AS ro
 FROM workers me
 CROSS JOIN LATERAL (
     SELECT w.code_version, w.code_since FROM workers w
-    WHERE w.app = me.app AND w.code_version IS NOT NULL AND w.locked_until > clock() AND NOT w.draining
+    WHERE w.app = me.app AND w.locked_until > clock() AND NOT w.draining
       AND w.tags @> me.tags AND (me.only_tagged OR NOT w.only_tagged)
     ORDER BY w.code_since DESC, w.code_version LIMIT 1
 ) newest
@@ -125,8 +125,7 @@ WHERE newest.code_version <> me.code_version AND newest.code_since > me.code_sin
 -- Since when the version is deployed that a worker registers: as long as others run it, or as it ran it before itself. A
 -- worker that changes from one version to another shows which of them is the newer: also an older one, rolled back to.
 CREATE FUNCTION version_since(_worker text, _app text, _version text) RETURNS timestamptz LANGUAGE sql VOLATILE AS $$
-    SELECT CASE WHEN _version IS NULL THEN NULL
-                WHEN known.since > coalesce(former.since, '-infinity') THEN known.since ELSE clock() END
+    SELECT CASE WHEN known.since > coalesce(former.since, '-infinity') THEN known.since ELSE clock() END
     FROM (
         SELECT max(w.code_since) AS since FROM workers w
         WHERE w.app = _app AND w.code_version = _version AND (w.worker_id = _worker OR w.locked_until > clock())
@@ -151,7 +150,7 @@ BEGIN
 END $$;
 
 -- Whether a worker of the same set and code, with a lower ordinal, has room for a session. Names of one set differ in the
--- number at their end: among them a longer name has the greater number. A worker whose capacity is not told is passed over.
+-- number at their end: among them a longer name has the greater number.
 -- A function, so that a fetch plans and reads none of this unless it packs.
 CREATE FUNCTION lower_worker_has_room(_worker text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -159,7 +158,7 @@ BEGIN
         SELECT FROM workers me JOIN workers w
             ON rtrim(w.worker_id, '0123456789') = rtrim(me.worker_id, '0123456789')
             AND (length(w.worker_id), w.worker_id) < (length(me.worker_id), me.worker_id)
-            AND w.code_version IS NOT DISTINCT FROM me.code_version
+            AND w.code_version = me.code_version
         WHERE me.worker_id = _worker AND w.locked_until > clock() AND NOT w.draining
           AND w.capacity > (
               SELECT count(*) FROM sessions s

@@ -250,9 +250,9 @@ BEGIN
               SELECT FROM workers w
               WHERE w.worker_id <> s.worker_id AND w.locked_until > clock() AND NOT w.draining
                 AND CASE WHEN s.tag IS NULL THEN NOT w.only_tagged ELSE s.tag = ANY (w.tags) END
-                AND (w.capacity IS NULL OR w.capacity > (
+                AND w.capacity > (
                     SELECT count(*) FROM sessions x
-                    WHERE x.worker_id = w.worker_id AND x.incarnation = w.incarnation AND x.locked_until > clock()))));
+                    WHERE x.worker_id = w.worker_id AND x.incarnation = w.incarnation AND x.locked_until > clock())));
     UPDATE sessions s SET locked_until = clock(), freed_by = 'holder_busy' WHERE s.session_id = ANY (freed);
     WITH others AS MATERIALIZED (
         SELECT q.instance_id, q.execution_id, q.activity_id

@@ -49,15 +49,15 @@ CREATE TABLE workers (
     draining     INTEGER NOT NULL DEFAULT 0,
     started_at   REAL NOT NULL,
     labels       TEXT NOT NULL,
-    capacity     INTEGER, -- sessions that it may hold
+    capacity     INTEGER NOT NULL, -- sessions that it may hold
     sessions     INTEGER, -- and holds, as it said last
     drain_wanted INTEGER NOT NULL DEFAULT 0, -- by an operator: until it is resumed, each process of its name is draining
-    app          TEXT,
-    code_version TEXT,
-    code_since   REAL, -- since when this version is deployed
+    app          TEXT NOT NULL,
+    code_version TEXT NOT NULL,
+    code_since   REAL NOT NULL, -- since when this version is deployed
     tags         TEXT NOT NULL DEFAULT '[]',
     only_tagged  INTEGER NOT NULL DEFAULT 0,
-    registered   TEXT NOT NULL DEFAULT '{}' -- a digest of each function that it has code for
+    registered   TEXT NOT NULL -- a digest of each function that it has code for
 ) STRICT, WITHOUT ROWID;
 
 -- freed_by: why its lock was ended before its time, a reason of session_moves; NULL once it is claimed again. next_*: a planned

@@ -14,6 +14,7 @@ from affinity.provider.contract import (
     OrchestrationItem,
     Timeouts,
     Turn,
+    WorkerProfile,
     WorkItem,
     WorkKey,
 )
@@ -62,6 +63,12 @@ def fetch_options(limit: int = 1, **choices: Unpack[Choices]) -> FetchOptions:
         only_own=choices.get("only_own", False),
         readers=choices.get("readers", ()),
     )
+
+
+def profile(**fields: Any) -> WorkerProfile:
+    """What a worker of the suite registers, unless set otherwise: it has room for all sessions."""
+    suite: dict[str, Any] = {"capacity": 10_000, "app": "suite", "code_version": "1", "registered": {}}
+    return WorkerProfile(**suite | fields)
 
 
 def new_instance(instance_id: str, **fields: Any) -> NewInstance:

@@ -220,12 +220,12 @@ class CapacityRules(Rules):
         await cluster.advance(NEWER_SECONDS + 0.1)
         assert (await high.take_one(pack=True)).session_id == "s"
 
-    @pytest.mark.parametrize("lower", ["dead", "draining", "of no known capacity", "of another set", "without room"])
+    @pytest.mark.parametrize("lower", ["dead", "draining", "of another set", "without room"])
     async def test_packing_waits_for_no_worker_that_takes_nothing(self, cluster: Cluster, lower: str) -> None:
-        """A lower worker counts while it is alive, does not drain, has told its capacity and is of the same set
+        """A lower worker counts while it is alive, does not drain, has room and is of the same set
         (contract: fetch_work_item, pack).
         """
-        capacity = {"of no known capacity": None, "without room": 0}.get(lower, 9)
+        capacity = 0 if lower == "without room" else 9
         peer = await cluster.worker("v-0" if lower == "of another set" else "w-0", SHORT_LEASE, capacity=capacity)
         high = await cluster.worker("w-1", capacity=9)
         if lower == "draining":

@@ -174,7 +174,7 @@ class Cluster:
 
     async def _start_enqueuer(self) -> Peer:
         enqueuer = Peer(await self.open(), self._identity)
-        await enqueuer.register(lease=FOREVER)
+        await enqueuer.register(lease=FOREVER, capacity=0)
         instance = await enqueuer.own(ENQUEUER)
         await enqueuer.commit_one(instance, consumed=message_ids(instance))
         self._instance = replace(instance, event_count=1, messages=())

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from affinity.provider.contract import WorkerInfo
 from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import LONG_LEASE, SESSION_LOCK, SHORT_LEASE
+from affinity.testing.conformance.providers.builders import LONG_LEASE, SESSION_LOCK, SHORT_LEASE, profile
 from affinity.testing.conformance.providers.cluster import ENQUEUER, Cluster
 
 
@@ -61,7 +61,7 @@ class ListingRules(Rules):
     async def test_workers_are_listed_with_what_they_said_of_themselves(self, cluster: Cluster) -> None:
         """Workers are listed by id with their labels, leases and number of sessions (contract: WorkerInfo)."""
         a = await cluster.peer("a")
-        await a.provider.register_worker(a.identity, SHORT_LEASE, {"host": "h'1", "pid": "7"})
+        await a.provider.register_worker(a.identity, SHORT_LEASE, {"host": "h'1", "pid": "7"}, profile=profile())
         await cluster.worker("b")
         await cluster.enqueue("s", "t", None)
         await a.take_all()

@@ -26,7 +26,6 @@ from affinity.provider.contract import (
     WorkAck,
     WorkerIdentity,
     WorkerLease,
-    WorkerProfile,
     WorkerTags,
     WorkFetch,
     WorkItem,
@@ -44,6 +43,7 @@ from affinity.testing.conformance.providers.builders import (
     Choices,
     fetch_options,
     new_instance,
+    profile,
     turn,
 )
 
@@ -76,9 +76,9 @@ class Peer:
 
     # -- its lease
 
-    async def register(self, lease: float = LONG_LEASE, *, resume: bool = False, **profile: Any) -> WorkerLease:
-        told = WorkerProfile(tags=self.tags, **profile)
-        return await self.provider.register_worker(self.identity, lease, {}, resume=resume, profile=told)
+    async def register(self, lease: float = LONG_LEASE, *, resume: bool = False, **fields: Any) -> WorkerLease:
+        registered = profile(tags=self.tags, **fields)
+        return await self.provider.register_worker(self.identity, lease, {}, resume=resume, profile=registered)
 
     async def renew_lease(self, lease: float = SHORT_LEASE) -> WorkerLease | None:
         return await self.provider.renew_worker(self.identity, lease)
