@@ -45,8 +45,8 @@ def described(kind: str, name: str) -> str:
 
 
 def has_code(worker: WorkerInfo, kind: str, name: str) -> bool:
-    """Whether the worker registered the name; also if it has not told what it registers. The name of an orchestration
-    without a version stands for any version.
+    """Whether the worker registered the name; also if the names that it registers are not known. The name of an
+    orchestration without a version stands for any version.
     """
     if not worker.registered:
         return True

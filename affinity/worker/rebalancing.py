@@ -49,7 +49,7 @@ def choose_targets(load: FleetLoad, me: str, *, settled_after: float, pending: i
     share = load.shares()
     is_mixed = len({worker.code_version for worker in load.workers}) > 1
     if me not in share or is_mixed or any(worker.draining or worker.age < settled_after for worker in load.workers):
-        return []  # a worker does not tell its load, or the fleet is about to change
+        return []  # a worker does not report its load, or the fleet is about to change
     held = {worker.worker_id: worker.sessions or 0 for worker in load.workers}
     mine = held[me] - pending
     if mine <= OVER_SHARE * share[me] or mine - share[me] < LEAST_SURPLUS:

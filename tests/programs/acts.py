@@ -152,7 +152,7 @@ class Player:
             case Send():
                 await self._send(act, unique)
             case Ask():
-                self._play.beside(self._ask(act.to % len(self._jobs), unique))
+                self._play.start_call(self._ask(act.to % len(self._jobs), unique))
             case On():
                 await self._on(act.what, act.instance % len(self._jobs))
             case Reset():

@@ -49,17 +49,17 @@ NO_TAGS: Final = WorkerTags()
 
 RegisteredNames: TypeAlias = Mapping[str, Mapping[str, str]]
 """What a worker has code for: by kind ("orchestrations", "activities", "conversations") a digest of each name, which
-tells different functions apart. An orchestration has its version: ``name@version``. Empty: the worker has not told.
+tells different functions apart. An orchestration has its version: ``name@version``. Empty: not known.
 """
 
 
 @frozen(kw_only=True)
 class WorkerProfile:
-    """What a worker tells of itself when it registers, beside its labels."""
+    """What a worker reports when it registers, beside its labels."""
 
-    capacity: int | None = None  # sessions that it may hold; 0: it takes none; None: not told
+    capacity: int | None = None  # sessions that it may hold; 0: it takes none; None: not known
     app: str | None = None  # name of its app: versions of one app are compared
-    code_version: str | None = None  # of its code; None: not told
+    code_version: str | None = None  # of its code; None: not known
     tags: WorkerTags = NO_TAGS
     registered: RegisteredNames = field(default_factory=dict[str, Mapping[str, str]])
 
@@ -104,7 +104,7 @@ class WorkerLoad:
 
     worker_id: str
     sessions: int | None  # held, as it said last (`WorkerProvider.exchange_load`); None: not yet
-    capacity: int | None  # sessions that it may hold, as it registered them; None: not told
+    capacity: int | None  # sessions that it may hold, as it registered them; None: not known
     draining: bool
     age: float  # seconds since it has started
     app: str | None = None  # as it registered it

@@ -151,7 +151,7 @@ BEGIN
 END $$;
 
 -- Whether a worker of the same set and code, with a lower ordinal, has room for a session. Names of one set differ in the
--- number at their end: among them a longer name has the greater number. A worker whose capacity is not told is passed over.
+-- number at their end: among them a longer name has the greater number. A worker whose capacity is not known is passed over.
 -- A function, so that a fetch plans and reads none of this unless it packs.
 CREATE FUNCTION lower_worker_has_room(_worker text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN

@@ -77,8 +77,8 @@ class Peer:
     # -- its lease
 
     async def register(self, lease: float = LONG_LEASE, *, resume: bool = False, **profile: Any) -> WorkerLease:
-        told = WorkerProfile(tags=self.tags, **profile)
-        return await self.provider.register_worker(self.identity, lease, {}, resume=resume, profile=told)
+        described = WorkerProfile(tags=self.tags, **profile)
+        return await self.provider.register_worker(self.identity, lease, {}, resume=resume, profile=described)
 
     async def renew_lease(self, lease: float = SHORT_LEASE) -> WorkerLease | None:
         return await self.provider.renew_worker(self.identity, lease)
