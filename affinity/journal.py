@@ -28,8 +28,8 @@ SEQ_MARK: Final = '"$SEQ"'
 """In `JournalAppend.message`: stands for the number of the entry, or of the last one if none is appended."""
 
 
-ASLEEP_MARK: Final = '"$ASLEEP"'
-"""In `JournalAppend.message`: stands for whether the instance has a work item asleep."""
+PARKED_MARK: Final = '"$PARKED"'
+"""In `JournalAppend.message`: stands for whether the instance has a parked work item."""
 
 
 REFUSAL_MARK: Final = '"\\u001a"'
@@ -110,8 +110,8 @@ class JournalAppend:
     session_id: str
     kind: str  # of the conversation; a journal of another kind is left alone
     entry: NewEntry | None  # None: only the message, for a journal that is there and open
-    # Payload for the instance; `SEQ_MARK` in it becomes the journal's last number, `ASLEEP_MARK` ``true`` or ``false``.
-    # Not sent by an input (`NewEntry.is_input`) that queues a work item which was asleep. None: wakes nothing.
+    # Payload for the instance; `SEQ_MARK` in it becomes the journal's last number, `PARKED_MARK` ``true`` or ``false``.
+    # Not sent by an input (`NewEntry.is_input`) that queues a parked work item. None: wakes nothing.
     message: str | None
     start: JournalStart | None = None
     # Only to the journal of this id. It is deleted, or another one has been created since under the id of the session:
@@ -160,7 +160,7 @@ class Appended(NamedTuple):
     seq: int = 0  # of the entry, when it was appended now or before
     journal_id: int = 0
     created: bool = False  # the journal is new
-    woken: bool = False  # a work item that was asleep is queued, in place of the message
+    unparked: bool = False  # a parked work item is queued, in place of the message
     holder: str | None = None  # of the session of that item: the worker that is to fetch it; None: any may
 
 

@@ -28,7 +28,7 @@ def show(console: Console, report: Report) -> None:
 
 
 def show_settings(console: Console, about: Mapping[str, Any]) -> None:
-    """The machine, the database, and what each system was told."""
+    """The machine, the database, and the settings of each system."""
     for title, values in about.items():
         pairs = [f"{name}={value}" for name, value in values.items()] if isinstance(values, Mapping) else [str(values)]
         console.print(f"{title:<10}", ", ".join(pairs))
@@ -45,10 +45,10 @@ def _place(report: Report, series: Series) -> tuple[int, int]:
 def _row(report: Report, series: Series) -> list[str]:
     form = f",.{series.metric.digits}f"
     values = [format(value, form) for value in (series.median, min(series.values), max(series.values))]
-    return [series.case, series.metric.name, series.system, *values, _beside(report, series)]
+    return [series.case, series.metric.name, series.system, *values, _ratio_to_ours(report, series)]
 
 
-def _beside(report: Report, series: Series) -> str:
+def _ratio_to_ours(report: Report, series: Series) -> str:
     ours = report.median(series.case, OURS, series.metric)
     if ours is None or series.system == OURS or not series.median or not ours:
         return ""

@@ -65,7 +65,7 @@ async def save(session_id: str, chat: Chat) -> None:
 
 
 chats = SessionCache[Chat](hydrate=load, checkpoint=save, max_sessions=50)
-app.include(chats)  # a worker of this app tells the cache which leases it has lost
+app.include(chats)  # a worker of this app notifies the cache which leases it has lost
 
 
 # --- activities and orchestrations ------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ _Removed: TypeAlias = dict[str, int]
     help="With --id, when that instance has ended: leave it; restart it; fail  [default: return]",
 )
 @click.option("--wait", "waits", is_flag=True, help="Wait for the result and print it, as `wait` does.")
-@click.option("--timeout", type=float, help="Seconds to wait  [default: for ever]")
+@click.option("--timeout", type=float, help="Seconds to wait  [default: forever]")
 @command
 def start(
     shell: Shell,
@@ -110,7 +110,7 @@ def raise_event(shell: Shell, instance_id: str, event: str, data: Any, key: str 
 @click.option("--key", help="The same key again gives the same reply  [default: random]")
 @click.option("--start", "name", help="Start this orchestration if there is no instance ID.")
 @click.option("--input", "value", type=JSON, default=None, help="With --start: its input, as --data.")
-@click.option("--timeout", type=float, help="Seconds to wait  [default: for ever]")
+@click.option("--timeout", type=float, help="Seconds to wait  [default: forever]")
 @command
 def ask(
     shell: Shell,
@@ -234,7 +234,7 @@ def delete(shell: Shell, instance_id: str, force: bool, keep_children: bool) -> 
 
 @click.command(cls=Command, short_help="Wait for an instance and print its result.")
 @click.argument("instance_id", metavar="ID")
-@click.option("--timeout", type=float, help="Seconds  [default: for ever]")
+@click.option("--timeout", type=float, help="Seconds  [default: forever]")
 @command
 def wait(shell: Shell, instance_id: str, timeout: float | None) -> None:
     """Wait until the instance ID has ended, and print its result as JSON.

@@ -31,7 +31,7 @@ POLL_SECONDS: Final = 0.05
 
 @click.command(cls=Command, short_help="Drain and end a worker of this machine, and wait for its end.")
 @click.argument("pid", type=click.IntRange(1, 2**31 - 1))
-@click.option("--timeout", type=click.FloatRange(min=0), help="Seconds to wait for its end  [default: for ever]")
+@click.option("--timeout", type=click.FloatRange(min=0), help="Seconds to wait for its end  [default: forever]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, for scripts.")
 def stop(*, pid: int, timeout: float | None, as_json: bool) -> None:
     """Drain and end the worker whose process id is PID (in a container, 1), and wait until it has ended.

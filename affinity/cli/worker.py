@@ -117,7 +117,7 @@ async def _run(running: Worker) -> signal.Signals:
 
 
 def _end_soon() -> None:
-    """End the process even if a thread, or a coroutine that swallows its cancellation, would keep it for ever."""
+    """End the process even if a thread, or a coroutine that swallows its cancellation, would keep it forever."""
     timer = threading.Timer(STUCK_SECONDS, os._exit, [FAILED])
     timer.daemon = True
     timer.start()

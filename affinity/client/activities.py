@@ -66,7 +66,7 @@ class ActivityList:
         """Take the next event of the history."""
         if record.type == "activity_scheduled":
             self._found[record.event_id] = self._begun(record)
-            if record.fields.get("asleep"):
+            if record.fields.get("parked"):
                 self._parked.add(record.event_id)
         elif (status := _ENDS.get(record.type)) is not None:
             scheduled = record.fields["schedule_id"]

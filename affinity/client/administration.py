@@ -79,7 +79,7 @@ class Administration(Inspection):
 
     async def _resume(self, batch: Sequence[str]) -> Sequence[Resumption]:
         resumptions = await retry(partial(self._provider.resume_instance, batch), idempotent=False)
-        self._waker.wake()
+        self._hints.notify_all()
         return resumptions
 
     async def reset(self, instance_id: str, *, to_event: int) -> int:
@@ -112,7 +112,7 @@ class Administration(Inspection):
             children = dict(zip(cut.children, await self._look_up(cut.children), strict=True))
             reset = build_reset(info, cut, children)
             if await retry(partial(self._provider.reset_instance, reset), idempotent=False):
-                self._waker.wake(cancel=True)
+                self._hints.notify_all(cancel=True)
                 return info.execution_id + 1
         raise Contention(f"instance {instance_id!r} took a turn in every attempt to reset it: try again")
 
@@ -132,7 +132,7 @@ class Administration(Inspection):
         """
         wanted = [check_id(session_id, "session id")]
         (release,) = await retry(partial(self._provider.release_session, wanted), idempotent=False)
-        self._waker.wake()
+        self._hints.notify_all()
         return release
 
     async def move_session(
@@ -168,7 +168,7 @@ class Administration(Inspection):
         (outcome,) = await retry(partial(self._provider.move_session, [plan]))
         if outcome == "planned":
             with suppress(ProviderError):  # only a hint
-                await self._provider.wake({to: Hint()})
+                await self._provider.notify_workers({to: Hint()})
             return await self.await_session_move(session_id, to) if wait else "planned"
         return "moved" if outcome == "at_target" else "not_held" if outcome == "not_held" else "unavailable"
 
@@ -219,7 +219,7 @@ class Administration(Inspection):
         if not await retry(partial(self._provider.set_drain_wanted, name, wanted=wanted)):
             raise UnknownWorker(f"there is no worker {name!r}")
         with suppress(ProviderError):  # only a hint: it learns it with its next renewal, or when it looks
-            await self._provider.wake({name: Hint(cancel=not wanted)})
+            await self._provider.notify_workers({name: Hint(cancel=not wanted)})
 
     async def set_quotas(self, quotas: Quotas) -> None:
         """Replace all limits of this database, for all clients and workers. On PostgreSQL only the role that migrated
@@ -246,7 +246,7 @@ class Administration(Inspection):
         delete = partial(self._provider.delete_instance, wanted, force=force, tree=not keep_children)
         (deletion,) = await retry(delete, idempotent=False)
         check_deletion(instance_id, deletion)
-        self._waker.wake(cancel=True)  # a parent may have got a message, too
+        self._hints.notify_all(cancel=True)  # a parent may have got a message, too
 
     async def prune(
         self,

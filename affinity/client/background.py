@@ -1,4 +1,4 @@
-"""The lifetime of a client, and its background tasks: one polls for instances that have ended, one wakes workers."""
+"""The lifetime of a client, and its background tasks: one polls for instances that have ended, one notifies workers."""
 
 from __future__ import annotations
 
@@ -173,8 +173,8 @@ def _unwrap(outcome: InstanceInfo | Exception | None) -> InstanceInfo:
     raise outcome if outcome is not None else AssertionError("a watch ended without an outcome")
 
 
-class Waker:
-    """Sends wake-up hints to workers: in the background, and one hint for many calls."""
+class HintSender:
+    """Sends hints to workers: in the background, and one hint for many calls."""
 
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
@@ -183,21 +183,21 @@ class Waker:
         self._holders: set[str] = set()
         self._pending = anyio.Event()
 
-    def wake(self, *, cancel: bool = False) -> None:
-        """Wake workers for work that any of them may take; ``cancel`` says that running work may have been removed."""
+    def notify_all(self, *, cancel: bool = False) -> None:
+        """Notify workers of work that any of them may take; ``cancel`` says that running work may have been removed."""
         self._for_all = Hint(cancel=cancel).merge(self._for_all)
         self._pending.set()
 
-    def wake_owners(self, instance_ids: Iterable[str]) -> None:
-        """Wake the workers that own these instances."""
+    def notify_owners(self, instance_ids: Iterable[str]) -> None:
+        """Notify the workers that own these instances."""
         self._instances.update(instance_ids)
         if self._instances:
             self._pending.set()
 
-    def wake_holder(self, worker_id: str | None) -> None:
-        """Wake the worker that holds the session of new work; None: no worker does."""
+    def notify_holder(self, worker_id: str | None) -> None:
+        """Notify the worker that holds the session of new work; None: no worker does."""
         if worker_id is None:
-            return self.wake()
+            return self.notify_all()
         self._holders.add(worker_id)
         self._pending.set()
 
@@ -220,11 +220,11 @@ class Waker:
         holders, self._holders = self._holders, set()
         try:
             if for_all is not None:
-                await self._provider.wake({None: for_all})
+                await self._provider.notify_workers({None: for_all})
             else:
-                await self._provider.wake(dict.fromkeys(holders, Hint(only_own=True)), instances)
+                await self._provider.notify_workers(dict.fromkeys(holders, Hint(only_own=True)), instances)
         except ProviderError as error:
-            logger.debug("a wake-up hint was not sent: %s", error)
+            logger.debug("a hint was not sent: %s", error)
         except anyio.get_cancelled_exc_class():  # for `flush`
             self._pending = pending
             if for_all is not None:
@@ -249,11 +249,11 @@ class ClientBase(AsyncBlock):
             if self._opened is None:
                 self._opened = await open_provider(self._url, application_name="affinity client", one_connection=True)
                 stack.push_async_callback(self._opened.aclose)
-            self._waker = Waker(self._opened)
+            self._hints = HintSender(self._opened)
             self._waiters = Waiters(self._look_up)
-            self._opened_journals = Journals(self._opened, self._waker)
-            self._replies = Replies(self._opened, self._waker)
-            stack.push_async_callback(self._waker.flush)
+            self._opened_journals = Journals(self._opened, self._hints)
+            self._replies = Replies(self._opened, self._hints)
+            stack.push_async_callback(self._hints.flush)
             background = BackgroundTask(self._run)
             stack.push_async_callback(background.join)
             stack.callback(background.cancel)
@@ -271,7 +271,7 @@ class ClientBase(AsyncBlock):
 
     async def _run(self) -> None:
         async with anyio.create_task_group() as tasks:
-            for work in (self._waker.run, self._waiters.run, self._opened_journals.run, self._replies.run):
+            for work in (self._hints.run, self._waiters.run, self._opened_journals.run, self._replies.run):
                 tasks.start_soon(work)
 
     @property

@@ -206,13 +206,13 @@ class Client(Administration, ConversationCalls):
     async def _create(self, batch: Sequence[NewInstance]) -> Sequence[bool]:
         created = await retry(partial(self._provider.create_instance, batch))
         if any(created):
-            self._waker.wake()
+            self._hints.notify_all()
         return created
 
     async def _restart(self, batch: Sequence[Restart]) -> Sequence[bool]:
         restarted = await retry(partial(self._provider.restart_instance, batch))
         if any(restarted):
-            self._waker.wake()
+            self._hints.notify_all()
         return restarted
 
     @overload
@@ -291,7 +291,7 @@ class Client(Administration, ConversationCalls):
                 reply.
             start: when there is no instance of this id, one is started: an orchestration, ``(orchestration, input)``,
                 or a `Start`. When it has ended without an event of this key, ``if_ended`` of the `Start` applies.
-            timeout: seconds; None: for ever.
+            timeout: seconds; None: forever.
 
         Raises:
             NoReply: the instance has ended without a reply.
@@ -354,7 +354,7 @@ class Client(Administration, ConversationCalls):
         keyed = all(message.key is not None for message in batch)
         deliveries = await retry(partial(self._provider.send_message, batch), idempotent=keyed)
         sent = zip(batch, deliveries, strict=True)
-        self._waker.wake_owners(message.instance_id for message, one in sent if one in {"delivered", "repeated"})
+        self._hints.notify_owners(message.instance_id for message, one in sent if one in {"delivered", "repeated"})
         return deliveries
 
     # -- waiting
@@ -368,7 +368,7 @@ class Client(Administration, ConversationCalls):
 
         Args:
             instance_id: the instance; it follows ``continue_as_new``.
-            timeout: seconds; None: for ever.
+            timeout: seconds; None: forever.
             type: the output's type.
 
         Raises:
@@ -413,7 +413,7 @@ class Client(Administration, ConversationCalls):
         Args:
             instance_id: the instance; it follows ``continue_as_new``.
             changed_from: the instance as it was seen last; None: it is returned as it is now.
-            timeout: seconds; None: for ever.
+            timeout: seconds; None: forever.
 
         Raises:
             WaitTimeout: nothing has changed.

@@ -55,24 +55,24 @@ _THERE: Final = frozenset({"appended", "repeated"})
 
 @dataclass(slots=True)
 class _KnownJournal:
-    holder: str | None = None  # of its session, at the last append that woke an item
-    is_quiet: bool = False  # a wake has written since the last append: the next one probably sleeps
+    holder: str | None = None  # of its session, at the last append that unparked an item
+    is_quiet: bool = False  # a wake has written since the last append: the next one is probably parked
 
 
-class Waker(Protocol):
-    """Wakes workers; see `affinity.client.background.Waker`."""
+class HintPort(Protocol):
+    """Notifies workers; see `affinity.client.background.HintSender`."""
 
-    def wake(self) -> None: ...
-    def wake_owners(self, instance_ids: Iterable[str]) -> None: ...
-    def wake_holder(self, worker_id: str | None) -> None: ...
+    def notify_all(self) -> None: ...
+    def notify_owners(self, instance_ids: Iterable[str]) -> None: ...
+    def notify_holder(self, worker_id: str | None) -> None: ...
 
 
 class Journals:
     """Appends to journals and reads them, for one client. For the event loop on which it is made."""
 
-    def __init__(self, provider: JournalProvider, waker: Waker) -> None:
+    def __init__(self, provider: JournalProvider, hints: HintPort) -> None:
         self._provider = provider
-        self._waker = waker
+        self._hints = hints
         self._retry = partial(retry_on, asyncio.get_running_loop(), "client")
         self._appends = Batcher[JournalAppend, Appended](self._append, _size_of_append)
         self._reads = Batcher[JournalQuery, JournalPage | None](provider.read_journal, lambda _: 0)
@@ -94,7 +94,7 @@ class Journals:
         return self._provider.timeline
 
     def append(self, append: JournalAppend) -> asyncio.Future[Appended]:
-        """Append an input, and wake the worker of its instance. The entry has an event id, so that it may be repeated
+        """Append an input, and notify the worker of its instance. The entry has an event id, so that it may be repeated
         after a lost reply; see `Batcher.submit` for what the future raises.
         """
         return self._appends.submit(append)
@@ -149,7 +149,7 @@ class Journals:
         """See `JournalProvider.create_journals`."""
         (result,) = await self._retry(partial(self._provider.create_journals, [creation]))
         if result.outcome == "created":
-            self._waker.wake()
+            self._hints.notify_all()
             self._notify({creation.session_id: True})
         return result
 
@@ -165,26 +165,26 @@ class Journals:
 
     async def _append(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
         expected = self._expect_holder(appends)
-        wake: Mapping[str | None, Hint] = {} if expected is None else {expected: Hint(only_own=True)}
-        found = await self._provider.append_journal(appends, wake=wake)
+        notify: Mapping[str | None, Hint] = {} if expected is None else {expected: Hint(only_own=True)}
+        found = await self._provider.append_journal(appends, notify=notify)
         for append, one in zip(appends, found, strict=True):
             if not one.journal_id:
                 self._known.pop(append.session_id, None)
                 continue
             known = self._known.setdefault(append.session_id, _KnownJournal())
-            if one.woken:
+            if one.unparked:
                 known.holder = one.holder
         added = [append for append, one in zip(appends, found, strict=True) if one.outcome in _THERE]
         if any(one.created for one in found):
-            self._waker.wake()
+            self._hints.notify_all()
         else:
             for one in found:
-                if one.woken and (expected is None or one.holder != expected):
-                    self._waker.wake_holder(one.holder)
+                if one.unparked and (expected is None or one.holder != expected):
+                    self._hints.notify_holder(one.holder)
             sent = [
-                append for append, one in zip(appends, found, strict=True) if one.outcome in _THERE and not one.woken
+                append for append, one in zip(appends, found, strict=True) if one.outcome in _THERE and not one.unparked
             ]
-            self._waker.wake_owners([append.session_id for append in sent if append.message is not None])
+            self._hints.notify_owners([append.session_id for append in sent if append.message is not None])
         self._notify({append.session_id: False for append in added if append.entry and append.entry.is_input})
         self._notify({append.session_id: True for append in added if not (append.entry and append.entry.is_input)})
         return found

@@ -10,7 +10,7 @@ import anyio
 from affinity.client.batching import Batcher
 from affinity.client.calls import unknown_instance
 from affinity.client.changes import Change
-from affinity.client.journals import Waker
+from affinity.client.journals import HintPort
 from affinity.client.views import read_error
 from affinity.errors import InstanceExists, NoReply, UnknownInstance
 from affinity.provider.contract import FINISHED, Delivery, Generation, KeyState, MessageKey, NewMessage, Provider
@@ -19,9 +19,9 @@ from affinity.provider.contract import FINISHED, Delivery, Generation, KeyState,
 class Replies:
     """Sends messages with a key, and reads the replies to them, for one client. For one event loop."""
 
-    def __init__(self, provider: Provider, waker: Waker) -> None:
+    def __init__(self, provider: Provider, hints: HintPort) -> None:
         self._provider = provider
-        self._waker = waker
+        self._hints = hints
         self._sends = Batcher[NewMessage, Delivery](self._send, lambda message: len(message.payload))
         self._reads = Batcher[MessageKey, KeyState | None](provider.get_replies, lambda _: 0)
 
@@ -97,7 +97,7 @@ class Replies:
         deliveries = await self._provider.send_message(batch)
         sent = zip(batch, deliveries, strict=True)
         # Also of repeated ones: the reply to the first attempt may be lost, and its hint was not sent.
-        self._waker.wake_owners(message.instance_id for message, one in sent if one in {"delivered", "repeated"})
+        self._hints.notify_owners(message.instance_id for message, one in sent if one in {"delivered", "repeated"})
         return deliveries
 
 

@@ -133,7 +133,7 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
         Args:
             event: as for `send`.
             event_id: as for `send`.
-            timeout: seconds; None: for ever.
+            timeout: seconds; None: forever.
 
         Raises:
             WakeFailed: the wake has failed for good. The event stays pending: the next one, or `resume`, tries again,
@@ -439,7 +439,7 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
         Args:
             cascade: remove its children too, and theirs. A child of an earlier conversation with this id, which was
                 deleted without it, is none of them.
-            timeout: seconds that a child may take to end; None: for ever.
+            timeout: seconds that a child may take to end; None: forever.
 
         Raises:
             WaitTimeout: the child is terminated and not removed: no worker has ended it yet. ``waits_for`` says why.

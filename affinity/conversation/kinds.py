@@ -15,7 +15,7 @@ from pydantic_core import to_json
 
 from affinity.conversation.events import EventTypes
 from affinity.errors import InvalidOptions
-from affinity.journal import ASLEEP_MARK, SEQ_MARK, JournalStart
+from affinity.journal import PARKED_MARK, SEQ_MARK, JournalStart
 from affinity.limits import (
     MAX_REQUESTS,
     MAX_REVISITS,
@@ -40,7 +40,7 @@ class Signal(TypedDict):
     seq: NotRequired[int]  # of the entry that it announces
     cancel: NotRequired[bool]  # of an interrupt: cancel the wake under way
     cascade: NotRequired[bool]  # of a termination: terminate the children too
-    asleep: NotRequired[bool]  # of a termination: the next wake was asleep, and nothing wakes it any more
+    parked: NotRequired[bool]  # of a termination: the next wake was parked, and nothing unparks it any more
 
 
 @frozen(kw_only=True)
@@ -127,7 +127,7 @@ def interrupt_message(*, cancel: bool = False) -> str:
 
 def terminate_message(*, cascade: bool = False) -> str:
     """Ends the instance; ``cascade``: its children are terminated too."""
-    return _message("terminate", seq=SEQ_MARK, cascade="true" if cascade else "false", asleep=ASLEEP_MARK)
+    return _message("terminate", seq=SEQ_MARK, cascade="true" if cascade else "false", parked=PARKED_MARK)
 
 
 def seconds_of(name: str, value: float | timedelta) -> float:

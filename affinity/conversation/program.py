@@ -2,8 +2,8 @@
 
 States of a conversation's instance::
 
-    idle ──an input, a revisit that is due, resume──► waking ──done──► idle, or waking and asleep
-                                                        │        asleep ──an input──► it runs
+    idle ──an input, a revisit that is due, resume──► waking ──done──► idle, or waking and parked
+                                                        │        parked ──an input──► it runs
                                                         │ ├──cancelled by an interrupt──► waking, as another wake
                                                         │ └──failed──► rescheduling ──the pause is over──► waking
                                                         └──failed for good──► failed ──an input, resume──► waking
@@ -12,8 +12,8 @@ States of a conversation's instance::
 The journal is authoritative for pending inputs. A signal is a hint that there may be one: a wake reads the journal, and
 a wake that finds nothing changes nothing. A signal whose input a wake has processed already is dropped.
 
-Where nothing will be due, the next wake is scheduled when one ends, asleep: the next input queues it in its own
-transaction, and sends no signal (`affinity.provider.contract.NewWorkItem.asleep`). So an input costs the instance no
+Where nothing will be due, the next wake is scheduled when one ends, parked: the next input queues it in its own
+transaction, and sends no signal (`affinity.provider.contract.NewWorkItem.parked`). So an input costs the instance no
 turn of its own.
 """
 
@@ -80,7 +80,7 @@ class WakeTask(TypedDict):
     """The input of the activity."""
 
     wake: str  # id
-    processed: NotRequired[int]  # the watermark that the orchestration knows: to notice a journal that was made anew
+    processed: NotRequired[int]  # the watermark that the orchestration knows: to notice a journal that was recreated
     attempts: NotRequired[int]  # of this wake before this run
     failures: NotRequired[int]  # attempts that ended in an error
     elapsed: NotRequired[float]  # seconds that these took, with the pauses behind them
@@ -89,7 +89,7 @@ class WakeTask(TypedDict):
     # Ids of the wakes that were cancelled since the last result. One of them may have committed: its result is dropped.
     cancelled_wakes: NotRequired[list[str]]
     failed: NotRequired[Failure]  # close the trace of the wake, which has ended with this error
-    slept: NotRequired[bool]  # the first cancelled wake was asleep, unless there are inputs
+    was_parked: NotRequired[bool]  # the first cancelled wake was parked, unless there are inputs
     terminated: NotRequired[bool]  # the conversation was; True: its children are to be
     children: NotRequired[ChildrenDone]
 
@@ -160,10 +160,10 @@ class Program:
     """The pause before the next attempt is over."""
     cancelled: list[str] = field(default_factory=list)
     """Wakes that were cancelled since the last result."""
-    slept: bool = False
-    """The first of them was asleep, unless an input has come."""
-    is_asleep: bool = False
-    """The wake that is scheduled sleeps, unless an input has come."""
+    was_parked: bool = False
+    """The first of them was parked, unless an input has come."""
+    is_parked: bool = False
+    """The wake that is scheduled is parked, unless an input has come."""
     is_closed: bool = False
     """The journal was closed when a wake read it: the message that terminates the instance is on its way."""
     next_due: float | None = None
@@ -194,7 +194,7 @@ class Program:
             while self.terminated is None:
                 if self._is_long:
                     self.ctx.continue_as_new(self._rest(), version=LATEST)
-                if self.is_due or self._may_sleep:
+                if self.is_due or self._may_park:
                     await self._wake()
                 else:
                     await self._wait()
@@ -214,7 +214,7 @@ class Program:
                 return
 
     @property
-    def _may_sleep(self) -> bool:
+    def _may_park(self) -> bool:
         """The next wake is to be scheduled before there is something to do: not the first one, whose signal comes with
         the start, nor one that something else than an input may begin.
         """
@@ -283,8 +283,8 @@ class Program:
                 self._announce(seq)
             case {"type": "terminate", **more}:
                 self.terminated = more.get("cascade") is True
-                self.is_asleep &= more.get("asleep") is True
-            case {"type": "resume"} if not self.is_asleep:
+                self.is_parked &= more.get("parked") is True
+            case {"type": "resume"} if not self.is_parked:
                 self.is_due = self.is_resumed = True
             case {"type": "resume"}:
                 pass  # nothing is pending
@@ -313,16 +313,16 @@ class Program:
             task["delegated"] = self.delegated
         if self.cancelled:
             task["cancelled_wakes"] = self.cancelled
-            if self.slept:
-                task["slept"] = True
+            if self.was_parked:
+                task["was_parked"] = True
         if self.children:
             task["children"] = self.children
         return task
 
     async def _wake(self) -> None:
-        """Run one wake, with all its attempts; asleep until there is an input, unless it is due."""
+        """Run one wake, with all its attempts; parked until there is an input, unless it is due."""
         task = self._new_task()
-        self.is_asleep = not self.is_due
+        self.is_parked = not self.is_due
         self.is_due = self.is_interrupted = self.is_resumed = False
         self.received = self.announced = 0
         while (outcome := await self._attempt(task)) is not None:
@@ -350,42 +350,42 @@ class Program:
     async def _attempt(self, task: WakeTask) -> WakeOutcome | None:
         """Run the activity once; None: the conversation was terminated, or interrupted, meanwhile."""
         activity = self._schedule(task)
-        activity.asleep = self.is_asleep
+        activity.parked = self.is_parked
         is_last = "terminated" in task
         while True:
             receives = self._has_room and not is_last
-            was_asleep = self.is_asleep
-            if was_asleep and not receives:  # resumed thousands of times; the next execution has room
+            was_parked = self.is_parked
+            if was_parked and not receives:  # resumed thousands of times; the next execution has room
                 activity.cancel()
-                self.is_asleep = False
+                self.is_parked = False
                 return None
             try:
                 await self.ctx.wait_any(activity, *([self.signal] if receives else []))
             except OrchestrationCancelledSignal:
                 activity.cancel()
-                self._note_cancelled(task, was_asleep)
+                self._note_cancelled(task, was_parked)
                 raise
             if activity.settled:
-                self.is_asleep = False
+                self.is_parked = False
                 break
             await self._receive()
             if self.is_interrupted or self.terminated is not None:
                 activity.cancel()
-                if self.terminated is not None and self.is_asleep:
-                    self.is_unread = self.is_asleep = False  # nothing has come since the last result
+                if self.terminated is not None and self.is_parked:
+                    self.is_unread = self.is_parked = False  # nothing has come since the last result
                 else:
-                    self._note_cancelled(task, was_asleep)
+                    self._note_cancelled(task, was_parked)
                 return None
         try:
             return await activity
         except ActivityError as error:
             return await self._close(task, error)
 
-    def _note_cancelled(self, task: WakeTask, was_asleep: bool) -> None:
+    def _note_cancelled(self, task: WakeTask, was_parked: bool) -> None:
         if "terminated" not in task:
-            self.slept = self.slept if self.cancelled else was_asleep
+            self.was_parked = self.was_parked if self.cancelled else was_parked
             self.cancelled = [*self.cancelled, task["wake"]]
-        self.is_asleep = False
+        self.is_parked = False
 
     @property
     def _has_room(self) -> bool:

@@ -160,14 +160,14 @@ class WakeRunner(Generic[S]):
         """
         if ctx.journals is None:
             raise InvalidOptions("a wake runs on a worker, whose database has journals")
-        task = _of_execution(task, ctx.execution_id)
+        task = _task_of_execution(task, ctx.execution_id)
         read_at, asked_at = time.monotonic(), ctx.journals.monotonic()
         is_last = "terminated" in task
         limit = MAX_WAKE_ENTRIES if is_last else self._conversations.spec.limits.inputs
         work = await ctx.journals.get_pending(ctx.instance_id, limit)
         if work is None:
             return WakeOutcome(outcome="nothing", processed=0)
-        had_cancelled, task = "cancelled_wakes" in task, await _without_ended(task, work, ctx)
+        had_cancelled, task = "cancelled_wakes" in task, await _drop_ended_wakes(task, work, ctx)
         if work.closed and not is_last:
             return _unchanged(task, work) | {"closed": True}
         is_ordinary = not is_last and "failed" not in task
@@ -175,9 +175,9 @@ class WakeRunner(Generic[S]):
             return _unchanged(task, work) | {"more": True, "home": work.home or ""}
         known = task.get("processed", work.processed)
         if not is_last and (known > work.processed or (known < work.processed and not had_cancelled)):
-            # The journal was made anew, or the instance was, or it is that of a fork. The orchestration must know the
-            # watermark before the wake: an interrupt would pass for one that came too late, and it would be lost what
-            # was read by a wake that has ended before it was cancelled.
+            # The journal was recreated, or the instance was, or the journal is a fork's. The orchestration must know
+            # the watermark before the wake: an interrupt would pass for one that came too late, and it would be lost
+            # what was read by a wake that has ended before it was cancelled.
             return _unchanged(task, work) | {"more": True}
         streams = self._streams_of(ctx.journals)
         attempt = _Attempt(self._conversations, ctx, ctx.journals, task, work, read_at, asked_at, streams)
@@ -304,12 +304,12 @@ class _Attempt(Generic[S]):
             with root_span(self.trace.name, about, senders):
                 self.parts.opening = opening = self.conversations.open_state(self.ctx, self.work)
                 async with opening as state:
-                    wake.pending = await self._without_cleared(wake.pending)
+                    wake.pending = await self._drop_cleared(wake.pending)
                     with handling(self.parts):
                         await self.conversations.handle(wake, state)
         return wake
 
-    async def _without_cleared(self, pending: Sequence[JournalEntry]) -> Sequence[JournalEntry]:
+    async def _drop_cleared(self, pending: Sequence[JournalEntry]) -> Sequence[JournalEntry]:
         """The inputs without the answers that an interrupt has cleared, which came before any wake had read them. The
         interrupt may be behind the inputs of this wake, or have come since these were read.
         """
@@ -640,7 +640,7 @@ class _Attempt(Generic[S]):
         return min(times, default=None)
 
 
-def _of_execution(task: WakeTask, execution_id: int) -> WakeTask:
+def _task_of_execution(task: WakeTask, execution_id: int) -> WakeTask:
     """The task with the id that it has in this execution: a reset runs an activity of an earlier execution again, with
     the input that was recorded there, as another wake.
     """
@@ -662,18 +662,18 @@ def _unchanged(task: WakeTask, work: PendingWork) -> WakeOutcome:
     return outcome
 
 
-async def _without_ended(task: WakeTask, work: PendingWork, ctx: ActivityContext) -> WakeTask:
-    """The task without the cancelled wakes that have no open trace, and with what wakes have begun of which the
-    orchestration does not know.
+async def _drop_ended_wakes(task: WakeTask, work: PendingWork, ctx: ActivityContext) -> WakeTask:
+    """The task without the cancelled wakes that have no open trace, and with the delegations that the orchestration
+    does not know.
 
-    No trace is open of a wake that no input had woken; of one that had committed its end before the orchestration
-    cancelled it, which dropped its result; and of one whose trace a later one has closed.
+    A cancelled wake has no open trace in three cases: no input had unparked it; it had committed its end before the
+    orchestration cancelled it, and so dropped its result; or a later wake has closed the trace.
     """
     assert ctx.journals is not None
     task = task.copy()
     cancelled = task.pop("cancelled_wakes", [])
     unclosed = await _find_unclosed(ctx.journals, ctx.instance_id, cancelled)
-    if task.get("slept") and not work.inputs:
+    if task.get("was_parked") and not work.inputs:
         unclosed = [each for each in unclosed if each != cancelled[0]]
     if unclosed:
         task["cancelled_wakes"] = unclosed
@@ -683,7 +683,7 @@ async def _without_ended(task: WakeTask, work: PendingWork, ctx: ActivityContext
 
 
 async def _find_unclosed(journals: JournalAccess, session_id: str, wakes: Sequence[str]) -> list[str]:
-    """Those of the cancelled wakes whose trace is open."""
+    """The cancelled wakes whose trace is open."""
     unclosed: list[str] = []
     for wake in wakes:
         ends = (CONVERSATION_IDLE, SPAN_COMPLETED)

@@ -45,7 +45,7 @@ class Tool:
             with different keys, at the same time. A function gets the arguments as JSON values, with their defaults.
         confirm: whether a person has to allow a call first; a function gets the arguments likewise. A call for which it
             raises is not run: the exception is its result.
-        confirm_within: seconds after which a call that no person has allowed is refused; None: it waits for ever. Of a
+        confirm_within: seconds after which a call that no person has allowed is refused; None: it waits forever. Of a
             tool that the client runs: for its result.
     """
 

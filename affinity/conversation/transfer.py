@@ -166,7 +166,7 @@ async def read_lines(lines: Lines) -> Imported:
     """
     found: Imported | None = None
     number = 0
-    async for line in _each(lines):
+    async for line in _iterate(lines):
         number += 1
         try:
             found = _take(found, number, line) if line.strip() else found
@@ -230,7 +230,7 @@ def _line(what: str, value: dict[str, Any]) -> str:
     return to_json({what: value}).decode()
 
 
-async def _each(lines: Lines) -> AsyncIterator[str | bytes]:
+async def _iterate(lines: Lines) -> AsyncIterator[str | bytes]:
     if isinstance(lines, AsyncIterable):
         async for line in lines:
             yield line

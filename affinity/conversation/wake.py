@@ -385,7 +385,7 @@ class Wake(CommonCalls[None]):
 
         Args:
             request: `ToolConfirmation`, `CustomToolUse`, or a request of the application.
-            expires_in: seconds, or a timedelta, after which it counts as refused. None: it waits for ever.
+            expires_in: seconds, or a timedelta, after which it counts as refused. None: it waits forever.
 
         Returns:
             The request with its id, which is a new one: no late answer reaches another request.

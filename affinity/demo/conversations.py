@@ -43,7 +43,7 @@ def load_conversations(count: int, seed: int) -> Sequence[Conversation]:
     state from turn to turn.
 
     Raises:
-        click.ClickException: the data set is not installed; the message tells how to install it.
+        click.ClickException: the data set is not installed; the message says how to install it.
     """
     try:
         files = resources.files("chitchat_dataset")

@@ -110,13 +110,13 @@ class Explainer:
         outstanding = await self._read_history(info)
         if not await self.alive():
             text = "waits for a worker: none is alive; start one"
-            return self.reason("no_worker", text, {"name": info.name}, _others(outstanding))
+            return self.reason("no_worker", text, {"name": info.name}, _other_waits(outstanding))
         for reasons in _added:
             if (found := await reasons(self, info, outstanding)) is not None:
                 return found
         missing = await self._missing_code(info)
         if missing is not None:
-            return self.reason(*missing, tail=_others(outstanding))
+            return self.reason(*missing, tail=_other_waits(outstanding))
         return await self._outstanding(info, outstanding)
 
     async def explain_child(self, instance_id: str, relation: str) -> Explanation | None:
@@ -167,13 +167,15 @@ class Explainer:
         return page
 
     async def _outstanding(self, info: InstanceInfo, found: Outstanding) -> Explanation:
-        if found.activities and (reason := await self.activity(tail=_others(found, "activities"))) is not None:
+        if found.activities and (reason := await self.activity(tail=_other_waits(found, "activities"))) is not None:
             return reason
-        if found.children and (reason := await self._child(list(found.children.values()), _others(found, "children"))):
+        if found.children and (
+            reason := await self._child(list(found.children.values()), _other_waits(found, "children"))
+        ):
             return reason
         if found.events:
             name = next(iter(found.events.values()))
-            return self.reason("event", f"waits for the event {name!r}", {"name": name}, _others(found, "events"))
+            return self.reason("event", f"waits for the event {name!r}", {"name": name}, _other_waits(found, "events"))
         if found.timers:
             due = await self.next_timer(info, found.timers)
             text = "waits for a timer" + ("" if due is None else f", due at {time_text(due)}")
@@ -283,7 +285,7 @@ def _delayed(item: WorkItemInfo) -> _Reason:
     return "activity_retrying", text + time_text(item.visible_at), at
 
 
-def _others(found: Outstanding, without: str = "") -> str:
+def _other_waits(found: Outstanding, without: str = "") -> str:
     """The rest of what an instance waits for, in few words."""
     parts = [f"the activity {name!r}" for name in found.activities.values()] if without != "activities" else []
     if without not in {"activities", "children"}:

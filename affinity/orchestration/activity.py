@@ -223,7 +223,7 @@ class ActivityContext:
         return participants or ()
 
     def _withdraw(self, error: BaseException, outcome: str) -> tuple[Participant | JournalParticipant, ...]:
-        """Return the participants so far, which are not to commit: the run goes on, with a result that tells of the
+        """Return the participants so far, which are not to commit: the run goes on, with a result that has the
         error, and counts as ``outcome``.
         """
         self._run.outcome = outcome

@@ -185,8 +185,8 @@ class ActivityScheduled:
     """Seconds after which another worker may take its session over, whose holder has no free slot."""
     fail_after: float | None = None
     """Seconds after which it fails when it was not started."""
-    asleep: bool = False
-    """It is not queued before an input of the journal with the instance's id wakes it."""
+    parked: bool = False
+    """It is parked until an input of the journal with the instance's id queues it."""
 
 
 @frozen()

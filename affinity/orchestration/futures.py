@@ -46,7 +46,7 @@ class ActivityFuture(CommandFuture[T]):
         "_tag",
         "_timeout",
         "_wait",
-        "asleep",
+        "parked",
         "scheduled",
     )
 
@@ -67,7 +67,7 @@ class ActivityFuture(CommandFuture[T]):
         self._tag: str | None = None
         self._wait: float | None = None
         self._fail_after: float | None = None
-        self.asleep = False
+        self.parked = False
         """To be set before the next await: it runs when the journal with the instance's id has an input. Only on a
         session, without its other options; an instance has one such activity at a time.
         """
@@ -166,7 +166,7 @@ class ActivityFuture(CommandFuture[T]):
             self._tag,
             self._wait,
             self._fail_after,
-            self.asleep,
+            self.parked,
         )
 
     def _scheduled(self, recorded: ev.Event) -> None:

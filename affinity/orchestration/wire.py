@@ -88,8 +88,8 @@ def encode_message(execution_id: int, event: Event, run: ActivityRun | None = No
     """Return an input event as a message to one execution of an instance, or to ``ANY_EXECUTION``; with the run of the
     activity that gave the result, for display.
     """
-    told = "" if run is None else f',"worker":{_quote(run.worker_id)},"attempt":{run.attempt}'
-    return f'{{"execution":{execution_id},"event":{encode_event(event)}{told}}}'
+    run_fields = "" if run is None else f',"worker":{_quote(run.worker_id)},"attempt":{run.attempt}'
+    return f'{{"execution":{execution_id},"event":{encode_event(event)}{run_fields}}}'
 
 
 def read_message(text: str) -> ReceivedMessage:

@@ -158,7 +158,7 @@ class SessionManager:
             SessionNotFound, SessionAmbiguous, InvalidId: as for `resolve`.
         """
         line = await self._line(check_id(text, "session id"))
-        if not line and (alone := await self._only(text)) is not None:
+        if not line and (alone := await self._find_only_id(text)) is not None:
             line = await self._line(alone)
         if not line:
             raise _not_found(text)
@@ -196,13 +196,13 @@ class SessionManager:
             SessionNotFound, SessionAmbiguous, InvalidId: as for `resolve`.
         """
         record = await self._store.load(check_id(text, "session id"))
-        if record is None and (alone := await self._only(text)) is not None:
+        if record is None and (alone := await self._find_only_id(text)) is not None:
             record = await self._store.load(alone)
         if record is None:
             raise _not_found(text)
         return record
 
-    async def _only(self, prefix: str) -> str | None:
+    async def _find_only_id(self, prefix: str) -> str | None:
         """The only id that begins with the prefix; None when none does."""
         rows = await self._store.list(SessionFilter(prefix=prefix), _CANDIDATES)
         if len(rows) > 1:

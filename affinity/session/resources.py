@@ -325,7 +325,7 @@ class SharedCall:
 async def shielded(function: Callable[..., Awaitable[T]], *args: object) -> T:
     """Call ``function`` for a thread, shielded from cancellation.
 
-    For the thread of an activity that is cancelled already, anyio's checkpoints would spin on its scope for ever.
+    For the thread of an activity that is cancelled already, anyio's checkpoints would spin on its scope forever.
     """
     with anyio.CancelScope(shield=True):
         result = await function(*args)

@@ -285,8 +285,8 @@ class StateSchema(Generic[S]):
     async def is_as_saved(self, cached: CachedState[S]) -> bool:
         """Whether a state that was saved, and that no block has now, still has the bytes of its record.
 
-        True where bytes do not tell: of a projection, whose record may hold the time, and of a codec that does not give
-        equal bytes for one state.
+        True where bytes cannot be compared: of a projection, whose record may hold the time, and of a codec that does
+        not give equal bytes for one state.
         """
         if cached.record.digest is None or self.projection is not None:
             return True

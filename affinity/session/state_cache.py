@@ -21,7 +21,7 @@ Invariants
       and pinning it.
     * A pinned entry is never disposed. When all entries are pinned, the bounds are exceeded; no call is refused.
     * A user that cannot await calls `release`; the next use or sweep then disposes the entry. A caller that waits for
-      the entry is woken by ``unused`` and disposes the entry itself.
+      the entry waits for ``unused`` and disposes the entry itself.
 
 Epochs are only compared: the provider gives a session a greater one whenever an entry may be stale.
 """
@@ -355,12 +355,12 @@ class StateCache(Generic[E]):
         entry = self.entry_of(session_id)
         if entry is not None and entry.home is None and (epoch is None or entry.epoch <= epoch):
             self.retire(entry, "losses")
-        for beside in self.beside(session_id):
-            if epoch is None or (beside.home is not None and beside.home[1] <= epoch):
-                self.retire(beside, "losses")
+        for guest in self.guests_of(session_id):
+            if epoch is None or (guest.home is not None and guest.home[1] <= epoch):
+                self.retire(guest, "losses")
         await self.dispose_retired()
 
-    def beside(self, session_id: str) -> list[E]:
+    def guests_of(self, session_id: str) -> list[E]:
         """The entries of other sessions that are on this one's lease."""
         if not self.has_homes:
             return []
@@ -433,7 +433,7 @@ class CacheLeaseListener(Generic[E]):
         """Whether the worker may offer the session to another one while it is idle: any session if the object is
         ``movable``, else one without a state in memory.
         """
-        return self._movable or (session_id not in self._cache and not self._cache.beside(session_id))
+        return self._movable or (session_id not in self._cache and not self._cache.guests_of(session_id))
 
     async def lost(self, session_id: str, epoch: int | None = None) -> None:
         """Dispose the state of a session whose lease, up to ``epoch`` (None: any), has ended.

@@ -65,14 +65,14 @@ def _state_field(state: bytes) -> dict[str, Any]:
     try:
         # In a list, so that it is nested as deeply as in the document: parsers limit the depth.
         (value,) = from_json(b"[" + state + b"]", allow_inf_nan=False)
-        if _same(to_json(value), state):
+        if _is_same_json(to_json(value), state):
             return {"state": value}
     except ValueError:
         pass  # it is no JSON, which is no error: any bytes can be a state
     return {"state_base64": base64.b64encode(state).decode()}
 
 
-def _same(written: bytes, original: bytes) -> bool:
+def _is_same_json(written: bytes, original: bytes) -> bool:
     """Whether two JSON texts differ only in white space and escapes; numbers are compared digit by digit."""
     return written == original or _tokens(written) == _tokens(original)
 
@@ -290,7 +290,7 @@ async def _write(store: SessionStore, new: SessionState, on_exists: OnExists, ti
 async def _numbered(lines: Lines) -> AsyncIterator[tuple[int, str | bytes]]:
     """The lines that are not blank, with their numbers from 1."""
     number = 0
-    async for line in lines if isinstance(lines, AsyncIterable) else _each(lines):
+    async for line in lines if isinstance(lines, AsyncIterable) else _iterate(lines):
         number += 1
         if line.strip():
             yield number, line
@@ -314,7 +314,7 @@ async def _oldest_first(lines: Lines) -> AsyncIterator[tuple[int, str | bytes]]:
             yield abs(number), copy.read(size)
 
 
-async def _each(lines: Iterable[str | bytes]) -> AsyncIterator[str | bytes]:
+async def _iterate(lines: Iterable[str | bytes]) -> AsyncIterator[str | bytes]:
     for line in lines:
         yield line
 

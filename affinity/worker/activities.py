@@ -148,7 +148,7 @@ class ActivityRunner:
         self._concurrency = services.options.worker_concurrency
         self._max_attempts = services.options.max_attempts
         self._isolate_after = services.options.isolate_after
-        self._wakeups = services.wakeups
+        self._notifier = services.notifier
         self._observe = services.metrics.count_activity
         self._observe_start = services.metrics.observe_start
         self._sessions = sessions
@@ -164,7 +164,7 @@ class ActivityRunner:
         self._limiter = anyio.CapacityLimiter(services.options.worker_concurrency)
         self._threads = _Threads()
         self._empty = anyio.Event()
-        self.isolation = Isolation(lambda: bool(self._running), self._count_isolated, self._wakeups.wake_for_slot)
+        self.isolation = Isolation(lambda: bool(self._running), self._count_isolated, self._notifier.on_slot_freed)
 
     def __len__(self) -> int:
         return len(self._running)
@@ -379,7 +379,7 @@ class ActivityRunner:
         else:
             assert error is not None
             self._handle_failure(running, task, error)
-        self._wakeups.wake_for_slot()
+        self._notifier.on_slot_freed()
 
     def _discard(self, running: _Running, error: BaseException | None) -> None:
         discard(running.context, error)

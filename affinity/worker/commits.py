@@ -40,7 +40,7 @@ class Commits:
         self._timeouts = lock_timeouts(services.options)
         self._lease = services.lease
         self._state = services.fetch_state
-        self._wakeups = services.wakeups
+        self._notifier = services.notifier
         self._health = health = services.health
         self._notified: set[str] = set()  # instances with a turn in flight whose readers have been notified
         metrics, most = services.metrics, services.options.max_batch_bytes
@@ -103,7 +103,7 @@ class Commits:
                     result = self._without_work(result)
             if turn.instance_id in self._notified:
                 self._notified.discard(turn.instance_id)
-                with self._wakeups.readers_notified(_lone_journal([turn])):
+                with self._notifier.readers_notified(_lone_journal([turn])):
                     done(result)
             else:
                 done(result)
@@ -120,7 +120,7 @@ class Commits:
         for place in result.placed:
             if place.item is not None:
                 self.submit_abandon(WorkAbandon(lock=place.item.lock, count_attempt=False))
-        return replace(result, placed=[Placed(None, place.holder, place.asleep) for place in result.placed])
+        return replace(result, placed=[Placed(None, place.holder, place.parked) for place in result.placed])
 
     def submit_ack(self, ack: WorkAck, staged: StagedResult | None = None, *, ordered: bool = False) -> None:
         """Send a result as a message to its instance, which lives elsewhere. After one of an ``ordered`` item, the next
@@ -128,11 +128,11 @@ class Commits:
         """
 
         def done(result: bool | ProviderError) -> None:
-            self._wakeups.wake_for_memory()
+            self._notifier.on_memory_freed()
             if result is True:
-                self._wakeups.hint_owner(ack.lock.key.instance_id)
+                self._notifier.hint_owner(ack.lock.key.instance_id)
                 if ordered:
-                    self._wakeups.wake_fetcher()
+                    self._notifier.notify_fetcher()
             else:
                 self._lease.note_delivered([ack.lock])
             if staged is not None:
@@ -149,7 +149,7 @@ class Commits:
         def done(result: bool | ProviderError) -> None:
             if result is not True and abandon.count_attempt:
                 self._lease.note_delivered([abandon.lock])
-            self._wakeups.hint(None)
+            self._notifier.hint(None)
 
         self._abandons.submit(abandon, done)
 
@@ -158,7 +158,7 @@ class Commits:
 
         def written(_: object) -> None:
             done()
-            self._wakeups.hint(release.to)
+            self._notifier.hint(release.to)
 
         self._releases.submit(release, written)
 
@@ -202,7 +202,7 @@ class Commits:
 
 
 def _lone_journal(turns: Sequence[Turn]) -> Sequence[str]:
-    """The session of the one journal that one turn writes. Larger batches notify by `Wakeups`, which joins the notices
+    """The session of the one journal that one turn writes. Larger batches notify by `Notifier`, which joins the notices
     of many: the connection for commits is not kept busy by them.
     """
     return [turns[0].journals[0].session_id] if len(turns) == 1 and len(turns[0].journals) == 1 else ()

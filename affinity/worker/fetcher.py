@@ -1,9 +1,9 @@
 """Fetching: takes work items and messages from the queues while there is room for them, and brings their instances to
 memory.
 
-One task fetches. Between two fetches it waits for a wake-up (`Wakeups`), for what becomes due, or for the poll. What
-the other parts of the worker must tell it is in `FetchState`. After a hint about items of sessions that it holds, and
-nothing else, it fetches these and leaves all that is due as it was.
+One task fetches. Between two fetches it waits for a notification (`Notifier`), for what becomes due, or for the poll.
+The other parts of the worker keep what it must know in `FetchState`. After a hint about items of sessions that it
+holds, and nothing else, it fetches these and leaves all that is due as it was.
 
 A reply that is lost may have locked items to this worker. Then the next fetch first releases the locks that the worker
 does not know of. A reply to a request of a former lease starts nothing, for the same reason (`LeaseState.term`).
@@ -28,11 +28,11 @@ from affinity.worker.capacity import Capacity
 from affinity.worker.commits import Commits
 from affinity.worker.instances import InstanceTable
 from affinity.worker.lease import lock_timeouts, worker_tags
+from affinity.worker.notifier import SHARE_SECONDS
 from affinity.worker.options import PACK
 from affinity.worker.replays import Replays
 from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions, needs_met
-from affinity.worker.wakeups import SHARE_SECONDS
 
 logger = logging.getLogger("affinity.worker")
 
@@ -69,7 +69,7 @@ class Fetcher:
         self._options = services.options
         self._lease = services.lease
         self._state = services.fetch_state
-        self._wakeups = services.wakeups
+        self._notifier = services.notifier
         self._health = services.health
         self._monotonic = services.timing.monotonic
         self._capacity = capacity
@@ -98,8 +98,8 @@ class Fetcher:
                 self._state.locks_uncertain = self._state.locks_uncertain or not isinstance(error, Contention)
                 raise
             with anyio.move_on_after(pause):
-                await self._wakeups.fetch_wanted.wait()
-            self._wakeups.fetch_wanted = anyio.Event()
+                await self._notifier.fetch_wanted.wait()
+            self._notifier.fetch_wanted = anyio.Event()
             self._state.may_have_work |= pause > 0 and self._wants_work()
 
     async def _fetch_once(self) -> float:
@@ -257,7 +257,7 @@ class Fetcher:
             of = {"session_id": session_id}
             logger.info("session %s has moved here from worker %s", session_id, former, extra=of)
             self._sessions.add(session_id, epoch)
-            self._wakeups.hint_others(former, sessions=True)
+            self._notifier.hint_others(former, sessions=True)
         return 0.0 if taken else ASSIGNED_SECONDS
 
     # -- messages
@@ -305,13 +305,13 @@ class Fetcher:
         async with AsyncExitStack() as stack:
             subscribe = partial(stack.enter_async_context, self._provider.hints(self._identity))
             hints = await self._health.call(subscribe, self.listen)
-            self._wakeups.wake_fetcher()  # for what came before the subscription
+            self._notifier.notify_fetcher()  # for what came before the subscription
             while True:
                 hint = await self._health.call(partial(hints.wait, HINT_SECONDS), self.listen)
                 if hint is not None and hint.work:
-                    self._wakeups.heed(hint)
+                    self._notifier.on_hint(hint)
                 if hint is not None and hint.cancel:
-                    self._wakeups.check_wanted.set()
+                    self._notifier.check_wanted.set()
                 if hint is not None and hint.sessions:
                     self._sessions.recheck_all()
 

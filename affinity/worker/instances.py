@@ -86,7 +86,7 @@ FIRST_MOVE = 2
 LARGEST_MOVE = 1024
 """Turns in a row that a later move needs, at most."""
 
-NOT_THE_CODE = (OrchestrationPoisoned, ExecutionLimitReached, ProviderError)
+NEEDS_OPERATOR = (OrchestrationPoisoned, ExecutionLimitReached, ProviderError)
 """Errors that suspend an instance until an operator resumes it: other code alone does not correct them."""
 
 
@@ -116,7 +116,7 @@ class InstanceTable:
         self._cache_bytes = services.options.instance_cache_bytes
         self._worker_id = services.identity.worker_id
         self._lease = services.lease
-        self._wakeups = services.wakeups
+        self._notifier = services.notifier
         self._observe = services.metrics.count_orchestration
         self._capacity = capacity
         self._commits = commits
@@ -180,15 +180,15 @@ class InstanceTable:
         messages, and a later fetch has them all, in order.
 
         Returns:
-            False when everything that came waits for a turn, a release or a suspension to be written, which wakes the
-            fetcher: to fetch before finds nothing else.
+            False when everything that came waits for a turn, a release or a suspension to be written, which notifies
+            the fetcher: to fetch before finds nothing else.
         """
         items = [item for item in items if item.instance_id not in self._released]
         if not items:
             return False
         current = {item.instance_id for item in items if self._keep_if_current(item)}  # may give messages back
         if any(item.instance_id in self._gave_back for item in items):
-            self._wakeups.wake_fetcher()
+            self._notifier.notify_fetcher()
         items = [item for item in items if item.instance_id not in self._gave_back | self._released]
         uncached = self._release_other_suspects([item for item in items if item.instance_id not in current])
         for item in items:
@@ -270,7 +270,7 @@ class InstanceTable:
 
     def _finish_replay(self, live: LiveInstance, at: HistoryPoint, error: Exception | None) -> None:
         """Go on with an instance whose replay has ended; suspend it after an error."""
-        self._wakeups.wake_for_memory()
+        self._notifier.on_memory_freed()
         if error is not None:
             self._suspend(at, live.execution.name, error)
             return
@@ -295,7 +295,7 @@ class InstanceTable:
             error_type=error_type,
             message=message,
             code=self._code,
-            needs_code=not isinstance(error, NOT_THE_CODE),
+            needs_code=not isinstance(error, NEEDS_OPERATOR),
         )
         self._released.add(at.instance_id)
 
@@ -415,7 +415,7 @@ class InstanceTable:
         live.committing = False
         if self._live.get(live.execution.instance_id) is not live:
             self._released.discard(live.execution.instance_id)
-            self._wakeups.wake_fetcher()
+            self._notifier.notify_fetcher()
         if isinstance(result, ProviderError) or not result.committed:
             self._withdraw(live, built.turn, inputs, result)
             return
@@ -430,7 +430,7 @@ class InstanceTable:
                 is_ordered = True
         self._forget(inputs)
         self._grow(live, built.size)
-        self._wakeups.wake_for_memory()
+        self._notifier.on_memory_freed()
         self._place(built, result.placed)
         if is_ordered:
             self._promote(built, result.placed, inputs)
@@ -438,11 +438,11 @@ class InstanceTable:
             self._spread(built.turn)
             self._sent_events.note(live.execution.instance_id, built.sent)
             if built.turn.replies or (built.ends and live.execution.has_keys):
-                self._wakeups.notify_journals(live.execution.instance_id)  # clients wait for the reply
+                self._notifier.notify_journals(live.execution.instance_id)  # clients wait for the reply
         if built.ends:
             log_failure(live.execution)
             self._drop(live)
-            self._wakeups.wake_fetcher()
+            self._notifier.notify_fetcher()
         elif not (result.placed and self._move_to_holder(live, holders_of(built.turn, result.placed))) and live.mailbox:
             self._pump(live)
         if self.size > self._cache_bytes or len(self._live) > self._cache_size:
@@ -459,7 +459,7 @@ class InstanceTable:
         if not isinstance(result, TurnResult | DatabaseChanged) and not is_retryable(result):
             name = live.execution.definition.name
             self._suspend(HistoryPoint.of(turn), name, result)  # the database does not take what it contains
-        self._wakeups.wake_fetcher()
+        self._notifier.notify_fetcher()
 
     def _still_good(self, inputs: list[Input], result: TurnResult) -> list[Input]:
         """The inputs of a refused turn without void results.
@@ -486,18 +486,18 @@ class InstanceTable:
     def _place(self, built: BuiltTurn, placed: Sequence[Placed]) -> None:
         is_shared = False
         for place, task, wanted in zip(placed, built.tasks, built.turn.work_items, strict=True):
-            if place.asleep:
+            if place.parked:
                 continue
             if place.item is not None:
                 self._activities.start(place.item, task)
             elif place.holder is None and wanted.claim_here:
-                self._wakeups.wake_fetcher()  # it is offered to this worker
+                self._notifier.notify_fetcher()  # it is offered to this worker
             elif wanted.session_id is None:
                 is_shared = True
             else:
-                self._wakeups.hint(place.holder)
+                self._notifier.hint(place.holder)
         if is_shared:
-            self._wakeups.share()
+            self._notifier.share()
 
     def _promote(self, built: BuiltTurn, placed: Sequence[Placed], inputs: list[Input]) -> None:
         """Fetch the ordered items that may have become the first of their sessions with the turn. None has where the
@@ -506,27 +506,27 @@ class InstanceTable:
         if left := {each.order for each in inputs if each.order is not None}:
             items = zip(placed, built.turn.work_items, strict=True)
             if left - {item.order for place, item in items if place.item is not None}:
-                self._wakeups.wake_fetcher()
+                self._notifier.notify_fetcher()
 
     def _spread(self, turn: Turn) -> None:
-        """Wake the workers that the turn has queued something for, or cancelled something of; this one too."""
+        """Notify the workers that the turn has queued something for, or cancelled something of; this one too."""
         if turn.cancel_activities:
             keys = {WorkKey(turn.instance_id, turn.execution_id, each) for each in turn.cancel_activities}
             self._activities.cancel(keys, "no longer awaited")
         if turn.cancel_activities or (turn.update is not None and turn.update.status == "cancelled"):
-            self._wakeups.hint(None, cancel=True)
+            self._notifier.hint(None, cancel=True)
         if turn.instances:
-            self._wakeups.hint(None)
+            self._notifier.hint(None)
         for session_id in turn.release_sessions:
             self._sessions.recheck(session_id)
-            self._wakeups.wake_fetcher()  # if nothing kept it, there is room for another one
+            self._notifier.notify_fetcher()  # if nothing kept it, there is room for another one
         for instance_id in {message.instance_id for message in turn.messages if not message.delay}:
             if instance_id in self._live:
-                self._wakeups.wake_fetcher()
+                self._notifier.notify_fetcher()
             else:
-                self._wakeups.hint_owner(instance_id)
+                self._notifier.hint_owner(instance_id)
         if timers := [message.delay for message in turn.messages if message.delay]:
-            self._wakeups.fetch_after(min(timers))
+            self._notifier.fetch_after(min(timers))
 
     def _count(self, name: str, turn: Turn, update: InstanceUpdate) -> None:
         """Count a turn that begins an instance, or ends an execution, for the metrics."""
@@ -552,7 +552,7 @@ class InstanceTable:
         self._moves[name] = moves + 1
         self._drop(live)
         self._release(Release(instance_id=name, to=remote_holder))
-        self._wakeups.hint(remote_holder)
+        self._notifier.hint(remote_holder)
         return True
 
     def _release(self, release: Release) -> None:
@@ -651,11 +651,11 @@ class InstanceTable:
 
 
 def holders_of(turn: Turn, placed: Sequence[Placed]) -> Collection[str | None]:
-    """The holders of the sessions that the new work of a turn is on. For work that sleeps it is who ran the last one,
-    whose result has come as a message.
+    """The holders of the sessions that the new work of a turn is on. For parked work it is the worker that ran
+    the last one, whose result has come as a message.
     """
     last = next((run.worker_id for run in turn.runs.values()), None)
-    return {last if place.asleep else place.holder for place in placed}
+    return {last if place.parked else place.holder for place in placed}
 
 
 def _new_guid() -> str:

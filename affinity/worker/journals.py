@@ -48,7 +48,7 @@ class WorkerJournals:
         self._provider = services.provider
         self._retry = services.health.retry
         self.monotonic = services.timing.monotonic
-        self._wakeups = services.wakeups
+        self._notifier = services.notifier
         self._pending = SharedReads(self._read_pending)
         self._ahead: dict[str, _Ahead] = {}  # by session, oldest first
 
@@ -116,14 +116,14 @@ class WorkerJournals:
 
     def note_written(self, write: JournalWrite) -> None:
         """The write is committed."""
-        self._wakeups.notify_journals(write.session_id)
+        self._notifier.notify_journals(write.session_id)
         for append in write.appends:
-            self._wakeups.notify_journals(append.session_id)
-            self._wakeups.hint_owner(append.session_id)
+            self._notifier.notify_journals(append.session_id)
+            self._notifier.hint_owner(append.session_id)
             if append.if_refused is not None:  # it may have been
-                self._wakeups.hint_owner(append.if_refused.session_id)
+                self._notifier.hint_owner(append.if_refused.session_id)
         if any(append.start is not None for append in write.appends) or write.creations:
-            self._wakeups.hint(None)  # instances that no worker owns yet
+            self._notifier.hint(None)  # instances that no worker owns yet
 
 
 class _Waiting(NamedTuple):

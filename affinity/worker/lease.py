@@ -57,9 +57,9 @@ from affinity.provider.contract import (
     WorkerTags,
     WorkLock,
 )
+from affinity.worker.notifier import FetchState, Notifier
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.retry import FIRST_PAUSE, DatabaseHealth
-from affinity.worker.wakeups import FetchState, Wakeups
 
 logger = logging.getLogger("affinity.worker")
 
@@ -212,7 +212,7 @@ class LeaseState:
     Args:
         worker_id: name of the worker.
         state: of the fetcher, which has to release unknown locks when the lease is back.
-        wakeups: wake the fetcher then.
+        notifier: of the worker's fetcher, which fetches then.
         observe_expiry: called at each expiry, for the metrics.
         monotonic: with which the database's time is extrapolated.
     """
@@ -221,7 +221,7 @@ class LeaseState:
         self,
         worker_id: str,
         state: FetchState,
-        wakeups: Wakeups,
+        notifier: Notifier,
         observe_expiry: Callable[[], None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -250,7 +250,7 @@ class LeaseState:
         self.cancel_work: Callable[[Sequence[WorkLock], str], None]
         """Cancels the work under these locks; set by the worker."""
         self._state = state
-        self._wakeups = wakeups
+        self._notifier = notifier
         self._observe_expiry = observe_expiry
         self._monotonic = monotonic
         self._database_time = (0.0, monotonic())
@@ -295,7 +295,7 @@ class LeaseState:
         """Take work again."""
         self.is_drained_by_operator = False
         self.drain_wanted = anyio.Event()
-        self._wakeups.wake_fetcher()
+        self._notifier.notify_fetcher()
 
     def expire(self, reason: str) -> None:
         """The lease is about to end: stop all that it covers."""
@@ -313,7 +313,7 @@ class LeaseState:
         logger.warning("worker %s: lease is back", self.worker_id)
         self._state.locks_uncertain = True
         self.is_expired = False
-        self._wakeups.wake_fetcher()
+        self._notifier.notify_fetcher()
 
     def end(self, error: BaseException) -> None:
         """End the worker: it is fenced, stalled, or refused by the database for good. Or end its incarnation, since the
@@ -386,7 +386,7 @@ class LeaseRenewer:
         self._silent_for = 0.0
         self._thread = threading.Thread(target=self._run, name=RENEWER, daemon=True)
         self._stopping = threading.Event()
-        self._wake: Callable[[], None] = lambda: None
+        self._want_round: Callable[[], None] = lambda: None
 
     def start(self, registered_at: float) -> None:
         """Begin to renew a lease that was requested at ``registered_at`` (monotonic seconds)."""
@@ -400,13 +400,13 @@ class LeaseRenewer:
     async def stop(self) -> None:
         """End the thread; the lease is not released by this."""
         self._stopping.set()
-        self._wake()
+        self._want_round()
         if self._thread.is_alive():
             await anyio.to_thread.run_sync(self._thread.join, STOP_SECONDS)
 
     def renew_now(self) -> None:
         """End the pause before the next renewal."""
-        self._wake()
+        self._want_round()
 
     def beat(self, silent_for: float) -> None:
         """Note progress of the worker's loop, and for how many seconds its own calls have had no answer."""
@@ -419,15 +419,15 @@ class LeaseRenewer:
         try:
             asyncio.run(self._keep())
         except (DatabaseChanged, WorkerFenced, WorkerStalled) as error:
-            self._tell(self._lease.end, error)
+            self._post(self._lease.end, error)
         except Exception as error:
             logger.exception("worker %s: the lease renewer failed", self._identity.worker_id)
-            self._tell(self._lease.end, error)
+            self._post(self._lease.end, error)
 
     async def _keep(self) -> None:
-        wake = asyncio.Event()
+        round_wanted = asyncio.Event()
         loop = asyncio.get_running_loop()
-        self._wake = partial(_set_from_thread, loop, wake)
+        self._want_round = partial(_set_from_thread, loop, round_wanted)
         provider: Provider | None = None
         pause = 0.0
         watch = asyncio.create_task(self._watch_loop())
@@ -445,8 +445,8 @@ class LeaseRenewer:
                     pause = random.uniform(FIRST_PAUSE, self._interval / 3)  # noqa: S311
                 self._expire_if_due()
                 with anyio.move_on_after(self._until(pause)):
-                    await wake.wait()
-                wake.clear()
+                    await round_wanted.wait()
+                round_wanted.clear()
         finally:
             watch.cancel()
             if provider is not None:
@@ -485,7 +485,7 @@ class LeaseRenewer:
             self._items_deadline = sent + self._options.work_item_lock_timeout
             self._lease.ends_at = self._nearest()
             self._expired = False
-            self._tell(self._lease.resume)
+            self._post(self._lease.resume)
             return
         lease = await self._in_time(partial(provider.renew_worker, self._identity, self._options.worker_lease_timeout))
         if lease is None:
@@ -493,7 +493,7 @@ class LeaseRenewer:
             return
         self._deadline = sent + lease.expires_in
         self._lease.ends_at = self._nearest()
-        self._tell(self._lease.note_renewal, lease)
+        self._post(self._lease.note_renewal, lease)
         await self._renew_items(provider)
 
     async def _register_again(self, provider: Provider) -> WorkerLease:
@@ -512,7 +512,7 @@ class LeaseRenewer:
             batch = locks[start : start + MAX_BATCH]
             kept = await self._in_time(partial(provider.renew_work_item_lock, self._identity, batch, self._timeouts))
             if lost := [lock for lock, ok in zip(batch, kept, strict=True) if not ok]:
-                self._tell(self._lease.lose_locks, lost)
+                self._post(self._lease.lose_locks, lost)
         self._items_deadline = sent + self._options.work_item_lock_timeout
         self._lease.ends_at = self._nearest()
 
@@ -524,7 +524,7 @@ class LeaseRenewer:
 
     def _expire(self, reason: str) -> None:
         self._expired = True
-        self._tell(self._lease.expire, reason)
+        self._post(self._lease.expire, reason)
 
     async def _release_lease(self, provider: Provider) -> None:
         """Release the lease since the worker's own calls are not answered: others can take its work until they are."""
@@ -535,7 +535,7 @@ class LeaseRenewer:
         )
         await anyio.sleep(self._margin)  # the work stops, THEN the lease ends
         await self._in_time(partial(provider.release_worker, self._identity))
-        await self._in_time(partial(provider.wake, {None: Hint()}))
+        await self._in_time(partial(provider.notify_workers, {None: Hint()}))
 
     def _stalled_for(self) -> float:
         return time.monotonic() - self._beat
@@ -577,6 +577,6 @@ class LeaseRenewer:
             f"that is a plain def. It is at:\n{stack}"
         )
 
-    def _tell(self, event: Callable[..., None], *args: object) -> None:
+    def _post(self, event: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the main loop has closed
             self._main_loop.call_soon_threadsafe(event, *args)

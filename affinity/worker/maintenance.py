@@ -63,7 +63,7 @@ class Maintenance:
         self._identity = services.identity
         self._options = services.options
         self._lease = services.lease
-        self._wakeups = services.wakeups
+        self._notifier = services.notifier
         self._health = services.health
         self._pause = services.timing.pause
         self._sessions = sessions
@@ -80,9 +80,9 @@ class Maintenance:
         """
         while True:
             with anyio.move_on_after(MAINTENANCE_SECONDS):
-                await self._wakeups.check_wanted.wait()
-            hinted = self._wakeups.check_wanted.is_set()
-            self._wakeups.check_wanted = anyio.Event()
+                await self._notifier.check_wanted.wait()
+            hinted = self._notifier.check_wanted.is_set()
+            self._notifier.check_wanted = anyio.Event()
             locks = self._lease.locks.snapshot(older_than=0.0 if hinted else MAINTENANCE_SECONDS)
             if not locks:
                 self._health.forget(self.cancellations)
@@ -139,7 +139,7 @@ class Maintenance:
             done = await self._health.call(sweep, self.sweeps)
             limit_reached = done.limit_reached
             if done.rerouted:
-                self._wakeups.hint(None)  # the worker that may take it now need not wait for its poll
+                self._notifier.hint(None)  # the worker that may take it now need not wait for its poll
             if done.swept:
                 await self._end_waits()
 
@@ -163,7 +163,7 @@ class Maintenance:
                 extra={"session_id": session_id},
             )
         if ended.freed:
-            self._wakeups.hint(None)
+            self._notifier.hint(None)
 
     async def journals(self) -> None:
         """Once a minute, if an option is set: entries of journals that need not be kept."""
@@ -192,17 +192,17 @@ class Maintenance:
             await self._lease.drain_wanted.wait()
             logger.warning("worker %s: an operator drains it; it takes nothing new", self._identity.worker_id)
             before = len(self._sessions) + 1
-            heeded: anyio.Event | None = None
+            handled: anyio.Event | None = None
             while (held := await self._health.retry(free)) is not None:
                 if held < before:
                     self._sessions.recheck_all()
-                    self._wakeups.hint_others(None)  # for what was freed
+                    self._notifier.hint_others(None)  # for what was freed
                 before = held
                 with anyio.move_on_after(DRAIN_STEP_SECONDS if held else MAINTENANCE_SECONDS):
-                    if (wanted := self._wakeups.check_wanted) is heeded:  # stays set until that check has ended
+                    if (wanted := self._notifier.check_wanted) is handled:  # stays set until that check has ended
                         await anyio.sleep_forever()
                     await wanted.wait()
-                    heeded = wanted
+                    handled = wanted
             logger.warning("worker %s: resumed; it takes work again", self._identity.worker_id)
             self._lease.end_operator_drain()
 
@@ -223,7 +223,7 @@ class Maintenance:
             of = {"instance_id": instance_id}
             logger.info("instance %s was suspended; trying it with code %s", instance_id, self._code, extra=of)
         if taken:
-            self._wakeups.wake_fetcher()
+            self._notifier.notify_fetcher()
         return len(taken) == RETRY_LIMIT
 
 

@@ -305,16 +305,16 @@ def check_environment(environ: Mapping[str, str] | None = None) -> None:
         InvalidOptions: names all of them, and what was probably meant.
     """
     wrong = [
-        f"environment variable {name}: did you mean {ENVIRONMENT_PREFIX}{meant.upper()}?"
+        f"environment variable {name}: did you mean {ENVIRONMENT_PREFIX}{similar.upper()}?"
         for name, value in (os.environ if environ is None else environ).items()
         if name.upper().startswith(ENVIRONMENT_PREFIX) and not _is_service_link(name, value)
-        if (meant := _meant(name)) is not None
+        if (similar := _similar_option(name)) is not None
     ]
     if wrong:
         raise InvalidOptions("; ".join(wrong))
 
 
-def _meant(variable: str) -> str | None:
+def _similar_option(variable: str) -> str | None:
     """The option of which the name is almost that of the variable; None where it is one, or is like none."""
     known = [*_OTHER_VARIABLES, *RuntimeOptions.model_fields]
     name = variable[len(ENVIRONMENT_PREFIX) :].lower()

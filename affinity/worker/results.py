@@ -61,12 +61,12 @@ class StagedResult:
             return
         if isinstance(write, StateWrite):
             if self.state is not None:
-                raise _two("states", session_id)
+                raise _second_write("states", session_id)
             self.state = write
             self.sessions |= {write.new.session_id}
         elif isinstance(write, JournalWrite):
             if self.journal is not None:
-                raise _two("journals", session_id)
+                raise _second_write("journals", session_id)
             self.journal = write
             self.sessions |= {write.session_id}
         else:
@@ -80,7 +80,7 @@ class StagedResult:
             _notify(each, applied)
 
 
-def _two(what: str, session_id: str | None) -> SessionError:
+def _second_write(what: str, session_id: str | None) -> SessionError:
     return SessionError(
         f"2 {what} were written for session {session_id!r} in one activity; "
         "a session has one state: open it through one Sessions object"

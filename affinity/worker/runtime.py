@@ -6,7 +6,7 @@ A turn goes through these parts::
        └──────messages───────────────────────────────────────▲  │
                              ActivityRunner ◄──new work items───┘
 
-`LeaseState` says whether any of them may act, `Capacity` how much they may take, `Wakeups` who must look for work next.
+`LeaseState` says whether any of them may act, `Capacity` how much they may take, `Notifier` which worker fetches next.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from affinity.worker.instances import InstanceTable
 from affinity.worker.lease import LeaseState, describe_worker
 from affinity.worker.maintenance import DRAIN_STEP_SECONDS, Maintenance, code_version
 from affinity.worker.metrics import Metrics
+from affinity.worker.notifier import FetchState, Notifier
 from affinity.worker.options import PACK, RuntimeOptions
 from affinity.worker.rebalancing import Rebalancer
 from affinity.worker.registrations import Registrations
@@ -51,12 +52,11 @@ from affinity.worker.retry import Backoff, DatabaseHealth
 from affinity.worker.sent_events import SentEvents
 from affinity.worker.services import REAL_TIME, Timing, WorkerServices
 from affinity.worker.sessions import HeldSessions
-from affinity.worker.wakeups import FetchState, Wakeups
 
 logger = logging.getLogger("affinity.worker")
 
 DEMAND_SECONDS = 2.0
-"""How long a draining worker waits to be told how many workers are needed."""
+"""How long a draining worker waits for the number of workers that are needed."""
 
 ORDINAL = re.compile(r"\d+$")
 """In the name of a worker, as a StatefulSet numbers its pods."""
@@ -86,8 +86,8 @@ class Runtime:
         self.restart_grace = options.restart_grace
         """For how long the sessions stay with the name when this incarnation has left."""
         state = FetchState()
-        wakeups = Wakeups(provider, identity.worker_id, options.poll_interval, state)
-        self.lease = LeaseState(identity.worker_id, state, wakeups, metrics.count_lease_expiry, timing.monotonic)
+        notifier = Notifier(provider, identity.worker_id, options.poll_interval, state)
+        self.lease = LeaseState(identity.worker_id, state, notifier, metrics.count_lease_expiry, timing.monotonic)
         self.services = services = WorkerServices(
             provider=provider,
             identity=identity,
@@ -95,7 +95,7 @@ class Runtime:
             health=health,
             metrics=metrics,
             fetch_state=state,
-            wakeups=wakeups,
+            notifier=notifier,
             lease=self.lease,
             timing=timing,
         )
@@ -151,7 +151,7 @@ class Runtime:
         """Start all loops in ``tasks``."""
         self._tasks = tasks
         fetcher, maintenance = self.fetcher, self.maintenance
-        loops = (fetcher.fetch, fetcher.replay, fetcher.listen, self.services.wakeups.send_hints)
+        loops = (fetcher.fetch, fetcher.replay, fetcher.listen, self.services.notifier.send_hints)
         rounds = (
             maintenance.cancellations,
             maintenance.expiries,
@@ -250,7 +250,7 @@ class Runtime:
         scope.cancel()
 
     async def _leaves_for_good(self) -> bool:
-        """Whether scale-in ends this worker, as far as it can tell: it packs, and needs no worker of its ordinal."""
+        """Whether scale-in ends this worker, as far as it knows: it packs, and needs no worker of its ordinal."""
         ordinal = ORDINAL.search(self._identity.worker_id)
         if ordinal is None or self._options.placement != PACK:
             return False
@@ -262,5 +262,5 @@ class Runtime:
         while True:
             restarts = self.restart_grace > 0
             await self._health.retry(partial(self._provider.drain_worker, self._identity, restarts=restarts))
-            self.services.wakeups.hint_others(None)
+            self.services.notifier.hint_others(None)
             await anyio.sleep(DRAIN_STEP_SECONDS)

@@ -11,9 +11,9 @@ from affinity.provider.contract import Provider, WorkerIdentity
 from affinity.records import frozen
 from affinity.worker.lease import LeaseState
 from affinity.worker.metrics import Metrics
+from affinity.worker.notifier import FetchState, Notifier
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.retry import DatabaseHealth
-from affinity.worker.wakeups import FetchState, Wakeups
 
 
 @frozen()
@@ -41,6 +41,6 @@ class WorkerServices:
     health: DatabaseHealth
     metrics: Metrics
     fetch_state: FetchState
-    wakeups: Wakeups
+    notifier: Notifier
     lease: LeaseState
     timing: Timing = REAL_TIME

@@ -220,7 +220,7 @@ def _only_session(scheduled: Sequence[tuple[int, ActivityScheduled]]) -> str | N
     """The session of all new work that has one, if it is the same."""
     found = None
     for _, event in scheduled:
-        if event.session_id is not None and not event.asleep:
+        if event.session_id is not None and not event.parked:
             if found is not None and found != event.session_id:
                 return None
             found = event.session_id
@@ -241,7 +241,7 @@ def _new_work(
     tasks: list[ActivityTask] = []
     definition = execution.definition
     for event_id, event in scheduled:
-        here = offered = len(items) < lock_here and not event.asleep
+        here = offered = len(items) < lock_here and not event.parked
         if event.tag is not None or placement.tags.only:
             here, offered = here and placement.may_run(event), here and placement.takes(event)
         if event.session_id is None:
@@ -261,7 +261,7 @@ def _new_work(
                 tag=event.tag,
                 takeover_after=event.wait,
                 fail_after=event.fail_after,
-                asleep=event.asleep,
+                parked=event.parked,
             )
         )
     return items, tasks

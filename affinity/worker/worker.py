@@ -362,7 +362,7 @@ class Worker(AsyncBlock):
 
         await self._retry(register, timeout)
         with contextlib.suppress(ProviderError):  # only a hint
-            await provider.wake({self.identity.worker_id: Hint()})  # the process that had the name stops
+            await provider.notify_workers({self.identity.worker_id: Hint()})  # the process that had the name stops
         try:
             yield asked
         finally:
@@ -371,7 +371,7 @@ class Worker(AsyncBlock):
                 if grace:  # what has ended since the drain's last look
                     await provider.drain_worker(self.identity, restarts=True)
                 await provider.release_worker(self.identity, restart_grace=grace)
-                await provider.wake({None: Hint()})
+                await provider.notify_workers({None: Hint()})
 
     @asynccontextmanager
     async def _running(self, runtime: Runtime, renewer: LeaseRenewer, registered_at: float) -> AsyncIterator[None]:

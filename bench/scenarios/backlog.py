@@ -19,7 +19,7 @@ SLOWDOWN_BAR = 1.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a system is asked to do here; a slow one gets less, its slowdown tells as much."""
+    """What a system is asked to do here; a slow one gets less, its slowdown shows as much."""
 
     holder: str  # app of the holder, for our own
     sessions: int  # held by the other worker, each with one item that runs and blocks

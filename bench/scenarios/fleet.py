@@ -56,7 +56,7 @@ RATE_BAR = 0.5
 """Share of the rate of 8 workers on the same cores."""
 
 SETTLE = 12.0
-"""Seconds until no start is felt any more, and backends have told the server's statistics what they did."""
+"""Seconds until no start is felt any more, and backends have reported to the server's statistics."""
 
 STATEMENTS: Final = load_statements("bench", "fleet.sql")
 

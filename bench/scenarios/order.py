@@ -64,7 +64,9 @@ def _beside_a_long_order(run: Run, report: Report, walks: int, walk: Walk) -> No
     sizes = {f"{size:,} blocked": size for size in (0, run.sized(10_000, 20))}
     with ExitStack() as stack:
         beds = {case: stack.enter_context(_blocked(run, size)) for case, size in sizes.items()}
-        over_rounds(run.rounds, [partial(_beside, run, report, case, bed, (walks, walk)) for case, bed in beds.items()])
+        over_rounds(
+            run.rounds, [partial(_measure_walk, run, report, case, bed, (walks, walk)) for case, bed in beds.items()]
+        )
     (none, found), (*_, last) = [report.median(case, run.ours.name, RATE) for case in sizes], sizes
     if none is not None and found is not None:
         report.add(last, run.ours.name, {SLOWDOWN: none / found})
@@ -73,7 +75,7 @@ def _beside_a_long_order(run: Run, report: Report, walks: int, walk: Walk) -> No
 
 @contextmanager
 def _blocked(run: Run, size: int) -> Iterator[Bed]:
-    """One ordered item that runs for ever, and so many behind it."""
+    """One ordered item that runs forever, and so many behind it."""
     with run.bed(run.ours) as bed:
         holder = bed.workers.start("holder", app="foreign")
         share = min(1_000, size)
@@ -84,7 +86,7 @@ def _blocked(run: Run, size: int) -> Iterator[Bed]:
         holder.kill()  # what it runs never ends
 
 
-def _beside(run: Run, report: Report, case: str, bed: Bed, size: tuple[int, Walk]) -> None:
+def _measure_walk(run: Run, report: Report, case: str, bed: Bed, size: tuple[int, Walk]) -> None:
     worker = bed.workers.start("walker")
     bed.warm_up()
     walked = bed.walk(f"walk-{worker.pid}", *size)

@@ -105,7 +105,7 @@ class FloodingClient(Client, Protocol):
     """A client that can fill the queue of a session."""
 
     def flood(self, session: str, items: int) -> None:
-        """Queue activities on a session, each of which blocks for ever, and return once they are queued."""
+        """Queue activities on a session, each of which blocks forever, and return once they are queued."""
         ...
 
 

@@ -17,7 +17,7 @@ from affinity.provider import migrate
 from affinity.records import SessionStore
 from bench.chats import Chat
 from bench.systems.base import PATIENCE, SESSIONS, Dialect, Launch
-from bench.systems.ours_app import Fan, Flood, Route, Stay, Told, chats
+from bench.systems.ours_app import ChatRoute, Fan, Flood, Route, Stay, chats
 from bench.work import Walk
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class OurClient:
 
     def start_with_state(self, sessions: Mapping[str, Sequence[str]], walk: Walk, size: int) -> None:
         """The same for workers of the app ``stateful``: each turn changes its session's state of ``size`` bytes."""
-        self._start({one: Told(**dict(_route(walk, names)), size=size) for one, names in sessions.items()})
+        self._start({one: ChatRoute(**dict(_route(walk, names)), size=size) for one, names in sessions.items()})
 
     def _start(self, routes: Mapping[str, Route]) -> None:
         starts = [Start("walk", route, one) for one, route in routes.items()]

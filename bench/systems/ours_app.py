@@ -110,7 +110,7 @@ async def stay_step(context: ActivityContext, this: StayStep) -> tuple[int, int,
 
 @app.orchestration
 async def stay(context: OrchestrationContext, order: Stay) -> list[tuple[int, int, float, bool]]:
-    """Turns, one after the other, until told to stop."""
+    """Turns, one after the other, until it is stopped."""
     ran: list[tuple[int, int, float, bool]] = []
     while not ran or ran[-1][3]:
         this = StayStep(turn=len(ran), pause=order.pause, stop=order.stop)
@@ -158,7 +158,7 @@ class Said(Step):
     size: int  # bytes of its state; 0: it has none
 
 
-class Told(Route):
+class ChatRoute(Route):
     """Turns of chats."""
 
     size: int = 0
@@ -175,7 +175,7 @@ async def go_on(context: ActivityContext, this: Said) -> Stamp:
 
 
 @stateful.orchestration(name="walk")
-async def tell(context: OrchestrationContext, route: Told) -> list[Stamp]:
+async def walk_chat(context: OrchestrationContext, route: ChatRoute) -> list[Stamp]:
     """Turns, one after the other."""
     session = next(iter(route.sessions), context.instance_id)
     return [

@@ -39,7 +39,7 @@ class Plan:
         return 256 * (longest // 256 + 1)
 
     def settings(self, mode: Mode) -> list[Settings]:
-        """What each worker is told."""
+        """The arguments of each worker."""
         return [
             Settings(
                 url=self.url(mode),

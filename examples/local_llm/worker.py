@@ -18,7 +18,7 @@ from examples.local_llm.model import Model
 
 
 class Settings(BaseModel):
-    """What the command tells a worker."""
+    """What the command passes to a worker."""
 
     url: str
     mode: Mode

@@ -182,7 +182,7 @@ def test_wait_reports_the_failure(play: Play) -> None:
     assert document("wait", "f", code=FAILED) == {"instance_id": "f", "status": "failed", "error": error}
 
 
-def test_wait_and_show_tell_category_bases_and_fields(play: Play) -> None:
+def test_wait_and_show_print_category_bases_and_fields(play: Play) -> None:
     more = {"category": "lost", "bases": ["Base"], "fields": {"n": 1}}
     error = {"type": "ValueError", "message": "no tea", **more}
     succeed("start", "brew", "--id", "t")
@@ -381,7 +381,7 @@ def test_a_failed_instance_is_reset(play: Play) -> None:
 # --- what an instance is made of, and how much there is ---------------------------------------------------------------
 
 
-def test_show_tells_of_an_activity_in_back_off(play: Play) -> None:
+def test_show_names_an_activity_in_back_off(play: Play) -> None:
     succeed("start", "brew", "--id", "t")
 
     async def fail(puppet: Puppet) -> None:

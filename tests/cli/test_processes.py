@@ -49,7 +49,7 @@ def test_workers_are_shown_with_their_code_and_while_they_restart(directory: Pat
     assert "restarting" in succeed("workers")
 
 
-def test_a_worker_tells_a_script_how_it_ended(directory: Path) -> None:
+def test_a_worker_shows_a_script_how_it_ended(directory: Path) -> None:
     (directory / "kitchen_app.py").write_text("import affinity\n\napp = affinity.App('kitchen')\n")
     process = launch(
         "worker", "kitchen_app:app", "--node-id", "cook", "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -81,7 +81,7 @@ async def brew(ctx: affinity.OrchestrationContext) -> None:
 
 
 def log_of_a_worker(directory: Path, **environment: str) -> list[str]:
-    """The lines of a worker that was told by the environment how to log, has run an instance, and was ended."""
+    """The lines of a worker whose environment sets the log, that has run an instance, and was ended."""
     (directory / "boil_app.py").write_text(APP)
     with launch(
         "worker", "boil_app:app", "--node-id", "cook", stderr=subprocess.PIPE, variables=environment

@@ -23,7 +23,7 @@ NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child"]
 """A process in a namespace of its own, in which its id is 1."""
 
 STARTS = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: {}); print(flush=True); time.sleep(99)"
-"""A program that tells when its handler is there."""
+"""A program that says when its handler is there."""
 
 TELLS = """
 from affinity.cli import stop
@@ -31,7 +31,7 @@ terminate = stop._Descriptor.terminate
 stop._Descriptor.terminate = lambda process: (terminate(process), print("signalled", flush=True))
 assert stop.end_process(1, 60.0)
 """
-"""`affinity stop 1`, which tells when it has sent a signal. It ends with its namespace."""
+"""`affinity stop 1`, which says when it has sent a signal. It ends with its namespace."""
 
 
 def test_it_returns_when_the_worker_has_drained(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is refused before a database is touched, and what the help tells."""
+"""What is refused before a database is touched, and what the help says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting, waking and retrying, against a provider that does what the test says."""
+"""Waiting, notifying and retrying, against a provider that does what the test says."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class FailingProvider:
     done: set[str] = field(default_factory=set)
     existing: dict[str, Generation] = field(default_factory=dict)
     hints: int = 0
-    woken: list[tuple[set[str | None], set[str]]] = field(default_factory=list)
+    notified: list[tuple[set[str | None], set[str]]] = field(default_factory=list)
     hint_sent: anyio.Event = field(default_factory=anyio.Event)
     gate: anyio.Event | None = None
 
@@ -87,13 +87,13 @@ class FailingProvider:
         found = [info(key, "completed" if key in self.done else "running") for key in instance_ids]
         return [replace(one, generation=self.existing.get(one.instance_id, one.generation)) for one in found]
 
-    async def wake(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
+    async def notify_workers(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
         self.hints += 1
-        self.woken.append((set(workers), set(owners_of)))
+        self.notified.append((set(workers), set(owners_of)))
         self.hint_sent.set()
         if self.gate is not None:
             await self.gate.wait()
-        self._called("wake", len(workers))
+        self._called("notify", len(workers))
 
     async def _unexpected(self, *args: object) -> object:
         raise AssertionError(args)
@@ -210,7 +210,7 @@ async def test_a_message_is_not_sent_again_after_a_lost_connection(script: Faili
 async def test_a_message_is_sent_again_after_a_failure_that_changed_nothing(
     script: FailingProvider, client: Client
 ) -> None:
-    """A full disk, a standby; what a person must mend is told immediately, and so is what the data is at fault for."""
+    """A full disk, a standby; what a person must mend is raised immediately, and so is an error of the data."""
     script.errors["send"] = [DatabaseFailure("full"), ReadOnly("a standby"), StatementTimeout("slow")]
     await client.raise_event("t", "pour")
     assert script.count("send") == 4
@@ -224,7 +224,7 @@ async def test_a_message_is_sent_again_after_a_failure_that_changed_nothing(
 async def test_batches_stay_within_the_bound(script: FailingProvider, client: Client) -> None:
     await client.start_many(Start("brew") for _ in range(2 * MAX_BATCH + 1))
     await client.raise_events(ExternalEvent("t", "pour") for _ in range(MAX_BATCH))
-    sizes = [(verb, size) for verb, size in script.calls if verb != "wake"]
+    sizes = [(verb, size) for verb, size in script.calls if verb != "notify"]
     assert sizes == [("create", MAX_BATCH), ("create", MAX_BATCH), ("create", 1), ("send", MAX_BATCH)]
     assert await client.start_many([]) == []
     assert await client.raise_events([]) == []
@@ -252,18 +252,18 @@ async def test_a_start_that_made_no_work_wakes_no_worker(script: FailingProvider
     assert script.hints == 0
 
 
-async def test_an_event_wakes_the_owner_of_the_instance(script: FailingProvider, client: Client) -> None:
-    """And a start wakes everybody, owners among them."""
+async def test_an_event_notifies_the_owner_of_the_instance(script: FailingProvider, client: Client) -> None:
+    """And a start notifies all workers, owners among them."""
     await client.raise_events([ExternalEvent("t", "pour"), ExternalEvent("t", "pour"), ExternalEvent("u", "pour")])
     await anyio.wait_all_tasks_blocked()
     await client.start("brew")
     await client.cancel("t")
     await anyio.wait_all_tasks_blocked()
-    assert script.woken == [(set(), {"t", "u"}), ({None}, set())]
+    assert script.notified == [(set(), {"t", "u"}), ({None}, set())]
 
 
 async def test_a_failed_hint_has_no_effect_on_the_call(script: FailingProvider, client: Client) -> None:
-    script.errors["wake"] = [ConnectionLost("cut")]
+    script.errors["notify"] = [ConnectionLost("cut")]
     await client.start("brew")
     await script.hint_sent.wait()
     await anyio.wait_all_tasks_blocked()
@@ -276,4 +276,4 @@ async def test_the_last_hint_is_sent_before_the_client_closes(script: FailingPro
     async with Client.from_provider(cast(Provider, script)) as client:
         await client.start("brew")
     assert script.hints >= 1
-    assert script.count("wake") >= 1
+    assert script.count("notify") >= 1

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 INPUT: Final = JournalAppend(
     session_id="s", kind="chat", entry=NewEntry(kind="user.message", payload="1", is_input=True), message="wake"
 )
-WOKEN: Final = Appended("appended", 1, journal_id=1, woken=True, holder="b")
+UNPARKED: Final = Appended("appended", 1, journal_id=1, unparked=True, holder="b")
 
 
 class Stage:
@@ -29,7 +29,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.calls: list[Mapping[str | None, Hint] | None] = []
-        self.woken: list[object] = []
+        self.notified: list[object] = []
         self.replies: list[Sequence[Appended] | Exception] = []
         provider: Any = SimpleNamespace(
             append_journal=self._append, notify_journals=self._notify, read_journal=None, watch_journals=None
@@ -37,9 +37,9 @@ class Stage:
         self.journals = Journals(provider, self)
 
     async def _append(
-        self, appends: Sequence[JournalAppend], *, wake: Mapping[str | None, Hint] | None = None
+        self, appends: Sequence[JournalAppend], *, notify: Mapping[str | None, Hint] | None = None
     ) -> Sequence[Appended]:
-        self.calls.append(wake)
+        self.calls.append(notify)
         reply = self.replies.pop(0)
         if isinstance(reply, Exception):
             raise reply
@@ -48,14 +48,14 @@ class Stage:
     async def _notify(self, *args: object, **options: object) -> None:
         pass
 
-    def wake(self) -> None:
-        self.woken.append("all")
+    def notify_all(self) -> None:
+        self.notified.append("all")
 
-    def wake_owners(self, instance_ids: Iterable[str]) -> None:
-        self.woken += [("owner", each) for each in instance_ids]
+    def notify_owners(self, instance_ids: Iterable[str]) -> None:
+        self.notified += [("owner", each) for each in instance_ids]
 
-    def wake_holder(self, worker_id: str | None) -> None:
-        self.woken.append(("holder", worker_id))
+    def notify_holder(self, worker_id: str | None) -> None:
+        self.notified.append(("holder", worker_id))
 
     async def append(self, *replies: Appended, append: JournalAppend = INPUT) -> None:
         """Append as many inputs together as there are replies."""
@@ -86,76 +86,76 @@ async def stage() -> AsyncIterator[Stage]:
 EXPECTED: Final = {"b": Hint(only_own=True)}
 
 
-async def test_the_holder_of_the_last_wake_is_woken_with_the_append(stage: Stage) -> None:
+async def test_the_holder_of_the_last_wake_is_notified_with_the_append(stage: Stage) -> None:
     """Once a wake has written since; and then by nothing else."""
-    await stage.append(WOKEN)
+    await stage.append(UNPARKED)
     stage.wake_is_written()
-    await stage.append(WOKEN)
+    await stage.append(UNPARKED)
     assert stage.calls == [{}, EXPECTED]
-    assert stage.woken == [("holder", "b")]
+    assert stage.notified == [("holder", "b")]
 
 
 async def test_while_a_wake_may_run_none_is_expected(stage: Stage) -> None:
-    """The append sends a message to the instance, whose owner is woken."""
-    await stage.append(WOKEN)
-    await stage.append(WOKEN._replace(woken=False, holder=None))
+    """The append sends a message to the instance, whose owner is notified."""
+    await stage.append(UNPARKED)
+    await stage.append(UNPARKED._replace(unparked=False, holder=None))
     assert stage.calls == [{}, {}]
-    assert stage.woken == [("holder", "b"), ("owner", "s")]
+    assert stage.notified == [("holder", "b"), ("owner", "s")]
     stage.wake_is_written()
-    await stage.append(WOKEN)
-    await stage.append(WOKEN)
+    await stage.append(UNPARKED)
+    await stage.append(UNPARKED)
     assert stage.calls[2:] == [EXPECTED, {}]
 
 
 @pytest.mark.parametrize("holder", ["c", None])
-async def test_the_holder_is_woken_where_another_was_expected(stage: Stage, holder: str | None) -> None:
+async def test_the_holder_is_notified_where_another_was_expected(stage: Stage, holder: str | None) -> None:
     """It is expected next."""
-    await stage.append(WOKEN)
+    await stage.append(UNPARKED)
     for _ in range(2):
         stage.wake_is_written()
-        await stage.append(WOKEN._replace(holder=holder))
+        await stage.append(UNPARKED._replace(holder=holder))
     assert stage.calls == [{}, EXPECTED, {} if holder is None else {holder: Hint(only_own=True)}]
-    assert stage.woken == [("holder", "b"), *[("holder", holder)] * (2 if holder is None else 1)]
+    assert stage.notified == [("holder", "b"), *[("holder", holder)] * (2 if holder is None else 1)]
 
 
-async def test_where_no_item_was_woken_the_owner_is(stage: Stage) -> None:
+async def test_where_no_item_was_unparked_the_owner_is_notified(stage: Stage) -> None:
     """Though a holder was expected."""
-    await stage.append(WOKEN)
+    await stage.append(UNPARKED)
     stage.wake_is_written()
-    await stage.append(WOKEN._replace(woken=False, holder=None))
+    await stage.append(UNPARKED._replace(unparked=False, holder=None))
     assert stage.calls == [{}, EXPECTED]
-    assert stage.woken == [("holder", "b"), ("owner", "s")]
+    assert stage.notified == [("holder", "b"), ("owner", "s")]
 
 
 async def test_several_appends_at_once_expect_none(stage: Stage) -> None:
-    await stage.append(WOKEN)
+    await stage.append(UNPARKED)
     stage.wake_is_written()
-    await stage.append(WOKEN, WOKEN._replace(seq=2, woken=False, holder=None))
+    await stage.append(UNPARKED, UNPARKED._replace(seq=2, unparked=False, holder=None))
     assert stage.calls == [{}, {}]
-    assert stage.woken == [("holder", "b")] * 2 + [("owner", "s")]
+    assert stage.notified == [("holder", "b")] * 2 + [("owner", "s")]
 
 
 async def test_what_is_no_input_expects_none(stage: Stage) -> None:
-    await stage.append(WOKEN)
+    await stage.append(UNPARKED)
     stage.wake_is_written()
-    await stage.append(WOKEN._replace(woken=False, holder=None), append=replace(INPUT, entry=None))
+    await stage.append(UNPARKED._replace(unparked=False, holder=None), append=replace(INPUT, entry=None))
     assert stage.calls == [{}, {}]
 
 
 async def test_an_append_that_is_repeated_expects_none(stage: Stage) -> None:
     """Its hint may have gone out before."""
-    await stage.append(WOKEN)
+    await stage.append(UNPARKED)
     stage.wake_is_written()
     stage.replies.append(Contention("once"))
-    await stage.append(WOKEN)
+    await stage.append(UNPARKED)
     assert stage.calls == [{}, EXPECTED, {}]
-    assert stage.woken == [("holder", "b")] * 2
+    assert stage.notified == [("holder", "b")] * 2
 
 
 async def test_a_journal_that_is_gone_is_forgotten(stage: Stage) -> None:
-    await stage.append(WOKEN)
+    await stage.append(UNPARKED)
     stage.wake_is_written()
     await stage.append(Appended("unknown"))
     stage.wake_is_written()
-    await stage.append(WOKEN)
+    await stage.append(UNPARKED)
     assert stage.calls == [{}, EXPECTED, {}]

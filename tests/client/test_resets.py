@@ -21,7 +21,7 @@ OPTIONS = RuntimeOptions.make(poll_interval=0.2)
 
 
 class FailingShop:
-    """An app whose activities note that they run, and fail while they are told to."""
+    """An app whose activities note that they run, and fail while a test asks for it."""
 
     def __init__(self) -> None:
         self.runs: list[str] = []

@@ -51,14 +51,14 @@ async def check(client: Client, *texts: str) -> list[str]:
     entries = await journal(talk)
     assert [each.seq for each in entries] == list(range(1, len(entries) + 1))
     assert [each.event.text for each in entries if isinstance(each.event, UserMessage)] == list(texts)
-    told = [each.event.text for each in entries if isinstance(each.event, AgentMessage)]
-    assert [text for text in told if text.startswith("re: ")] == [f"re: {text}" for text in texts]
+    said = [each.event.text for each in entries if isinstance(each.event, AgentMessage)]
+    assert [text for text in said if text.startswith("re: ")] == [f"re: {text}" for text in texts]
     begun = Counter(each.wake_id for each in entries if each.kind == "span.started")
     ended = Counter(each.wake_id for each in entries if isinstance(each.event, SpanCompleted))
     assert begun == ended == dict.fromkeys(begun, 1)
     async with conversations.open("c", store=client.session_store) as chat:
         assert chat.received == list(texts)
-    return [text for text in told if not text.startswith("re: ")]
+    return [text for text in said if not text.startswith("re: ")]
 
 
 @pytest.mark.parametrize("where", ["fetch after", "commit before", "commit after"])

@@ -217,7 +217,7 @@ async def test_a_terminated_conversation_takes_no_more_events(url: str) -> None:
         assert (await on.state()).wakes == 0
 
 
-async def test_an_interrupt_cancels_the_first_wake_of_a_journal_that_was_made_anew(url: str) -> None:
+async def test_an_interrupt_cancels_the_first_wake_of_a_journal_that_was_recreated(url: str) -> None:
     """Its numbers are smaller than those of the journal before, which the instance knows."""
     entered = anyio.Event()
 

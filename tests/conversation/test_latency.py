@@ -49,7 +49,7 @@ async def test_the_work_of_a_wake_is_read_while_its_turn_is_committed(
     async def commit_turn(
         self: Any, identity: WorkerIdentity, turns: Sequence[Turn], *rest: Any, **hints: Any
     ) -> list[TurnResult]:
-        if any(not item.asleep for turn in turns for item in turn.work_items):
+        if any(not item.parked for turn in turns for item in turn.work_items):
             with anyio.move_on_after(3):
                 await is_read.wait()
             was_read.append(is_read.is_set())
@@ -109,7 +109,7 @@ async def test_a_message_is_fetched_without_a_fetch_of_work_items(
 async def test_an_ask_fetches_its_wake_and_nothing_else(
     postgres_migrated: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the next wake sleeps: by the fetch of own work, and by no fetch of messages. On PostgreSQL, as above."""
+    """Where the next wake is parked: by the fetch of own work, and by no fetch of messages. On PostgreSQL, as above."""
     fetches: list[str] = []
     fetch_work, fetch_messages = PostgresProvider.fetch_work_item, PostgresProvider.fetch_orchestration_item
 
@@ -137,28 +137,28 @@ async def test_the_hints_of_an_ask_go_with_its_commits(postgres_migrated: str, m
     """To the worker from the third ask on: the second one's reply names it. No call of its own sends them."""
     sent: list[object] = []
     append, commit = PostgresProvider.append_journal, PostgresProvider.commit_turn
-    wake, notify = PostgresProvider.wake, PostgresProvider.notify_journals
+    workers, readers = PostgresProvider.notify_workers, PostgresProvider.notify_journals
 
     async def note_append(self: PostgresProvider, *args: Any, **hints: Any) -> Sequence[Appended]:
-        sent.append(hints["wake"])
+        sent.append(hints["notify"])
         return await append(self, *args, **hints)
 
     async def note_commit(self: PostgresProvider, *args: Any, **hints: Any) -> Sequence[TurnResult]:
         sent.append(hints["notify"])
         return await commit(self, *args, **hints)
 
-    async def note_wake(self: PostgresProvider, *args: Any) -> None:
-        sent.append("wake")
-        await wake(self, *args)
+    async def note_hint(self: PostgresProvider, *args: Any) -> None:
+        sent.append("hint")
+        await workers(self, *args)
 
     async def note_notice(self: PostgresProvider, ids: Collection[str], *, only_inputs: bool = False) -> None:
         if ids and not only_inputs:
             sent.append("notice")
-        await notify(self, ids, only_inputs=only_inputs)
+        await readers(self, ids, only_inputs=only_inputs)
 
     monkeypatch.setattr(PostgresProvider, "append_journal", note_append)
     monkeypatch.setattr(PostgresProvider, "commit_turn", note_commit)
-    monkeypatch.setattr(PostgresProvider, "wake", note_wake)
+    monkeypatch.setattr(PostgresProvider, "notify_workers", note_hint)
     monkeypatch.setattr(PostgresProvider, "notify_journals", note_notice)
     options = RuntimeOptions(worker_node_id="w", poll_interval=10.0)
     async with stage(postgres_migrated, options=options) as on:
@@ -187,15 +187,15 @@ async def test_work_that_becomes_visible_is_fetched_beside_a_stream_of_messages(
         nonlocal rounds
         rounds += 1
         await anyio.sleep(0.001)
-        wakeups.heed(Hint(only_messages=True))
+        notifier.on_hint(Hint(only_messages=True))
         return 60.0
 
     async with stage(url) as on:
         fetcher = on.workers[0].runtime.fetcher
-        wakeups = fetcher._wakeups
+        notifier = fetcher._notifier
         monkeypatch.setattr(fetcher, "_fetch_work", fetch_work)
         monkeypatch.setattr(fetcher, "_fetch_messages", fetch_messages)
-        wakeups.wake_fetcher()
+        notifier.notify_fetcher()
         with anyio.fail_after(30):
             while fetches < 5:
                 await anyio.sleep(0.01)
@@ -217,7 +217,7 @@ async def test_work_items_are_fetched_while_fetches_of_messages_fail(url: str, m
         fetcher = on.workers[0].runtime.fetcher
         monkeypatch.setattr(fetcher, "_fetch_work", fetch_work)
         monkeypatch.setattr(fetcher, "_fetch_messages", fail)
-        fetcher._wakeups.wake_fetcher()
+        fetcher._notifier.notify_fetcher()
         with anyio.fail_after(30):
             while fetches < 3:
                 await anyio.sleep(0.01)
@@ -238,7 +238,7 @@ async def test_items_whose_locks_were_freed_after_a_lost_reply_are_fetched_with_
         await anyio.sleep(0.3)  # until nothing is fetched any more
         monkeypatch.setattr(fetcher, "_fetch_work", fetch_work)
         fetcher._state.locks_uncertain = True
-        fetcher._wakeups.heed(Hint(only_messages=True))
+        fetcher._notifier.on_hint(Hint(only_messages=True))
         with anyio.fail_after(8):
             await fetched.wait()
 

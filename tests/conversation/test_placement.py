@@ -34,7 +34,7 @@ class Steered:
     """A handler that does what its messages say, and notes where."""
 
     ran: list[tuple[str, str, str]] = field(default_factory=list)
-    """Conversation, worker, and what it was woken for."""
+    """Conversation, worker, and what its wake was for."""
     running: Counter[str] = field(default_factory=Counter)
     gate: anyio.Event = field(default_factory=anyio.Event)
 
@@ -100,7 +100,7 @@ async def fleet(url: str, **options: Any) -> AsyncIterator[Fleet]:
         yield Fleet(on, handler)
 
 
-async def test_a_conversation_that_sleeps_moves(url: str) -> None:
+async def test_a_conversation_whose_wake_is_parked_moves(url: str) -> None:
     """There and back: its coroutine stays where it was."""
     async with fleet(url) as two:
         talk = two.on.talk()
@@ -209,9 +209,9 @@ async def test_a_drained_worker_looks_seldom_while_a_check_of_its_work_hangs(
         await until(lambda: handler.has_run("wait"))
         await on.client.drain_worker(runtime.services.identity.worker_id)
         await until(lambda: _is_drained(on))
-        runtime.services.wakeups.check_wanted.set()
+        runtime.services.notifier.check_wanted.set()
         await hanging.wait()
-        runtime.services.wakeups.check_wanted.set()
+        runtime.services.notifier.check_wanted.set()
         calls.clear()
         await anyio.sleep(1.0)
         assert 1 <= calls["free_drained_sessions"] <= 1.0 / maintenance.DRAIN_STEP_SECONDS + 2

@@ -1,4 +1,4 @@
-"""The orchestration of a conversation, on histories made by hand: which signals it receives, and which wakes sleep."""
+"""The orchestration of a conversation, on histories made by hand: the signals that it receives, the wakes it parks."""
 
 from __future__ import annotations
 
@@ -93,85 +93,85 @@ def test_the_bound_holds_for_all_attempts_of_a_wake_and_the_pauses_between() -> 
     assert isinstance(live.outcome, ev.ContinuedAsNew)
 
 
-def asleep(step: Step) -> list[bool]:
-    """Of the activities that a step schedules, which sleep."""
-    return [each.asleep for each in new_events(step) if isinstance(each, ev.ActivityScheduled)]
+def parked(step: Step) -> list[bool]:
+    """Which of the activities that a step schedules are parked."""
+    return [each.parked for each in new_events(step) if isinstance(each, ev.ActivityScheduled)]
 
 
 DONE = '{"outcome":"done","processed":1}'
 
 
-def sleeping() -> Live:
-    """A conversation whose first wake has ended, and whose next one sleeps."""
+def with_parked_wake() -> Live:
+    """A conversation whose first wake has ended, and whose next one is parked."""
     live = begin()
-    assert asleep(live.complete(wake_of(live), DONE)) == [True]
+    assert parked(live.complete(wake_of(live), DONE)) == [True]
     return live
 
 
-def test_the_next_wake_sleeps() -> None:
-    live = sleeping()
+def test_the_next_wake_is_parked() -> None:
+    live = with_parked_wake()
     tasks = [json.loads(each.input)["wake"] for each in live.history if isinstance(each, ev.ActivityScheduled)]
     assert tasks == ["s-1-1", "s-1-2"]
-    assert asleep(live.complete(wake_of(live), '{"outcome":"done","processed":2}')) == [True]
+    assert parked(live.complete(wake_of(live), '{"outcome":"done","processed":2}')) == [True]
 
 
-def test_the_next_wake_does_not_sleep_while_there_is_something_to_do() -> None:
-    live = sleeping()
-    assert asleep(live.complete(wake_of(live), '{"outcome":"done","processed":1,"more":true}')) == [False]
-    signal(live, "wake", seq=9)  # sent before the wake was put to sleep
-    assert asleep(live.complete(wake_of(live), '{"outcome":"done","processed":8}')) == [False]
+def test_the_next_wake_is_not_parked_while_there_is_something_to_do() -> None:
+    live = with_parked_wake()
+    assert parked(live.complete(wake_of(live), '{"outcome":"done","processed":1,"more":true}')) == [False]
+    signal(live, "wake", seq=9)  # sent before the wake was parked
+    assert parked(live.complete(wake_of(live), '{"outcome":"done","processed":8}')) == [False]
 
 
 def test_a_late_signal_of_a_processed_input_runs_nothing() -> None:
-    live = sleeping()
+    live = with_parked_wake()
     signal(live, "wake", seq=2)
-    assert asleep(live.complete(wake_of(live), '{"outcome":"done","processed":2}')) == [True]
+    assert parked(live.complete(wake_of(live), '{"outcome":"done","processed":2}')) == [True]
 
 
 @pytest.mark.parametrize("outcome", ['{"outcome":"done","processed":1,"next_due":5}', '{"outcome":"failed"}'])
-def test_a_conversation_that_waits_for_more_than_an_input_does_not_sleep(outcome: str) -> None:
+def test_a_conversation_that_waits_for_more_than_an_input_parks_nothing(outcome: str) -> None:
     """A revisit that is due, or a failure that only a signal ends: a timer, or the signal, begins the next wake."""
     live = begin()
-    assert asleep(live.complete(wake_of(live), outcome)) == []
-    assert asleep(signal(live, "wake", seq=2)) == [False]
+    assert parked(live.complete(wake_of(live), outcome)) == []
+    assert parked(signal(live, "wake", seq=2)) == [False]
 
 
-def test_a_failed_attempt_of_a_wake_that_has_slept_is_repeated_awake() -> None:
-    live = sleeping()
+def test_a_failed_attempt_of_a_parked_wake_is_repeated_unparked() -> None:
+    live = with_parked_wake()
     step = live.complete(wake_of(live), '{"outcome":"failed","attempt":1,"retry_after":60}')
     (timer,) = [n for n, each in enumerate(live.history, 1) if isinstance(each, ev.TimerCreated)]
-    assert asleep(step) == []
-    assert asleep(live.feed(ev.TimerFired(timer))) == [False]
+    assert parked(step) == []
+    assert parked(live.feed(ev.TimerFired(timer))) == [False]
 
 
-def test_an_interrupt_cancels_a_wake_that_has_slept() -> None:
-    """An input that finds a wake asleep sends no signal: this one runs."""
-    live = sleeping()
+def test_an_interrupt_cancels_a_wake_that_was_parked() -> None:
+    """An input that finds a parked wake sends no signal: this one runs."""
+    live = with_parked_wake()
     step = signal(live, "interrupt", seq=3, cancel=True)
     assert ev.ActivityCancelled in kinds(step)
     (again,) = [each for each in new_events(step) if isinstance(each, ev.ActivityScheduled)]
-    assert not again.asleep
+    assert not again.parked
     assert json.loads(again.input)["cancelled_wakes"] == ["s-1-2"]
 
 
-@pytest.mark.parametrize("was_asleep", [True, False])
-def test_a_termination_says_whether_a_wake_was_asleep(was_asleep: bool) -> None:
+@pytest.mark.parametrize("was_parked", [True, False])
+def test_a_termination_says_whether_a_wake_was_parked(was_parked: bool) -> None:
     """Only one that was not has a trace to be closed."""
-    live = sleeping()
-    step = signal(live, "terminate", cascade=False, asleep=was_asleep)
+    live = with_parked_wake()
+    step = signal(live, "terminate", cascade=False, parked=was_parked)
     last = [json.loads(each.input) for each in new_events(step) if isinstance(each, ev.ActivityScheduled)]
-    assert [task["cancelled_wakes"] for task in last] == ([] if was_asleep else [["s-1-2"]])
-    assert (live.outcome is not None) is was_asleep
+    assert [task["cancelled_wakes"] for task in last] == ([] if was_parked else [["s-1-2"]])
+    assert (live.outcome is not None) is was_parked
 
 
 def test_an_operator_who_cancels_does_not_know_it() -> None:
-    live = sleeping()
+    live = with_parked_wake()
     step = live.feed(ev.CancelRequested("stop"))
     (last,) = [json.loads(each.input) for each in new_events(step) if isinstance(each, ev.ActivityScheduled)]
-    assert (last["cancelled_wakes"], last["slept"]) == (["s-1-2"], True)
+    assert (last["cancelled_wakes"], last["was_parked"]) == (["s-1-2"], True)
 
 
-def test_an_execution_that_continues_sleeps_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_execution_that_continues_parks_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     """And in the latest version of the orchestration."""
     monkeypatch.setattr(program, "WAKES_PER_EXECUTION", 1)
     live = begin()
@@ -180,20 +180,20 @@ def test_an_execution_that_continues_sleeps_immediately(monkeypatch: pytest.Monk
     ]
     assert outcome.version == ev.LATEST
     again = Live(conversation)
-    assert asleep(again.start(outcome.input)) == [True]
+    assert parked(again.start(outcome.input)) == [True]
 
 
 @pytest.mark.parametrize(("kind", "fields"), [("resume", {}), ("interrupt", {"seq": 1, "cancel": True})])
 def test_what_says_nothing_new_does_not_wake(kind: str, fields: dict[str, Any]) -> None:
-    """Nothing is pending while a wake sleeps; the interrupt is an input that the wake before has processed."""
-    live = sleeping()
+    """Nothing is pending while a wake is parked; the interrupt is an input that the wake before has processed."""
+    live = with_parked_wake()
     assert kinds(signal(live, kind, **fields)) == [ev.EventRaised, ev.EventAwaited]
-    assert asleep(live.complete(wake_of(live), '{"outcome":"done","processed":2}')) == [True]
+    assert parked(live.complete(wake_of(live), '{"outcome":"done","processed":2}')) == [True]
 
 
-def test_a_wake_that_sleeps_makes_room_for_more_signals() -> None:
+def test_a_parked_wake_makes_room_for_more_signals() -> None:
     """The execution continues as new: a termination behind them is received."""
-    live = sleeping()
+    live = with_parked_wake()
     for _ in range(5):
         signal(live, "resume")
     (outcome,) = [each for each in live.history if isinstance(each, ev.ContinuedAsNew)]
@@ -201,32 +201,32 @@ def test_a_wake_that_sleeps_makes_room_for_more_signals() -> None:
     assert "cancelled_wakes" not in json.loads(outcome.input)
 
 
-def test_a_termination_that_meets_the_end_of_a_wake_may_be_of_one_that_sleeps() -> None:
+def test_a_termination_that_meets_the_end_of_a_wake_may_be_of_a_parked_one() -> None:
     """It was sent while the wake before ran: whether this one has begun, its inputs say."""
-    live = sleeping()
-    step = signal(live, "terminate", cascade=False, asleep=False)
+    live = with_parked_wake()
+    step = signal(live, "terminate", cascade=False, parked=False)
     (last,) = [json.loads(each.input) for each in new_events(step) if isinstance(each, ev.ActivityScheduled)]
-    assert last["slept"]
+    assert last["was_parked"]
 
 
-def test_the_trace_of_a_wake_that_has_slept_is_closed_awake() -> None:
-    """Also when an operator cancels meanwhile: an activity that sleeps would end nothing."""
+def test_the_trace_of_a_parked_wake_is_closed_unparked() -> None:
+    """Also when an operator cancels meanwhile: a parked activity would end nothing."""
     live = begin(delegations=[{"id": "d", "parent": "p", "parent_kind": "k", "max_cycles": 9, "cycles": 0}])
     live.complete(wake_of(live), DONE)
     poisoned = ev.ActivityFailed(wake_of(live), kind="poisoned", error_type="ActivityPoisoned", message="")
     closing = live.feed(poisoned)
-    assert asleep(closing) == [False]
-    assert asleep(live.feed(ev.CancelRequested("stop"))) == [False]
+    assert parked(closing) == [False]
+    assert parked(live.feed(ev.CancelRequested("stop"))) == [False]
 
 
 @pytest.mark.parametrize(
     "outcome", ['{"outcome":"nothing","processed":0}', '{"outcome":"nothing","processed":1,"closed":true}']
 )
-def test_nothing_sleeps_without_a_journal_or_with_one_that_is_closed(outcome: str) -> None:
+def test_nothing_is_parked_without_a_journal_or_with_one_that_is_closed(outcome: str) -> None:
     """It would be queued immediately, again and again."""
     live = begin()
-    assert asleep(live.complete(wake_of(live), outcome)) == []
-    assert asleep(signal(live, "wake", seq=1)) == [False]
+    assert parked(live.complete(wake_of(live), outcome)) == []
+    assert parked(signal(live, "wake", seq=1)) == [False]
 
 
 def test_the_trace_of_a_cancelled_wake_is_closed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,11 +260,11 @@ def test_a_revisit_is_not_delayed_by_the_next_execution() -> None:
     ],
 )
 def test_an_input_of_a_new_journal_is_not_lost(outcome: str, is_due: bool) -> None:
-    """Its numbers are smaller than those of the journal before, whose inputs woke without signals."""
-    live = sleeping()
+    """Its numbers are smaller than those of the journal before, whose inputs sent no signals."""
+    live = with_parked_wake()
     live.complete(wake_of(live), '{"outcome":"done","processed":100}')
-    signal(live, "wake", seq=2)  # the first input of the new journal has woken the wake
-    assert asleep(live.complete(wake_of(live), outcome)) == ([False] if is_due else [])
+    signal(live, "wake", seq=2)  # the first input of the new journal has queued the wake
+    assert parked(live.complete(wake_of(live), outcome)) == ([False] if is_due else [])
 
 
 @pytest.mark.parametrize("end", ["terminate", "cancel"])

@@ -248,7 +248,7 @@ async def test_resume_of_a_conversation_with_nothing_to_do_runs_nothing(url: str
         assert (await on.state()).wakes == 1
 
 
-async def test_a_journal_that_was_made_anew_under_a_wake_is_a_conflict_and_the_wake_runs_again(url: str) -> None:
+async def test_a_journal_that_was_recreated_under_a_wake_is_a_conflict_and_the_wake_runs_again(url: str) -> None:
     """As with a state that another writer has changed: nothing of the run is committed."""
     runs: list[list[str]] = []
     entered, go = anyio.Event(), anyio.Event()

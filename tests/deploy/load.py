@@ -65,7 +65,7 @@ async def serve(context: ActivityContext, turn: int) -> bool:
 
 @app.orchestration
 async def go_on(context: OrchestrationContext, session_id: str) -> int:
-    """Turns on a session until told to stop; returns their number."""
+    """Turns on a session until it has to stop; returns their number."""
     turn = 0
     while True:
         turn += 1

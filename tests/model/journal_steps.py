@@ -141,8 +141,8 @@ class JournalSteps(ClusterState):
             journal = self.model.journals[name]
             assert page is not None
             found = (page.processed, page.last_seq, page.closed, [(e.seq, e.payload) for e in page.entries])
-            told = [(entry.seq, entry.text) for entry in journal.entries]
-            expect(f"journal of {name}", found, (journal.processed, journal.last_seq, journal.closed, told))
+            recorded = [(entry.seq, entry.text) for entry in journal.entries]
+            expect(f"journal of {name}", found, (journal.processed, journal.last_seq, journal.closed, recorded))
             expect(f"revisits of {name}", {one.key for one in keys}, set(journal.revisits))
 
 

@@ -269,7 +269,7 @@ class Reference:
         return "delivered"
 
     def delete(self, instance_ids: Sequence[str], *, force: bool, tree: bool = True) -> list[str]:
-        """Remove instances with all their rows, each with its tree or not at all, and tell the parents that stay."""
+        """Remove instances with all their rows, each with its tree or not at all, and notify the parents that stay."""
         trees = {name: self._tree(name) if tree else {name} for name in instance_ids if name in self.instances}
         doomed = {n for n, members in trees.items() if force or all(self.instances[m].finished for m in members)}
         gone = {name: self.instances[name] for root in doomed for name in trees[root]}
@@ -279,10 +279,10 @@ class Reference:
         for name, instance in gone.items():
             del self.instances[name]
             parent = None if instance.new.parent_id is None else self.instances.get(instance.new.parent_id)
-            told = (
+            is_notified = (
                 parent is not None and parent.new.generation == instance.new.parent_generation and not instance.finished
             )
-            if told and instance.new.parent_id not in gone and instance.new.on_deleted is not None:
+            if is_notified and instance.new.parent_id not in gone and instance.new.on_deleted is not None:
                 text = instance.new.on_deleted
                 self.send(NewMessage(instance_id=instance.new.parent_id or "", payload=text), ordered=False)
         return answers

@@ -561,5 +561,5 @@ def _describe(value: object) -> str:
         return "(" + "".join(f"{_describe(each)}, " for each in value) + ")"
     if not is_dataclass(value) or isinstance(value, type):
         return repr(value)
-    told = [f for f in fields(value) if getattr(value, f.name) != f.default]
-    return f"{type(value).__name__}({', '.join(f'{f.name}={_describe(getattr(value, f.name))}' for f in told)})"
+    set_fields = [f for f in fields(value) if getattr(value, f.name) != f.default]
+    return f"{type(value).__name__}({', '.join(f'{f.name}={_describe(getattr(value, f.name))}' for f in set_fields)})"

@@ -1,7 +1,7 @@
 """Instances in the memory of workers: real `InstanceTable`s. A plan delivers each of their requests to the database,
 and each reply, when it likes.
 
-What an orchestration returns shows what it was told: which instance it is, and its messages in their order.
+What an orchestration returns shows what it received: which instance it is, and its messages in their order.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ async def echo(_: ActivityContext, number: int) -> int:
 
 @app.orchestration
 async def inbox(ctx: OrchestrationContext, got: list[int]) -> list[int]:
-    """Keeps what it is told; some instances go on as new after each message, some have an activity for each."""
+    """Keeps what it receives; some instances go on as new after each message, some have an activity for each."""
     _, turns, session, *_ = got
     for _ in range(turns):
         number = await ctx.schedule_wait("message", int)
@@ -290,7 +290,7 @@ class TableWorker:
         self.options = RuntimeOptions.model_construct(max_attempts=1_000_000, instance_cache_size=2)
         self.replays = Replays(self.read_history, self.written)
         part: Any = self  # each part of a worker that the table asks
-        self.wakeups = self.lease = self.metrics = part
+        self.notifier = self.lease = self.metrics = part
         self.placement = ANY_WORK
         self.table = InstanceTable(
             app,
@@ -305,7 +305,7 @@ class TableWorker:
             registrations=part,
         )
 
-    # what it asks of `Lease`, `Capacity`, `Commits`, `ActivityRunner`, `Wakeups`, `HeldSessions` and `Registrations`
+    # what it asks of `Lease`, `Capacity`, `Commits`, `ActivityRunner`, `Notifier`, `HeldSessions` and `Registrations`
 
     def note_missing(self, orchestration: str) -> None:
         pass
@@ -362,11 +362,11 @@ class TableWorker:
     async def read_history(self, cursors: Sequence[HistoryCursor]) -> Sequence[HistoryPage]:
         return await self.provider.read_history(cursors, max_bytes=1)
 
-    def wake_for_memory(self) -> None: ...
+    def on_memory_freed(self) -> None: ...
 
     def hint_owner(self, instance_id: str) -> None: ...
 
-    def wake_fetcher(self) -> None: ...
+    def notify_fetcher(self) -> None: ...
 
     def fetch_after(self, seconds: float) -> None: ...
 
@@ -428,7 +428,7 @@ class TableWorker:
 
 @dataclass
 class Dialog:
-    """What a client has told an instance."""
+    """What a client has sent to an instance."""
 
     opening: list[int]
     sent: int = 0

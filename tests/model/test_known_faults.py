@@ -122,9 +122,9 @@ class ChangesInputs(FaultyProvider):
     without: ClassVar[Mapping[str, Any]]
 
     async def append_journal(
-        self, appends: Sequence[JournalAppend], *, wake: Mapping[str | None, Hint] | None = None
+        self, appends: Sequence[JournalAppend], *, notify: Mapping[str | None, Hint] | None = None
     ) -> Sequence[Appended]:
-        return await self.provider.append_journal([self.changed(one) for one in appends], wake=wake)
+        return await self.provider.append_journal([self.changed(one) for one in appends], notify=notify)
 
     def changed(self, one: JournalAppend) -> JournalAppend:
         """The input, without a part of it."""

@@ -366,7 +366,7 @@ class TurnSteps(WorkSteps, JournalSteps):
 
 
 def _place(at: OrchestrationItem) -> tuple[object, ...]:
-    """What tells whether a coroutine in memory is the one that was fetched."""
+    """What shows whether a coroutine in memory is the one that was fetched."""
     return (at.execution_id, at.event_count, at.generation)
 
 

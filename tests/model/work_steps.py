@@ -99,7 +99,7 @@ class WorkSteps(ClusterState):
             await self._look(swept=True)
             if not done.limit_reached:
                 return
-        raise Violation("sweep says `more` for ever")
+        raise Violation("sweep says `more` forever")
 
     # -- work
 

@@ -164,7 +164,7 @@ def test_messages_carry_their_execution() -> None:
                 assert decode_message(encode_message(execution_id, event)) == (execution_id, event)
 
 
-def test_a_message_may_tell_of_the_run_behind_it() -> None:
+def test_a_message_may_name_the_run_behind_it() -> None:
     """What is none is no reason to refuse the message."""
     done = ev.ActivityCompleted(2, "1")
     text = encode_message(3, done, ActivityRun('w-"0"', 2))

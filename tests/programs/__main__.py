@@ -124,7 +124,7 @@ class Look:
         self._processes = processes
         self._repeats = repeats
         self._totals = Totals()
-        self._begun = self._told = time.monotonic()
+        self._begun = self._reported = time.monotonic()
         self._has_failed = False
         self.seed = 0
         """Of the programs that are run now."""
@@ -155,8 +155,8 @@ class Look:
                 self._has_failed = True
                 raise
             print(f"failed, and passed when it was run again:\n{error!r}\n{program!r}", flush=True)
-        if time.monotonic() - self._told > REPORT_SECONDS:
-            self._told = time.monotonic()
+        if time.monotonic() - self._reported > REPORT_SECONDS:
+            self._reported = time.monotonic()
             print(self.report(), flush=True)
 
     def _run(self, runner: asyncio.Runner, program: Program) -> None:

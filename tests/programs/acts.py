@@ -159,7 +159,7 @@ class Player:
             case Ask():
                 for number in range(act.questions):
                     for _ in range(act.times):
-                        self._play.beside(self._ask(act.to % len(self._jobs), f"{unique}/{number}"))
+                        self._play.start_call(self._ask(act.to % len(self._jobs), f"{unique}/{number}"))
             case On():
                 await self._on(act.what, act.instance % len(self._jobs))
             case Reset():

@@ -33,7 +33,7 @@ class Play:
         """Commits of the workers, and jumps of the clock, so far."""
         self._pauses: list[tuple[int, int, asyncio.Event]] = []  # due at this tick
         self._numbers = itertools.count()
-        self._beside: list[asyncio.Task[None]] = []
+        self._calls: list[asyncio.Task[None]] = []
         self._later: list[asyncio.Task[None]] = []
         self._is_over = False
 
@@ -57,9 +57,9 @@ class Play:
 
         self._later.append(asyncio.ensure_future(do()))
 
-    def beside(self, call: Coroutine[Any, Any, None]) -> None:
+    def start_call(self, call: Coroutine[Any, Any, None]) -> None:
         """Make a call of a client that waits for what may not come: it is ended before the checks."""
-        self._beside.append(asyncio.ensure_future(call))
+        self._calls.append(asyncio.ensure_future(call))
 
     def tick(self) -> None:
         """A commit, or a jump."""
@@ -103,8 +103,8 @@ class Play:
 
     async def end_calls(self) -> None:
         """End the calls that are still waiting."""
-        for call in self._beside:
+        for call in self._calls:
             call.cancel()
-        for ended in await asyncio.gather(*self._beside, return_exceptions=True):
+        for ended in await asyncio.gather(*self._calls, return_exceptions=True):
             if isinstance(ended, Exception):
                 raise ended

@@ -54,11 +54,11 @@ def _unserved(db: Tables, me: str, run: Execution) -> Iterator[str]:
     """Activities, timers and children of a running instance that nothing will end."""
     at = me, run.execution_id
     queued = {row["activity_id"] for row in db.rows["worker_queue"] if (row["instance_id"], row["execution_id"]) == at}
-    asleep = {row["activity_id"] for row in _sleeping(db) if (row["instance_id"], row["execution_id"]) == at}
+    parked = {row["activity_id"] for row in _live_parked(db) if (row["instance_id"], row["execution_id"]) == at}
     timers = {row["timer_id"] for row, *_ in db.messages.get(me, ()) if row["timer_execution"] == run.execution_id}
     answered = {event.schedule_id for *_, event in db.messages.get(me, ()) if type(event) in ENDS}  # type: ignore[union-attr]
     for number, event in run.open(ev.ActivityScheduled).items():
-        if number not in queued | asleep | answered:
+        if number not in queued | parked | answered:
             yield f"{me!r} waits for activity {event.name!r} ({number}), which is in no queue"
     for number in run.open(ev.TimerCreated).keys() - timers:
         yield f"{me!r} waits for timer {number}, which is in no queue"
@@ -291,23 +291,23 @@ def _wrong_order(db: Tables) -> Iterator[str]:
             yield f"items behind the first in the order of {session!r} are not blocked"
 
 
-def _sleeping(db: Tables) -> Iterator[Row]:
+def _live_parked(db: Tables) -> Iterator[Row]:
     """Rows that count: on PostgreSQL a row stays when its item was queued or cancelled, or its execution has ended."""
-    for row in db.rows["asleep_items"]:
+    for row in db.rows["parked_items"]:
         owner = db.instances.get(row["instance_id"])
         is_current = owner is not None and "generation" in row and owner["generation"] == row["generation"]
-        if "asleep" not in row or (row["asleep"] and is_current and db.is_live(row["instance_id"])):
+        if "parked" not in row or (row["parked"] and is_current and db.is_live(row["instance_id"])):
             yield row
 
 
-@RULES.of("asleep_items")
-def _asleep_items(db: Tables) -> Iterator[str]:
+@RULES.of("parked_items")
+def _parked_items(db: Tables) -> Iterator[str]:
     """The next wake of a conversation without inputs that wait."""
     journals = db.by("journals", "session_id")
-    for row in db.rows["asleep_items"]:
+    for row in db.rows["parked_items"]:
         if row["instance_id"] not in db.instances:
             yield f"{row['instance_id']!r} is no instance"
-    for row in _sleeping(db):
+    for row in _live_parked(db):
         me = row["instance_id"]
         yield from (f"{me!r}: {each}" for each in _wrong_scheduled(db, row))
         if (journal := journals.get(me)) is None:
@@ -315,4 +315,4 @@ def _asleep_items(db: Tables) -> Iterator[str]:
         if journal["closed"]:
             yield f"{me!r} has a journal that is closed"
         if waiting := [*db.waiting_inputs(journal)]:
-            yield f"{me!r} sleeps, and the inputs {waiting} wait"
+            yield f"{me!r} is parked, and the inputs {waiting} wait"

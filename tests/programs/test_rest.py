@@ -153,9 +153,9 @@ class Rows:
         return self.add(table, **{**self.one(table, **where), **values})
 
     def queue(self, **values: Any) -> Self:
-        """Put the next wake of a conversation, which sleeps, into the queue of work."""
-        wake = self.one("asleep_items", instance_id="c")
-        self["asleep_items"].remove(wake)
+        """Put the next wake of a conversation, which is parked, into the queue of work."""
+        wake = self.one("parked_items", instance_id="c")
+        self["parked_items"].remove(wake)
         none = dict.fromkeys(("lock_token", "lock_worker", "lock_incarnation", "locked_until", "attend_at", "tag"))
         item = {key: wake[key] for key in ("instance_id", "execution_id", "activity_id", "name", "session_id")}
         order = {"order_session": None, "order_number": None, "attempts": 0, "failures": 0}
@@ -203,7 +203,7 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
         lambda at: at.change("instances", {"instance_id": "w"}, status="pending"),
         lambda at: at.change("instances", {"instance_id": "w"}, claims=1),
         lambda at: at.drop("instances", instance_id="p/child"),
-        lambda at: at.drop("asleep_items", instance_id="c"),
+        lambda at: at.drop("parked_items", instance_id="c"),
     ),
     "history": (
         lambda at: at.drop("instances", instance_id="r"),
@@ -265,11 +265,11 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
             "worker_queue", {"instance_id": "c"}, order_number=2
         ),
     ),
-    "asleep_items": (
+    "parked_items": (
         lambda at: at.drop("instances", instance_id="c"),
         lambda at: at.journal("c", processed=0),
         lambda at: at.journal("c", closed=True),
-        lambda at: at.change("asleep_items", {"instance_id": "c"}, activity_id=1),
+        lambda at: at.change("parked_items", {"instance_id": "c"}, activity_id=1),
     ),
     "workers": (lambda at: at.worker.update(capacity=0),),
     "sessions": (

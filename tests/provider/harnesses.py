@@ -296,7 +296,7 @@ class PostgresHarness:
             await swept
 
     async def fetch_cost(self, identity: WorkerIdentity, options: FetchOptions) -> int:
-        """Rows and index entries read, and blocks looked at: a connection has told of all of them when it has ended."""
+        """Rows and index entries read, and blocks looked at: a connection has reported all of them when it ends."""
         warm.close_idle()
         async with self._monitor() as monitor:
             await self._until(monitor, BACKENDS, 0)

@@ -143,8 +143,8 @@ def hot_verbs(peer: Peer, at: list[OrchestrationItem]) -> list[Callable[[], Awai
         everything,
         finish,
         lambda: peer.provider.send_message([NewMessage(instance_id="j", payload="x")]),
-        lambda: peer.provider.wake({None: Hint()}, ["i", "j"]),
-        lambda: peer.provider.wake({None: Hint(), "a": Hint()}),
+        lambda: peer.provider.notify_workers({None: Hint()}, ["i", "j"]),
+        lambda: peer.provider.notify_workers({None: Hint(), "a": Hint()}),
         lambda: peer.provider.read_history([HistoryCursor("j", 1)]),
         lambda: peer.provider.get_instance(["j"]),
         peer.renew_lease,
@@ -190,7 +190,7 @@ def session_verbs(peer: Peer, at: OrchestrationItem) -> list[Callable[[], Awaita
     async def move() -> None:
         assert (await other.take_one()).session_id == "u"
 
-    async def told() -> None:
+    async def notified() -> None:
         messages = [message.payload for found in await peer.take_instances() for message in found.messages]
         assert messages.count("moved") == 1
 
@@ -216,7 +216,7 @@ def session_verbs(peer: Peer, at: OrchestrationItem) -> list[Callable[[], Awaita
         lambda: peer.provider.get_session(["v"]),
         lambda: peer.give_back(hand["u"], release_session=True),
         move,
-        told,
+        notified,
         lambda: states.delete(["u"], families={"u": "u"}),
         lambda: peer.provider.delete_instance(["m"], force=True),
     ]

@@ -90,7 +90,7 @@ def rarer_verbs(peer: Peer, first: OrchestrationItem, second: OrchestrationItem)
     states = peer.provider.states
 
     async def everything() -> None:
-        """Two turns of one batch write the same state: the second one is told so."""
+        """Two turns of one batch write the same state: the second one is refused."""
         (item,) = [item for item in await peer.take(10) if item.session_id == "u"]
         write = state_write(item, base=1)
         hold = SessionHold("u", 7, 60.0)

@@ -160,7 +160,7 @@ async def test_schemas_of_one_database_are_apart(postgres_database: str) -> None
 
 
 async def test_an_unknown_database_is_denied(postgres_server: PostgresServer) -> None:
-    """Not retried for ever; the message says what to check, and names nothing."""
+    """Not retried forever; the message says what to check, and names nothing."""
     with pytest.raises(AccessDenied, match="database … does not exist; check the user"):
         await PostgresProvider.open(postgres_server.url("no_such_database"))
 

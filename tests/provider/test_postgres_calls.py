@@ -115,7 +115,7 @@ async def test_a_broken_subscription_raises(postgres_migrated: str, admin: psyco
             with pytest.raises(ConnectionLost):
                 await source.wait(PATIENCE)
         async with provider.hints(peer.identity) as source:
-            await provider.wake({"other": Hint(), "a": Hint(work=False, cancel=True)})
+            await provider.notify_workers({"other": Hint(), "a": Hint(work=False, cancel=True)})
             assert await source.wait(PATIENCE) == Hint(work=False, cancel=True)
 
 

@@ -489,14 +489,14 @@ async def test_a_connection_that_is_ended_between_calls_is_noticed_by_the_next(
     connection: Connection, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the server's words, whatever it has said before; until then the closed socket does not keep us busy."""
-    told = 0
+    reads = 0
     noticed = anyio.Event()
     readable = WireProtocol._readable
 
     def count(conversation: WireProtocol) -> None:
-        nonlocal told
+        nonlocal reads
         readable(conversation)
-        told += 1
+        reads += 1
         noticed.set()
 
     pid = await connection.run(PID)
@@ -506,13 +506,13 @@ async def test_a_connection_that_is_ended_between_calls_is_noticed_by_the_next(
         with pytest.raises(ConnectionLost, match="terminating connection"):
             await connection.run(PID)
         await connection.run(PID)
-        told, noticed = 0, anyio.Event()
+        reads, noticed = 0, anyio.Event()
         terminate(admin)
         with anyio.fail_after(PATIENCE):
             await noticed.wait()
         for _ in range(10):
             await anyio.sleep(0.001)
-        assert told == 1
+        assert reads == 1
         with pytest.raises(ConnectionLost, match="terminating connection"):
             await connection.run(PID)
     assert await connection.run(PID) not in ([], pid)
@@ -673,7 +673,7 @@ async def test_an_abandoned_call_that_is_not_answered_delays_no_other_call(
 async def test_an_error_that_comes_with_a_cancellation_is_no_news(
     connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody is told, and asyncio does not complain that nobody has looked at it."""
+    """No caller is notified, and asyncio does not complain that nobody has looked at it."""
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     end = Connection._end

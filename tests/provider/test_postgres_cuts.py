@@ -101,7 +101,7 @@ class Requests:
 
 
 class RawConnection:
-    """A connection that says what it is told, byte by byte, and no more."""
+    """A connection that sends what a test gives, byte by byte, and no more."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._socket = socket.create_connection(address, PATIENCE)
@@ -232,7 +232,7 @@ def verbs_with_hints(peer: Peer, at: OrchestrationItem) -> list[Callable[[], Awa
     """A hint follows each of them, twice, since it is prepared the first time."""
 
     async def append() -> None:
-        await peer.provider.append_journal([new_input()], wake={"a": Hint()})
+        await peer.provider.append_journal([new_input()], notify={"a": Hint()})
 
     async def commit(event_count: int) -> None:
         step = turn(replace(at, event_count=event_count), consumed=message_ids(at))

@@ -91,7 +91,7 @@ def crowd_journals(admin: psycopg.Connection[Any], crowd: Crowd) -> None:
     """A hundred thousand entries of one journal, and one of each of many others."""
     admin.execute("SELECT setval('epochs', 1000)")
     for statement in (
-        "INSERT INTO asleep_items SELECT 'other' || i, 'b', 1, 1, 'work', 'other' || i, 'input', true"
+        "INSERT INTO parked_items SELECT 'other' || i, 'b', 1, 1, 'work', 'other' || i, 'input', true"
         f" FROM generate_series(1, {MANY}) i",
         "INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, wake_id, payload)"
         " SELECT j.journal_id, j.last_seq + i, clock(), false, 'agent.message', 'w' || i / 4, '\"x\"'"
@@ -188,10 +188,10 @@ async def test_statements_on_journals_read_what_they_need(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("crowd", CROWDS)
-async def test_items_that_sleep_are_found_by_their_key(
+async def test_parked_items_are_found_by_their_key(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
-    """One is put to sleep, woken, put to sleep again with an input pending, cancelled, and gone with its instance.
+    """One is parked, unparked, parked again with an input pending, cancelled, and gone with its instance.
     Among 20,000 others, no step of any plan reads many rows.
     """
     async with opened(postgres_migrated) as provider:
@@ -206,15 +206,15 @@ async def test_items_that_sleep_are_found_by_their_key(
             own = replace(peer, provider=watched)
 
             async def commit(number: int, *items: int, **step: Any) -> list[bool]:
-                new = [replace(work_item(at, item, "s"), asleep=True) for item in items]
+                new = [replace(work_item(at, item, "s"), parked=True) for item in items]
                 now = replace(at, event_count=at.event_count + number)
                 result = await check(partial(own.commit_one, now, work_items=new, **step))
                 assert result.committed
-                return [place.asleep for place in result.placed]
+                return [place.parked for place in result.placed]
 
             assert await commit(0, 1, journals=[write]) == [True]
             plain, started = replace(said("s"), start=None), said("s")
-            assert [one.woken for one in await check(partial(watched.append_journal, [plain]))] == [True]
+            assert [one.unparked for one in await check(partial(watched.append_journal, [plain]))] == [True]
             admin.execute(
                 "INSERT INTO sessions SELECT 's', 'a', %s, nextval('epochs'), clock() + '1 h', clock(), clock()",
                 [peer.identity.incarnation],
@@ -225,7 +225,7 @@ async def test_items_that_sleep_are_found_by_their_key(
             assert await commit(1, 2) == [False]
             assert await commit(2, 3, journals=[replace(write, base=1, processed=LENGTH + 2)]) == [True]
             outcomes = await check(partial(watched.append_journal, [started, said("t"), plain]))
-            assert [one.woken for one in outcomes] == [True, False, False]
+            assert [one.unparked for one in outcomes] == [True, False, False]
             assert await commit(3, cancel_activities=[3]) == []
             assert await commit(4, update=InstanceUpdate(status="completed")) == []
         assert await peer.take_all() == []
@@ -246,8 +246,8 @@ async def test_an_ask_finds_its_journal_by_the_key_among_dead_rows(
         (first, _) = await provider.append_journal([said("s"), said("t")])
         at = await take(peer, "s")
         write = JournalWrite(session_id="s", journal_id=first.journal_id, base=0, processed=1, wake_id="w")
-        asleep = replace(work_item(at, 1, "s"), asleep=True)
-        assert (await peer.commit_one(at, journals=[write], work_items=[asleep])).committed
+        parked = replace(work_item(at, 1, "s"), parked=True)
+        assert (await peer.commit_one(at, journals=[write], work_items=[parked])).committed
     admin.execute(
         f"DO 'BEGIN FOR i IN 1 .. {MANY} LOOP UPDATE journals SET updated_at = updated_at WHERE session_id = ''s'';"
         " END LOOP; END'"
@@ -256,7 +256,7 @@ async def test_an_ask_finds_its_journal_by_the_key_among_dead_rows(
     before = admin.execute(SCANS).fetchone()
     async with opened(postgres_migrated) as provider:
         (again,) = await provider.append_journal([replace(said("s", "first"), start=None)])
-        assert again.woken
+        assert again.unparked
         assert len(await provider.get_pending(["s", "t"], limit=10)) == 2
         for query in (JournalQuery(session_id="s"), JournalQuery(session_id="s", stream=StreamCursor())):
             assert len(await provider.read_journal([query, query])) == 2

@@ -80,7 +80,7 @@ async def test_a_message_with_a_key_waits_for_no_turn(postgres_migrated: str, ad
 async def test_a_deletion_waits_for_the_message_and_removes_its_key(
     postgres_migrated: str, admin: psycopg.Connection[Any]
 ) -> None:
-    """A key that is added at the same time would stay for ever."""
+    """A key that is added at the same time would stay forever."""
     async with opened(postgres_migrated) as provider, opened(postgres_migrated) as other:
         await (await registered(provider)).own("i")
         with administrator(postgres_migrated) as sender, anyio.fail_after(PATIENCE):

@@ -106,21 +106,21 @@ async def test_hints_come_between_calls_and_with_them(
         peer = await registered(provider)
         async with provider.hints(peer.identity) as source:
             for _ in range(3):
-                await other.wake({"a": Hint()})
+                await other.notify_workers({"a": Hint()})
                 assert await source.wait(PATIENCE) == Hint()
             with admin.transaction():
                 admin.execute("LOCK TABLE gate")
                 stuck = asyncio.create_task(provider._connections.fetch.run(WAIT))
                 await until(watcher, SOMEBODY_WAITS)
-                await other.wake({"a": Hint(work=False, cancel=True)})
+                await other.notify_workers({"a": Hint(work=False, cancel=True)})
             assert await stuck == [(1,)]
             assert await source.wait(PATIENCE) == Hint(work=False, cancel=True)
             assert await source.wait(0.0) is None
-            await other.wake({}, ["an instance"])  # that no worker owns: a hint to all
+            await other.notify_workers({}, ["an instance"])  # that no worker owns: a hint to all
             assert await source.wait(PATIENCE) == Hint(only_messages=True, to_all=True)
-            await other.wake({"a": Hint()}, ["an instance"])
+            await other.notify_workers({"a": Hint()}, ["an instance"])
             assert await source.wait(PATIENCE) in {Hint(), Hint(only_messages=True, to_all=True)}
-        await other.wake({"a": Hint()})
+        await other.notify_workers({"a": Hint()})
         assert await peer.take(1) == []
         assert watcher.execute("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'").fetchone() == (0,)
 

@@ -89,7 +89,7 @@ async def test_a_first_write_with_an_ack_meets_another(stage: Stage) -> None:
 
 
 async def test_first_writes_by_hand_at_the_same_time_are_all_kept(stage: Stage) -> None:
-    """Each is a version; whoever expects that there is none is told."""
+    """Each is a version; a writer that expects no version gets an error."""
     new = SessionState(session_id="s", state=b"by hand")
     assert await stage.overtaken(FIRST_WRITE, stage.peer.provider.states.save(new)) == 2
     with pytest.raises(SessionWriteConflict, match="version 2, not 0") as caught:
@@ -240,7 +240,7 @@ async def test_writes_in_one_second_change_no_index(
 
 
 async def test_a_state_of_25_mb_goes_both_ways(stage: Stage) -> None:
-    """With a turn, with an ack, by hand; its size is told without reading it."""
+    """With a turn, with an ack, by hand; its size is known without reading it."""
     states = stage.peer.provider.states
     first, second, third = (secrets.token_bytes(LARGE) for _ in range(3))
     new = SessionState(session_id="s", state=first, encoding="zlib")

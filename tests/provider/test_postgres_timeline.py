@@ -75,7 +75,7 @@ async def test_a_new_connection_of_an_open_provider_notices(
 
 
 async def test_a_service_that_hides_its_timeline(postgres_database: str) -> None:
-    """Nothing is compared that it does not tell; another database is noticed all the same."""
+    """Nothing is compared that it does not report; another database is noticed all the same."""
     with administrator(postgres_database) as admin, plain_role(admin) as role:
         admin.execute(sql.SQL("CREATE SCHEMA affinity AUTHORIZATION {}").format(sql.Identifier(role)))
         for function in ("pg_control_system()", "pg_current_wal_flush_lsn()", "pg_walfile_name(pg_lsn)"):

@@ -77,7 +77,7 @@ async def test_a_batch_that_does_not_pass_as_a_whole_is_checked_turn_by_turn(
 async def test_a_batch_that_is_refused_though_each_turn_passes_is_contention(
     provider: PostgresProvider, admin: psycopg.Connection[Any], asked: list[Kind], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody changes a fence each time between the judgement and the commit: it does not go on for ever."""
+    """Somebody changes a fence each time between the judgement and the commit: it does not go on forever."""
     peer = await registered(provider)
     at = await peer.own("i")
     run = provider._connections.commit.run
@@ -127,7 +127,7 @@ def rows(admin: psycopg.Connection[Any], name: str) -> list[Sequence[Any]]:
 
 
 def placed(results: list[TurnResult], name: str) -> list[Any]:
-    """What the caller was told, without tokens and epochs."""
+    """What the caller received, without tokens and epochs."""
     assert all(result.committed for result in results)
     places = [place for result in results for place in result.placed]
     return [
@@ -284,8 +284,8 @@ async def test_work_that_was_asked_to_stay_here_is_placed_where_it_belongs(
     peer = await registered(provider)
     await registered(provider, "b")
     at, (done,) = await with_sessions(peer, "i", "s")
-    (told,) = await peer.commit(fused(at, done, 2, "s"))
-    assert told.placed[0].item is not None
+    (result,) = await peer.commit(fused(at, done, 2, "s"))
+    assert result.placed[0].item is not None
     spoiling: dict[Spoil, LiteralString] = {
         "expired": "UPDATE sessions SET locked_until = clock()",
         "somebody's": "UPDATE sessions SET worker_id = 'b', incarnation = 'b-1', epoch = nextval('epochs')",
@@ -298,9 +298,9 @@ async def test_work_that_was_asked_to_stay_here_is_placed_where_it_belongs(
     admin.execute(spoiling[spoil])
     asked.clear()
     fields: dict[Spoil, dict[str, Any]] = {"delayed": {"delay": 60.0}, "offered": {"claim_here": True}}
-    (told,) = await peer.commit(fused(after(at), told.placed[0].item, 3, "s", **fields.get(spoil, {})))
-    assert told.committed
-    (place,) = told.placed
+    (result,) = await peer.commit(fused(after(at), result.placed[0].item, 3, "s", **fields.get(spoil, {})))
+    assert result.committed
+    (place,) = result.placed
     assert asked == (["placed"] if spoil in fields else ["fused"] if spoil == "new epoch" else ["fused", "here"])
     if spoil == "new epoch":
         assert place.item is not None

@@ -30,7 +30,7 @@ from affinity.testing.conformance.providers.builders import state, state_write, 
 from affinity.testing.conformance.providers.journal_driver import (
     KIND,
     Conversation,
-    Waker,
+    ConversationOwner,
     new_input,
     new_start,
     output,
@@ -79,16 +79,16 @@ async def ready(peer: Peer, name: str = "i", session: str | None = "s") -> Turn:
     """The turn of a wake that has run, of a conversation that has had another one; its session has a record."""
     talk = Conversation(peer.provider, name)
     await talk.append(text="first")
-    waker = await Waker.of(peer, name)
-    await waker.wake(entries=[output()])
+    owner = await ConversationOwner.of(peer, name)
+    await owner.commit_wake(entries=[output()])
     if session is not None:
         await peer.provider.states.save(state(session))
     await talk.append(text="second", message=None)
-    at = await peer.go_on(waker.at, work_items=[work_item(waker.at, 1, session)])
+    at = await peer.go_on(owner.at, work_items=[work_item(owner.at, 1, session)])
     item = await peer.take_one()
     await talk.stream(1, 2, wake_id="w2")
     entries = [output("one", "w2"), output("zwölf", "w2", kind="span.ended")]
-    write = await waker.new_write(entries=entries, wake_id="w2", attempt=3, clear_stream=True)
+    write = await owner.new_write(entries=entries, wake_id="w2", attempt=3, clear_stream=True)
     metadata = {"kind": "chat", "name": "n", "parent": "p", "labels": {"a": "b"}, "message_count": 7}
     states = [] if session is None else [saved(item, **metadata, participants=["u"])]
     return turn(at, acks=[item.lock], journals=[write], states=states, history=["done", "next", "last"])
@@ -236,33 +236,35 @@ async def test_a_wake_alone_needs_no_session(
     assert admin.execute(touched).fetchone() in ([(True,)] if "workers" in change else [(False,), None])
 
 
-SLEEPING: Final = "SELECT generation, execution_id, activity_id, name, session_id, payload, asleep FROM asleep_items"
+PARKED_ITEMS: Final = (
+    "SELECT generation, execution_id, activity_id, name, session_id, payload, parked FROM parked_items"
+)
 QUEUED: Final = "SELECT activity_id, lock_token FROM worker_queue"
 
 
-def with_asleep(one: Turn, number: int) -> Turn:
-    """The same turn with the next wake, which is to sleep."""
+def with_parked(one: Turn, number: int) -> Turn:
+    """The same turn with the next wake, which is to be parked."""
     key = WorkKey(one.instance_id, one.execution_id, number)
-    item = NewWorkItem(key=key, name="work", payload="input", session_id="s", asleep=True)
+    item = NewWorkItem(key=key, name="work", payload="input", session_id="s", parked=True)
     return replace(one, work_items=[item])
 
 
 @pytest.mark.parametrize("before", [[], [True], [False]])
-async def test_the_next_wake_sleeps_behind_a_wake_alone(
+async def test_the_next_wake_is_parked_behind_a_wake_alone(
     provider: PostgresProvider, admin: psycopg.Connection[Any], asked: list[Kind], before: list[bool]
 ) -> None:
     """In place of the one before. No item of a turn that is refused does."""
     peer = await registered(provider)
-    one = with_asleep(await ready(peer), 7)
-    for asleep in before:
-        admin.execute("INSERT INTO asleep_items VALUES ('i', 'before', 9, 1, 'x', NULL, 'x', %s)", [asleep])
-    found = admin.execute(SLEEPING).fetchall()
+    one = with_parked(await ready(peer), 7)
+    for parked in before:
+        admin.execute("INSERT INTO parked_items VALUES ('i', 'before', 9, 1, 'x', NULL, 'x', %s)", [parked])
+    found = admin.execute(PARKED_ITEMS).fetchall()
     await refused(peer, admin, asked, replace(one, generation=Generation("another")), REFUSED)
-    assert admin.execute(SLEEPING).fetchall() == found
+    assert admin.execute(PARKED_ITEMS).fetchall() == found
     asked.clear()
     (result,) = await peer.commit(one)
-    assert (result.committed, list(result.placed), asked) == (True, [Placed(None, None, asleep=True)], ["wake"])
-    assert admin.execute(SLEEPING).fetchall() == [(one.generation, 1, 7, "work", "s", "input", True)]
+    assert (result.committed, list(result.placed), asked) == (True, [Placed(None, None, parked=True)], ["wake"])
+    assert admin.execute(PARKED_ITEMS).fetchall() == [(one.generation, 1, 7, "work", "s", "input", True)]
     assert admin.execute(QUEUED).fetchall() == []
 
 
@@ -271,7 +273,7 @@ async def test_the_next_wake_is_queued_behind_a_wake_alone(
 ) -> None:
     """An input has come that the wake has not processed."""
     peer = await registered(provider)
-    one = with_asleep(await ready(peer), 7)
+    one = with_parked(await ready(peer), 7)
     await Conversation(provider, "i").append(text="late", message=None)
     asked.clear()
     (result,) = await peer.commit(one)
@@ -284,7 +286,7 @@ async def test_a_wake_alone_whose_watermark_is_inherited_goes_the_general_way(
 ) -> None:
     """An input may be among the entries that the journal has from another one."""
     peer = await registered(provider)
-    one = with_asleep(await ready(peer), 7)
+    one = with_parked(await ready(peer), 7)
     admin.execute("UPDATE journals SET base_seq = 1000")
     asked.clear()
     (result,) = await peer.commit(one)
@@ -319,8 +321,8 @@ async def test_what_is_more_than_a_wake_goes_the_general_way(
         {"release_sessions": ["s"]},
         {"runs": {one.event_count + 1: ActivityRun("b", 2)}},
         {"work_items": [work_item(at, 1)]},
-        {"work_items": [*with_asleep(one, 7).work_items] * 2},
-        {"work_items": with_asleep(one, 7).work_items, "journals": [replace(write, session_id="other")]},
+        {"work_items": [*with_parked(one, 7).work_items] * 2},
+        {"work_items": with_parked(one, 7).work_items, "journals": [replace(write, session_id="other")]},
         {"states": [replace(saved_state, base_version=0)]},
         {"states": [saved_state, replace(saved_state, new=state("t"))]},
         *({"journals": [replace(write, **fields)]} for fields in writes),
@@ -334,9 +336,9 @@ async def test_what_is_more_than_a_wake_goes_the_general_way(
 
 
 APPENDS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "asleep": {},
+    "parked": {},
     "held": {},
-    "awake": {},
+    "queued": {},
     "full": {"unread_limit": 1},
     "repeated": {"event_id": "first"},
     "closed": {},
@@ -348,13 +350,15 @@ APPENDS: Final[Mapping[str, Mapping[str, Any]]] = {
 """What the journal is like to which an input is appended, and fields of that."""
 
 
-async def sleeping(peer: Peer, admin: psycopg.Connection[Any], name: str, case: str, **write: Any) -> Waker:
-    """A conversation whose next wake sleeps, unless the case says otherwise."""
+async def with_next_wake(
+    peer: Peer, admin: psycopg.Connection[Any], name: str, case: str, **write: Any
+) -> ConversationOwner:
+    """A conversation whose next wake is parked, unless the case says otherwise."""
     talk = Conversation(peer.provider, name)
     await talk.append(event_id="first")
-    waker = await Waker.of(peer, name)
-    items = [] if case in {"awake", "full"} else [replace(work_item(waker.at, 1, name), asleep=True)]
-    await waker.commit(await waker.new_write(**write), work_items=items)
+    owner = await ConversationOwner.of(peer, name)
+    items = [] if case in {"queued", "full"} else [replace(work_item(owner.at, 1, name), parked=True)]
+    await owner.commit(await owner.new_write(**write), work_items=items)
     if case == "held":
         admin.execute(
             "INSERT INTO sessions SELECT %s, %s, %s, nextval('epochs'), clock() + '1 h', clock(), clock()",
@@ -365,8 +369,8 @@ async def sleeping(peer: Peer, admin: psycopg.Connection[Any], name: str, case: 
     elif case == "closed":
         await talk.append(closes=True)
     elif case == "suspended":
-        assert await peer.suspend(waker.at)
-    return waker
+        assert await peer.suspend(owner.at)
+    return owner
 
 
 @pytest.mark.parametrize("case", APPENDS)
@@ -389,7 +393,7 @@ async def test_an_append_alone_is_as_one_of_a_batch(
     monkeypatch.setattr(provider._connections.quick, "run", noting)
     for name in ("1st-s", "2nd-s"):
         if case != "none":
-            await sleeping(peer, admin, name, case)
+            await with_next_wake(peer, admin, name, case)
         fields = {"event_id": "e", "start": None, **APPENDS[case]}
         beside = [] if name == "1st-s" else [new_input("other", start=None)]
         calls.clear()
@@ -400,8 +404,13 @@ async def test_an_append_alone_is_as_one_of_a_batch(
         wrote.append(rows(admin, name))
     assert outcomes[0] == outcomes[1]
     assert wrote[0] == wrote[1]
-    woken = {"asleep": (True, None), "held": (True, peer.worker_id), "suspended": (True, None), "quota": (True, None)}
-    assert (outcomes[0].woken, outcomes[0].holder) == woken.get(case, (False, None))
+    unparked = {
+        "parked": (True, None),
+        "held": (True, peer.worker_id),
+        "suspended": (True, None),
+        "quota": (True, None),
+    }
+    assert (outcomes[0].unparked, outcomes[0].holder) == unparked.get(case, (False, None))
 
 
 async def test_an_append_alone_to_a_fork_knows_the_events_of_its_base(provider: PostgresProvider) -> None:
@@ -413,15 +422,15 @@ async def test_an_append_alone_to_a_fork_knows_the_events_of_its_base(provider: 
     )
     assert [each.outcome for each in await provider.create_journals([fork])] == ["created"]
     peer = await registered(provider)
-    waker = await Waker.of(peer, "fork")
-    item = replace(work_item(waker.at, 1, "fork"), asleep=True)
-    assert (await waker.commit(await waker.new_write(), work_items=[item])).placed[0].asleep
+    owner = await ConversationOwner.of(peer, "fork")
+    item = replace(work_item(owner.at, 1, "fork"), parked=True)
+    assert (await owner.commit(await owner.new_write(), work_items=[item])).placed[0].parked
     for event_id, expected in (("first", ("repeated", 1, False)), ("second", ("appended", 2, True))):
         (found,) = await provider.append_journal([new_input("fork", event_id=event_id, start=None)])
-        assert (found.outcome, found.seq, found.woken) == expected
+        assert (found.outcome, found.seq, found.unparked) == expected
 
 
-async def test_a_first_wake_is_told_that_there_is_no_record(provider: PostgresProvider) -> None:
+async def test_a_first_wake_knows_that_there_is_no_record(provider: PostgresProvider) -> None:
     """Of its session; others may have one."""
     talk, other = Conversation(provider, "s"), Conversation(provider, "t")
     await talk.append()
@@ -450,9 +459,9 @@ async def test_one_input_comes_with_the_item_of_its_wake(
 ) -> None:
     """Where it is small, and all that the wake has to do."""
     peer = await registered(provider)
-    waker = await sleeping(peer, admin, "s", "held", **write)
+    owner = await with_next_wake(peer, admin, "s", "held", **write)
     for fields in appends:
-        await waker.conversation.append(**fields)
+        await owner.conversation.append(**fields)
     fetched = await peer.fetch(10, only_own=True, readers=["work"])
     assert [item.session_id for item in fetched.items] == ["s"]
-    assert fetched.pending == ({"s": await waker.conversation.pending()} if comes else {})
+    assert fetched.pending == ({"s": await owner.conversation.pending()} if comes else {})

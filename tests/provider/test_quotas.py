@@ -1,4 +1,4 @@
-"""What limits cost while they are set, on PostgreSQL and on SQLite; and what a client is told."""
+"""What limits cost while they are set, on PostgreSQL and on SQLite; and what a client receives."""
 
 from __future__ import annotations
 

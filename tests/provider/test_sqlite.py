@@ -211,7 +211,7 @@ async def test_a_commit_of_another_connection_is_a_hint(path: Path, provider: Sq
                 assert await source.wait(WAIT_SECONDS) == Hint()
 
 
-async def test_a_worker_is_not_woken_by_its_own_commits(provider: SqliteProvider) -> None:
+async def test_a_worker_is_not_notified_by_its_own_commits(provider: SqliteProvider) -> None:
     identity = await owner(provider, "i")
     async with provider.hints(identity) as source:
         await provider.renew_worker(identity, 1_000.0)
@@ -224,7 +224,7 @@ async def test_only_wake_sends_hints_to_the_workers_that_share_a_provider(provid
     async with provider.hints(identity) as source:
         await provider.create_instance([new_instance("j")])
         assert await source.wait(0.1) is None
-        await provider.wake({None: Hint()})
+        await provider.notify_workers({None: Hint()})
         with anyio.fail_after(WAIT_SECONDS):
             assert await source.wait(WAIT_SECONDS) == Hint()
 

@@ -20,7 +20,7 @@ from affinity.journal import JournalPruning, JournalRetention, StreamCursor
 from affinity.provider.sqlite import Clock, SqliteProvider, journal_admin
 from affinity.provider.sqlite.driver.database import Database, connect
 from affinity.testing.conformance.providers.builders import message_ids
-from affinity.testing.conformance.providers.journal_driver import Conversation, Waker, new_input, output
+from affinity.testing.conformance.providers.journal_driver import Conversation, ConversationOwner, new_input, output
 from tests.provider.sqlite_files import create_file
 from tests.provider.sqlite_steps import FEW, MUCH, Verb, cost_in_steps, fill_tables, opened_file, steps
 
@@ -73,20 +73,20 @@ async def test_a_wake_costs_the_same_in_a_long_journal(tmp_path: Path, steps: It
     for rows in (FEW, MUCH):
         async with opened_file(tmp_path / f"{rows}.db") as (peer, path):
             await Conversation(peer.provider).append(event_id="first")
-            waker = await Waker.of(peer)
-            await waker.wake(entries=[output()])
+            owner = await ConversationOwner.of(peer)
+            await owner.commit_wake(entries=[output()])
             fill_tables(path, CROWD, rows)
-            costs.append([await cost_in_steps(steps, verb) for verb in await _verbs(waker)])
+            costs.append([await cost_in_steps(steps, verb) for verb in await _verbs(owner)])
     assert costs[1] == costs[0]
 
 
-async def _verbs(waker: Waker) -> list[Verb]:
-    talk = waker.conversation
+async def _verbs(owner: ConversationOwner) -> list[Verb]:
+    talk = owner.conversation
     last = (await talk.page()).last_seq
     part = await talk.part(1, wake_id="next")
     inputs = [new_input("s", event_id="new"), new_input("s", event_id="first")]
     appended = await talk.journals.append_journal([new_input("s", event_id="waits")])
-    write = await waker.new_write(
+    write = await owner.new_write(
         entries=[output("1", "next"), output("2", "next", event_id="mine")],
         wake_id="next",
         clear_stream=True,
@@ -98,7 +98,7 @@ async def _verbs(waker: Waker) -> list[Verb]:
         talk.pending,
         partial(talk.journals.write_stream, [part]),
         partial(talk.page, after=last, stream=StreamCursor()),
-        partial(waker.commit, write, consumed=message_ids(waker.at)),
+        partial(owner.commit, write, consumed=message_ids(owner.at)),
         partial(talk.page, wake_id="next"),
         partial(talk.page, event_id="first"),
         partial(talk.page, pending=True),

@@ -43,7 +43,7 @@ async def path(cluster: Cluster, tmp_path: Path) -> Path:
 
 
 async def test_a_state_of_25_mb_goes_both_ways(cluster: Cluster) -> None:
-    """By hand, with a turn, with an ack; its size is told without reading it."""
+    """By hand, with a turn, with an ack; its size is known without reading it."""
     a, store = await cluster.worker("a"), await cluster.states()
     first, second, third = (secrets.token_bytes(LARGE) for _ in range(3))
     await store.save(state("s", first))

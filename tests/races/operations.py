@@ -362,7 +362,7 @@ async def helper(ctx: affinity.OrchestrationContext) -> str:
 
 @jobs.orchestration
 async def job(ctx: affinity.OrchestrationContext, session: str) -> list[str]:
-    """Does what it is told; its session stays where it is meanwhile. It has a child in each execution."""
+    """Does what it is sent; its session stays where it is meanwhile. It has a child in each execution."""
     done: list[str] = []
     child = ctx.schedule_sub_orchestration(helper, instance_id=f"{ctx.instance_id}k{ctx.execution_id}")
     is_over = False
@@ -380,7 +380,7 @@ async def job(ctx: affinity.OrchestrationContext, session: str) -> list[str]:
                 event.reply("again")
                 ctx.continue_as_new(session)
             case "fail":
-                raise ValueError("as it was told")
+                raise ValueError("as it was asked")
         done.append(event.data)
         event.reply(f"did {event.data}")
         if event.data == "end":

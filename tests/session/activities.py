@@ -64,7 +64,7 @@ async def fail(opening: OpenSession[Chat], line: str = "half") -> None:
 
 
 class CountingStore(MemorySessionStore):
-    """Counts what is asked of it, and fails when told to."""
+    """Counts what is asked of it, and fails when asked to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Host:
         return ctx
 
     async def finish(self, ctx: Activity, *, commit: bool = True) -> bool:
-        """The activity's code has returned: its result is sent, and committed unless told otherwise."""
+        """The activity's code has returned: its result is sent, and committed unless the test says otherwise."""
         ctx.over = True
         applied = False
         try:

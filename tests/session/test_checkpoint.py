@@ -288,7 +288,7 @@ async def test_who_was_overtaken_writes_nothing(
 
 
 async def test_a_lost_answer_is_no_conflict(host: Host) -> None:
-    """The database has written it, and the worker asks again: the key tells that it has."""
+    """The database has written it, and the worker asks again: the key shows that it has."""
     answers = [ConnectionLost("in the middle of the reply")]
 
     async def call(verb: Callable[[], Awaitable[T]]) -> T:

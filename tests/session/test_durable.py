@@ -410,9 +410,9 @@ async def test_one_that_no_worker_includes_is_reported_until_one_does(
         async with affinity.Worker(app, url):
             await until(lambda: _is(sorted(boxes.destroyed) == ["a", "b"]))
             await until(lambda: _is(shown(worker) is None))
-            told = len(warnings())
+            logged = len(warnings())
             await anyio.sleep(0.2)
-            assert len(warnings()) == told
+            assert len(warnings()) == logged
 
 
 async def test_one_that_is_slow_delays_no_other(url: str) -> None:

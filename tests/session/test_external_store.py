@@ -51,7 +51,7 @@ async def test_a_second_turn_builds_on_the_version_of_the_first(host: Host, stor
     assert record.version == 2
 
 
-async def test_a_record_that_was_made_anew_is_not_overwritten(host: Host, store: CountingStore) -> None:
+async def test_a_record_that_was_recreated_is_not_overwritten(host: Host, store: CountingStore) -> None:
     """The copy in memory has its version, and an epoch that nothing has ended there: the generations differ."""
     chats = Sessions(Chat, kind="chat", store=store)
     await host.say(chats, "former")

@@ -357,7 +357,7 @@ async def test_reading_removes_nothing(stage: ClockedStore) -> None:
 
 
 async def test_prune_leaves_what_was_written_since_it_was_listed(stage: ClockedStore) -> None:
-    """A writer who comes between the listing and the removal keeps the record; so does one who makes it anew."""
+    """A writer who comes between the listing and the removal keeps the record; so does one who recreates it."""
 
     class Raced(MemorySessionStore):
         async def delete(

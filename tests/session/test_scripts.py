@@ -110,7 +110,7 @@ async def test_a_write_by_other_code_is_a_conflict(chats: Sessions[Chat]) -> Non
 
 
 @pytest.mark.parametrize("saves", [0, 1])
-async def test_a_record_that_was_made_anew_is_not_overwritten(
+async def test_a_record_that_was_recreated_is_not_overwritten(
     store: CountingStore, chats: Sessions[Chat], saves: int
 ) -> None:
     """Its version is the one that the script has loaded, or has written itself."""

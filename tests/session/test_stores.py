@@ -43,7 +43,7 @@ class TestPostgres(StoreConformance):
 
 
 async def test_stores_in_memory_share_nothing_and_keep_utc() -> None:
-    """By the machine's clock, unless told of another."""
+    """By the machine's clock, unless it gets another."""
     stores: list[SessionStore] = [MemorySessionStore(), MemorySessionStore()]
     await stores[0].save(SessionState(session_id="s", state=b""))
     (row,) = await stores[0].list(SessionFilter(), 10)

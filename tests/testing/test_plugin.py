@@ -81,7 +81,7 @@ def test_the_fixture_and_what_a_failed_test_prints(tmp_path: Path, options: tupl
     assert "i-1" not in printed
 
 
-def test_a_test_without_an_app_is_told_what_to_define(tmp_path: Path) -> None:
+def test_a_test_without_an_app_says_what_to_define(tmp_path: Path) -> None:
     (tmp_path / "test_none.py").write_text("async def test_none(affinity_env): pass")
     printed = run(tmp_path, "-k", "test_none")
     assert "define a fixture affinity_app" in printed, printed

@@ -1,4 +1,4 @@
-"""What the worker processes of `test_memory` run: it is told much, asks for much, and keeps little."""
+"""What the worker processes of `test_memory` run: it receives much, asks for much, and keeps little."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ async def listen(ctx: OrchestrationContext, number: int) -> list[str]:
 
 @app.orchestration
 async def hoard(ctx: OrchestrationContext, number: int) -> int:
-    """Reads no event before it is told to."""
+    """Reads no event before a test says so."""
     await ctx.schedule_wait("go")
     return sum([len(await ctx.schedule_wait("data", str)) for _ in range(number)])
 
@@ -130,7 +130,7 @@ async def test_a_history_that_takes_long_delays_nothing_else(
 
 
 async def test_idle_instances_are_dropped_by_the_size_of_their_histories(any_url: str, client: Client) -> None:
-    """The last used one stays, and the others are replayed when they are told something."""
+    """The last used one stays, and the others are replayed when they get an event."""
     names = [f"i{number}" for number in range(4)]
     runs = [await client.start(listen, 3, instance_id=name) for name in names]
     async with Worker(app, any_url, options()) as worker:

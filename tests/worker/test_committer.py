@@ -80,7 +80,7 @@ async def test_what_arrives_during_a_commit_goes_together_in_the_next() -> None:
 
 
 async def test_a_flush_waits_for_what_was_submitted_a_moment_ago() -> None:
-    """Though whoever writes has not been told yet; and it does not keep it from being told."""
+    """Though the writer has not been notified yet; and it does not keep the writer from being notified."""
     async with running() as desk:
         desk.database.gate.set()
         await desk.commits.flushed()

@@ -1,4 +1,4 @@
-"""Deletion takes the tree, and whoever waits for what was deleted is told."""
+"""Deletion takes the tree, and a caller that waits for what was deleted is notified."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_what_was_deleted_can_be_started_again(any_url: str, client: Clien
 
 
 async def test_a_parent_receives_the_deletion_of_its_child(any_url: str, client: Client) -> None:
-    """At its await: it need not wait for ever."""
+    """At its await: it need not wait forever."""
     async with Worker(app, any_url, OPTIONS):
         parent = await client.start(asks_and_waits, 1, instance_id="parent")
         await started(client, "parent")

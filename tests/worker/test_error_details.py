@@ -73,7 +73,7 @@ async def refuse(context: ActivityContext) -> None:
 
 @app.orchestration
 async def careful(context: OrchestrationContext, session_id: str) -> list[Any]:
-    """Catches it, and tells what it knows."""
+    """Catches it, and returns what it knows."""
     try:
         await context.schedule_activity(read, retry=PATIENT).on_session(session_id)
     except ActivityFailed as failed:

@@ -1,4 +1,4 @@
-"""Sessions that change hands between real processes: held while nobody works on them, and told of when they move."""
+"""Sessions that change hands between real processes: held while nobody works on them, and announced when they move."""
 
 from __future__ import annotations
 
@@ -90,34 +90,34 @@ async def test_an_orchestration_receives_each_change_of_holder_once(workers: Wor
     """Claimed, then taken after a SIGKILL, then after a drain, then by a new start of the same name: three changes."""
 
     async def visit() -> str:
-        seen = await client.wait((await client.start("one_turn", "told")).instance_id, timeout=30)
+        seen = await client.wait((await client.start("one_turn", "announced")).instance_id, timeout=30)
         worker: str = seen["worker"]
         return worker
 
-    async def told(times: int) -> None:
+    async def announced(times: int) -> None:
         with anyio.fail_after(30):
             while (await client.status("watcher")).custom_status != times:
                 await anyio.sleep(0.02)
 
     first = workers.start("first", APP)
-    await client.start("watch", "told", instance_id="watcher")
+    await client.start("watch", "announced", instance_id="watcher")
     await started(client, "watcher")
     assert await visit() == "first"
     second = workers.start("second", APP)
     assert await visit() == "first"
     first.send(signal.SIGKILL)
     assert await visit() == "second"
-    await told(1)
+    await announced(1)
     third = workers.start("third", APP)
     second.send(signal.SIGTERM)
     assert second.wait() == 0
     assert await visit() == "third"
-    await told(2)
+    await announced(2)
     third.send(signal.SIGKILL)
     third.wait()
     workers.start("third", APP)
     assert await visit() == "third"
-    await told(3)
+    await announced(3)
     await _pass(client, FAST["worker_lease_timeout"])
     await client.raise_event("watcher", "stop")
     assert await client.wait("watcher", timeout=30) == 3

@@ -14,8 +14,8 @@ from affinity import App, RuntimeOptions, Worker
 from affinity.provider.contract import FetchOptions, Hint, WorkerIdentity, WorkFetch
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver.connections import Connection
-from affinity.worker import wakeups
-from affinity.worker.wakeups import FEW_WORKERS, FetchState, Wakeups
+from affinity.worker import notifier as module
+from affinity.worker.notifier import FEW_WORKERS, FetchState, Notifier
 from tests.provider.postgres_stage import opened, registered
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
@@ -24,10 +24,10 @@ WORKERS: Final = 12
 HINTS: Final = 100
 
 
-async def test_workers_that_are_woken_together_fetch_seldom(
+async def test_workers_that_are_notified_together_fetch_seldom(
     postgres_migrated: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hundred hints to all, one after the other, are few fetches of each worker: it waits, and heeds several at
+    """A hundred hints to all, one after the other, are few fetches of each worker: it waits, and answers several at
     once.
     """
     fetches = Counter[str]()
@@ -48,31 +48,31 @@ async def test_workers_that_are_woken_together_fetch_seldom(
         provider = await stack.enter_async_context(opened(postgres_migrated))
         with anyio.fail_after(60):
             while any(worker.runtime.fetcher._state.workers < WORKERS for worker in workers):
-                await provider.wake({None: Hint()})
+                await provider.notify_workers({None: Hint()})
                 await anyio.sleep(0.05)
         # Longer than the hints take: were it not for the spread, each of them would be a fetch of each worker.
-        monkeypatch.setattr(wakeups, "SPREAD_SECONDS", 60.0 / (WORKERS - FEW_WORKERS))
+        monkeypatch.setattr(module, "SPREAD_SECONDS", 60.0 / (WORKERS - FEW_WORKERS))
         await anyio.sleep(0.2)
         fetches.clear()
         for _ in range(HINTS):
-            await provider.wake({None: Hint()})
+            await provider.notify_workers({None: Hint()})
         sent = fetches.total()
-        await provider.wake({"w0": Hint()})
+        await provider.notify_workers({"w0": Hint()})
         with anyio.fail_after(60):
             while not fetches["w0"]:
                 await anyio.sleep(0.01)
     assert sent <= WORKERS * HINTS / 10
 
 
-def _wakeups(workers: int) -> Wakeups:
-    return Wakeups(None, "a", 1.0, FetchState(workers=workers))  # type: ignore[arg-type]
+def _new_notifier(workers: int) -> Notifier:
+    return Notifier(None, "a", 1.0, FetchState(workers=workers))  # type: ignore[arg-type]
 
 
-async def test_few_workers_and_a_hint_for_one_are_woken_at_once() -> None:
+async def test_few_workers_and_a_hint_for_one_fetch_immediately() -> None:
     for workers, hint in ((1, Hint(to_all=True)), (FEW_WORKERS, Hint(to_all=True)), (64, Hint())):
-        woken = _wakeups(workers)
-        woken.heed(hint)
-        assert woken.fetch_wanted.is_set()
+        notifier = _new_notifier(workers)
+        notifier.on_hint(hint)
+        assert notifier.fetch_wanted.is_set()
 
 
 async def test_many_workers_wait_for_a_random_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,14 +86,14 @@ async def test_many_workers_wait_for_a_random_time(monkeypatch: pytest.MonkeyPat
         return later(0.0, callback, *args)
 
     monkeypatch.setattr(loop, "call_later", note)
-    woken = _wakeups(64)
+    notifier = _new_notifier(64)
     for _ in range(50):
-        woken.fetch_wanted = anyio.Event()
+        notifier.fetch_wanted = anyio.Event()
         for _ in range(5):
-            woken.heed(Hint(to_all=True))
-        assert not woken.fetch_wanted.is_set()
-        await woken.fetch_wanted.wait()
-    longest = (64 - FEW_WORKERS) * wakeups.SPREAD_SECONDS
+            notifier.on_hint(Hint(to_all=True))
+        assert not notifier.fetch_wanted.is_set()
+        await notifier.fetch_wanted.wait()
+    longest = (64 - FEW_WORKERS) * module.SPREAD_SECONDS
     assert len(delays) == 50
     assert 0.0 <= min(delays) < longest / 2 < max(delays) <= longest
 

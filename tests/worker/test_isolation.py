@@ -114,7 +114,7 @@ async def test_what_was_given_up_while_it_was_counted_does_not_run(bench: Bench)
 
 
 async def test_nothing_is_kept_out_for_ever(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code that waits for other work must not wait for ever."""
+    """Code that waits for other work must not wait forever."""
     bench.others = 1
     bench.add()
     assert not bench.counting

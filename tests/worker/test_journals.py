@@ -117,7 +117,7 @@ def journals(reads: Reads) -> WorkerJournals:
         return await reads(session_ids, limit)
 
     provider = SimpleNamespace(get_pending=get_pending)
-    services = SimpleNamespace(provider=provider, health=SimpleNamespace(retry=retry), wakeups=None, timing=REAL_TIME)
+    services = SimpleNamespace(provider=provider, health=SimpleNamespace(retry=retry), notifier=None, timing=REAL_TIME)
     return WorkerJournals(services)  # type: ignore[arg-type]
 
 

@@ -127,7 +127,7 @@ async def test_an_epoch_of_a_lost_tail_is_not_issued_again(pair: Pair) -> None:
 
 
 async def test_a_turn_of_a_lost_tail_takes_no_event_of_another_instance(pair: Pair) -> None:
-    """It waits in the worker's commit queue while its message's id is given to an event that a client was told of."""
+    """It waits in the worker's commit queue while its message's id is given to an event that a client has received."""
     with open_workers(pair.url) as workers:
         worker = workers.start("w", APP, worker_lease_timeout=15.0, work_item_lock_timeout=30.0, stall_timeout=60.0)
         async with Client(pair.url) as client:

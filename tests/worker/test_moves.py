@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
 
 @on_all_databases
-async def test_a_session_tells_where_it_was_and_why(workers: Workers, client: Client) -> None:
+async def test_a_session_shows_where_it_was_and_why(workers: Workers, client: Client) -> None:
     """One session over a kill, a drain and a restart."""
     first = workers.start("first")
     await client.start("visits", 3, instance_id="s")
@@ -145,9 +145,9 @@ async def test_a_watcher_learns_where_and_why(any_url: str) -> None:
                     await anyio.sleep(0.05)
         async with Worker(Diary.make().app, any_url, options):
             await client.wait((await client.start("keep", 1)).instance_id, timeout=60)
-            told = await client.wait("i", timeout=60)
+            found = await client.wait("i", timeout=60)
         (*_, last) = await _moves(client)
-        assert told == ["s", "w", last.epoch, last.reason]
+        assert found == ["s", "w", last.epoch, last.reason]
         assert last.reason == "drained"
 
 

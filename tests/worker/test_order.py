@@ -121,4 +121,4 @@ async def test_messages_of_a_turn_that_outlasts_the_lease_are_not_overtaken(
             runtime.lease.resume()
             await run.raise_event("message", 2)
             assert await run.wait(30) == [0, 1, 2]
-            assert fetches < 20  # one for each message, turn and wake-up
+            assert fetches < 20  # one for each message, turn and hint

@@ -31,10 +31,10 @@ from affinity.provider.contract import (
 from affinity.worker.activities import ActivityRunner
 from affinity.worker.journals import WorkerJournals
 from affinity.worker.metrics import Metrics
+from affinity.worker.notifier import FEW_WORKERS
 from affinity.worker.retry import DatabaseHealth
 from affinity.worker.runtime import Runtime
 from affinity.worker.services import REAL_TIME
-from affinity.worker.wakeups import FEW_WORKERS
 
 pytestmark = pytest.mark.anyio
 
@@ -83,7 +83,7 @@ class Stage:
             health=DatabaseHealth("w"),
             metrics=Metrics("w"),
         )
-        self.fetcher, self.wakeups = self.runtime.fetcher, self.runtime.services.wakeups
+        self.fetcher, self.notifier = self.runtime.fetcher, self.runtime.services.notifier
         self.state = self.runtime.services.fetch_state
         self.runtime.activities.start = self.started.append  # type: ignore[assignment]
         self.runtime.capacity.free_slots = lambda: self.slots  # type: ignore[method-assign]
@@ -124,8 +124,8 @@ async def on() -> Stage:
 async def test_a_hint_about_own_work_leads_to_a_fetch_of_that(on: Stage) -> None:
     """What was due stays due, and what the last fetch of all has said about other workers is true still."""
     due = on.fetcher._work_at, on.fetcher._messages_at
-    on.wakeups.heed(OWN)
-    assert on.wakeups.fetch_wanted.is_set()
+    on.notifier.on_hint(OWN)
+    assert on.notifier.fetch_wanted.is_set()
     assert await on.fetch() == ["own"]
     assert on.started == [item()]
     assert (on.fetcher._work_at, on.fetcher._messages_at) == due
@@ -135,14 +135,14 @@ async def test_a_hint_about_own_work_leads_to_a_fetch_of_that(on: Stage) -> None
 @pytest.mark.parametrize("own", [found(), found(item(), limit_reached=True)], ids=["nothing", "not all"])
 async def test_all_work_is_fetched_when_there_was_no_own_work_or_more(on: Stage, own: WorkFetch) -> None:
     on.own = own
-    on.wakeups.heed(OWN)
+    on.notifier.on_hint(OWN)
     assert await on.fetch() == ["own", "work", "messages"]
     assert not on.state.may_have_work
 
 
 async def test_all_work_is_fetched_after_a_fetch_of_own_work_that_failed(on: Stage) -> None:
     on.own = Contention("once")
-    on.wakeups.heed(OWN)
+    on.notifier.on_hint(OWN)
     with pytest.raises(Contention):
         await on.fetch()
     assert await on.fetch() == ["work", "messages"]
@@ -150,12 +150,12 @@ async def test_all_work_is_fetched_after_a_fetch_of_own_work_that_failed(on: Sta
 
 async def test_without_a_free_slot_all_work_is_fetched_when_there_is_one(on: Stage) -> None:
     on.slots = 0
-    on.wakeups.heed(OWN)
+    on.notifier.on_hint(OWN)
     assert await on.fetch() == []
-    on.wakeups.fetch_wanted = anyio.Event()
+    on.notifier.fetch_wanted = anyio.Event()
     on.slots = 1
-    on.wakeups.wake_for_slot()
-    assert on.wakeups.fetch_wanted.is_set()
+    on.notifier.on_slot_freed()
+    assert on.notifier.fetch_wanted.is_set()
     assert await on.fetch() == ["work", "messages"]
 
 
@@ -163,10 +163,10 @@ async def test_own_work_for_which_the_last_slot_is_gone_is_fetched_with_the_next
     """The fetch had one slot, and more waits."""
     on.own = found(item(), limit_reached=True)
     on.runtime.activities.start = lambda item: setattr(on, "slots", 0)  # type: ignore[assignment, misc]
-    on.wakeups.heed(OWN)
+    on.notifier.on_hint(OWN)
     assert await on.fetch() == ["own", "messages"]
     on.slots = 1
-    on.wakeups.wake_for_slot()
+    on.notifier.on_slot_freed()
     assert await on.fetch() == ["work", "messages"]
 
 
@@ -186,32 +186,32 @@ OTHERS: Sequence[Callable[[Stage], None]] = [
     _poll_is_due,
     _messages_are_due,
     _locks_are_uncertain,
-    lambda on: on.wakeups.heed(Hint()),
-    lambda on: on.wakeups.heed(Hint(only_messages=True)),
-    lambda on: on.wakeups.wake_fetcher(),
+    lambda on: on.notifier.on_hint(Hint()),
+    lambda on: on.notifier.on_hint(Hint(only_messages=True)),
+    lambda on: on.notifier.notify_fetcher(),
 ]
 
 
 @pytest.mark.parametrize("other", OTHERS)
 async def test_a_hint_about_own_work_hides_nothing_else(on: Stage, other: Callable[[Stage], None]) -> None:
     """Whichever came first."""
-    for order in ((other, lambda on: on.wakeups.heed(OWN)), (lambda on: on.wakeups.heed(OWN), other)):
+    for order in ((other, lambda on: on.notifier.on_hint(OWN)), (lambda on: on.notifier.on_hint(OWN), other)):
         for happen in order:
             happen(on)
         assert await on.fetch() == ["work", "messages"]
         assert not on.state.own_wanted
 
 
-async def test_a_hint_that_comes_during_a_fetch_is_heeded(on: Stage) -> None:
+async def test_a_hint_that_comes_during_a_fetch_is_handled(on: Stage) -> None:
     start: Any = on.runtime.activities.start
 
     def start_and_hear(item: WorkItem) -> None:
         start(item)
         if len(on.started) < 3:
-            on.wakeups.heed(OWN)
+            on.notifier.on_hint(OWN)
 
     on.runtime.activities.start = start_and_hear  # type: ignore[assignment]
-    on.wakeups.heed(OWN)
+    on.notifier.on_hint(OWN)
     async with asyncio.timeout(30):
         loop = asyncio.ensure_future(on.fetcher.fetch())
         while len(on.started) < 3:
@@ -225,16 +225,16 @@ def test_a_slot_is_kept_for_own_work_that_no_fetch_has_seen() -> None:
     on = Stage()
     capacity = on.runtime.capacity
     free = capacity.slots_for_new_work()
-    on.wakeups.heed(OWN)
+    on.notifier.on_hint(OWN)
     assert capacity.slots_for_new_work() == free - 1
 
 
 async def test_a_hint_to_all_of_many_is_about_all_work() -> None:
     on = await Stage().idle()
     on.state.workers = FEW_WORKERS + 1
-    on.wakeups.heed(replace(OWN, to_all=True))
+    on.notifier.on_hint(replace(OWN, to_all=True))
     assert not on.state.own_wanted
-    await on.wakeups.fetch_wanted.wait()
+    await on.notifier.fetch_wanted.wait()
     assert await on.fetch() == ["work", "messages"]
 
 
@@ -258,7 +258,7 @@ async def test_what_a_fetch_brings_is_read_ahead_in_one_batch() -> None:
         provider=SimpleNamespace(get_pending=get_pending),
         health=SimpleNamespace(retry=lambda call: call()),
         timing=REAL_TIME,
-        wakeups=None,
+        notifier=None,
     )
     journals, started = WorkerJournals(services), list[WorkItem]()
     runner: Any = SimpleNamespace(readers={"wake": 10}, _journals=journals, start=started.append)

@@ -28,8 +28,8 @@ from affinity.worker.sessions import HeldSessions
 
 def load(name: str, held: int | None, capacity: int = 100, **more: Any) -> WorkerLoad:
     """A worker of the app "shop"."""
-    told = {"draining": False, "age": 1_000.0, "app": "shop", "code_version": "v1", **more}
-    return WorkerLoad(worker_id=name, sessions=held, capacity=capacity, **told)
+    load = {"draining": False, "age": 1_000.0, "app": "shop", "code_version": "v1", **more}
+    return WorkerLoad(worker_id=name, sessions=held, capacity=capacity, **load)
 
 
 def choose(*loads: WorkerLoad, me: str = "me", pending: int = 0) -> list[str]:
@@ -219,7 +219,7 @@ def rebalancer(fleet: Fleet, held: HeldSessions, **options: Any) -> Rebalancer:
         health=DatabaseHealth("me"),
         metrics=unused,
         fetch_state=unused,
-        wakeups=unused,
+        notifier=unused,
         lease=unused,
     )
     return Rebalancer(services, held)
@@ -235,7 +235,7 @@ def filled(clock: Clock, count: int) -> HeldSessions:
 
 
 async def test_a_round_offers_a_few_sessions(clock: Clock) -> None:
-    """It tells the load, and offers a tenth of the sessions, each once."""
+    """It reports the load, and offers a tenth of the sessions, each once."""
     fleet, held = Fleet(), filled(clock, 30)
     one = rebalancer(fleet, held)
     await one.run_round()

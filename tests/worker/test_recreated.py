@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 app = App("recreated")
 OTHER = WorkerIdentity(worker_id="other", incarnation=Incarnation("other-1"))
 SELDOM = {"poll_interval": 60, "worker_lease_timeout": 90, "stall_timeout": 90}
-"""Of a worker that looks into the queues when it is woken."""
+"""Of a worker that looks into the queues when it is notified."""
 
 
 @app.orchestration
@@ -46,7 +46,7 @@ async def test_a_cached_coroutine_is_of_one_instance(any_url: str, monkeypatch: 
             return await fetch(*args, **options)
 
         monkeypatch.setattr(mine, "fetch_orchestration_item", later)
-        worker.runtime.services.wakeups.wake_fetcher()
+        worker.runtime.services.notifier.notify_fetcher()
         await waiting.wait()
         provider = await open_provider(any_url)
         try:

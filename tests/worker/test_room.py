@@ -89,7 +89,7 @@ async def test_sessions_are_released_by_hand_and_by_their_orchestration(any_url:
 
 
 async def test_a_worker_asks_for_what_may_have_been_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the next sweep for one that it is told of; now and then for all that have no work."""
+    """At the next sweep for one that it is notified of; now and then for all that have no work."""
     asked: list[list[str]] = []
 
     async def check(session_ids: object) -> list[float | None]:

@@ -30,11 +30,11 @@ class ScriptedDatabase:
 
 class RecordingListener:
     def __init__(self) -> None:
-        self.told: list[tuple[str, int | None]] = []
+        self.notified: list[tuple[str, int | None]] = []
         self.sweeps = 0
 
     async def lost(self, session_id: str, epoch: int | None = None) -> None:
-        self.told.append((session_id, epoch))
+        self.notified.append((session_id, epoch))
 
     async def sweep(self) -> None:
         self.sweeps += 1
@@ -68,7 +68,7 @@ async def test_what_the_database_does_not_hold_is_lost(
     idle(held, "a", epoch=7)
     await held.sweep()
     assert database.asked == [["a"]]
-    assert listener.told == [("a", 7)]
+    assert listener.notified == [("a", 7)]
     assert len(held) == 0
 
 
@@ -80,7 +80,7 @@ async def test_what_is_still_held_gets_the_new_end(
     await held.sweep()
     await held.sweep()
     assert database.asked == [["a", "b", "c"]]  # one call for all, and none before the new end
-    assert listener.told == [("b", 1)]
+    assert listener.notified == [("b", 1)]
     assert len(held) == 2
 
 
@@ -90,10 +90,10 @@ async def test_a_new_end_that_has_come_is_asked_again(
     idle(held, "a")
     database.left = {"a": 0.0}
     await held.sweep()
-    assert listener.told == []
+    assert listener.notified == []
     database.left = {}
     await held.sweep()
-    assert listener.told == [("a", 1)]
+    assert listener.notified == [("a", 1)]
 
 
 async def test_a_session_that_works_is_not_asked_for(held: HeldSessions, database: ScriptedDatabase) -> None:
@@ -111,11 +111,11 @@ async def test_a_database_that_does_not_say_takes_no_session(
     idle(held, "a")
     database.error = error
     await held.sweep()
-    assert listener.told == []
+    assert listener.notified == []
     assert listener.sweeps == 1
     database.error = None
     await held.sweep()
-    assert listener.told == [("a", 1)]
+    assert listener.notified == [("a", 1)]
 
 
 async def test_work_that_comes_while_the_database_is_asked_keeps_the_session(
@@ -124,7 +124,7 @@ async def test_work_that_comes_while_the_database_is_asked_keeps_the_session(
     idle(held, "a")
     database.meanwhile = lambda: held.begin("a", 2)
     await held.sweep()
-    assert listener.told == []
+    assert listener.notified == []
     assert held.running("a") == 1
 
 
@@ -135,7 +135,7 @@ async def test_a_session_that_ends_while_the_database_is_asked_is_not_notified_a
     database.left = {"a": 1000.0}
     database.meanwhile = held._held.clear
     await held.sweep()
-    assert (listener.told, len(held)) == ([], 0)
+    assert (listener.notified, len(held)) == ([], 0)
 
 
 async def test_many_are_asked_in_several_sweeps(
@@ -147,4 +147,4 @@ async def test_many_are_asked_in_several_sweeps(
     assert len(held) == 1
     await held.sweep()
     assert database.asked == [["a", "b"], ["c"]]
-    assert listener.told == [("a", 1), ("b", 1), ("c", 1)]
+    assert listener.notified == [("a", 1), ("b", 1), ("c", 1)]

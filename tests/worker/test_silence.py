@@ -85,7 +85,7 @@ async def test_a_client_repeats_only_what_has_a_key(postgres_migrated: str, only
             async def dead(prepare: Awaitable[Any]) -> None:
                 """A dead connection that has the settings and prepared statements of this call: else these are lost."""
                 await prepare
-                await client._waker.flush()  # else its hint would meet the dead connection, and not the call
+                await client._hints.flush()  # else its hint would meet the dead connection, and not the call
                 network.lose(only_replies=only_replies)
 
             def send(text: str, key: str | None = None) -> Awaitable[None]:

@@ -42,7 +42,7 @@ async def test_two_shortest_chains_of_migrations_are_found_at_the_start(sqlite_u
 
 
 async def test_sessions_that_no_app_includes_are_refused(sqlite_url: str) -> None:
-    """Nobody would tell them which leases end. Unless the worker knows them otherwise, or they are made so."""
+    """They would not be notified which leases end. Unless the worker knows them otherwise, or they are made so."""
     notes = {
         "forgotten": Sessions(Note, kind="forgotten"),
         "of the worker": Sessions(Note, kind="of the worker"),

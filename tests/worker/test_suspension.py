@@ -192,7 +192,7 @@ async def test_too_many_events_suspend_an_instance(
 
 async def test_an_unregistered_version_suspends_until_a_worker_registers_it(any_url: str, client: Client) -> None:
     """``continue_as_new(version=)`` to a version that is missing, once a worker has seen it for
-    ``unregistered_timeout``; a worker that registers it goes on without being told.
+    ``unregistered_timeout``; a worker that registers it goes on without a notification.
     """
     async with Worker(make_app(moves_on), any_url, V1):
         await client.start("flow", 1, instance_id="i")

@@ -120,8 +120,8 @@ async def test_it_is_gone_after_an_error(sqlite_url: str, caplog: pytest.LogCapt
         run = await client.start(once, ("speak", None))
         assert await client.wait(run.instance_id, timeout=30) is None
     assert seen(caplog) == ({"fail": "a", "speak": None},) * 2
-    told = [one for one in caplog.records if "ValueError" in one.getMessage()]
-    assert [getattr(one, SESSION_ATTRIBUTE) for one in told] == [None, None]  # activity, orchestration
+    logged = [one for one in caplog.records if "ValueError" in one.getMessage()]
+    assert [getattr(one, SESSION_ATTRIBUTE) for one in logged] == [None, None]  # activity, orchestration
 
 
 async def test_a_session_around_the_worker_is_not_its_activities(sqlite_url: str) -> None:

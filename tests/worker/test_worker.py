@@ -74,7 +74,7 @@ async def test_timers_and_events(worker: Worker, client: Client) -> None:
 
 @pytest.mark.parametrize("cached", [10_000, 0])
 @pytest.mark.parametrize("sessions", [1, 100])
-async def test_the_worker_concerned_is_woken_without_a_poll(
+async def test_the_worker_concerned_is_notified_without_a_poll(
     any_url: str, client: Client, cached: int, sessions: int
 ) -> None:
     """Of results, children, events and new executions, wherever they are for: no poll comes before the end."""

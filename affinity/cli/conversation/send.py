@@ -56,7 +56,7 @@ def send(
 
 @click.command(cls=Command, short_help="Send an event and print the reply.")
 @_event_options
-@click.option("--timeout", type=float, help="Seconds to wait  [default: for ever]")
+@click.option("--timeout", type=float, help="Seconds to wait  [default: forever]")
 @command
 def ask(
     shell: Shell,

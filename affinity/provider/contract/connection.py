@@ -1,4 +1,4 @@
-"""What every side of a provider has: the connection, histories, records of session state, wake-ups."""
+"""What every side of a provider has: the connection, histories, records of session state, hints."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class ProviderConnection(Protocol):
         """
         ...
 
-    async def wake(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
-        """Send hints to workers by id; None: to all. Wake also the owners of these instances, or all workers if no
+    async def notify_workers(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
+        """Send hints to workers by id; None: to all. Notify also the owners of these instances, or all workers if no
         alive worker owns one. Best effort, off the hot path. No other verb sends hints: its caller does, once.
         """
         ...

@@ -1,4 +1,4 @@
-"""Wake-up hints and a worker's subscription to them."""
+"""Hints and a worker's subscription to them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from affinity.records import frozen
 
 @frozen(kw_only=True)
 class Hint:
-    """A wake-up: why a worker should look; it may be lost or superfluous."""
+    """A hint: why a worker should look; it may be lost or superfluous."""
 
     work: bool = True  # the queues may have work for it
     cancel: bool = False  # a work item that it has locked may have been removed, or an operator has resumed it

@@ -52,15 +52,15 @@ class JournalProvider(ProviderConnection, Protocol):
     """The journals of a provider. `WorkerProvider.commit_turn` and ``ack_work_item`` commit what a wake adds."""
 
     async def append_journal(
-        self, appends: Sequence[JournalAppend], *, wake: Mapping[str | None, Hint] | None = None
+        self, appends: Sequence[JournalAppend], *, notify: Mapping[str | None, Hint] | None = None
     ) -> Sequence[Appended]:
         """Append inputs, in order; create the journals and instances that are missing. Each is atomic: entry, answer,
         removal of requests, and message to the instance. It does not change the ``sessions`` row: no epoch ends.
 
         Of one batch, appends to one journal have increasing numbers, in the order of the batch.
 
-        After the transaction the hints in ``wake`` are sent, as by `ProviderConnection.wake`: whatever the outcomes.
-        The call need not wait for that, and does not fail when it fails.
+        After the transaction the hints in ``notify`` are sent, as by `ProviderConnection.notify_workers`: whatever the
+        outcomes. The call need not wait for that, and does not fail when it fails.
         """
         ...
 

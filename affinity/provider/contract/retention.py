@@ -10,7 +10,7 @@ from affinity.records import frozen
 
 @frozen(kw_only=True)
 class Retention:
-    """Seconds for which ended instances, executions and moves of sessions are kept; None: for ever."""
+    """Seconds for which ended instances, executions and moves of sessions are kept; None: forever."""
 
     instances: float | None = None  # completed and cancelled ones, each with its tree
     histories: float | None = None  # of executions that another one of the same instance follows

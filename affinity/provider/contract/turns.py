@@ -74,7 +74,7 @@ class Placed(NamedTuple):
 
     item: WorkItem | None  # locked to the caller: run it now
     holder: str | None  # otherwise the worker that holds its session now, if any
-    asleep: bool = False  # it sleeps; False with no item: it is queued
+    parked: bool = False  # until an input queues it; False with no item: it is queued
 
 
 @frozen(kw_only=True)

@@ -59,7 +59,7 @@ class NewWorkItem:
     # until then it is no work of its session, and no verb of the queue shows it. The journal is that of the instance's
     # id. Queued by the commit, unlocked, if that has inputs behind its watermark after the commit, or if there is
     # none. An instance has one such item, the last; it is gone with its execution. Without the options below and above.
-    asleep: bool = False
+    parked: bool = False
 
     tag: str | None = None  # only workers with this tag may take it, or claim its session for it
     # Seconds that it waits unlocked, from when it is visible and from each give-back, until `WorkerProvider.end_waits`

@@ -340,5 +340,5 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         ...
 
     def hints(self, identity: WorkerIdentity) -> AbstractAsyncContextManager[HintSource]:
-        """Subscribe to wake-up hints for this worker."""
+        """Subscribe to hints for this worker."""
         ...

@@ -54,7 +54,7 @@ tells different functions apart. An orchestration has its version: ``name@versio
 
 @frozen(kw_only=True)
 class WorkerProfile:
-    """What a worker tells of itself when it registers, beside its labels."""
+    """What a worker reports when it registers, beside its labels."""
 
     capacity: int  # sessions that it may hold; 0: it takes none
     app: str  # name of its app: versions of one app are compared

@@ -30,7 +30,7 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
     streams             journals: provisional parts, and the subscription to changes
     lineage             journals: made from others, and their ancestors
     resources           resources that outlive a process
-    hints               wake-ups between processes
+    hints               hints between processes
     migration           bringing the schema up to date, and refusing one that this code cannot use
 
 Files that only this engine has:

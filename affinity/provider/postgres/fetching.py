@@ -75,7 +75,7 @@ class FetchOperations(Operations):
             outdated=outdated,
         )
         room = options.max_bytes - int(size or 0)
-        if (offered or _any(unheld)) and room > 0:
+        if (offered or _is_any_unheld(unheld)) and room > 0:
             found = await self._with_claims(identity, replace(options, max_bytes=room), found, offered, unheld)
         full = len(found.items) >= options.limit
         return replace(
@@ -129,7 +129,7 @@ class FetchOperations(Operations):
         return [to_work_item(row[2:]) for row in rows if row[1] is not None], bool(rows[0][0])
 
 
-def _any(unheld: _Unheld) -> bool:
+def _is_any_unheld(unheld: _Unheld) -> bool:
     return unheld > 0 if isinstance(unheld, int) else any(unheld)
 
 

@@ -7,7 +7,7 @@
 -- Parts: `plain` for a worker without tags, `tagged` for one that has some; so in `claim`.
 -- It reads each kind without locks, then locks what it has chosen. The second read begins where the first one found an
 -- item, so that it does not read all locked items again.
-WITH company AS MATERIALIZED (
+WITH fleet AS MATERIALIZED (
     SELECT count(*) FILTER (WHERE NOT draining) AS n, coalesce(bool_or(me), false) AS alive,
         coalesce(bool_or(me AND NOT draining), false) AND %(max_sessions)s > 0 AS may_claim,
         coalesce(bool_or(me AND draining), false) AS draining,
@@ -25,19 +25,19 @@ WITH company AS MATERIALIZED (
         part.route,
 -- tagged]
         q.visible_at, q.session_id, q.size
-    FROM company c
+    FROM fleet f
 -- [plain
     CROSS JOIN LATERAL (VALUES
-        (1, %(route)s, c.alive, NULL), (2, %(offer)s, c.may_claim, NULL), (3, 'free', c.alive, NULL),
-        (4, 'new', c.may_claim, CASE WHEN c.outdated THEN clock() - %(newer_seconds)s * interval '1 s' END)
+        (1, %(route)s, f.alive, NULL), (2, %(offer)s, f.may_claim, NULL), (3, 'free', f.alive, NULL),
+        (4, 'new', f.may_claim, CASE WHEN f.outdated THEN clock() - %(newer_seconds)s * interval '1 s' END)
     ) AS part (kind, route, is_wanted, until)
 -- plain]
 -- [tagged
     CROSS JOIN LATERAL (
-        VALUES (1, %(route)s, c.alive, NULL::timestamptz), (2, %(offer)s, c.may_claim, NULL)
-        UNION ALL SELECT 3, r.name, c.alive, NULL FROM unnest(%(free)s::text[]) AS r (name)
+        VALUES (1, %(route)s, f.alive, NULL::timestamptz), (2, %(offer)s, f.may_claim, NULL)
+        UNION ALL SELECT 3, r.name, f.alive, NULL FROM unnest(%(free)s::text[]) AS r (name)
         UNION ALL
-        SELECT 4, r.name, c.may_claim, CASE WHEN c.outdated THEN clock() - %(newer_seconds)s * interval '1 s' END
+        SELECT 4, r.name, f.may_claim, CASE WHEN f.outdated THEN clock() - %(newer_seconds)s * interval '1 s' END
         FROM unnest(%(new)s::text[]) AS r (name)
     ) AS part (kind, route, is_wanted, until)
 -- tagged]
@@ -74,7 +74,7 @@ WITH company AS MATERIALIZED (
     SELECT w.free, w.unheld, greatest(%(least)s, ceil(w.free::float8 / (%(rounds)s * w.n))::bigint) AS most_free,
         greatest(%(least)s, ceil(w.unheld::float8 / (%(rounds)s * w.n))::bigint) AS most_unheld
     FROM (
-        SELECT c.n, CASE WHEN c.n > 1 AND %(limit)s > %(least)s
+        SELECT f.n, CASE WHEN f.n > 1 AND %(limit)s > %(least)s
                          AND (SELECT count(*) FROM found WHERE kind = 3) > %(least)s THEN (
                 SELECT count(*)
                 FROM (SELECT FROM deliverable_items q
@@ -87,8 +87,8 @@ WITH company AS MATERIALIZED (
                         AND (q.unknown_since IS NULL
                              OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
                              OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
-                      LIMIT least(%(count)s, %(rounds)s * c.n * %(limit)s)) q) END AS free,
-            CASE WHEN c.n > 1 AND %(limit)s > %(least)s AND (SELECT n FROM room) > 0 THEN (
+                      LIMIT least(%(count)s, %(rounds)s * f.n * %(limit)s)) q) END AS free,
+            CASE WHEN f.n > 1 AND %(limit)s > %(least)s AND (SELECT n FROM room) > 0 THEN (
                 SELECT count(*)
                 FROM (SELECT FROM worker_queue q
 -- [plain
@@ -98,8 +98,8 @@ WITH company AS MATERIALIZED (
                       WHERE q.route = ANY (%(new)s::text[])
 -- tagged]
                         AND q.visible_at <= (SELECT clock())
-                      LIMIT least(%(count)s, %(rounds)s * c.n * %(limit)s)) q) END AS unheld
-        FROM company c OFFSET 0
+                      LIMIT least(%(count)s, %(rounds)s * f.n * %(limit)s)) q) END AS unheld
+        FROM fleet f OFFSET 0
     ) w
 ), ranked AS MATERIALIZED (
     -- `place`: among the items of the kind. `sessions`: how many must be claimed for it and all older ones.
@@ -241,12 +241,12 @@ WITH company AS MATERIALIZED (
 ), assigned AS (
     -- Sessions that the caller is to take: moves with a bound, and offers that have work.
     SELECT array_agg(p.session_id) AS sessions
-    FROM company c CROSS JOIN LATERAL (
+    FROM fleet f CROSS JOIN LATERAL (
         (SELECT s.session_id FROM sessions s
-         WHERE c.may_claim AND s.next_worker = %(worker)s AND s.next_until > (SELECT clock()) LIMIT %(most_assigned)s)
+         WHERE f.may_claim AND s.next_worker = %(worker)s AND s.next_until > (SELECT clock()) LIMIT %(most_assigned)s)
         UNION
         (SELECT q.session_id FROM worker_queue q
-         WHERE c.may_claim AND q.route = %(offer)s AND q.visible_at <= (SELECT clock())
+         WHERE f.may_claim AND q.route = %(offer)s AND q.visible_at <= (SELECT clock())
            AND (SELECT s.next_worker = %(worker)s AND s.next_until IS NULL
                 FROM sessions s WHERE s.session_id = q.session_id)
          ORDER BY q.visible_at LIMIT %(most_assigned)s)
@@ -274,9 +274,9 @@ SELECT c.offered, c.unheld, c.own + c.free > 0 AND NOT EXISTS (SELECT FROM picke
     s.free > s.most_free AND s.most_free < %(limit)s OR s.unheld > s.most_unheld AND s.most_unheld < %(limit)s AS left,
     c.cut, (SELECT max(total) FROM picked),
     (SELECT count(*) FROM ranked WHERE kind IN (1, 3) OR sessions <= (SELECT n FROM room)) > %(limit)s AS more,
-    (SELECT n FROM room) <= 0 AS crowded, (SELECT n FROM company) AS workers,
-    (SELECT draining FROM company) AS draining, (SELECT sessions FROM assigned) AS assigned,
-    (SELECT outdated FROM company) AS outdated, t.*
+    (SELECT n FROM room) <= 0 AS crowded, (SELECT n FROM fleet) AS workers,
+    (SELECT draining FROM fleet) AS draining, (SELECT sessions FROM assigned) AS assigned,
+    (SELECT outdated FROM fleet) AS outdated, t.*
 FROM chosen c CROSS JOIN share s
 LEFT JOIN idle i ON NOT EXISTS (SELECT FROM picked)
 LEFT JOIN taken t ON true

@@ -51,7 +51,7 @@ FROM (SELECT concat_ws(' ', %(schema)s::text, worker_id) AS name, hint FROM reci
 
 
 class HintOperations(Operations):
-    """`hints` and `wake`."""
+    """`hints` and `notify_workers`."""
 
     @asynccontextmanager
     async def hints(self, identity: WorkerIdentity) -> AsyncIterator[HintSource]:
@@ -65,7 +65,7 @@ class HintOperations(Operations):
             with anyio.move_on_after(UNSUBSCRIBE_TIMEOUT, shield=True), suppress(ProviderError):
                 await connections.fetch.unsubscribe(listener)
 
-    async def wake(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
+    async def notify_workers(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
         target = self._connections.target
         if owners_of:
             hints = _encode_all(workers)
@@ -76,11 +76,11 @@ class HintOperations(Operations):
                 "schema": target.schema,
             }
             await self._connections.quick.run(_NOTIFY_OWNERS, params)
-        elif notify := notify_workers(target, workers):
+        elif notify := hint_statement(target, workers):
             await self._connections.quick.run(*notify)
 
 
-def notify_workers(target: Target, workers: Mapping[str | None, Hint]) -> Statement | None:
+def hint_statement(target: Target, workers: Mapping[str | None, Hint]) -> Statement | None:
     """The statement that sends hints, if there are any."""
     if not (hints := _encode_all(workers)):
         return None

@@ -16,7 +16,7 @@ from affinity.provider.postgres.lineage import creation_document
 _BY_KEY: Final = attrgetter("session_id")
 
 _WRITE: Final = "write_"
-_BEAR: Final = "bear_"
+_CREATE: Final = "create_"
 _APPEND: Final = "append_"
 
 
@@ -77,8 +77,8 @@ def _calls(
     behind: list[LiteralString] = []
     if any(one.creations or one.home for one in writes):
         columns = creation_params(writes)
-        behind.append(f"(SELECT {call_of('create_journals', tuple(columns), _BEAR, only_writes)})")
-        params |= {_BEAR + name: value for name, value in columns.items()}
+        behind.append(f"(SELECT {call_of('create_journals', tuple(columns), _CREATE, only_writes)})")
+        params |= {_CREATE + name: value for name, value in columns.items()}
     if appends := [append for one in writes for append in one.appends]:
         columns = append_params(appends)
         call = call_of("append_journals", tuple(columns), _APPEND, only_appends)

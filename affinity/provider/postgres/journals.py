@@ -31,7 +31,7 @@ from affinity.provider.contract import Hint
 from affinity.provider.postgres.driver.arrays import Bools, Int, Ints, Text, Texts
 from affinity.provider.postgres.driver.errors import BATCH_REFUSED
 from affinity.provider.postgres.driver.wire import Params, Row, Statement
-from affinity.provider.postgres.hints import notify_workers
+from affinity.provider.postgres.hints import hint_statement
 from affinity.provider.postgres.operations import Operations
 from affinity.provider.repeats import refuse_other_events
 from affinity.provider.statements import load_statements
@@ -48,11 +48,11 @@ class JournalOperations(Operations):
     """`append_journal`, `get_pending` and `read_journal`."""
 
     async def append_journal(
-        self, appends: Sequence[JournalAppend], *, wake: Mapping[str | None, Hint] | None = None
+        self, appends: Sequence[JournalAppend], *, notify: Mapping[str | None, Hint] | None = None
     ) -> Sequence[Appended]:
         if not appends:
             return []
-        behind = notify_workers(self._connections.target, wake or {})
+        behind = hint_statement(self._connections.target, notify or {})
         if len(appends) == 1 and (params := _input_params(appends[0])):
             (row,) = await self._run_append(_SQL["append_input"], params, behind)
             return await refuse_other_events(self.read_journal, appends, [_appended(appends[0], row)])
@@ -133,9 +133,9 @@ class JournalOperations(Operations):
 
 
 def _appended(append: JournalAppend, row: Iterable[Any]) -> Appended:
-    outcome, seq, journal_id, created, woken, holder = row
+    outcome, seq, journal_id, created, unparked, holder = row
     has_number = outcome == "repeated" or (outcome is None and append.entry is not None)
-    return Appended(outcome or "appended", seq if has_number else 0, journal_id or 0, created, woken, holder)
+    return Appended(outcome or "appended", seq if has_number else 0, journal_id or 0, created, unparked, holder)
 
 
 def _input_params(append: JournalAppend) -> Params | None:

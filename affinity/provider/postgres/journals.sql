@@ -1,8 +1,8 @@
 -- append: inputs, with the journals and instances that they start
-SELECT places, outcomes, seqs, journal_ids, created, woken, holders
+SELECT places, outcomes, seqs, journal_ids, created, unparked, holders
 
 -- append_input: one input of a journal that is there
-SELECT outcome, seq, journal, false, woken, holder
+SELECT outcome, seq, journal, false, unparked, holder
 FROM append_input(%(session)s, %(kind)s, %(entry_kind)s, %(entry)s, %(event)s, %(message)s, %(unread_limit)s)
 
 -- pending: what the next wake of each session has to do; a row for each input, or one

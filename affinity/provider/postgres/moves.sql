@@ -39,7 +39,7 @@ WITH report AS MATERIALIZED (
     SELECT m.epoch FROM session_moves m
     WHERE m.epoch = ANY (ARRAY (SELECT epoch FROM report WHERE seconds IS NOT NULL)) AND m.hydrate_seconds IS NULL
     ORDER BY m.epoch FOR NO KEY UPDATE
-), told AS (
+), updated AS (
     UPDATE session_moves m SET hydrate_seconds = r.seconds, hydrate_bytes = r.bytes
     FROM (SELECT DISTINCT ON (epoch) epoch, seconds, bytes FROM report WHERE seconds IS NOT NULL ORDER BY epoch, n) r
     WHERE m.epoch = r.epoch AND m.epoch IN (SELECT epoch FROM locked)

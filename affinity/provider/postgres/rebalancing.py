@@ -12,7 +12,7 @@ from affinity.provider.rows import to_load
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "rebalancing.sql")
-_EXCHANGE: Final = (_SQL["tell"], _SQL["load"])
+_EXCHANGE: Final = (_SQL["report"], _SQL["load"])
 
 
 class RebalancingOperations(Operations):

@@ -1,4 +1,4 @@
--- tell: how many sessions the caller holds
+-- report: how many sessions the caller holds
 UPDATE workers SET sessions = %(sessions)s
 WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND locked_until > clock()
 

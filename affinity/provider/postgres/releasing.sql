@@ -6,7 +6,7 @@ SELECT release_sessions(%(release)s, %(reroute)s)
 
 -- release_idle: release sessions for work that no worker has room for
 -- Parts: `find` finds sessions that nothing seems to keep, `free` locks their rows, checks again, and releases them.
-WITH company AS MATERIALIZED (
+WITH fleet AS MATERIALIZED (
     SELECT count(*) FILTER (WHERE NOT draining) AS n,
         coalesce(bool_or(NOT draining AND worker_id = %(worker)s AND incarnation = %(incarnation)s), false)
         AND %(max_sessions)s > 0 AS may_claim
@@ -37,9 +37,9 @@ WITH company AS MATERIALIZED (
 ), waiting AS MATERIALIZED (
     SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.visible_at
     FROM deliverable_items q
-    WHERE q.route = ANY (%(new)s) AND (SELECT may_claim FROM company) AND EXISTS (SELECT FROM idle)
+    WHERE q.route = ANY (%(new)s) AND (SELECT may_claim FROM fleet) AND EXISTS (SELECT FROM idle)
       AND q.visible_at <= (
-          SELECT clock() - CASE WHEN n > 1 THEN %(offer_seconds)s ELSE 0 END * interval '1 s' FROM company)
+          SELECT clock() - CASE WHEN n > 1 THEN %(offer_seconds)s ELSE 0 END * interval '1 s' FROM fleet)
       AND q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
       AND (SELECT true FROM held_sessions h WHERE h.session_id = q.session_id) IS NULL
     ORDER BY q.visible_at LIMIT %(limit)s

@@ -1,5 +1,5 @@
 -- begin: the resource that an activity uses: the one that it has, one that an earlier attempt has created, or a new one. An
--- earlier attempt is of the same instance of its id: the beginning of the resource's id tells, or the time, which is not before
+-- earlier attempt is of the same instance of its id: the beginning of the resource's id says it, or the time, which is not before
 -- the activity was queued.
 WITH adopted AS (
     UPDATE resources SET

@@ -47,35 +47,35 @@ def ends(turn: Turn) -> bool:
 
 
 def sent_items(turn: Turn) -> Sequence[NewWorkItem]:
-    """Its work items that are queued, none asleep: not where the same turn cancels them, or ends its instance."""
+    """Its work items that are queued, not parked: not where the same turn cancels them, or ends its instance."""
     if turn.update is None and not turn.cancel_activities:  # nearly always
-        return [item for item in turn.work_items if not item.asleep]
+        return [item for item in turn.work_items if not item.parked]
     if finishes(turn):
         return []
-    return [item for item in turn.work_items if not (item.asleep or item.key.activity_id in turn.cancel_activities)]
+    return [item for item in turn.work_items if not (item.parked or item.key.activity_id in turn.cancel_activities)]
 
 
-class Sleep(NamedTuple):
-    """What a batch says of work items that sleep."""
+class Parking(NamedTuple):
+    """What a batch says of parked work items."""
 
-    items: Sequence[NewWorkItem]  # those that are to sleep: the last of each turn
+    items: Sequence[NewWorkItem]  # that are to be parked: the last of each turn
     generations: Sequence[Generation]  # of their instances
-    cancelled: Sequence[WorkKey]  # may sleep, or have been woken meanwhile
+    cancelled: Sequence[WorkKey]  # may be parked, or have been queued meanwhile
     instances: Collection[str]  # of all of these, which have the ids of their journals
 
 
-def find_sleep(turns: Sequence[Turn]) -> Sleep:
-    """Of the turns that go on with their executions: what sleeps is gone with its execution."""
+def find_parking(turns: Sequence[Turn]) -> Parking:
+    """Of the turns that go on with their executions: a parked item is gone with its execution."""
     found: dict[str, tuple[NewWorkItem, Generation]] = {}
     cancelled: list[WorkKey] = []
     for turn in turns:
         if (turn.work_items or turn.cancel_activities) and not ends(turn):
             for item in turn.work_items:
-                if item.asleep and item.key.activity_id not in turn.cancel_activities:
+                if item.parked and item.key.activity_id not in turn.cancel_activities:
                     found[turn.instance_id] = (item, turn.generation)
             cancelled += [WorkKey(turn.instance_id, turn.execution_id, number) for number in turn.cancel_activities]
     items, generations = [item for item, _ in found.values()], [generation for _, generation in found.values()]
-    return Sleep(items, generations, cancelled, {*found, *(key.instance_id for key in cancelled)})
+    return Parking(items, generations, cancelled, {*found, *(key.instance_id for key in cancelled)})
 
 
 def commit_columns(turns: Sequence[Turn], sent: Sequence[Sequence[NewWorkItem]]) -> Columns:
@@ -139,32 +139,32 @@ def consume_params(turns: Sequence[Turn]) -> Columns:
     }
 
 
-def sleep_params(sleep: Sleep, *, locks: bool) -> Columns:
+def parking_params(parking: Parking, *, locks: bool) -> Columns:
     """The parameters of ``park_items``, without those that this batch has no use for.
 
     Args:
-        sleep: of the batch.
+        parking: of the batch.
         locks: whether the function is to lock the journals, which nothing before it has locked.
     """
     columns: Columns = {}
-    if sleep.items:
+    if parking.items:
         columns |= {
-            "instance": Texts([item.key.instance_id for item in sleep.items]),
-            "generation": Texts(sleep.generations),
-            "execution": Ints([item.key.execution_id for item in sleep.items]),
-            "activity": Ints([item.key.activity_id for item in sleep.items]),
-            "name": Texts([item.name for item in sleep.items]),
-            "session": Texts([item.session_id for item in sleep.items]),
-            "payload": Texts([item.payload for item in sleep.items]),
+            "instance": Texts([item.key.instance_id for item in parking.items]),
+            "generation": Texts(parking.generations),
+            "execution": Ints([item.key.execution_id for item in parking.items]),
+            "activity": Ints([item.key.activity_id for item in parking.items]),
+            "name": Texts([item.name for item in parking.items]),
+            "session": Texts([item.session_id for item in parking.items]),
+            "payload": Texts([item.payload for item in parking.items]),
         }
-    if sleep.cancelled:
+    if parking.cancelled:
         columns |= {
-            "cancel_instance": Texts([key.instance_id for key in sleep.cancelled]),
-            "cancel_execution": Ints([key.execution_id for key in sleep.cancelled]),
-            "cancel_activity": Ints([key.activity_id for key in sleep.cancelled]),
+            "cancel_instance": Texts([key.instance_id for key in parking.cancelled]),
+            "cancel_execution": Ints([key.execution_id for key in parking.cancelled]),
+            "cancel_activity": Ints([key.activity_id for key in parking.cancelled]),
         }
     if locks:
-        columns["lock"] = Texts(sleep.instances)
+        columns["lock"] = Texts(parking.instances)
     return columns
 
 
@@ -262,7 +262,7 @@ def fused_params(turn: Turn) -> Columns | None:
     if len(turn.work_items) != 1 or turn.journals or turn.states or not _takes_one_result(turn):
         return None
     (item,) = turn.work_items
-    if not item.lock_here or item.claim_here or item.ordered or item.asleep or item.is_restricted or item.delay > 0:
+    if not item.lock_here or item.claim_here or item.ordered or item.parked or item.is_restricted or item.delay > 0:
         return None
     return {
         **_result_values(turn),
@@ -285,15 +285,15 @@ def wake_params(turn: Turn) -> Columns | None:
     for state in turn.states:
         params |= state_values(state)
     for item in turn.work_items:
-        if not item.asleep or write.session_id != turn.instance_id:
+        if not item.parked or write.session_id != turn.instance_id:
             return None
         if any(state.new.session_id != item.session_id for state in turn.states):  # its wakes run on another's lease
             return None
         params |= {
-            "asleep_activity": Int(item.key.activity_id),
-            "asleep_name": Text(item.name),
-            "asleep_session": Text(item.session_id),
-            "asleep_payload": Text(item.payload),
+            "parked_activity": Int(item.key.activity_id),
+            "parked_name": Text(item.name),
+            "parked_session": Text(item.session_id),
+            "parked_payload": Text(item.payload),
         }
     return params
 

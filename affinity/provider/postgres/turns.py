@@ -44,16 +44,16 @@ from affinity.provider.postgres.turn_columns import (
     REPLY,
     RESTRICT,
     Columns,
-    Sleep,
+    Parking,
     commit_columns,
     consume_params,
     fence_check_columns,
-    find_sleep,
+    find_parking,
     fused_params,
+    parking_params,
     reply_params,
     restriction_params,
     sent_items,
-    sleep_params,
     wake_params,
 )
 from affinity.provider.postgres.work_items import lengths
@@ -68,7 +68,7 @@ _COMMIT_FUSED: Final = _SQL["commit_fused"]
 _result: Final = constructor(TurnResult)
 
 _NOT_QUEUED: Final = Placed(item=None, holder=None)
-_ASLEEP: Final = Placed(item=None, holder=None, asleep=True)
+_PARKED: Final = Placed(item=None, holder=None, parked=True)
 
 _MAX_ROUNDS: Final = 5
 """Refused commits of one batch before `Contention` is raised: another worker changes a fence before each of them."""
@@ -117,10 +117,10 @@ class TurnOperations(Operations):
     async def _commit_wake(
         self, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, wake: Columns, behind: Statement | None
     ) -> TurnResult:
-        """Commit this turn, and put its one work item to sleep, if it has one.
+        """Commit this turn, and park its one work item, if it has one.
 
         Raises:
-            Contention: it does not pass, or its item may not sleep, or it is not of this form; nothing was written.
+            Contention: it does not pass, or its item may not be parked, or it is not of this form; nothing was written.
         """
         params = {
             "worker": identity.worker_id,
@@ -129,7 +129,7 @@ class TurnOperations(Operations):
             **wake,
         }
         await self._connections.commit.run(_wake_call(tuple(wake)), params, behind=behind)
-        return _result(committed=True, placed=[_ASLEEP] if turn.work_items else ())
+        return _result(committed=True, placed=[_PARKED] if turn.work_items else ())
 
     async def _commit_fused(
         self, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, fused: Columns, behind: Statement | None
@@ -182,17 +182,17 @@ class TurnOperations(Operations):
         if released := [session_id for turn in turns for session_id in turn.release_sessions]:
             calls.append("release_sessions(%(release)s, %(reroute)s)")
             params.update(release_params(released))
-        sleep = find_sleep(turns)
+        parking = find_parking(turns)
         journals = sorted_writes([write for turn in turns for write in turn.journals])
-        written = write_calls(journals, also=sleep.instances) if journals else None
+        written = write_calls(journals, also=parking.instances) if journals else None
         if written is not None:
             calls.append(written.write)
             params.update(written.params)
         at = len(calls)
-        if sleep.instances:
-            columns = sleep_params(sleep, locks=written is None)
-            calls.append(call_of("park_items", tuple(columns), "sleep_"))
-            params.update({"sleep_" + name: column for name, column in columns.items()})
+        if parking.instances:
+            columns = parking_params(parking, locks=written is None)
+            calls.append(call_of("park_items", tuple(columns), "park_"))
+            params.update({"park_" + name: column for name, column in columns.items()})
         if written is not None:
             calls += written.behind
         names: LiteralString = "held, epochs, locked, holders"
@@ -201,11 +201,11 @@ class TurnOperations(Operations):
         answer = _Answer(token, dict(zip(held or (), epochs or (), strict=True)), locked, holders)
         numbers = count(1)
         places = [[answer.place(next(numbers), item) for item in of_turn] for of_turn in sent]
-        beside = _beside(sleep, done[at]) if sleep.items else {}
+        parking_places = _parking_places(parking, done[at]) if parking.items else {}
         return {
             turn.instance_id: _result(
                 committed=True,
-                placed=found if len(of_turn) == len(turn.work_items) else _placed(turn, of_turn, found, beside),
+                placed=found if len(of_turn) == len(turn.work_items) else _placed(turn, of_turn, found, parking_places),
             )
             for turn, of_turn, found in zip(turns, sent, places, strict=True)
         }
@@ -253,19 +253,19 @@ def _check_refused(error: Contention) -> None:
 
 
 def _placed(
-    turn: Turn, sent: Sequence[NewWorkItem], places: list[Placed], beside: Mapping[WorkKey, Placed]
+    turn: Turn, sent: Sequence[NewWorkItem], places: list[Placed], parking_places: Mapping[WorkKey, Placed]
 ) -> list[Placed]:
     """The places of all its work items. ``places`` has the places of the items that the commit itself has queued."""
-    found = {**beside, **{item.key: place for item, place in zip(sent, places, strict=True)}}
+    found = {**parking_places, **{item.key: place for item, place in zip(sent, places, strict=True)}}
     return [found.get(item.key, _NOT_QUEUED) for item in turn.work_items]
 
 
-def _beside(sleep: Sleep, queued: Sequence[str | None] | None) -> dict[WorkKey, Placed]:
-    """The places of items that were to sleep, from the answer of ``park_items``."""
-    keys = [item.key for item in sleep.items]
+def _parking_places(parking: Parking, queued: Sequence[str | None] | None) -> dict[WorkKey, Placed]:
+    """The places of items that were to be parked, from the answer of ``park_items``."""
+    keys = [item.key for item in parking.items]
     holders = queued if queued is not None else [None] * len(keys)
     return {
-        key: _ASLEEP if holder is None else Placed(None, holder or None)
+        key: _PARKED if holder is None else Placed(None, holder or None)
         for key, holder in zip(keys, holders, strict=True)
     }
 

@@ -55,7 +55,7 @@ class WorkItemOperations(Operations):
     ) -> Sequence[bool]:
         if not acks:
             return []
-        places = _first({ack.lock: n for n, ack in reversed(list(enumerate(acks)))})
+        places = _first_places({ack.lock: n for n, ack in reversed(list(enumerate(acks)))})
         passed: list[int] = []
         for group in _groups(acks, places):
             rows = await self._ack(identity, [acks[place] for place in group], timeouts)
@@ -87,7 +87,7 @@ class WorkItemOperations(Operations):
     async def abandon_work_item(self, identity: WorkerIdentity, items: Sequence[WorkAbandon]) -> Sequence[bool]:
         if not items:
             return []
-        places = _first({item.lock: n for n, item in reversed(list(enumerate(items)))})
+        places = _first_places({item.lock: n for n, item in reversed(list(enumerate(items)))})
         first = [items[place] for place in places]
         params = {
             **caller_params(identity),
@@ -151,6 +151,6 @@ def _groups(acks: Sequence[WorkAck], places: Sequence[int]) -> Sequence[list[int
     return groups
 
 
-def _first(places: dict[WorkLock, int]) -> list[int]:
-    """The place of the first of each lock: the second time, a lock is no longer live."""
+def _first_places(places: dict[WorkLock, int]) -> list[int]:
+    """The first place of each lock: the second time, a lock is no longer live."""
     return sorted(places.values())

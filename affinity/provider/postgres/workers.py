@@ -29,7 +29,7 @@ class WorkerOperations(Operations):
         profile: WorkerProfile,
     ) -> WorkerLease:
         timeline = self._connections.timeline
-        told = {
+        reported = {
             "labels": json.dumps(dict(labels)),
             "capacity": profile.capacity,
             "app": profile.app,
@@ -38,7 +38,7 @@ class WorkerOperations(Operations):
             "only_tagged": profile.tags.only,
             "registered": json.dumps(profile.registered),
         }
-        params = {**caller_params(identity), **told, "lease": lease, "reroute": MAX_REROUTE}
+        params = {**caller_params(identity), **reported, "lease": lease, "reroute": MAX_REROUTE}
         statements = ";".join([LEARN, _SQL["resume" if resume else "register"], _SQL["reclaim_routes"]])
         learned, rows, *_ = await self._connections.quick.simple_query(statements, {**params, **timeline.known})
         timeline.check(learned)

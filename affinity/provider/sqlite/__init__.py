@@ -32,7 +32,7 @@ file beside it:
     streams             journals: provisional parts, and the subscription to changes
     lineage             journals: made from others, and their ancestors
     resources           resources that outlive a process
-    hints               wake-ups between processes
+    hints               hints between processes
     migration           bringing the schema up to date, and refusing one that this code cannot use
 
 Files that only this engine has:
@@ -40,7 +40,7 @@ Files that only this engine has:
     journal_rows        journals: their heads, the numbers of their entries
     holds               holds and watches of sessions, as parts of a commit
     placing             where new work items of a commit go
-    asleep              work items that sleep until an input of their journal
+    parking             parked work items, until an input of their journal queues them
     session_states      records of session state: the fences of their writes
     session_state_list  records of session state: listing and counting
     payloads            reading payloads up to a number of bytes

@@ -303,12 +303,12 @@ class _FetchBatch:
             )
             for one in picked
         ]
-        more = len(items) < len(self._picked) or self._more()
+        more = len(items) < len(self._picked) or self._has_more()
         return WorkFetch(
             items=items, claim_lost=False, next_due=None, unclaimed_remaining=self._left, limit_reached=more
         )
 
-    def _more(self) -> bool:
+    def _has_more(self) -> bool:
         """After all that was picked is locked, whether there would be something for another fetch."""
         if len(self._picked) < self._options.limit:
             return False

@@ -30,7 +30,7 @@ WHERE sessions.session_id = bounds.session_id AND sessions.locked_until > :now A
       WHERE w.worker_id = sessions.worker_id AND w.incarnation = sessions.incarnation AND w.locked_until > :now
   );
 
--- watch: tell instances from now on when a session moves
+-- watch: notify instances from now on when a session moves
 INSERT INTO session_watches (session_id, instance_id, payload)
 SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(:rows) WHERE true
 ON CONFLICT (session_id, instance_id) DO UPDATE SET payload = excluded.payload;

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from affinity.journal import (
-    ASLEEP_MARK,
+    PARKED_MARK,
     REFUSAL_MARK,
     SEQ_MARK,
     Answer,
@@ -29,7 +29,7 @@ from affinity.journal import (
 )
 from affinity.provider.contract import FINISHED, NewInstance, NewMessage
 from affinity.provider.contract.instances import Generation
-from affinity.provider.sqlite import asleep, messages, quotas, sessions, streams
+from affinity.provider.sqlite import messages, parking, quotas, sessions, streams
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import PORTION, Tx, to_json
 from affinity.provider.sqlite.journal_rows import (
@@ -91,7 +91,7 @@ def _parent_of(one: JournalAppend, head: Head | None) -> str | None:
 class _InstanceRow(NamedTuple):
     name: str
     status: str
-    is_asleep: int = 0  # a work item of it
+    is_parked: int = 0  # a work item of it
     item_session: str | None = None
 
     @property
@@ -109,14 +109,14 @@ class _AppendBatch:
         self._writer = EntryWriter(tx, self._read_numbers(appends))
         rows = tx.gather(SQL["instances"], {"session_ids": to_json(list(session_ids))})
         self._instances = {instance_id: _InstanceRow(*row) for instance_id, *row in rows}
-        self._asleep = {name: row.item_session for name, row in self._instances.items() if row.is_asleep}
-        self._leases = sessions.read_leases(tx, {name for name in self._asleep.values() if name is not None})
+        self._parked = {name: row.item_session for name, row in self._instances.items() if row.is_parked}
+        self._leases = sessions.read_leases(tx, {name for name in self._parked.values() if name is not None})
         self._requests = self._read_requests(appends)
         self._room = _Room(tx, appends)
         self._resolved: list[tuple[int, str]] = []
         self._dropped: list[int] = []
         self._new_instances: list[NewInstance] = []
-        self._woken: dict[str, str] = {}  # routes of their items
+        self._unparked: dict[str, str] = {}  # routes of their items
         self._messages: list[NewMessage] = []
 
     def append(self, one: JournalAppend) -> Appended:
@@ -140,7 +140,7 @@ class _AppendBatch:
         self._tx.many(SQL["resolve"], self._resolved)
         self._tx.many(SQL["drop_requests"], self._dropped)
         self._tx.many(SQL["drop_revisits"], self._dropped)
-        asleep.wake(self._tx, self._woken)
+        parking.unpark(self._tx, self._unparked)
         _, outbox = messages.insert_new(self._tx, self._new_instances) if self._new_instances else ([], [])
         messages.send(self._tx, [*outbox, *self._messages])
 
@@ -163,7 +163,7 @@ class _AppendBatch:
         if one.sender is not None:  # a wake
             return None
         return self._room.find_refusal(
-            one, is_new=is_missing and one.start is not None, is_sent=one.message is not None and not self._wakes(one)
+            one, is_new=is_missing and one.start is not None, is_sent=one.message is not None and not self._unparks(one)
         )
 
     def _accept(self, one: JournalAppend, head: Head | None) -> Appended:
@@ -179,24 +179,24 @@ class _AppendBatch:
             self._writer.add(head, one.entry)
         self._settle(one, head)
         outcome = Appended("appended", head.last_seq if one.entry is not None else 0, head.journal_id, created)
-        if self._wakes(one):
-            return outcome._replace(woken=True, holder=self._wake(one.session_id))
+        if self._unparks(one):
+            return outcome._replace(unparked=True, holder=self._unpark(one.session_id))
         if one.message is not None:
             text = one.message.replace(SEQ_MARK, str(head.last_seq))
-            text = text.replace(ASLEEP_MARK, "true" if one.session_id in self._asleep else "false")
+            text = text.replace(PARKED_MARK, "true" if one.session_id in self._parked else "false")
             self._messages.append(NewMessage(instance_id=one.session_id, payload=text))
         return outcome
 
-    def _wakes(self, one: JournalAppend) -> bool:
-        """Whether it is to queue a work item that is asleep."""
+    def _unparks(self, one: JournalAppend) -> bool:
+        """Whether it is to queue a parked work item."""
         is_input = one.entry is not None and one.entry.is_input
-        return is_input and one.message is not None and one.session_id in self._asleep
+        return is_input and one.message is not None and one.session_id in self._parked
 
-    def _wake(self, session_id: str) -> str | None:
+    def _unpark(self, session_id: str) -> str | None:
         """Queue the item of an instance; the worker that is to fetch it."""
-        item_session = self._asleep.pop(session_id)
+        item_session = self._parked.pop(session_id)
         lease = None if item_session is None else self._leases.get(item_session)
-        self._woken[session_id] = FREE if item_session is None else NEW if lease is None else lease.route
+        self._unparked[session_id] = FREE if item_session is None else NEW if lease is None else lease.route
         return lease.serving if lease is not None and lease.held else None
 
     def _create_instance(self, session_id: str, start: JournalStart) -> None:

@@ -1,8 +1,8 @@
--- instances: the instances of some sessions, each with whether it has an item asleep, and the session of that
+-- instances: the instances of some sessions, each with whether it has a parked item, and the session of that
 SELECT json_group_array(json_array(i.instance_id, i.name, i.status, z.instance_id IS NOT NULL, z.session_id))
 FROM json_each(:session_ids) AS j
 CROSS JOIN instances AS i ON i.instance_id = j.value
-LEFT JOIN asleep_items AS z ON z.instance_id = i.instance_id;
+LEFT JOIN parked_items AS z ON z.instance_id = i.instance_id;
 
 -- pending_requests: the pending ones among some requests
 SELECT json_group_array(json_array(r.journal_id, r.request_id, r.kind, r.wake_id))

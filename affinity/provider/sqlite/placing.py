@@ -16,7 +16,7 @@ from affinity.provider.sqlite.work_items import SQL
 NOT_QUEUED: Final = Placed(item=None, holder=None)
 """The place of an item that its own turn cancels."""
 
-ASLEEP: Final = Placed(item=None, holder=None, asleep=True)
+PARKED: Final = Placed(item=None, holder=None, parked=True)
 
 
 class OrderPlacer:
@@ -92,7 +92,7 @@ class WorkItemPlacer:
         self._tx.many(SQL["insert_locked" if self._all_locked else "insert"], self._rows, common)
 
     def _locks_here(self, item: NewWorkItem, lease: Lease | None) -> bool:
-        if not item.lock_here or item.asleep or not self._may_lock or item.delay > 0:
+        if not item.lock_here or item.parked or not self._may_lock or item.delay > 0:
             return False
         return item.session_id is None or (lease is not None and lease.served_by(self._identity))
 

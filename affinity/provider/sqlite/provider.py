@@ -360,9 +360,9 @@ class SqliteProvider:
     def hints(self, identity: WorkerIdentity) -> AbstractAsyncContextManager[HintSource]:
         return self._subscribe(identity)
 
-    async def wake(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
+    async def notify_workers(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
         """Hand hints to the workers of this process; workers of other processes see the commit itself. There are few:
-        all are woken, which is cheaper than to look up the owners of instances.
+        all are notified, which is cheaper than to look up the owners of instances.
         """
         hints.send(self._path, workers)
         if owners_of:
@@ -510,10 +510,10 @@ class SqliteProvider:
     # -- journals
 
     async def append_journal(
-        self, appends: Sequence[JournalAppend], *, wake: Mapping[str | None, Hint] | None = None
+        self, appends: Sequence[JournalAppend], *, notify: Mapping[str | None, Hint] | None = None
     ) -> Sequence[Appended]:
         appended = await self._write(journals.append, appends)
-        await self.wake(wake or {})
+        await self.notify_workers(notify or {})
         return await refuse_other_events(self.read_journal, appends, appended)
 
     async def get_pending(

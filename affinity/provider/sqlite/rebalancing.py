@@ -13,8 +13,8 @@ SQL: Final = load_statements(__package__, "rebalancing.sql")
 
 
 def exchange(tx: Tx, identity: WorkerIdentity, held: int) -> FleetLoad:
-    told = {"worker_id": identity.worker_id, "incarnation": identity.incarnation, "sessions": held, "now": tx.now}
-    tx.run(SQL["tell"], told)
+    reported = {"worker_id": identity.worker_id, "incarnation": identity.incarnation, "sessions": held, "now": tx.now}
+    tx.run(SQL["report"], reported)
     return get_load(tx)
 
 

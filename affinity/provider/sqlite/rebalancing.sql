@@ -1,4 +1,4 @@
--- tell: how many sessions the caller holds
+-- report: how many sessions the caller holds
 UPDATE workers SET sessions = :sessions
 WHERE worker_id = :worker_id AND incarnation = :incarnation AND locked_until > :now;
 

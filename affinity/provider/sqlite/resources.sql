@@ -1,5 +1,5 @@
 -- adopted: the resource that an activity has, or that an earlier attempt of it has created, for the same instance of its id:
--- the beginning of the resource's id tells, or the time: not before the activity was queued
+-- the beginning of the resource's id says it, or the time: not before the activity was queued
 SELECT resource_id, name, handle FROM (
     SELECT * FROM resources WHERE resource_id = :held AND name = :name
     UNION ALL

@@ -70,10 +70,10 @@ def _by_id(tx: Tx, session_ids: Sequence[str]) -> list[SessionSummary]:
 def _find(tx: Tx, where: SessionFilter, parts: set[str], limit: int = 0) -> list[Row]:
     conditions = _conditions(tx, where)
     arguments = _arguments(tx, where, limit) | conditions
-    few = _few(tx, where, arguments)
-    path = _path(conditions) if few is None else "by_id"
+    session_ids = _find_few_ids(tx, where, arguments)
+    path = _path(conditions) if session_ids is None else "by_id"
     statement = with_parts({path, *parts, *conditions})
-    return tx.rows(statement, {**arguments, "session_ids": to_json(few or [])})
+    return tx.rows(statement, {**arguments, "session_ids": to_json(session_ids or [])})
 
 
 def with_parts(kept: set[str]) -> LiteralString:
@@ -124,7 +124,7 @@ def _arguments(tx: Tx, where: SessionFilter, limit: int) -> dict[str, Any]:
     }
 
 
-def _few(tx: Tx, where: SessionFilter, arguments: dict[str, Any]) -> list[str] | None:
+def _find_few_ids(tx: Tx, where: SessionFilter, arguments: dict[str, Any]) -> list[str] | None:
     """All sessions that meet some condition, when they are few; None when no condition says so."""
     for statement, more in _narrowing(where):
         found: list[str] = tx.gather(SQL[statement], {**arguments, **more})

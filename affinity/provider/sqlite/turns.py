@@ -4,8 +4,8 @@ A batch is one transaction. Each turn is checked against its fence; those that p
 by statement rather than turn by turn, so that a batch of fifty runs as many statements as a single turn. Order matters
 in three places: instances move on before messages are sent (a finished one takes none), children are created before
 anything is sent to them, and what a turn cancels goes last, as it may have been queued by that same turn. Items are
-put to sleep between the writes of the wakes to their own journals, whose inputs keep them awake, and those to others,
-which may wake them.
+parked between the writes of the wakes to their own journals, whose inputs keep them in the queue, and the writes to
+others, which may unpark them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from affinity.provider.contract import (
     WorkerIdentity,
     WorkKey,
 )
-from affinity.provider.sqlite import asleep, holds, releasing, replies, sessions
+from affinity.provider.sqlite import holds, parking, releasing, replies, sessions
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.journal_writes import JournalChecker
 from affinity.provider.sqlite.messages import insert_new, send
-from affinity.provider.sqlite.placing import ASLEEP, NOT_QUEUED, WorkItemPlacer
+from affinity.provider.sqlite.placing import NOT_QUEUED, PARKED, WorkItemPlacer
 from affinity.provider.sqlite.session_states import FenceChecker
 from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.sqlite.work_items import HeldItemRow, find, remove
@@ -65,11 +65,11 @@ def commit(
     _move_on(tx, identity, passed)
     checker.write_accepted()
     journals.write_accepted()
-    sleeping = asleep.put(tx, [item for one in passed for item in _sleepers(one.turn)])
+    parked = parking.park(tx, [item for one in passed for item in _parkable(one.turn)])
     journals.write_to_others()
     named = {item.session_id for one in passed for item in one.turn.work_items if item.session_id is not None}
     placer = WorkItemPlacer(tx, tokens, identity, named, may_lock=not caller.draining)
-    placed = iter([_place(placer, one.turn, sleeping) for one in passed])
+    placed = iter([_place(placer, one.turn, parked) for one in passed])
     placer.queue(timeouts.work_item_lock)
     acked = {held.session_id for one in passed for held in one.acked if held.session_id is not None}
     sessions.touch(tx, identity, acked | placer.sessions_here, timeouts.session_lock, placer.leases)
@@ -164,25 +164,25 @@ def _go_on(turn: Turn) -> tuple[Any, ...]:
 
 
 def _advance(turn: Turn, to: InstanceUpdate) -> tuple[Any, ...]:
-    told = (to.status, to.version, turn.custom_status, to.output, to.error, turn.unread)
-    return (turn.instance_id, len(turn.history), int(to.continued), *told)
+    values = (to.status, to.version, turn.custom_status, to.output, to.error, turn.unread)
+    return (turn.instance_id, len(turn.history), int(to.continued), *values)
 
 
-def _sleepers(turn: Turn) -> list[NewWorkItem]:
-    """Items that a turn puts to sleep, if their journals have no inputs."""
-    sleepers = [item for item in turn.work_items if item.asleep]
-    if not sleepers or _finishes(turn) or _continues(turn):
+def _parkable(turn: Turn) -> list[NewWorkItem]:
+    """Items that a turn parks, if their journals have no inputs."""
+    parkable = [item for item in turn.work_items if item.parked]
+    if not parkable or _finishes(turn) or _continues(turn):
         return []
-    return [item for item in sleepers if item.key.activity_id not in turn.cancel_activities]
+    return [item for item in parkable if item.key.activity_id not in turn.cancel_activities]
 
 
-def _place(placer: WorkItemPlacer, turn: Turn, sleeping: Collection[WorkKey]) -> list[Placed]:
+def _place(placer: WorkItemPlacer, turn: Turn, parked: Collection[WorkKey]) -> list[Placed]:
     given_up = set(turn.cancel_activities)
     return [
         NOT_QUEUED
-        if _finishes(turn) or item.key.activity_id in given_up or (item.asleep and _continues(turn))
-        else ASLEEP
-        if item.key in sleeping
+        if _finishes(turn) or item.key.activity_id in given_up or (item.parked and _continues(turn))
+        else PARKED
+        if item.key in parked
         else placer.place(item)
         for item in turn.work_items
     ]
@@ -195,7 +195,7 @@ def _cancel(tx: Tx, turns: Sequence[Turn]) -> None:
     ]
     timers = [(turn.instance_id, turn.execution_id, number) for turn in turns for number in turn.cancel_timers]
     if tx.many(SQL["cancel_activities"], activities) < len(activities):
-        tx.many(asleep.SQL["cancel"], activities)
+        tx.many(parking.SQL["cancel"], activities)
     tx.many(SQL["cancel_timers"], timers)
     clear(tx, [turn.instance_id for turn in turns if _finishes(turn)])
 

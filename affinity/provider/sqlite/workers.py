@@ -64,11 +64,11 @@ def register(
         raise worker_fenced(identity)
     timeline.advance(tx)
     code = {"app": profile.app, "code_version": profile.code_version}
-    told: dict[str, Any] = {"labels": json.dumps(dict(labels)), "capacity": profile.capacity, **code}
-    told |= {"tags": json.dumps(list(profile.tags.tags)), "only_tagged": profile.tags.only}
-    told["registered"] = json.dumps(profile.registered)
-    told["code_since"] = _version_since(tx, identity, code)
-    tx.run(SQL["put"], {**_named(identity), **told, "locked_until": tx.now + lease, "now": tx.now})
+    reported: dict[str, Any] = {"labels": json.dumps(dict(labels)), "capacity": profile.capacity, **code}
+    reported |= {"tags": json.dumps(list(profile.tags.tags)), "only_tagged": profile.tags.only}
+    reported["registered"] = json.dumps(profile.registered)
+    reported["code_since"] = _version_since(tx, identity, code)
+    tx.run(SQL["put"], {**_named(identity), **reported, "locked_until": tx.now + lease, "now": tx.now})
     if not resume and not known:  # an incarnation that registers twice has lost an answer, not its sessions
         sessions.inherit(tx, identity, profile.tags)
     return _lease(tx, lease)

@@ -147,10 +147,10 @@ class Env(AsyncBlock):
     async def describe(self) -> str:
         """The histories of the instances, and what they wait for. An error that leaves the block has it as a note."""
         try:
-            told = await describe(self.client)
+            found = await describe(self.client)
         except AffinityError as error:
-            told = f"the database cannot be read: {error!r}"
-        return f"affinity.testing.Env at {self.now():%Y-%m-%d %H:%M:%S}, {self.jumps} jumps: {told}"
+            found = f"the database cannot be read: {error!r}"
+        return f"affinity.testing.Env at {self.now():%Y-%m-%d %H:%M:%S}, {self.jumps} jumps: {found}"
 
     client: Client
     """A client of the database; the clock jumps while it waits."""

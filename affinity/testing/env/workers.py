@@ -255,9 +255,9 @@ class EnvWorker(Worker):
     def look(self) -> None:
         """Look for work now."""
         self._wanted += 1
-        self.runtime.services.wakeups.wake_fetcher()
+        self.runtime.services.notifier.notify_fetcher()
         if self.runtime.lease.is_drained_by_operator:  # the loop of the drain does not wait for the clock
-            self.runtime.services.wakeups.check_wanted.set()
+            self.runtime.services.notifier.check_wanted.set()
 
     @property
     def has_looked(self) -> bool:

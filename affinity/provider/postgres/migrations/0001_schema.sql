@@ -494,12 +494,12 @@ CREATE INDEX worker_queue_session ON worker_queue (session_id, route) WHERE sess
 CREATE INDEX worker_queue_order ON worker_queue (order_session, order_number) WHERE order_session IS NOT NULL;
 CREATE INDEX worker_queue_attend ON worker_queue (attend_at) WHERE attend_at IS NOT NULL;
 
--- Work items that are parked until an input of their journal queues them: see `NewWorkItem.asleep`. In a table of their own,
--- so no statement on the queue reads them. One row for an instance, written again and again in place. asleep: it waits for an
+-- Work items that are parked until an input of their journal queues them: see `NewWorkItem.parked`. In a table of their own,
+-- so no statement on the queue reads them. One row for an instance, written again and again in place. parked: it waits for an
 -- input; false: it was queued, or cancelled. A row counts for the generation and the execution that it names, and for no other
--- one of its instance. Its journal is the one of the instance's id: a transaction that changes `asleep` of a live execution
+-- one of its instance. Its journal is the one of the instance's id: a transaction that changes `parked` of a live execution
 -- has locked that. So no input is pending while an item is parked.
-CREATE TABLE asleep_items (
+CREATE TABLE parked_items (
     instance_id text COLLATE "C" PRIMARY KEY,
     generation text COLLATE "C" NOT NULL,
     execution_id bigint NOT NULL,
@@ -507,7 +507,7 @@ CREATE TABLE asleep_items (
     name text COLLATE "C" NOT NULL,
     session_id text COLLATE "C",
     payload text NOT NULL,
-    asleep boolean NOT NULL
+    parked boolean NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.05);
 
 -- Visible, and not locked by a live worker. The first condition reads the time once, so that an index serves it.
@@ -1086,7 +1086,7 @@ BEGIN
     WHERE o.id = c.id AND o.instance_id = c.instance_id;
 END $$;
 
--- Deletes instances, each with its tree of children if asked to, and tells the parents that stay. All of a tree goes, or
+-- Deletes instances, each with its tree of children if asked to, and notifies the parents that stay. All of a tree goes, or
 -- nothing of it: what has not ended goes only by force. Returns the instances that there are, and whether they go.
 --
 -- A turn that is being committed may add a child while we wait for its parent: the tree is read again until it is locked
@@ -1207,7 +1207,7 @@ BEGIN
     INSERT INTO ended_executions AS e (instance_id, execution_id, is_last, ended_at)
     VALUES (NEW.instance_id, OLD.execution_id, NEW.execution_id = OLD.execution_id, NEW.updated_at)
     ON CONFLICT (instance_id, execution_id) DO UPDATE SET is_last = excluded.is_last, ended_at = excluded.ended_at;
-    DELETE FROM asleep_items WHERE instance_id = NEW.instance_id AND asleep;
+    DELETE FROM parked_items WHERE instance_id = NEW.instance_id AND parked;
     RETURN NULL;
 END $$;
 
@@ -1216,7 +1216,7 @@ BEGIN
     DELETE FROM ended_executions WHERE instance_id = OLD.instance_id;
     DELETE FROM instance_sizes WHERE instance_id = OLD.instance_id;
     DELETE FROM message_keys WHERE instance_id = OLD.instance_id;
-    DELETE FROM asleep_items WHERE instance_id = OLD.instance_id;
+    DELETE FROM parked_items WHERE instance_id = OLD.instance_id;
     RETURN NULL;
 END $$;
 
@@ -1861,7 +1861,7 @@ DECLARE
 BEGIN
     FOR place, worker IN
         WITH item AS (
-            UPDATE asleep_items a SET asleep = false
+            UPDATE parked_items a SET parked = false
             FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, k)
             WHERE a.instance_id = w.instance_id
             RETURNING a.*, w.k
@@ -1900,7 +1900,7 @@ CREATE FUNCTION append_journals(
     _closes boolean[] = NULL, _sender text[] = NULL,
     _round bigint[] = NULL, _rounds bigint = 1, _only bigint[] = NULL, _journal bigint[] = NULL,
     OUT places bigint[], OUT outcomes text[], OUT seqs bigint[], OUT journal_ids bigint[], OUT created boolean[],
-    OUT woken boolean[], OUT holders text[]
+    OUT unparked boolean[], OUT holders text[]
 ) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     most quotas;
@@ -1908,23 +1908,23 @@ BEGIN
     SELECT * INTO most FROM quotas;
     IF _start_name IS NOT NULL OR _closes IS NOT NULL OR _round IS NOT NULL OR _only IS NOT NULL
        OR most.instance_bytes IS NOT NULL THEN
-        SELECT a.places, a.outcomes, a.seqs, a.journal_ids, a.created, a.woken, a.holders
-        INTO places, outcomes, seqs, journal_ids, created, woken, holders
+        SELECT a.places, a.outcomes, a.seqs, a.journal_ids, a.created, a.unparked, a.holders
+        INTO places, outcomes, seqs, journal_ids, created, unparked, holders
         FROM append_other_journals(_session, _kind, _entry_kind, _entry, _event, _wake, _input, _message,
             _unread_limit, _start_name, _start, _start_generation, _start_version, _start_journal, _start_parent, _answer,
             _answer_kind, _answer_wake, _drops, _closes, _sender, _round, _rounds, _only, _journal) a;
     ELSE
         PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
         WITH judged AS MATERIALIZED (
-            SELECT s.session_id, s.k, j.journal_id, r.route, coalesce(z.asleep, false) AS asleep,
-                coalesce(z.asleep AND _input[s.k] AND _message[s.k] IS NOT NULL, false) AS wakes,
+            SELECT s.session_id, s.k, j.journal_id, r.route, coalesce(z.parked, false) AS parked,
+                coalesce(z.parked AND _input[s.k] AND _message[s.k] IS NOT NULL, false) AS unparks,
                 coalesce(e.seq, j.last_seq + (_entry_kind[s.k] IS NOT NULL)::int) AS seq,
                 CASE
                     WHEN (j.journal_id <> _journal[s.k]) IS TRUE OR j.journal_id IS NULL THEN 'unknown'
                     WHEN j.kind <> _kind[s.k] THEN 'other_kind'
                     WHEN e.seq IS NOT NULL THEN 'repeated'
                     WHEN j.closed OR i.instance_id IS NOT NULL AND r.route IS NULL THEN 'closed'
-                    WHEN _message[s.k] IS NULL OR z.asleep AND _input[s.k] THEN NULL
+                    WHEN _message[s.k] IS NULL OR z.parked AND _input[s.k] THEN NULL
                     WHEN i.instance_id IS NULL THEN 'unknown'
                     WHEN i.unread + (
                         SELECT count(*) FROM (
@@ -1945,14 +1945,14 @@ BEGIN
                     CASE WHEN j.base_id IS NOT NULL THEN find_inherited_event(j.journal_id, _event[s.k]) END) AS seq
                 WHERE _event[s.k] IS NOT NULL) e ON true
             LEFT JOIN LATERAL (
-                SELECT a.asleep FROM asleep_items a
+                SELECT a.parked FROM parked_items a
                 WHERE a.instance_id = s.session_id AND a.generation = i.generation AND a.execution_id = i.execution_id OFFSET 0
             ) z ON true
         ), sent AS (
             INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
             SELECT p.session_id, p.route, (SELECT clock()),
-                replace(replace(_message[p.k], '"$SEQ"', p.seq::text), '"$ASLEEP"', p.asleep::text)
-            FROM judged p WHERE p.outcome IS NULL AND _message[p.k] IS NOT NULL AND NOT p.wakes ORDER BY p.k
+                replace(replace(_message[p.k], '"$SEQ"', p.seq::text), '"$PARKED"', p.parked::text)
+            FROM judged p WHERE p.outcome IS NULL AND _message[p.k] IS NOT NULL AND NOT p.unparks ORDER BY p.k
         ), entered AS (
             INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, event_id, wake_id, payload)
             SELECT p.journal_id, p.seq, (SELECT clock()), _input[p.k], _entry_kind[p.k], _event[p.k], _wake[p.k],
@@ -1964,13 +1964,13 @@ BEGIN
             FROM judged p WHERE j.journal_id = p.journal_id AND p.outcome IS NULL
         )
         SELECT array_agg(p.k), array_agg(p.outcome), array_agg(p.seq), array_agg(p.journal_id), array_agg(false),
-            array_agg(p.wakes AND p.outcome IS NULL)
-        INTO places, outcomes, seqs, journal_ids, created, woken
+            array_agg(p.unparks AND p.outcome IS NULL)
+        INTO places, outcomes, seqs, journal_ids, created, unparked
         FROM judged p;
-        IF true = ANY (woken) THEN
+        IF true = ANY (unparked) THEN
             holders := unpark_items(ARRAY (
-                SELECT CASE WHEN p.woken THEN _session[p.k] END
-                FROM unnest(places, woken) WITH ORDINALITY AS p (k, woken, x) ORDER BY p.x));
+                SELECT CASE WHEN p.unparked THEN _session[p.k] END
+                FROM unnest(places, unparked) WITH ORDINALITY AS p (k, unparked, x) ORDER BY p.x));
         END IF;
     END IF;
 END $$;
@@ -1985,7 +1985,7 @@ CREATE FUNCTION append_other_journals(
     _closes boolean[] = NULL, _sender text[] = NULL,
     _round bigint[] = NULL, _rounds bigint = 1, _only bigint[] = NULL, _journal bigint[] = NULL,
     OUT places bigint[], OUT outcomes text[], OUT seqs bigint[], OUT journal_ids bigint[], OUT created boolean[],
-    OUT woken boolean[], OUT holders text[]
+    OUT unparked boolean[], OUT holders text[]
 ) LANGUAGE plpgsql AS $$
 DECLARE
     fresh bigint[];  -- journals that this batch has created
@@ -1993,8 +1993,8 @@ DECLARE
     ids bigint[];    -- journals,
     found text[];    -- outcomes, NULL: it passes,
     numbers bigint[]; -- numbers,
-    sleeping boolean[]; -- and whether an item of the instance sleeps
-    waking text[];   -- instances whose items it queues
+    is_parked boolean[]; -- and whether an item of the instance is parked
+    unparking text[];   -- instances whose items it queues
     refused text[];
     accepted bigint[];
 BEGIN
@@ -2017,14 +2017,14 @@ BEGIN
     END IF;
     PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
     FOR this IN 1 .. _rounds LOOP
-        SELECT array_agg(a.k), array_agg(a.journal_id), array_agg(a.outcome), array_agg(a.seq), array_agg(a.asleep)
-        INTO at, ids, found, numbers, sleeping
+        SELECT array_agg(a.k), array_agg(a.journal_id), array_agg(a.outcome), array_agg(a.seq), array_agg(a.parked)
+        INTO at, ids, found, numbers, is_parked
         FROM (
             SELECT s.k, j.journal_id, coalesce(e.seq, j.last_seq + (_entry_kind[s.k] IS NOT NULL)::int) AS seq,
                 coalesce((
-                    SELECT z.asleep FROM asleep_items z
+                    SELECT z.parked FROM parked_items z
                     WHERE z.instance_id = s.session_id AND z.generation = i.generation AND z.execution_id = i.execution_id
-                ), false) AS asleep,
+                ), false) AS parked,
                 CASE
                     WHEN (j.journal_id <> _journal[s.k]) IS TRUE OR j.journal_id IS NULL AND (_start_name[s.k] IS NULL OR _entry_kind[s.k] IS NULL)
                       OR j.last_seq = 0 AND j.journal_id = ANY (fresh) AND _start_name[s.k] IS NULL THEN 'unknown'
@@ -2058,14 +2058,14 @@ BEGIN
         IF 'raced' = ANY (found) THEN
             PERFORM refuse(); -- the journal, or the instance, was deleted in this moment
         END IF;
-        waking := ARRAY (
-            SELECT CASE WHEN p.asleep AND p.outcome IS NULL AND _input[p.k] AND _message[p.k] IS NOT NULL
+        unparking := ARRAY (
+            SELECT CASE WHEN p.parked AND p.outcome IS NULL AND _input[p.k] AND _message[p.k] IS NOT NULL
                         THEN _session[p.k] END
-            FROM unnest(at, found, sleeping) WITH ORDINALITY AS p (k, outcome, asleep, x) ORDER BY p.x);
+            FROM unnest(at, found, is_parked) WITH ORDINALITY AS p (k, outcome, parked, x) ORDER BY p.x);
         -- The quota and the number of unread messages count as for messages; so does the text.
         accepted := ARRAY (
-            SELECT p.x FROM unnest(at, found, waking) WITH ORDINALITY AS p (k, outcome, waking, x)
-            WHERE p.outcome IS NULL AND p.waking IS NULL AND _message[p.k] IS NOT NULL ORDER BY p.x);
+            SELECT p.x FROM unnest(at, found, unparking) WITH ORDINALITY AS p (k, outcome, unparking, x)
+            WHERE p.outcome IS NULL AND p.unparking IS NULL AND _message[p.k] IS NOT NULL ORDER BY p.x);
         IF accepted <> '{}' THEN
             SELECT array_agg(CASE m.delivery WHEN 'finished' THEN 'closed' WHEN 'delivered' THEN NULL
                              ELSE coalesce(m.delivery, 'raced') END ORDER BY a.x)
@@ -2076,7 +2076,7 @@ BEGIN
                 array_fill(NULL::text, ARRAY[cardinality(accepted)]),
                 ARRAY (
                     SELECT replace(
-                        replace(_message[at[a.x]], '"$SEQ"', numbers[a.x]::text), '"$ASLEEP"', sleeping[a.x]::text)
+                        replace(_message[at[a.x]], '"$SEQ"', numbers[a.x]::text), '"$PARKED"', is_parked[a.x]::text)
                     FROM unnest(accepted) AS a (x)),
                 array_fill(0::float8, ARRAY[cardinality(accepted)]),
                 array_fill(NULL::bigint, ARRAY[cardinality(accepted)]),
@@ -2114,10 +2114,10 @@ BEGIN
         outcomes := outcomes || found;
         seqs := seqs || numbers;
         journal_ids := journal_ids || ids;
-        woken := woken || ARRAY (SELECT w.id IS NOT NULL FROM unnest(waking) WITH ORDINALITY AS w (id, x) ORDER BY w.x);
-        IF true = ANY (woken) THEN -- in this round or before
-            holders := coalesce(holders, array_fill(NULL::text, ARRAY[cardinality(woken) - cardinality(at)]))
-                || unpark_items(waking);
+        unparked := unparked || ARRAY (SELECT w.id IS NOT NULL FROM unnest(unparking) WITH ORDINALITY AS w (id, x) ORDER BY w.x);
+        IF true = ANY (unparked) THEN -- in this round or before
+            holders := coalesce(holders, array_fill(NULL::text, ARRAY[cardinality(unparked) - cardinality(at)]))
+                || unpark_items(unparking);
         END IF;
     END LOOP;
     created := ARRAY (
@@ -2136,37 +2136,37 @@ BEGIN
     END IF;
 END $$;
 
--- One input of a journal that is there, for an instance whose next work item sleeps: the append of a client that makes one at
+-- One input of a journal that is there, for an instance whose next work item is parked: the append of a client that makes one at
 -- a time, with scalars in place of arrays of one element. All else is done by `append_journals`, with the same answer.
 CREATE FUNCTION append_input(
     _session text, _kind text, _entry_kind text, _entry text, _event text, _message text, _unread_limit bigint,
-    OUT outcome text, OUT seq bigint, OUT journal bigint, OUT woken boolean, OUT holder text
+    OUT outcome text, OUT seq bigint, OUT journal bigint, OUT unparked boolean, OUT holder text
 ) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     base bigint;
-    item asleep_items;
+    item parked_items;
     route text;
     moment timestamptz;
 BEGIN
-    woken := false;
+    unparked := false;
     SELECT j.journal_id, j.last_seq + 1, j.base_id INTO journal, seq, base FROM journals j
     WHERE j.session_id = _session AND j.kind = _kind AND NOT j.closed FOR NO KEY UPDATE;
     IF FOUND THEN
         PERFORM FROM journal_entries e WHERE e.journal_id = journal AND e.event_id = _event;
         IF NOT FOUND AND (base IS NULL OR find_inherited_event(journal, _event) IS NULL) THEN
-            UPDATE asleep_items a SET asleep = false
+            UPDATE parked_items a SET parked = false
             FROM instances i
-            WHERE a.instance_id = _session AND a.asleep
+            WHERE a.instance_id = _session AND a.parked
               AND i.instance_id = a.instance_id AND i.generation = a.generation AND i.execution_id = a.execution_id
               AND i.status IN ('pending', 'running', 'suspended')
               AND NOT EXISTS (SELECT FROM quotas q WHERE q.instance_bytes IS NOT NULL)
             RETURNING a.* INTO item;
-            woken := FOUND;
+            unparked := FOUND;
         END IF;
     END IF;
-    IF NOT woken THEN
-        SELECT a.outcomes[1], a.seqs[1], a.journal_ids[1], a.woken[1], a.holders[1]
-        INTO outcome, seq, journal, woken, holder
+    IF NOT unparked THEN
+        SELECT a.outcomes[1], a.seqs[1], a.journal_ids[1], a.unparked[1], a.holders[1]
+        INTO outcome, seq, journal, unparked, holder
         FROM append_journals(ARRAY[_session], ARRAY[_kind], ARRAY[_entry_kind], ARRAY[_entry], ARRAY[_event],
             ARRAY[NULL], ARRAY[true], ARRAY[_message], ARRAY[_unread_limit]) a;
         RETURN;
@@ -2217,9 +2217,9 @@ BEGIN
     RETURN coalesce(cardinality(session), 0);
 END $$;
 
--- Puts items to sleep, called behind a commit of their turns and what wakes have added to their journals; before that,
--- removes items that the turns cancel. Those that may not sleep are queued. By position: NULL if the item sleeps, else the
--- worker that is to fetch it, or an empty text; NULL: all sleep. `_lock` has the sessions of the journals, unless the
+-- Parks items, called behind a commit of their turns and what wakes have added to their journals; before that,
+-- removes items that the turns cancel. Items that may not be parked are queued. By position: NULL if the item is parked, else the
+-- worker that is to fetch it, or an empty text; NULL: all are parked. `_lock` has the sessions of the journals, unless the
 -- transaction has locked these.
 CREATE FUNCTION park_items(
     _instance text[] = NULL, _generation text[] = NULL, _execution bigint[] = NULL, _activity bigint[] = NULL,
@@ -2227,24 +2227,24 @@ CREATE FUNCTION park_items(
     _cancel_instance text[] = NULL, _cancel_execution bigint[] = NULL, _cancel_activity bigint[] = NULL
 ) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
-    awake text[];
+    busy text[];
     queued text[];
 BEGIN
     -- Only a commit of an instance adds its row. Most instances that cancel something have none.
-    IF _instance IS NULL AND (SELECT true FROM asleep_items a WHERE a.instance_id = ANY (_cancel_instance) LIMIT 1) IS NULL THEN
+    IF _instance IS NULL AND (SELECT true FROM parked_items a WHERE a.instance_id = ANY (_cancel_instance) LIMIT 1) IS NULL THEN
         RETURN NULL;
     END IF;
     IF _lock IS NOT NULL THEN
         PERFORM FROM journals j WHERE j.session_id = ANY (_lock) ORDER BY j.session_id FOR NO KEY UPDATE;
     END IF;
     IF _cancel_instance IS NOT NULL THEN
-        UPDATE asleep_items a SET asleep = false
+        UPDATE parked_items a SET parked = false
         FROM unnest(_cancel_instance) WITH ORDINALITY AS c (instance_id, k)
         WHERE a.instance_id = c.instance_id AND a.execution_id = _cancel_execution[c.k]
-          AND a.activity_id = _cancel_activity[c.k] AND a.asleep;
+          AND a.activity_id = _cancel_activity[c.k] AND a.parked;
         -- What an append has queued after the commit had looked into the queue.
         DELETE FROM worker_queue q
-        USING unnest(_cancel_instance) WITH ORDINALITY AS c (instance_id, k) JOIN asleep_items a USING (instance_id)
+        USING unnest(_cancel_instance) WITH ORDINALITY AS c (instance_id, k) JOIN parked_items a USING (instance_id)
         WHERE a.execution_id = _cancel_execution[c.k] AND a.activity_id = _cancel_activity[c.k]
           AND q.instance_id = a.instance_id AND q.execution_id = a.execution_id AND q.activity_id = a.activity_id;
     END IF;
@@ -2252,7 +2252,7 @@ BEGIN
         RETURN NULL;
     END IF;
     WITH put AS (
-        INSERT INTO asleep_items AS a (instance_id, generation, execution_id, activity_id, name, session_id, payload, asleep)
+        INSERT INTO parked_items AS a (instance_id, generation, execution_id, activity_id, name, session_id, payload, parked)
         SELECT w.instance_id, _generation[w.k], _execution[w.k], _activity[w.k], _name[w.k], _session[w.k], _payload[w.k],
             CASE
                 WHEN j.journal_id IS NULL THEN false
@@ -2267,15 +2267,15 @@ BEGIN
         LEFT JOIN journals j ON j.session_id = w.instance_id
         ON CONFLICT (instance_id) DO UPDATE
         SET generation = excluded.generation, execution_id = excluded.execution_id, activity_id = excluded.activity_id,
-            name = excluded.name, session_id = excluded.session_id, payload = excluded.payload, asleep = excluded.asleep
-        RETURNING a.instance_id, a.asleep
+            name = excluded.name, session_id = excluded.session_id, payload = excluded.payload, parked = excluded.parked
+        RETURNING a.instance_id, a.parked
     )
-    SELECT array_agg(p.instance_id) FILTER (WHERE NOT p.asleep) INTO awake FROM put p;
-    IF awake IS NULL THEN
+    SELECT array_agg(p.instance_id) FILTER (WHERE NOT p.parked) INTO busy FROM put p;
+    IF busy IS NULL THEN
         RETURN NULL;
     END IF;
     queued := ARRAY (
-        SELECT CASE WHEN w.instance_id = ANY (awake) THEN w.instance_id END
+        SELECT CASE WHEN w.instance_id = ANY (busy) THEN w.instance_id END
         FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, k) ORDER BY w.k);
     RETURN ARRAY (
         SELECT CASE WHEN p.instance_id IS NOT NULL THEN coalesce(p.holder, '') END
@@ -3081,8 +3081,8 @@ END $$;
 -- of a worker that has little to do with conversations. As `commit_fused_turn`, for the same reason.
 
 -- Commits such a turn as `commit_turns` and `write_journals` do, or raises `refuse`. It also refuses a turn if the state is of
--- another session than the result, or of a session without a row, or if the item may not sleep: then those two functions commit
--- it. The entries are of this wake; none is an input, and none has an event id. An item asleep is of the instance whose journal
+-- another session than the result, or of a session without a row, or if the item may not be parked: then those two functions commit
+-- it. The entries are of this wake; none is an input, and none has an event id. A parked item is of the instance whose journal
 -- this is.
 CREATE FUNCTION commit_wake(
     _worker text, _incarnation text, _session_lock float8, _touch_below float8,
@@ -3094,7 +3094,7 @@ CREATE FUNCTION commit_wake(
     _state_encoding text = NULL, _state_schema bigint = NULL, _state_kind text = NULL, _state_name text = NULL,
     _state_parent text = NULL, _state_labels text = NULL, _state_messages bigint = NULL,
     _state_participants text = NULL,
-    _asleep_activity bigint = NULL, _asleep_name text = NULL, _asleep_session text = NULL, _asleep_payload text = NULL
+    _parked_activity bigint = NULL, _parked_name text = NULL, _parked_session text = NULL, _parked_payload text = NULL
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     acked text;             -- session of the result
@@ -3176,19 +3176,19 @@ BEGIN
         DELETE FROM journal_streams s WHERE s.journal_id = _journal;
     END IF;
 
-    IF _asleep_activity IS NOT NULL THEN
+    IF _parked_activity IS NOT NULL THEN
         PERFORM FROM journal_entries e WHERE e.journal_id = _journal AND e.is_input AND e.seq > _processed LIMIT 1;
         IF FOUND OR _processed < inherited THEN
             PERFORM refuse();
         END IF;
         -- No other transaction adds the row of an instance that is locked.
-        UPDATE asleep_items a
-        SET generation = _generation, execution_id = _execution, activity_id = _asleep_activity, name = _asleep_name,
-            session_id = _asleep_session, payload = _asleep_payload, asleep = true
+        UPDATE parked_items a
+        SET generation = _generation, execution_id = _execution, activity_id = _parked_activity, name = _parked_name,
+            session_id = _parked_session, payload = _parked_payload, parked = true
         WHERE a.instance_id = _instance;
         IF NOT FOUND THEN
-            INSERT INTO asleep_items (instance_id, generation, execution_id, activity_id, name, session_id, payload, asleep)
-            VALUES (_instance, _generation, _execution, _asleep_activity, _asleep_name, _asleep_session, _asleep_payload,
+            INSERT INTO parked_items (instance_id, generation, execution_id, activity_id, name, session_id, payload, parked)
+            VALUES (_instance, _generation, _execution, _parked_activity, _parked_name, _parked_session, _parked_payload,
                 true);
         END IF;
     END IF;

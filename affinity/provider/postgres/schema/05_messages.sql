@@ -249,7 +249,7 @@ BEGIN
     WHERE o.id = c.id AND o.instance_id = c.instance_id;
 END $$;
 
--- Deletes instances, each with its tree of children if asked to, and tells the parents that stay. All of a tree goes, or
+-- Deletes instances, each with its tree of children if asked to, and notifies the parents that stay. All of a tree goes, or
 -- nothing of it: what has not ended goes only by force. Returns the instances that there are, and whether they go.
 --
 -- A turn that is being committed may add a child while we wait for its parent: the tree is read again until it is locked
@@ -370,7 +370,7 @@ BEGIN
     INSERT INTO ended_executions AS e (instance_id, execution_id, is_last, ended_at)
     VALUES (NEW.instance_id, OLD.execution_id, NEW.execution_id = OLD.execution_id, NEW.updated_at)
     ON CONFLICT (instance_id, execution_id) DO UPDATE SET is_last = excluded.is_last, ended_at = excluded.ended_at;
-    DELETE FROM asleep_items WHERE instance_id = NEW.instance_id AND asleep;
+    DELETE FROM parked_items WHERE instance_id = NEW.instance_id AND parked;
     RETURN NULL;
 END $$;
 
@@ -379,7 +379,7 @@ BEGIN
     DELETE FROM ended_executions WHERE instance_id = OLD.instance_id;
     DELETE FROM instance_sizes WHERE instance_id = OLD.instance_id;
     DELETE FROM message_keys WHERE instance_id = OLD.instance_id;
-    DELETE FROM asleep_items WHERE instance_id = OLD.instance_id;
+    DELETE FROM parked_items WHERE instance_id = OLD.instance_id;
     RETURN NULL;
 END $$;
 

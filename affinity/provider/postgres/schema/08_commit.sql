@@ -583,8 +583,8 @@ END $$;
 -- of a worker that has little to do with conversations. As `commit_fused_turn`, for the same reason.
 
 -- Commits such a turn as `commit_turns` and `write_journals` do, or raises `refuse`. It also refuses a turn if the state is of
--- another session than the result, or of a session without a row, or if the item may not sleep: then those two functions commit
--- it. The entries are of this wake; none is an input, and none has an event id. An item asleep is of the instance whose journal
+-- another session than the result, or of a session without a row, or if the item may not be parked: then those two functions commit
+-- it. The entries are of this wake; none is an input, and none has an event id. A parked item is of the instance whose journal
 -- this is.
 CREATE FUNCTION commit_wake(
     _worker text, _incarnation text, _session_lock float8, _touch_below float8,
@@ -596,7 +596,7 @@ CREATE FUNCTION commit_wake(
     _state_encoding text = NULL, _state_schema bigint = NULL, _state_kind text = NULL, _state_name text = NULL,
     _state_parent text = NULL, _state_labels text = NULL, _state_messages bigint = NULL,
     _state_participants text = NULL,
-    _asleep_activity bigint = NULL, _asleep_name text = NULL, _asleep_session text = NULL, _asleep_payload text = NULL
+    _parked_activity bigint = NULL, _parked_name text = NULL, _parked_session text = NULL, _parked_payload text = NULL
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     acked text;             -- session of the result
@@ -678,19 +678,19 @@ BEGIN
         DELETE FROM journal_streams s WHERE s.journal_id = _journal;
     END IF;
 
-    IF _asleep_activity IS NOT NULL THEN
+    IF _parked_activity IS NOT NULL THEN
         PERFORM FROM journal_entries e WHERE e.journal_id = _journal AND e.is_input AND e.seq > _processed LIMIT 1;
         IF FOUND OR _processed < inherited THEN
             PERFORM refuse();
         END IF;
         -- No other transaction adds the row of an instance that is locked.
-        UPDATE asleep_items a
-        SET generation = _generation, execution_id = _execution, activity_id = _asleep_activity, name = _asleep_name,
-            session_id = _asleep_session, payload = _asleep_payload, asleep = true
+        UPDATE parked_items a
+        SET generation = _generation, execution_id = _execution, activity_id = _parked_activity, name = _parked_name,
+            session_id = _parked_session, payload = _parked_payload, parked = true
         WHERE a.instance_id = _instance;
         IF NOT FOUND THEN
-            INSERT INTO asleep_items (instance_id, generation, execution_id, activity_id, name, session_id, payload, asleep)
-            VALUES (_instance, _generation, _execution, _asleep_activity, _asleep_name, _asleep_session, _asleep_payload,
+            INSERT INTO parked_items (instance_id, generation, execution_id, activity_id, name, session_id, payload, parked)
+            VALUES (_instance, _generation, _execution, _parked_activity, _parked_name, _parked_session, _parked_payload,
                 true);
         END IF;
     END IF;

@@ -94,28 +94,28 @@ class DatabaseThread:
         try:
             self._database.close()
         finally:
-            self._tell(self._close_answered)
+            self._post(self._close_answered)
 
     def _answer(self, call: _ThreadCall) -> None:
         try:
             result = call.work()
         except BaseException as error:  # it belongs to the caller, whatever it is
-            self._tell(_fail, call.answer, error)
+            self._post(_fail, call.answer, error)
         else:
-            self._tell(_succeed, call.answer, result)
+            self._post(_succeed, call.answer, result)
 
     def _look(self, pause: float) -> float:
         """Check for another connection's commit; seconds until the next check."""
         try:
             changed = self._database.changed()
         except ProviderError:
-            changed = True  # the worker that is woken gets the error in a call of its own
+            changed = True  # the worker that is notified gets the error in a call of its own
         if not changed:
             return min(pause * WATCH_GROWTH, WATCH_EVERY[1])
-        self._tell(self._on_change)
+        self._post(self._on_change)
         return WATCH_EVERY[0]
 
-    def _tell(self, callback: Callable[..., object], *args: object) -> None:
+    def _post(self, callback: Callable[..., object], *args: object) -> None:
         with suppress(RuntimeError):  # the loop is gone, and with it everyone who waited
             self._loop.call_soon_threadsafe(callback, *args)
 

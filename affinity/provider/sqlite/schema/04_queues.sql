@@ -109,10 +109,10 @@ BEGIN
     WHERE id = NEW.id;
 END;
 
--- Work items that are parked until an input of their journal queues them: see `NewWorkItem.asleep`. They are in no queue, and no
+-- Work items that are parked until an input of their journal queues them: see `NewWorkItem.parked`. They are in no queue, and no
 -- verb of a queue finds them. Of each instance the last one; removed with the execution in which it was scheduled. While one is
 -- here, its journal has no pending input, except inputs without a message, which queue nothing.
-CREATE TABLE asleep_items (
+CREATE TABLE parked_items (
     instance_id  TEXT PRIMARY KEY,
     execution_id INTEGER NOT NULL,
     activity_id  INTEGER NOT NULL,
@@ -129,7 +129,7 @@ BEGIN
     INSERT INTO ended_executions (instance_id, execution_id, is_last, ended_at)
     VALUES (NEW.instance_id, OLD.execution_id, NEW.execution_id = OLD.execution_id, NEW.updated_at)
     ON CONFLICT (instance_id, execution_id) DO UPDATE SET is_last = excluded.is_last, ended_at = excluded.ended_at;
-    DELETE FROM asleep_items WHERE instance_id = NEW.instance_id;
+    DELETE FROM parked_items WHERE instance_id = NEW.instance_id;
 END;
 
 CREATE TRIGGER instance_deleted AFTER DELETE ON instances
@@ -137,5 +137,5 @@ BEGIN
     DELETE FROM ended_executions WHERE instance_id = OLD.instance_id;
     DELETE FROM instance_sizes WHERE instance_id = OLD.instance_id;
     DELETE FROM message_keys WHERE instance_id = OLD.instance_id;
-    DELETE FROM asleep_items WHERE instance_id = OLD.instance_id;
+    DELETE FROM parked_items WHERE instance_id = OLD.instance_id;
 END;

@@ -171,7 +171,7 @@ class BatchRules(Rules):
         assert list(await provider.delete_instance([])) == []
         assert await provider.release_unknown_locks(identity, []) == 0
         await provider.release_instance(identity, [])
-        await provider.wake({})
+        await provider.notify_workers({})
 
     async def test_releases_are_made_one_by_one(self, cluster: Cluster) -> None:
         """One call can free instances, hand them over, and ignore foreign ones (contract: release_instance)."""

@@ -100,7 +100,7 @@ class CapacityRules(Rules):
         assert (len(instances.items), instances.unclaimed_remaining) == (50, False)
 
     async def test_a_fetch_that_ends_at_its_limit_says_whether_there_is_more(self, cluster: Cluster) -> None:
-        """``limit_reached`` tells whether the caller could get more, for each kind of item (contract:
+        """``limit_reached`` says whether the caller could get more, for each kind of item (contract:
         WorkFetch.limit_reached).
         """
         a = await cluster.worker("a")
@@ -145,7 +145,7 @@ class CapacityRules(Rules):
     async def test_concurrent_fetches_of_one_worker_do_not_exceed_the_capacity(self, cluster: Cluster) -> None:
         """Concurrent fetches of one worker through several provider objects stay within its capacity (design 4.7)."""
         a = await cluster.worker("a")
-        fetchers = [await cluster.beside(a) for _ in range(4)]
+        fetchers = [await cluster.same_worker(a) for _ in range(4)]
         await cluster.enqueue(*[f"s{number}" for number in range(40)])
         await concurrently(*(lambda peer=peer: peer.take_all(max_sessions=5) for peer in fetchers))
         assert len(await cluster.holders()) == 5

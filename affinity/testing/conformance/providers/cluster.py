@@ -95,7 +95,7 @@ class Cluster:
         await peer.register()
         return peer
 
-    async def beside(self, peer: Peer) -> Peer:
+    async def same_worker(self, peer: Peer) -> Peer:
         """The same process with a further provider object."""
         return Peer(await self.open(), peer.identity, peer.tags)
 

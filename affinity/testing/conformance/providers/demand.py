@@ -73,7 +73,7 @@ class DemandRules(Rules):
         assert (await self._demand(cluster)).capacity == 36
 
     async def test_a_registration_replaces_the_capacity(self, cluster: Cluster) -> None:
-        """A worker that registers again tells its capacity anew (contract: WorkerInfo.capacity)."""
+        """A worker that registers again reports its capacity again (contract: WorkerInfo.capacity)."""
         a = await cluster.worker("a", capacity=2)
         await a.register(resume=True, capacity=3)
         assert [row.capacity for row in await a.provider.list_workers() if row.worker_id == "a"] == [3]

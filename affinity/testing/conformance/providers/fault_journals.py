@@ -20,7 +20,13 @@ from affinity.journal import (
 from affinity.provider.contract import Provider
 from affinity.testing.conformance.providers.builders import payloads
 from affinity.testing.conformance.providers.fault_fixtures import Attempt, FaultFixtures, once, returns, same
-from affinity.testing.conformance.providers.journal_driver import Conversation, Waker, journals, new_input, output
+from affinity.testing.conformance.providers.journal_driver import (
+    Conversation,
+    ConversationOwner,
+    journals,
+    new_input,
+    output,
+)
 from affinity.testing.conformance.providers.lineage import creation_of
 
 
@@ -122,25 +128,25 @@ async def notify_journals(fixtures: FaultFixtures) -> Attempt:
 class JournalWriteOnce:
     """A write to the journal of a conversation with one input, which must be committed once."""
 
-    def __init__(self, fixtures: FaultFixtures, waker: Waker, write: JournalWrite) -> None:
+    def __init__(self, fixtures: FaultFixtures, owner: ConversationOwner, write: JournalWrite) -> None:
         self.write = write
         self._fixtures = fixtures
-        self._waker = waker
+        self._owner = owner
 
     @classmethod
     async def prepare(cls, fixtures: FaultFixtures) -> JournalWriteOnce:
         """On a new conversation, with an input for another one."""
         name = fixtures.name("c")
         await Conversation(fixtures.clean.provider, name).append()
-        waker = await Waker.of(fixtures.clean, name)
+        owner = await ConversationOwner.of(fixtures.clean, name)
         request = NewRequest(request_id="r", kind="confirm", payload="1")
         appends = [new_input(fixtures.name("d"))]
         appends += [new_input("none", start=None, if_refused=new_input(name, "back", start=None))]
-        return cls(fixtures, waker, await waker.new_write(entries=[output()], requests=[request], appends=appends))
+        return cls(fixtures, owner, await owner.new_write(entries=[output()], requests=[request], appends=appends))
 
     async def check(self) -> None:
         """It was committed once."""
-        talk = self._waker.conversation
+        talk = self._owner.conversation
         assert await talk.texts() == ["hello", "answer", "back"]
         assert (await talk.page()).processed == 1
         assert len(await talk.requests()) == 1
@@ -153,9 +159,9 @@ async def _conversation(fixtures: FaultFixtures) -> Conversation:
     """Three entries, the last two of a wake."""
     name = fixtures.name("c")
     await Conversation(fixtures.clean.provider, name).append(event_id="e")
-    waker = await Waker.of(fixtures.clean, name)
-    await waker.wake(entries=[output("1"), output("2")])
-    return waker.conversation
+    owner = await ConversationOwner.of(fixtures.clean, name)
+    await owner.commit_wake(entries=[output("1"), output("2")])
+    return owner.conversation
 
 
 async def _remove(fixtures: FaultFixtures, name: str) -> None:
@@ -180,10 +186,10 @@ def _reading(read: Callable[[Provider, str], Awaitable[Any]]) -> Callable[[Fault
     async def prepare(fixtures: FaultFixtures) -> Attempt:
         name = fixtures.name("c")
         await Conversation(fixtures.clean.provider, name).append()
-        waker = await Waker.of(fixtures.clean, name)
+        owner = await ConversationOwner.of(fixtures.clean, name)
         request = NewRequest(request_id="r", kind="confirm", payload="1")
-        await waker.wake(entries=[output()], requests=[request], revisits=[NewRevisit(key="k", delay=0.0)])
-        await waker.conversation.stream(1, wake_id="w2")
+        await owner.commit_wake(entries=[output()], requests=[request], revisits=[NewRevisit(key="k", delay=0.0)])
+        await owner.conversation.stream(1, wake_id="w2")
         return same(fixtures, lambda provider: read(provider, name), lambda: _remove(fixtures, name))
 
     return prepare

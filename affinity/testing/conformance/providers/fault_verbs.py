@@ -217,8 +217,8 @@ async def hints(fixtures: FaultFixtures) -> Attempt:
 
 
 @_verb
-async def wake(fixtures: FaultFixtures) -> Attempt:
-    return Attempt(lambda: fixtures.provider.wake({"a": Hint(), None: Hint()}, [fixtures.name("i")]))
+async def notify_workers(fixtures: FaultFixtures) -> Attempt:
+    return Attempt(lambda: fixtures.provider.notify_workers({"a": Hint(), None: Hint()}, [fixtures.name("i")]))
 
 
 # --- the client
@@ -336,8 +336,8 @@ async def report_session_moves(fixtures: FaultFixtures) -> Attempt:
     report = [MoveReport(move.epoch, 0.5, fixtures.number)]
 
     async def then() -> None:
-        (told,) = await listed(MoveFilter(session_id=session), limit=1)
-        assert (told.hydrate_seconds, told.hydrate_bytes) == (0.5, fixtures.number)
+        (move,) = await listed(MoveFilter(session_id=session), limit=1)
+        assert (move.hydrate_seconds, move.hydrate_bytes) == (0.5, fixtures.number)
 
     return returns([move.reason], lambda: fixtures.provider.report_session_moves(report), then)
 

@@ -1,4 +1,4 @@
-"""Hints: the calls that wake a worker; and the verbs of a provider object itself."""
+"""Hints: the calls that notify a worker; and the verbs of a provider object itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATIENCE = 30.0  # seconds of real time; a wait ends when the hint comes
 
 
 class HintRules(Rules):
-    """Which workers a hint wakes, and its flags (contract: hints, wake)."""
+    """Which workers a hint reaches, and its flags (contract: hints, notify_workers)."""
 
     async def test_closing_is_idempotent(self, cluster: Cluster) -> None:
         """Closing twice is allowed, and other provider objects continue to work (contract: aclose)."""
@@ -29,14 +29,14 @@ class HintRules(Rules):
         assert (await cluster.open()).dialect
 
     async def test_a_hint_reaches_the_worker_that_it_names(self, cluster: Cluster) -> None:
-        """A hint reaches the named worker with its flags (contract: wake)."""
+        """A hint reaches the named worker with its flags (contract: notify_workers)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         async with a.provider.hints(a.identity) as source:
-            await b.provider.wake({"a": Hint(work=False, cancel=True)})
+            await b.provider.notify_workers({"a": Hint(work=False, cancel=True)})
             assert (await self._collect(source, 1)).cancel
 
     async def test_a_hint_to_all_reaches_all(self, cluster: Cluster) -> None:
-        """A hint without a name reaches every subscribed worker (contract: wake)."""
+        """A hint without a name reaches every subscribed worker (contract: notify_workers)."""
         peers = [await cluster.worker(name) for name in "abc"]
         heard = [anyio.Event() for _ in peers]
         listening = [anyio.Event() for _ in peers]
@@ -52,37 +52,39 @@ class HintRules(Rules):
                 group.start_soon(listen, peer, ready, done)
             for ready in listening:
                 await ready.wait()
-            await (await cluster.open()).wake({None: Hint()})
+            await (await cluster.open()).notify_workers({None: Hint()})
         assert all(done.is_set() for done in heard)
 
-    async def test_the_owner_of_an_instance_can_be_told(self, cluster: Cluster) -> None:
-        """``owners_of`` wakes the owner of an instance, even if the owner itself sends the hint (contract: wake)."""
+    async def test_the_owner_of_an_instance_can_be_notified(self, cluster: Cluster) -> None:
+        """``owners_of`` notifies the owner of an instance, even if the owner itself sends the hint (contract:
+        notify_workers).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.own("i")
         async with a.provider.hints(a.identity) as source:
             for provider in (b.provider, a.provider, await cluster.open()):
-                await provider.wake({}, ["i"])
+                await provider.notify_workers({}, ["i"])
                 assert (await self._collect(source, 1)).work
-            await b.provider.wake({None: Hint(work=False, cancel=True)}, ["i"])
+            await b.provider.notify_workers({None: Hint(work=False, cancel=True)}, ["i"])
             assert await self._collect(source, 2) == Hint(work=True, cancel=True)
 
-    async def test_for_an_instance_that_nobody_owns_all_are_told(self, cluster: Cluster) -> None:
-        """``owners_of`` wakes all workers if the owner is dead or there is none (contract: wake)."""
+    async def test_for_an_instance_without_an_owner_all_are_notified(self, cluster: Cluster) -> None:
+        """``owners_of`` notifies all workers if the owner is dead or there is none (contract: notify_workers)."""
         a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
         await a.own("i")
         await b.provider.create_instance([new_instance("new")])
         await cluster.advance(SHORT_LEASE + 1)
         async with b.provider.hints(b.identity) as source:
             for instance_id in ("i", "new"):
-                await a.provider.wake({"a": Hint()}, [instance_id])
+                await a.provider.notify_workers({"a": Hint()}, [instance_id])
                 assert (await self._collect(source, 1)).work
 
     async def test_hints_that_came_together_are_merged(self, cluster: Cluster) -> None:
         """Hints that arrive together are merged without loss of a flag (contract: HintSource.wait)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         async with a.provider.hints(a.identity) as source:
-            await b.provider.wake({"a": Hint(work=True)})
-            await b.provider.wake({"a": Hint(work=False, cancel=True)})
+            await b.provider.notify_workers({"a": Hint(work=True)})
+            await b.provider.notify_workers({"a": Hint(work=False, cancel=True)})
             merged = await self._collect(source, 2)
         assert merged == Hint(work=True, cancel=True)
 

@@ -103,7 +103,7 @@ class HolderRules(Rules):
         await a.go_on(longer, ended_holds=[1])
         assert about((await cluster.session("s")).expires_in, HOLD - SESSION_LOCK - 100)
 
-    async def test_check_session_tells_for_how_long(self, cluster: Cluster) -> None:
+    async def test_check_session_says_for_how_long(self, cluster: Cluster) -> None:
         """`check_session` returns seconds in the order of the ids, and None for sessions that the caller does not hold
         (contract: check_session).
         """

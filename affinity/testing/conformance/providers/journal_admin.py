@@ -24,7 +24,7 @@ from affinity.testing.conformance.providers.journal_driver import (
     KIND,
     MANY,
     Conversation,
-    Waker,
+    ConversationOwner,
     new_input,
     new_start,
     output,
@@ -55,9 +55,9 @@ class JournalAdministrationRules(Rules):
         """By kind, beginning of the id, parent, whether they are closed, pending requests, and all together (contract:
         JournalFilter).
         """
-        waker = await Waker.begin(cluster, "x/1")
-        talk = waker.conversation
-        await waker.wake(requests=[NewRequest(request_id="r", kind="confirm", payload="1")])
+        owner = await ConversationOwner.begin(cluster, "x/1")
+        talk = owner.conversation
+        await owner.commit_wake(requests=[NewRequest(request_id="r", kind="confirm", payload="1")])
         inputs = [
             new_input("x/2", start=new_start("x/2", parent="p"), closes=True),
             new_input("x%3", kind="other"),
@@ -83,8 +83,8 @@ class JournalAdministrationRules(Rules):
 
     async def test_a_row_says_where_a_journal_stands(self, cluster: Cluster) -> None:
         """Watermark, bounds, bytes, and pending work (contract: JournalInfo)."""
-        waker = await Waker.begin(cluster, text="é" * 10)
-        await waker.wake(
+        owner = await ConversationOwner.begin(cluster, text="é" * 10)
+        await owner.commit_wake(
             entries=[output("x" * 10)],
             requests=[
                 NewRequest(request_id="r", kind="confirm", payload="1", expires_in=10.0),
@@ -92,21 +92,21 @@ class JournalAdministrationRules(Rules):
             ],
             revisits=[NewRevisit(key="k", delay=60.0)],
         )
-        await waker.conversation.append(text="")
-        (row,) = await waker.conversation.journals.list_journals(JournalFilter(), 10)
-        page = await waker.conversation.page()
+        await owner.conversation.append(text="")
+        (row,) = await owner.conversation.journals.list_journals(JournalFilter(), 10)
+        page = await owner.conversation.page()
         assert (row.session_id, row.journal_id, row.kind, row.parent) == ("s", page.journal_id, page.kind, None)
         assert (row.processed, row.first_seq, row.last_seq, row.closed) == (1, 1, 3, False)
         assert (row.size, row.pending_requests, row.pending_revisits) == (22 + 12 + 2, 2, 1)
         assert row.created_at <= row.updated_at
         await cluster.advance(11)
-        (row,) = await waker.conversation.journals.list_journals(JournalFilter(), 10)
+        (row,) = await owner.conversation.journals.list_journals(JournalFilter(), 10)
         assert row.pending_requests == 1
 
     async def test_a_row_has_the_first_input_that_waits(self, cluster: Cluster) -> None:
         """Also one that a fork has from its base; output behind the watermark is none (contract: JournalInfo)."""
-        waker = await Waker.begin(cluster)
-        talk = waker.conversation
+        owner = await ConversationOwner.begin(cluster)
+        talk = owner.conversation
         base = (await talk.page()).journal_id
 
         async def pending_from() -> dict[str, int | None]:
@@ -114,10 +114,10 @@ class JournalAdministrationRules(Rules):
             return {row.session_id: row.pending_from for row in rows}
 
         assert await pending_from() == {"s": 1}
-        await waker.wake(entries=[output(), output()])
+        await owner.commit_wake(entries=[output(), output()])
         assert await pending_from() == {"s": None}
         await talk.append()
-        await waker.wake(processed=1, wake_id="w2", entries=[output()])
+        await owner.commit_wake(processed=1, wake_id="w2", entries=[output()])
         creation = JournalCreation(
             session_id="f",
             kind=KIND,
@@ -130,16 +130,16 @@ class JournalAdministrationRules(Rules):
         await talk.journals.create_journals([creation])
         await Conversation(talk.provider, "f").append()
         assert await pending_from() == {"s": 4, "f": 4}
-        await waker.wake(wake_id="w3")
+        await owner.commit_wake(wake_id="w3")
         assert await pending_from() == {"s": None, "f": 4}
 
     async def test_a_row_has_the_status_of_the_conversation(self, cluster: Cluster) -> None:
         """The first status that holds; a filter finds it (contract: ConversationStatus, JournalFilter.status)."""
 
-        async def done(name: str, **write: Any) -> Waker:
-            waker = await Waker.begin(cluster, name)
-            await waker.wake(**write)
-            return waker
+        async def done(name: str, **write: Any) -> ConversationOwner:
+            owner = await ConversationOwner.begin(cluster, name)
+            await owner.commit_wake(**write)
+            return owner
 
         request = NewRequest(request_id="r", kind="confirm", payload="1")
         expired = NewRequest(request_id="r", kind="confirm", payload="1", expires_in=10.0)
@@ -214,9 +214,9 @@ class JournalAdministrationRules(Rules):
         """With entries, requests, revisits and streams; the next one begins at 1 with another id (contract:
         delete_journal).
         """
-        waker = await Waker.begin(cluster, event_id="e")
-        talk = waker.conversation
-        await waker.wake(
+        owner = await ConversationOwner.begin(cluster, event_id="e")
+        talk = owner.conversation
+        await owner.commit_wake(
             entries=[output()],
             requests=[NewRequest(request_id="r", kind="confirm", payload="1")],
             revisits=[NewRevisit(key="k", delay=0.0)],
@@ -248,13 +248,13 @@ class JournalAdministrationRules(Rules):
 
     async def test_entries_are_removed_by_number_age_and_size(self, cluster: Cluster) -> None:
         """The oldest first, as many as each bound needs, in all journals (contract: JournalRetention)."""
-        wakers = [await Waker.begin(cluster, name, event_id="e") for name in ("s", "t")]
-        for waker in wakers:
-            await waker.wake(entries=[output("x") for _ in range(9)])
+        owners = [await ConversationOwner.begin(cluster, name, event_id="e") for name in ("s", "t")]
+        for owner in owners:
+            await owner.commit_wake(entries=[output("x") for _ in range(9)])
         await cluster.advance(100)
-        for waker in wakers:
-            await waker.wake(entries=[output("x", "w2") for _ in range(5)], wake_id="w2")
-        talk = wakers[0].conversation
+        for owner in owners:
+            await owner.commit_wake(entries=[output("x", "w2") for _ in range(5)], wake_id="w2")
+        talk = owners[0].conversation
         steps: list[tuple[dict[str, Any], int, int]] = [
             ({"entries": 15}, 0, 1),
             ({"entries": 13}, 4, 3),
@@ -266,8 +266,8 @@ class JournalAdministrationRules(Rules):
         ]
         for bounds, removed, first in steps:
             assert await prune(talk, **bounds) == removed, bounds
-            for waker in wakers:
-                page = await waker.conversation.page()
+            for owner in owners:
+                page = await owner.conversation.page()
                 assert (page.first_seq, [entry.seq for entry in page.entries]) == (first, list(range(first, 16)))
         assert [row.size for row in await talk.journals.list_journals(JournalFilter(), 10)] == [9, 9]
 
@@ -275,9 +275,9 @@ class JournalAdministrationRules(Rules):
         """Numbers continue when all entries are gone; the id of one that is gone may be used again (contract:
         NewEntry.event_id).
         """
-        waker = await Waker.begin(cluster, event_id="e")
-        talk = waker.conversation
-        await waker.wake(entries=[output(), output()])
+        owner = await ConversationOwner.begin(cluster, event_id="e")
+        talk = owner.conversation
+        await owner.commit_wake(entries=[output(), output()])
         assert await prune(talk, entries=0) == 3
         page = await talk.page()
         assert (page.first_seq, page.last_seq, page.entries, page.more) == (4, 3, [], False)
@@ -288,35 +288,35 @@ class JournalAdministrationRules(Rules):
 
     async def test_inputs_that_wait_are_kept(self, cluster: Cluster) -> None:
         """What no wake has processed stays, and all behind it (contract: JournalRetention)."""
-        waker = await Waker.begin(cluster)
-        talk = waker.conversation
+        owner = await ConversationOwner.begin(cluster)
+        talk = owner.conversation
         await talk.append()
-        await waker.wake(processed=1, entries=[output(), output()])
+        await owner.commit_wake(processed=1, entries=[output(), output()])
         assert await prune(talk, entries=0, age=0.0, size=0) == 1
         assert await talk.numbers() == [2, 3, 4]
-        await waker.wake(wake_id="w2")
+        await owner.commit_wake(wake_id="w2")
         assert await prune(talk, entries=1) == 2
 
     async def test_entries_of_pending_requests_are_kept(self, cluster: Cluster) -> None:
         """The entries of the wake that made it stay until the request is resolved (contract: JournalRetention)."""
-        waker = await Waker.begin(cluster)
-        talk = waker.conversation
+        owner = await ConversationOwner.begin(cluster)
+        talk = owner.conversation
         request = NewRequest(request_id="r", kind="confirm", payload="1")
-        await waker.wake(entries=[output(), output()], requests=[request])
-        await waker.wake(entries=[output()], wake_id="w2")
+        await owner.commit_wake(entries=[output(), output()], requests=[request])
+        await owner.commit_wake(entries=[output()], wake_id="w2")
         assert await prune(talk, entries=0) == 1
         assert await talk.numbers() == [2, 3, 4]
-        await waker.wake(ended_requests=["r"], wake_id="w3")
+        await owner.commit_wake(ended_requests=["r"], wake_id="w3")
         assert await prune(talk, entries=0) == 3
 
     async def test_pruning_goes_through_the_journals_in_steps(self, cluster: Cluster) -> None:
         """Each step begins where the one before has ended, also in the middle of a journal, and passes by what must be
         kept; a dry run finds what they remove, and changes nothing (contract: prune_journals).
         """
-        wakers = [await Waker.begin(cluster, name, event_id="e") for name in ("s", "t", "u")]
-        for waker in wakers:
-            await waker.wake(entries=[output() for _ in range(4)])
-        talk = wakers[0].conversation
+        owners = [await ConversationOwner.begin(cluster, name, event_id="e") for name in ("s", "t", "u")]
+        for owner in owners:
+            await owner.commit_wake(entries=[output() for _ in range(4)])
+        talk = owners[0].conversation
         await Conversation(talk.provider, "waits").append()
         keep = JournalRetention(entries=0)
         found = await talk.journals.prune_journals(keep, limit=1, dry_run=True)
@@ -334,10 +334,10 @@ class JournalAdministrationRules(Rules):
     async def test_bounds_that_an_index_serves(self, cluster: Cluster) -> None:
         """Large ones are as exact as small ones (contract: prune_journals)."""
         for number, name in enumerate(("s", "t", "u")):
-            waker = await Waker.begin(cluster, name, event_id="e", text="x" * 8)
+            owner = await ConversationOwner.begin(cluster, name, event_id="e", text="x" * 8)
             texts = ["x" * 1000 if number == 1 else "x"] * (300 + number)
-            await waker.wake(entries=[output(text) for text in texts])
-        talk = waker.conversation
+            await owner.commit_wake(entries=[output(text) for text in texts])
+        talk = owner.conversation
         infos = {row.session_id: row for row in await talk.journals.list_journals(JournalFilter(), 10)}
         assert await prune(talk, entries=303) == await prune(talk, size=infos["t"].size) == 0
         assert await prune(talk, entries=301) == 1 + 2

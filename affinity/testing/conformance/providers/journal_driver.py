@@ -140,7 +140,7 @@ class Conversation:
         return [part.payload.strip('"') for part in (await self.page(stream=seen)).stream]
 
 
-class Waker:
+class ConversationOwner:
     """A worker that owns the instance of a conversation, and commits its wakes."""
 
     def __init__(self, peer: Peer, conversation: Conversation, at: OrchestrationItem) -> None:
@@ -149,18 +149,18 @@ class Waker:
         self.at = at
 
     @classmethod
-    async def take(cls, cluster: Cluster, session_id: str = "s") -> Waker:
+    async def take(cls, cluster: Cluster, session_id: str = "s") -> ConversationOwner:
         """Take the instance, which must have messages, by a worker of its own."""
         return await cls.of(await cluster.worker(f"worker of {session_id}"), session_id)
 
     @classmethod
-    async def of(cls, peer: Peer, session_id: str = "s") -> Waker:
+    async def of(cls, peer: Peer, session_id: str = "s") -> ConversationOwner:
         """Let a worker take the instance."""
         at = next(item for item in await peer.take_instances(100) if item.instance_id == session_id)
         return cls(peer, Conversation(peer.provider, session_id), at)
 
     @classmethod
-    async def begin(cls, cluster: Cluster, session_id: str = "s", **fields: Any) -> Waker:
+    async def begin(cls, cluster: Cluster, session_id: str = "s", **fields: Any) -> ConversationOwner:
         """Start a conversation by an input, and take its instance."""
         await (await Conversation.open(cluster, session_id)).append(**fields)
         return await cls.take(cluster, session_id)
@@ -179,7 +179,7 @@ class Waker:
             self.at = replace(self.at, event_count=self.at.event_count + 1, messages=())
         return result
 
-    async def wake(self, **fields: Any) -> None:
+    async def commit_wake(self, **fields: Any) -> None:
         """Commit a wake, which must pass."""
         result = await self.commit(await self.new_write(**fields))
         assert result.committed, result

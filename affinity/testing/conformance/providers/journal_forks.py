@@ -10,7 +10,14 @@ from affinity.journal import JournalCreation, JournalFilter, JournalRange, Journ
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import state
 from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.journal_driver import KIND, Conversation, Waker, new_start, output, prune
+from affinity.testing.conformance.providers.journal_driver import (
+    KIND,
+    Conversation,
+    ConversationOwner,
+    new_start,
+    output,
+    prune,
+)
 
 
 async def _fork(talk: Conversation, name: str, up_to: int) -> Conversation:
@@ -32,9 +39,9 @@ async def _fork(talk: Conversation, name: str, up_to: int) -> Conversation:
 
 async def _talk(cluster: Cluster, name: str = "s") -> Conversation:
     """An input and four entries of the wake that has processed it."""
-    waker = await Waker.begin(cluster, name, event_id="e", text="1")
-    await waker.wake(entries=[output(str(number)) for number in range(2, 6)])
-    return waker.conversation
+    owner = await ConversationOwner.begin(cluster, name, event_id="e", text="1")
+    await owner.commit_wake(entries=[output(str(number)) for number in range(2, 6)])
+    return owner.conversation
 
 
 class JournalForkRules(Rules):
@@ -65,8 +72,8 @@ class JournalForkRules(Rules):
         """By writer; of a fork with what it had from its base when it gave that up, and of one that is made later
         (contract: JournalLineage.used).
         """
-        waker = await Waker.begin(cluster)
-        talk = waker.conversation
+        owner = await ConversationOwner.begin(cluster)
+        talk = owner.conversation
 
         async def used(of: Conversation) -> Any:
             return json.loads((await of.journals.get_lineage(of.session_id))[0].used)
@@ -81,10 +88,10 @@ class JournalForkRules(Rules):
             '"usage"',
             "no JSON with usage",
         ]
-        await waker.wake(wake_id="w-1-1", entries=[output(wake_id="w-1-1", payload=each) for each in payloads])
+        await owner.commit_wake(wake_id="w-1-1", entries=[output(wake_id="w-1-1", payload=each) for each in payloads])
         own = NewEntry(kind="user.message", payload='{"usage":{"n":100}}', is_input=True)
         await talk.append(entry=own)
-        await waker.wake(wake_id="v-1-1", entries=[output(wake_id="v-1-1", payload='{"usage":{"n":1000}}')])
+        await owner.commit_wake(wake_id="v-1-1", entries=[output(wake_id="v-1-1", payload='{"usage":{"n":1000}}')])
         before, whole = await _fork(talk, "before", 3), await _fork(talk, "whole", 11)
         assert await used(talk) == {}
         await prune(talk, entries=0, age=0.0)
@@ -95,7 +102,7 @@ class JournalForkRules(Rules):
         after = await _fork(talk, "after", 11)
         assert await used(after) == spent
         await talk.append(entry=own)
-        await waker.wake(wake_id="v-1-2", entries=[output(wake_id="v-1-2", payload='{"usage":{"n":0.5}}')])
+        await owner.commit_wake(wake_id="v-1-2", entries=[output(wake_id="v-1-2", payload='{"usage":{"n":0.5}}')])
         assert (await talk.journals.prune_journals(JournalRetention(entries=0), limit=10, dry_run=True)).entries == 2
         assert await used(talk) == spent
         await prune(talk, entries=0)
@@ -136,8 +143,8 @@ class JournalForkRules(Rules):
         talk = await _talk(cluster)
         fork = await _fork(talk, "fork", 3)
         await fork.append(text="own")
-        waker = await Waker.of(await cluster.worker("b"), "fork")
-        await waker.wake(entries=[output("6")])
+        owner = await ConversationOwner.of(await cluster.worker("b"), "fork")
+        await owner.commit_wake(entries=[output("6")])
         assert await prune(talk, size=12) == 0
         assert await fork.texts() == ["1", "2", "3", "own", "6"]
         assert await prune(talk, entries=4) == 2

@@ -6,7 +6,7 @@ from affinity.journal import JournalQuery, NewEntry, StreamCursor
 from affinity.provider.contract import InstanceUpdate
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.journal_driver import Conversation, Waker, new_input, output
+from affinity.testing.conformance.providers.journal_driver import Conversation, ConversationOwner, new_input, output
 
 
 async def _ten(cluster: Cluster) -> Conversation:
@@ -69,12 +69,12 @@ class JournalReadingRules(Rules):
 
     async def test_a_page_has_the_status_of_the_instance(self, cluster: Cluster) -> None:
         """As it is in the snapshot of the page; None when it is gone (contract: JournalPage.instance_status)."""
-        waker = await Waker.begin(cluster)
-        talk = waker.conversation
+        owner = await ConversationOwner.begin(cluster)
+        talk = owner.conversation
         found = [(await talk.page()).instance_status]
-        await waker.commit(await waker.new_write(), update=InstanceUpdate(status="running"))
+        await owner.commit(await owner.new_write(), update=InstanceUpdate(status="running"))
         found.append((await talk.page(after=1, stream=StreamCursor())).instance_status)
-        await waker.commit(await waker.new_write(), update=InstanceUpdate(status="cancelled"))
+        await owner.commit(await owner.new_write(), update=InstanceUpdate(status="cancelled"))
         found.append((await talk.page(limit=0)).instance_status)
         await talk.provider.delete_instance(["s"], force=True)
         found.append((await talk.page()).instance_status)
@@ -117,10 +117,10 @@ class JournalReadingRules(Rules):
     async def test_pending_inputs(self, cluster: Cluster) -> None:
         """Inputs behind the watermark, which moves with a commit (contract: JournalQuery.pending)."""
         await _ten(cluster)
-        waker = await Waker.take(cluster)
-        talk = waker.conversation
+        owner = await ConversationOwner.take(cluster)
+        talk = owner.conversation
         assert await talk.numbers(pending=True) == [1, 3, 5, 7, 9]
-        await waker.commit(await waker.new_write(processed=6))
+        await owner.commit(await owner.new_write(processed=6))
         assert (await talk.page()).processed == 6
         assert await talk.numbers(pending=True) == [7, 9]
         assert await talk.numbers(pending=True, kinds=["a"], newest_first=True) == [9]
@@ -131,15 +131,15 @@ class JournalReadingRules(Rules):
         get_pending).
         """
         await _ten(cluster)
-        waker = await Waker.take(cluster)
-        talk = waker.conversation
+        owner = await ConversationOwner.take(cluster)
+        talk = owner.conversation
         work = await talk.pending(limit=2)
         assert ([entry.seq for entry in work.inputs], work.more, work.processed, work.last_seq) == ([1, 3], True, 0, 10)
-        await waker.commit(await waker.new_write(processed=3))
+        await owner.commit(await owner.new_write(processed=3))
         work = await talk.pending(limit=3)
         assert ([entry.seq for entry in work.inputs], work.more, work.processed) == ([5, 7, 9], False, 3)
         assert work.inputs[0] == (await talk.entries(event_id="e5"))[0]
-        await waker.wake()
+        await owner.commit_wake()
         work = await talk.pending()
         assert (work.inputs, work.more, work.processed) == ([], False, 9)
 

@@ -10,7 +10,7 @@ from affinity.journal import Answer, Appended, NewRequest, NewRevisit
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import new_instance
 from affinity.testing.conformance.providers.cluster import Cluster, concurrently
-from affinity.testing.conformance.providers.journal_driver import Conversation, Waker, new_input, output
+from affinity.testing.conformance.providers.journal_driver import Conversation, ConversationOwner, new_input, output
 
 
 def new_request(request_id: str = "r", **fields: Any) -> NewRequest:
@@ -34,9 +34,9 @@ class JournalRequestRules(Rules):
 
     async def test_a_request_is_pending_until_it_is_answered(self, cluster: Cluster) -> None:
         """It is found by readers and wakes; its answer is an input, and resolves it (contract: NewRequest)."""
-        waker = await Waker.begin(cluster)
-        talk = waker.conversation
-        await waker.wake(requests=[new_request("b"), new_request("a", kind="tool", payload="2")])
+        owner = await ConversationOwner.begin(cluster)
+        talk = owner.conversation
+        await owner.commit_wake(requests=[new_request("b"), new_request("a", kind="tool", payload="2")])
         (first, second) = await talk.requests()
         assert (first.request_id, first.kind, first.payload, first.wake_id) == (
             "b", "confirm", '{"tool":"refund"}', "w1"
@@ -49,10 +49,10 @@ class JournalRequestRules(Rules):
 
     async def test_an_answer_matches_a_pending_request(self, cluster: Cluster) -> None:
         """Id, kind and, if named, wake must be right; a refused answer changes nothing (contract: Answer)."""
-        waker = await Waker.begin(cluster)
-        talk = waker.conversation
+        owner = await ConversationOwner.begin(cluster)
+        talk = owner.conversation
         assert (await answer(talk)).outcome == "not_pending"
-        await waker.wake(requests=[new_request()])
+        await owner.commit_wake(requests=[new_request()])
         before = await talk.page()
         assert (await answer(talk, "other")).outcome == "not_pending"
         assert (await answer(talk, kind="tool")).outcome == "not_pending"
@@ -76,8 +76,8 @@ class JournalRequestRules(Rules):
 
     async def test_of_concurrent_answers_one_is_taken(self, cluster: Cluster) -> None:
         """One is appended, the others are refused, in one batch too (contract: Answer)."""
-        waker = await Waker.begin(cluster)
-        await waker.wake(requests=[new_request(), new_request("q")])
+        owner = await ConversationOwner.begin(cluster)
+        await owner.commit_wake(requests=[new_request(), new_request("q")])
         talks = [await Conversation.open(cluster) for _ in range(4)]
         found = await concurrently(*(lambda talk=talk: answer(talk) for talk in talks))
         assert sorted(one.outcome for one in found) == ["appended", "not_pending", "not_pending", "not_pending"]
@@ -87,23 +87,23 @@ class JournalRequestRules(Rules):
 
     async def test_a_repeated_answer_is_the_first_one(self, cluster: Cluster) -> None:
         """A sender that repeats after a lost reply learns the number of its answer (contract: JournalAppend)."""
-        waker = await Waker.begin(cluster)
-        await waker.wake(requests=[new_request()])
-        first = await answer(waker.conversation, event_id="yes")
-        again = await answer(waker.conversation, event_id="yes")
+        owner = await ConversationOwner.begin(cluster)
+        await owner.commit_wake(requests=[new_request()])
+        first = await answer(owner.conversation, event_id="yes")
+        again = await answer(owner.conversation, event_id="yes")
         assert (again.outcome, again.seq) == ("repeated", first.seq)
 
     async def test_a_late_answer_reaches_no_other_request(self, cluster: Cluster) -> None:
         """While a request is pending another of its id is not added; an answer that names the wake of the request does
         not reach a later one of the id (contract: NewRequest, Answer).
         """
-        waker = await Waker.begin(cluster)
-        talk = waker.conversation
-        await waker.wake(requests=[new_request()])
-        await waker.wake(requests=[new_request(payload="second")], wake_id="w2")
+        owner = await ConversationOwner.begin(cluster)
+        talk = owner.conversation
+        await owner.commit_wake(requests=[new_request()])
+        await owner.commit_wake(requests=[new_request(payload="second")], wake_id="w2")
         (request,) = await talk.requests()
         assert (request.payload, request.wake_id) == ('{"tool":"refund"}', "w1")
-        await waker.wake(ended_requests=["r"], requests=[new_request(payload="third")], wake_id="w3")
+        await owner.commit_wake(ended_requests=["r"], requests=[new_request(payload="third")], wake_id="w3")
         (request,) = await talk.requests()
         assert (request.payload, request.wake_id) == ("third", "w3")
         assert (await answer(talk, wake_id="w1")).outcome == "not_pending"
@@ -111,9 +111,9 @@ class JournalRequestRules(Rules):
 
     async def test_an_interrupt_drops_requests_and_revisits(self, cluster: Cluster) -> None:
         """They are gone with the input that drops them; a late answer is refused (contract: JournalAppend.drops)."""
-        waker = await Waker.begin(cluster)
-        talk = waker.conversation
-        await waker.wake(requests=[new_request()], revisits=[new_revisit(delay=0.0)])
+        owner = await ConversationOwner.begin(cluster)
+        talk = owner.conversation
+        await owner.commit_wake(requests=[new_request()], revisits=[new_revisit(delay=0.0)])
         assert (await talk.append(drops=True, entry_kind="user.interrupt")).outcome == "appended"
         assert [await talk.requests(), await talk.revisits()] == [[], []]
         work = await talk.pending()
@@ -122,35 +122,35 @@ class JournalRequestRules(Rules):
 
     async def test_an_interrupt_in_a_batch_drops_what_it_finds(self, cluster: Cluster) -> None:
         """An answer before it in the batch is taken, one behind it refused (contract: append_journal)."""
-        waker = await Waker.begin(cluster)
-        await waker.wake(requests=[new_request("q"), new_request("r")])
+        owner = await ConversationOwner.begin(cluster)
+        await owner.commit_wake(requests=[new_request("q"), new_request("r")])
         batch = [
             new_input("s", answers=Answer(request_id="q", kind="confirm")),
             new_input("s", drops=True),
             new_input("s", answers=Answer(request_id="r", kind="confirm")),
         ]
-        found = await waker.conversation.journals.append_journal(batch)
+        found = await owner.conversation.journals.append_journal(batch)
         assert [one.outcome for one in found] == ["appended", "appended", "not_pending"]
 
     async def test_a_wake_that_has_not_seen_an_interrupt_asks_for_nothing(self, cluster: Cluster) -> None:
         """Requests and revisits of a wake are left out if an input that drops them came while it ran. Requests and
         revisits of the wake that has processed the input are kept (contract: JournalWrite).
         """
-        waker = await Waker.begin(cluster)
-        talk = waker.conversation
-        write = await waker.new_write(entries=[output()], requests=[new_request()], revisits=[new_revisit()])
+        owner = await ConversationOwner.begin(cluster)
+        talk = owner.conversation
+        write = await owner.new_write(entries=[output()], requests=[new_request()], revisits=[new_revisit()])
         await talk.append(drops=True)
-        assert (await waker.commit(write)).committed
+        assert (await owner.commit(write)).committed
         assert [await talk.requests(), await talk.revisits()] == [[], []]
         assert len(await talk.numbers()) == 3
-        await waker.wake(requests=[new_request()], revisits=[new_revisit()], wake_id="w2")
+        await owner.commit_wake(requests=[new_request()], revisits=[new_revisit()], wake_id="w2")
         assert [len(await talk.requests()), len(await talk.revisits())] == [1, 1]
 
     async def test_a_request_expires(self, cluster: Cluster) -> None:
         """After its time it takes no answer, a wake is due, and the wake resolves it (contract: NewRequest)."""
-        waker = await Waker.begin(cluster)
-        talk = waker.conversation
-        await waker.wake(requests=[new_request(expires_in=60.0), new_request("q")])
+        owner = await ConversationOwner.begin(cluster)
+        talk = owner.conversation
+        await owner.commit_wake(requests=[new_request(expires_in=60.0), new_request("q")])
         work = await talk.pending()
         assert work.next_due is not None
         assert 50 < work.next_due <= 60
@@ -160,31 +160,31 @@ class JournalRequestRules(Rules):
         work = await talk.pending()
         assert [(request.request_id, request.expired) for request in work.requests] == [("r", True), ("q", False)]
         assert work.next_due is None
-        await waker.wake(ended_requests=["r"], wake_id="w2")
+        await owner.commit_wake(ended_requests=["r"], wake_id="w2")
         assert [request.request_id for request in (await talk.pending()).requests] == ["q"]
 
     async def test_revisits_are_deduplicated_by_key(self, cluster: Cluster) -> None:
         """While one of the key is pending another is not added; one that the wake has processed makes room (contract:
         NewRevisit).
         """
-        waker = await Waker.begin(cluster)
-        talk = waker.conversation
-        await waker.wake(revisits=[new_revisit("k", 60, reason="first"), new_revisit("k", 1)])
-        await waker.wake(revisits=[new_revisit("k", 1, reason="second"), new_revisit("l", 30)], wake_id="w2")
+        owner = await ConversationOwner.begin(cluster)
+        talk = owner.conversation
+        await owner.commit_wake(revisits=[new_revisit("k", 60, reason="first"), new_revisit("k", 1)])
+        await owner.commit_wake(revisits=[new_revisit("k", 1, reason="second"), new_revisit("l", 30)], wake_id="w2")
         found = await talk.revisits()
         assert [(one.key, one.reason, one.wake_id) for one in found] == [("l", "", "w2"), ("k", "first", "w1")]
         assert sorted((await talk.pending()).revisits) == ["k", "l"]
         again = new_revisit("k", 90, reason="third")
-        await waker.wake(ended_revisits=["k", "none"], revisits=[again], wake_id="w3")
+        await owner.commit_wake(ended_revisits=["k", "none"], revisits=[again], wake_id="w3")
         assert [(one.key, one.reason) for one in await talk.revisits()] == [("l", ""), ("k", "third")]
 
     async def test_wakes_race_for_one_revisit(self, cluster: Cluster) -> None:
         """Of two that commit at the same time, both of the same watermark, one adds it and both commit (contract:
         NewRevisit).
         """
-        one = await Waker.begin(cluster)
+        one = await ConversationOwner.begin(cluster)
         await (await Conversation.open(cluster, "other")).append()
-        other = await Waker.take(cluster, "other")
+        other = await ConversationOwner.take(cluster, "other")
         for number in range(10):
             write = await one.new_write(processed=0, revisits=[new_revisit(f"k{number}", 60)], wake_id="w1")
             results = await concurrently(
@@ -197,8 +197,8 @@ class JournalRequestRules(Rules):
         """Due revisits reach the wake, the greatest priority first, then the earliest; the next one is announced
         (contract: PendingWork).
         """
-        waker = await Waker.begin(cluster)
-        talk = waker.conversation
+        owner = await ConversationOwner.begin(cluster)
+        talk = owner.conversation
         revisits = [
             new_revisit("late", 20),
             new_revisit("early", 10, reason="why", note='{"a": 1}'),
@@ -206,7 +206,7 @@ class JournalRequestRules(Rules):
             new_revisit("low", 5, priority=-1),
             new_revisit("far", 1000),
         ]
-        await waker.wake(revisits=revisits)
+        await owner.commit_wake(revisits=revisits)
         work = await talk.pending()
         assert (work.due, sorted(work.revisits)) == ([], ["early", "far", "late", "low", "urgent"])
         assert work.next_due is not None
@@ -218,14 +218,14 @@ class JournalRequestRules(Rules):
         assert (work.due[1].reason, work.due[1].note, work.due[1].priority) == ("why", '{"a": 1}', 0)
         assert work.next_due is not None
         assert 900 < work.next_due <= 960
-        await waker.wake(ended_revisits=[one.key for one in work.due], wake_id="w2")
+        await owner.commit_wake(ended_revisits=[one.key for one in work.due], wake_id="w2")
         work = await talk.pending()
         assert (work.due, work.revisits) == ([], ["far"])
 
     async def test_a_refused_wake_keeps_its_revisits(self, cluster: Cluster) -> None:
         """What was due stays when the commit is refused (contract: JournalWrite)."""
-        waker = await Waker.begin(cluster)
-        await waker.wake(revisits=[new_revisit(delay=0.0)])
-        write = await waker.new_write(base=0, ended_revisits=["k"], wake_id="w2")
-        assert not (await waker.commit(write)).committed
-        assert [one.key for one in (await waker.conversation.pending()).due] == ["k"]
+        owner = await ConversationOwner.begin(cluster)
+        await owner.commit_wake(revisits=[new_revisit(delay=0.0)])
+        write = await owner.new_write(base=0, ended_revisits=["k"], wake_id="w2")
+        assert not (await owner.commit(write)).committed
+        assert [one.key for one in (await owner.conversation.pending()).due] == ["k"]

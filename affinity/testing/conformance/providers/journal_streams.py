@@ -13,7 +13,7 @@ from affinity.provider.contract.journal_side import JournalWatch
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import message_ids, turn
 from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.journal_driver import Conversation, Waker, output
+from affinity.testing.conformance.providers.journal_driver import Conversation, ConversationOwner, output
 
 PATIENCE = 30.0  # seconds of real time; a wait ends when the notification comes
 
@@ -90,10 +90,10 @@ class JournalStreamRules(Rules):
         """With ``clear_stream`` entries take the place of parts in one snapshot; without it they stay (contract:
         JournalWrite.clear_stream).
         """
-        waker = await Waker.begin(cluster)
-        talk = waker.conversation
+        owner = await ConversationOwner.begin(cluster)
+        talk = owner.conversation
         await talk.stream(1, 2, attempt=2)
-        await waker.wake(entries=[output("note", "w0")], processed=0, wake_id="w0")
+        await owner.commit_wake(entries=[output("note", "w0")], processed=0, wake_id="w0")
         assert await talk.streamed() == ["w1.2.1", "w1.2.2"]
         begun, done = anyio.Event(), anyio.Event()
         seen: list[tuple[int, int]] = []
@@ -108,7 +108,7 @@ class JournalStreamRules(Rules):
         async with anyio.create_task_group() as group:
             group.start_soon(read)
             await begun.wait()
-            await waker.wake(entries=[output()], attempt=2, clear_stream=True)
+            await owner.commit_wake(entries=[output()], attempt=2, clear_stream=True)
             assert await talk.streamed() == []
             done.set()
         assert set(seen) <= {(0, 2), (1, 0)}
@@ -117,16 +117,16 @@ class JournalStreamRules(Rules):
         """A worker that was paused cannot bring back what a commit has replaced, and cannot disturb the wake behind it;
         the next attempt of the wake streams again (contract: write_stream).
         """
-        waker = await Waker.begin(cluster)
-        talk = waker.conversation
+        owner = await ConversationOwner.begin(cluster)
+        talk = owner.conversation
         await talk.stream(1)
-        await waker.wake(entries=[output()], attempt=2, clear_stream=True)
+        await owner.commit_wake(entries=[output()], attempt=2, clear_stream=True)
         await talk.stream(1, 2)
         await talk.stream(1, 2, attempt=2)
         assert await talk.streamed() == []
         await talk.stream(1, attempt=3)
         assert await talk.streamed() == ["w1.3.1"]
-        await waker.wake(entries=[output(wake_id="w2")], wake_id="w2", clear_stream=True)
+        await owner.commit_wake(entries=[output(wake_id="w2")], wake_id="w2", clear_stream=True)
         await talk.stream(1, wake_id="w3")
         await talk.stream(9, attempt=9)
         assert await talk.streamed() == ["w3.1.1"]
@@ -171,13 +171,13 @@ class JournalStreamRules(Rules):
         """A reader that waits sees the entries of a wake as soon as its worker has reported them (contract:
         notify_journals).
         """
-        waker = await Waker.begin(cluster)
+        owner = await ConversationOwner.begin(cluster)
         talk = await Conversation.open(cluster)
         async with talk.journals.watch_journals() as watch, anyio.create_task_group() as group:
 
             async def wake() -> None:
-                await waker.wake(entries=[output()])
-                await waker.conversation.journals.notify_journals(["s"])
+                await owner.commit_wake(entries=[output()])
+                await owner.conversation.journals.notify_journals(["s"])
 
             group.start_soon(wake)
             with anyio.fail_after(PATIENCE):
@@ -186,12 +186,12 @@ class JournalStreamRules(Rules):
 
     async def test_a_commit_notifies_readers(self, cluster: Cluster) -> None:
         """When the entries are there; also when turns are refused, which then is no error (contract: commit_turn)."""
-        waker = await Waker.begin(cluster)
+        owner = await ConversationOwner.begin(cluster)
         talk = await Conversation.open(cluster)
-        step = turn(waker.at, consumed=message_ids(waker.at), journals=[await waker.new_write(entries=[output()])])
+        step = turn(owner.at, consumed=message_ids(owner.at), journals=[await owner.new_write(entries=[output()])])
 
         async def commit(committed: bool) -> None:
-            (result,) = await waker.peer.commit(step, notify=["s"])
+            (result,) = await owner.peer.commit(step, notify=["s"])
             assert result.committed is committed
 
         async with talk.journals.watch_journals() as watch:

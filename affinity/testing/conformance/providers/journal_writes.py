@@ -20,7 +20,13 @@ from affinity.testing.conformance.providers.builders import (
     work_item,
 )
 from affinity.testing.conformance.providers.cluster import Cluster, concurrently
-from affinity.testing.conformance.providers.journal_driver import Conversation, Waker, new_input, new_start, output
+from affinity.testing.conformance.providers.journal_driver import (
+    Conversation,
+    ConversationOwner,
+    new_input,
+    new_start,
+    output,
+)
 
 
 class JournalWriteRules(Rules):
@@ -28,16 +34,16 @@ class JournalWriteRules(Rules):
 
     async def test_a_wake_commits_with_its_turn(self, cluster: Cluster) -> None:
         """Entries, watermark, request, revisit, state and message are there together (contract: commit_turn)."""
-        waker = await Waker.begin(cluster)
-        talk = waker.conversation
+        owner = await ConversationOwner.begin(cluster)
+        talk = owner.conversation
         await cluster.enqueue("s")
-        item = await waker.peer.take_one()
-        write = await waker.new_write(
+        item = await owner.peer.take_one()
+        write = await owner.new_write(
             entries=[output("1", kind="span.started"), output("2"), output("3", event_id="mine")],
             requests=[NewRequest(request_id="r", kind="confirm", payload="1")],
             revisits=[NewRevisit(key="k", delay=0.0)],
         )
-        result = await waker.commit(write, acks=[item.lock], states=[state_write(item)])
+        result = await owner.commit(write, acks=[item.lock], states=[state_write(item)])
         assert result.committed
         entries = await talk.entries()
         assert [(entry.seq, entry.payload, entry.wake_id) for entry in entries[1:]] == [
@@ -53,28 +59,28 @@ class JournalWriteRules(Rules):
 
     async def test_no_quota_refuses_what_a_wake_sends(self, cluster: Cluster) -> None:
         """A wake creates a child, and writes to it, though no client may (contract: JournalAppend)."""
-        waker = await Waker.begin(cluster)
-        provider = waker.peer.provider
+        owner = await ConversationOwner.begin(cluster)
+        provider = owner.peer.provider
         await provider.set_quotas(Quotas(instances=1, instance_bytes=1))
         child = new_input("child", start=new_start("child", parent="s"), sender="s", unread_limit=1)
-        await waker.wake(appends=[child, child], entries=[output()])
+        await owner.commit_wake(appends=[child, child], entries=[output()])
         talk = Conversation(provider, "child")
         assert await talk.numbers() == [1, 2]
         assert (await Conversation(provider, "t").append()).outcome == "over_quota"
         await provider.set_quotas(Quotas())
-        (item,) = [item for item in await waker.peer.take_instances() if item.instance_id == "child"]
+        (item,) = [item for item in await owner.peer.take_instances() if item.instance_id == "child"]
         assert payloads(item) == ["start", "[1]", "[2]"]
 
     async def test_a_refused_turn_writes_nothing(self, cluster: Cluster) -> None:
         """A failed fence of the turn, of a state or of an ack leaves the journal as it is; a failed fence of the
         journal leaves everything else as it is, and names the session (contract: TurnResult.conflicts).
         """
-        waker = await Waker.begin(cluster)
-        talk, peer = waker.conversation, waker.peer
+        owner = await ConversationOwner.begin(cluster)
+        talk, peer = owner.conversation, owner.peer
         await cluster.enqueue("s")
         item = await peer.take_one()
         before = [await talk.page(), await talk.requests()]
-        good = await waker.new_write(
+        good = await owner.new_write(
             entries=[output()],
             requests=[NewRequest(request_id="r", kind="confirm", payload="1")],
             appends=[new_input("child", start=new_start("child", parent="s"), sender="s")],
@@ -92,15 +98,15 @@ class JournalWriteRules(Rules):
         ]
         conflicts: list[list[str]] = []
         for step in refused:
-            (result,) = await peer.commit(turn(waker.at, **step))
+            (result,) = await peer.commit(turn(owner.at, **step))
             assert not result.committed, step
             conflicts.append(list(result.conflicts))
         assert conflicts == [[], [], ["s"], ["s"], ["s"], ["none"], ["s"]]
         assert [await talk.page(), await talk.requests()] == before
         assert await (await cluster.states()).load("s") is None
-        assert await peer.history(waker.at) == []
+        assert await peer.history(owner.at) == []
         assert await peer.provider.get_instance(["child"]) == [None]
-        assert (await waker.commit(good)).committed
+        assert (await owner.commit(good)).committed
 
     async def test_a_record_that_may_be_there_is_not_denied(self, cluster: Cluster) -> None:
         """After the first wake, and where the session has a record (contract: PendingWork.has_record)."""
@@ -108,24 +114,24 @@ class JournalWriteRules(Rules):
         for session_id in ("s", "t"):
             await (await Conversation.open(cluster, session_id)).append()
         await states.save(state("t"))
-        waker = await Waker.take(cluster)
+        owner = await ConversationOwner.take(cluster)
         assert (await (await Conversation.open(cluster, "t")).pending()).has_record
-        await waker.wake()
-        assert (await waker.conversation.pending()).has_record
+        await owner.commit_wake()
+        assert (await owner.conversation.pending()).has_record
 
     async def test_a_wake_alone_is_refused_by_each_fence(self, cluster: Cluster) -> None:
         """The turn that a worker with little to do commits: one result, one write, a later version of one state, of a
         record that was made by hand, or by a wake. With any fence failing nothing is left, and the result says which
         (contract: Turn, TurnResult).
         """
-        waker = await Waker.begin(cluster)
-        talk, peer, states = waker.conversation, waker.peer, await cluster.states()
-        await waker.wake()
+        owner = await ConversationOwner.begin(cluster)
+        talk, peer, states = owner.conversation, owner.peer, await cluster.states()
+        await owner.commit_wake()
         await states.save(state("s"))
         for version in (1, 2):
-            item = await _wake_item(waker, version)
+            item = await _wake_item(owner, version)
             lost = item.lock._replace(token=Token("lost"))
-            write = await waker.new_write(
+            write = await owner.new_write(
                 entries=[output(text, f"w{version}") for text in "12"], wake_id=f"w{version}", clear_stream=True
             )
             saved = state_write(item, b"%d" % version, base=version)
@@ -143,18 +149,18 @@ class JournalWriteRules(Rules):
                 ({"journals": [replace(write, session_id="none")]}, ["none"], []),
             ]
             await talk.stream(1, wake_id=write.wake_id)
-            before = [await talk.page(), await states.load("s"), await peer.history(waker.at), await talk.streamed()]
-            good = turn(waker.at, acks=[item.lock], states=[saved], journals=[write])
+            before = [await talk.page(), await states.load("s"), await peer.history(owner.at), await talk.streamed()]
+            good = turn(owner.at, acks=[item.lock], states=[saved], journals=[write])
             for step, conflicts, locks in refused:
                 (result,) = await peer.commit(replace(good, **step))
                 assert not result.committed, step
                 assert (list(result.conflicts), list(result.lost_acks)) == (conflicts, locks), step
                 assert await peer.check(item) == [True]
-            found = [await talk.page(), await states.load("s"), await peer.history(waker.at), await talk.streamed()]
+            found = [await talk.page(), await states.load("s"), await peer.history(owner.at), await talk.streamed()]
             assert found == before
             (result,) = await peer.commit(good)
             assert (result.committed, list(result.placed)) == (True, [])
-            waker.at = replace(waker.at, event_count=waker.at.event_count + 1)
+            owner.at = replace(owner.at, event_count=owner.at.event_count + 1)
             assert await peer.check(item) == [False]
             assert (await cluster.record("s")).version == version + 1
             assert await talk.texts(wake_id=write.wake_id) == ["1", "2"]
@@ -162,38 +168,38 @@ class JournalWriteRules(Rules):
 
     async def test_a_wake_alone_may_write_the_state_of_another_session(self, cluster: Cluster) -> None:
         """Or no state, or have its result from no session (contract: Turn.states)."""
-        waker = await Waker.begin(cluster)
-        await waker.wake()
-        other = await _wake_item(waker, 1, "t")
+        owner = await ConversationOwner.begin(cluster)
+        await owner.commit_wake()
+        other = await _wake_item(owner, 1, "t")
         await (await cluster.states()).save(state("t"), epoch=other.session_epoch)
         first, second = state_write(other, base=1), state_write(other, base=2)
         cases: list[tuple[str | None, list[StateWrite]]] = [("s", [first]), (None, [second]), ("s", []), (None, [])]
         for number, (session_id, writes) in enumerate(cases, 2):
-            item = await _wake_item(waker, number, session_id)
-            write = await waker.new_write(entries=[output(wake_id=f"w{number}")], wake_id=f"w{number}")
-            assert (await waker.commit(write, acks=[item.lock], states=writes)).committed, (session_id, writes)
-        assert await waker.conversation.texts() == ["hello", *["answer"] * 4]
+            item = await _wake_item(owner, number, session_id)
+            write = await owner.new_write(entries=[output(wake_id=f"w{number}")], wake_id=f"w{number}")
+            assert (await owner.commit(write, acks=[item.lock], states=writes)).committed, (session_id, writes)
+        assert await owner.conversation.texts() == ["hello", *["answer"] * 4]
         assert (await cluster.record("t")).version == 3
 
     async def test_input_is_processed_once(self, cluster: Cluster) -> None:
         """Of two wakes that have read the same inputs, one commits (contract: JournalWrite.base)."""
-        waker = await Waker.begin(cluster)
-        first = await waker.new_write(entries=[output("first")])
+        owner = await ConversationOwner.begin(cluster)
+        first = await owner.new_write(entries=[output("first")])
         second = replace(first, entries=[output("second")], wake_id="w2")
-        assert (await waker.commit(first)).committed
-        result = await waker.commit(second)
+        assert (await owner.commit(first)).committed
+        result = await owner.commit(second)
         assert (result.committed, list(result.conflicts)) == (False, ["s"])
-        assert await waker.conversation.texts() == ["hello", "first"]
+        assert await owner.conversation.texts() == ["hello", "first"]
 
     async def test_of_one_batch_the_first_write_of_a_journal_passes(self, cluster: Cluster) -> None:
         """Also when it has processed nothing (contract: Turn)."""
-        waker = await Waker.begin(cluster)
-        other = await waker.peer.own("other")
-        write = await waker.new_write(processed=0, entries=[output("first")])
+        owner = await ConversationOwner.begin(cluster)
+        other = await owner.peer.own("other")
+        write = await owner.new_write(processed=0, entries=[output("first")])
         late = replace(write, entries=[output("second")])
-        results = await waker.peer.commit(turn(waker.at, journals=[write]), turn(other, journals=[late]))
+        results = await owner.peer.commit(turn(owner.at, journals=[write]), turn(other, journals=[late]))
         assert [(result.committed, list(result.conflicts)) for result in results] == [(True, []), (False, ["s"])]
-        assert await waker.conversation.texts() == ["hello", "first"]
+        assert await owner.conversation.texts() == ["hello", "first"]
 
     async def test_a_batch_writes_to_many_journals(self, cluster: Cluster) -> None:
         """Each turn its own; one that is refused does not affect the others (contract: rules for every verb)."""
@@ -202,35 +208,35 @@ class JournalWriteRules(Rules):
         await talk.journals.append_journal([new_input(name) for name in names])
         peer = await cluster.worker("a")
         taken = {item.instance_id: item for item in await peer.take_instances(100)}
-        wakers = [Waker(peer, Conversation(peer.provider, name), taken[name]) for name in names]
-        writes = [await waker.new_write(entries=[output(str(n))] * (n + 1)) for n, waker in enumerate(wakers)]
+        owners = [ConversationOwner(peer, Conversation(peer.provider, name), taken[name]) for name in names]
+        writes = [await owner.new_write(entries=[output(str(n))] * (n + 1)) for n, owner in enumerate(owners)]
         writes[2] = replace(writes[2], base=1)
-        turns = [turn(waker.at, journals=[write]) for waker, write in zip(wakers, writes, strict=True)]
+        turns = [turn(owner.at, journals=[write]) for owner, write in zip(owners, writes, strict=True)]
         results = await peer.commit(*turns)
         assert [result.committed for result in results] == [True, True, False, True, True]
-        found = [await waker.conversation.texts(after=1) for waker in wakers]
+        found = [await owner.conversation.texts(after=1) for owner in owners]
         assert found == [["0"], ["1"] * 2, [], ["3"] * 4, ["4"] * 5]
 
     async def test_a_deleted_journal_takes_no_write(self, cluster: Cluster) -> None:
         """Another journal of the session has another id, at the same watermark too (contract: JournalWrite)."""
-        waker = await Waker.begin(cluster)
-        write = await waker.new_write(entries=[output()])
-        assert await waker.conversation.delete()
-        assert list((await waker.commit(write)).conflicts) == ["s"]
-        assert (await waker.conversation.append()).created
-        assert list((await waker.commit(write)).conflicts) == ["s"]
-        assert await waker.conversation.numbers() == [1]
+        owner = await ConversationOwner.begin(cluster)
+        write = await owner.new_write(entries=[output()])
+        assert await owner.conversation.delete()
+        assert list((await owner.commit(write)).conflicts) == ["s"]
+        assert (await owner.conversation.append()).created
+        assert list((await owner.commit(write)).conflicts) == ["s"]
+        assert await owner.conversation.numbers() == [1]
 
     async def test_inputs_come_while_a_wake_commits(self, cluster: Cluster) -> None:
         """Numbers of inputs and outputs have no gaps, no input is lost, and none is processed unseen (contract:
         JournalWrite).
         """
-        waker = await Waker.begin(cluster)
-        talk = waker.conversation
+        owner = await ConversationOwner.begin(cluster)
+        talk = owner.conversation
 
         async def wake() -> None:
             for number in range(20):
-                await waker.wake(entries=[output(wake_id=f"w{number}")] * 2, wake_id=f"w{number}")
+                await owner.commit_wake(entries=[output(wake_id=f"w{number}")] * 2, wake_id=f"w{number}")
 
         async def send() -> None:
             sender = await Conversation.open(cluster)
@@ -238,7 +244,7 @@ class JournalWriteRules(Rules):
                 await sender.append(text=f"input {number}")
 
         await concurrently(wake, send)
-        await waker.wake(wake_id="last")
+        await owner.commit_wake(wake_id="last")
         entries = await talk.entries()
         assert [entry.seq for entry in entries] == list(range(1, 62))
         inputs = [entry.payload for entry in entries if entry.is_input]
@@ -247,19 +253,19 @@ class JournalWriteRules(Rules):
 
     async def test_an_event_id_of_a_wake_is_appended_once(self, cluster: Cluster) -> None:
         """An entry of a wake whose event id is there is left out; the rest commits (contract: NewEntry.event_id)."""
-        waker = await Waker.begin(cluster, event_id="e")
+        owner = await ConversationOwner.begin(cluster, event_id="e")
         entries = [output("1", event_id="e"), output("2", event_id="f"), output("3", event_id="f"), output("4")]
-        await waker.wake(entries=entries)
-        assert await waker.conversation.texts() == ["hello", "2", "4"]
-        assert (await waker.conversation.append(event_id="f")).seq == 2
+        await owner.commit_wake(entries=entries)
+        assert await owner.conversation.texts() == ["hello", "2", "4"]
+        assert (await owner.conversation.append(event_id="f")).seq == 2
 
     async def test_an_ack_commits_a_wake(self, cluster: Cluster) -> None:
         """The slow path: entries, watermark, state and result together, or nothing (contract: WorkAck.journal)."""
-        waker = await Waker.begin(cluster)
-        peer, talk = waker.peer, waker.conversation
+        owner = await ConversationOwner.begin(cluster)
+        peer, talk = owner.peer, owner.conversation
         await cluster.enqueue("s")
         item = await peer.take_one()
-        good = await waker.new_write(entries=[output()])
+        good = await owner.new_write(entries=[output()])
         bad = replace(good, base=1)
         state = state_write(item)
 
@@ -278,46 +284,46 @@ class JournalWriteRules(Rules):
 
     async def test_of_one_batch_of_acks_the_first_write_passes(self, cluster: Cluster) -> None:
         """Of two acks that write to one journal (contract: WorkAck.journal)."""
-        waker = await Waker.begin(cluster)
+        owner = await ConversationOwner.begin(cluster)
         await cluster.enqueue(None, None)
-        items = await waker.peer.take(2)
-        write = await waker.new_write(entries=[output()])
+        items = await owner.peer.take(2)
+        write = await owner.new_write(entries=[output()])
         acks = [WorkAck(lock=item.lock, message="done", journal=write) for item in items]
-        identity = waker.peer.identity
-        assert await waker.peer.provider.ack_work_item(identity, acks, TIMEOUTS) == [True, False]
+        identity = owner.peer.identity
+        assert await owner.peer.provider.ack_work_item(identity, acks, TIMEOUTS) == [True, False]
         assert len(await cluster.results()) == 1
 
     # -- to other journals
 
     async def test_a_wake_creates_a_child(self, cluster: Cluster) -> None:
         """The child's journal and instance commit with the wake; it has a parent (contract: JournalWrite.appends)."""
-        waker = await Waker.begin(cluster)
+        owner = await ConversationOwner.begin(cluster)
         brief = new_input("child", "brief", start=new_start("child", parent="s"), sender="s", event_id="b")
-        await waker.wake(appends=[brief, brief])
-        child = Conversation(waker.peer.provider, "child")
+        await owner.commit_wake(appends=[brief, brief])
+        child = Conversation(owner.peer.provider, "child")
         assert await child.texts() == ["brief"]
-        page, parent = await child.page(), await waker.conversation.page()
+        page, parent = await child.page(), await owner.conversation.page()
         assert (page.parent, page.parent_journal) == ("s", parent.journal_id)
         assert parent.parent_journal is None
-        found = {item.instance_id: payloads(item) for item in await waker.peer.take_instances()}
+        found = {item.instance_id: payloads(item) for item in await owner.peer.take_instances()}
         assert found["child"] == ["start", "[1]"]
 
     async def test_a_child_reports_to_its_parent(self, cluster: Cluster) -> None:
         """An input for the parent wakes it (contract: JournalWrite.appends)."""
-        waker = await Waker.begin(cluster)
-        await Conversation(waker.peer.provider, "child").append(start=new_start("child", parent="s"))
-        child = await Waker.of(waker.peer, "child")
-        await child.wake(entries=[output()], appends=[new_input("s", "done", start=None)])
-        assert await waker.conversation.texts() == ["hello", "done"]
-        (parent,) = [item for item in await waker.peer.take_instances() if item.instance_id == "s"]
+        owner = await ConversationOwner.begin(cluster)
+        await Conversation(owner.peer.provider, "child").append(start=new_start("child", parent="s"))
+        child = await ConversationOwner.of(owner.peer, "child")
+        await child.commit_wake(entries=[output()], appends=[new_input("s", "done", start=None)])
+        assert await owner.conversation.texts() == ["hello", "done"]
+        (parent,) = [item for item in await owner.peer.take_instances() if item.instance_id == "s"]
         assert "[2]" in payloads(parent)
 
     async def test_what_a_wake_may_not_append_is_left_out(self, cluster: Cluster) -> None:
         """Appends that are refused are left out, and the rest of the wake commits (contract: JournalWrite.appends)."""
-        waker = await Waker.begin(cluster)
-        other = Conversation(waker.peer.provider, "other")
+        owner = await ConversationOwner.begin(cluster)
+        other = Conversation(owner.peer.provider, "other")
         await other.append(start=new_start("other", parent="p"))
-        closed = Conversation(waker.peer.provider, "closed")
+        closed = Conversation(owner.peer.provider, "closed")
         await closed.append(closes=True)
         appends = [
             new_input("other", "wrong parent", sender="s"),
@@ -325,17 +331,17 @@ class JournalWriteRules(Rules):
             new_input("none", "unknown", start=None),
             new_input("child", "brief", start=new_start("child", parent="s"), sender="s"),
         ]
-        await waker.wake(entries=[output()], appends=appends)
+        await owner.commit_wake(entries=[output()], appends=appends)
         assert await other.texts() == await closed.texts() == ["hello"]
-        assert await Conversation(waker.peer.provider, "child").texts() == ["brief"]
-        assert await waker.conversation.texts() == ["hello", "answer"]
+        assert await Conversation(owner.peer.provider, "child").texts() == ["brief"]
+        assert await owner.conversation.texts() == ["hello", "answer"]
 
     async def test_what_is_refused_comes_back(self, cluster: Cluster) -> None:
         """In place of each append that is refused its other one is made, in order, with the outcome in its entry, and
         wakes its instance; not for one that is appended, or repeated (contract: JournalAppend.if_refused).
         """
-        waker = await Waker.begin(cluster)
-        provider = waker.peer.provider
+        owner = await ConversationOwner.begin(cluster)
+        provider = owner.peer.provider
         await Conversation(provider, "other").append(start=new_start("other", parent="p"))
         await Conversation(provider, "closed").append(closes=True)
         await Conversation(provider, "kind").append(kind="of another kind")
@@ -349,36 +355,36 @@ class JournalWriteRules(Rules):
             new_input("kind", if_refused=_bounce()),
             new_input("closed", if_refused=_bounce("none")),
         ]
-        await waker.wake(entries=[output()], appends=appends)
-        assert await waker.conversation.texts() == ["hello", "answer", "not_parent", "closed", "other_kind"]
+        await owner.commit_wake(entries=[output()], appends=appends)
+        assert await owner.conversation.texts() == ["hello", "answer", "not_parent", "closed", "other_kind"]
         assert await Conversation(provider, "child").texts() == ["hello", "unknown"]
         assert await Conversation(provider, "new").texts() == ["hello"]
-        assert [entry.is_input for entry in await waker.conversation.entries()] == [True, False, True, True, True]
-        (item,) = [item for item in await waker.peer.take_instances() if item.instance_id == "s"]
+        assert [entry.is_input for entry in await owner.conversation.entries()] == [True, False, True, True, True]
+        (item,) = [item for item in await owner.peer.take_instances() if item.instance_id == "s"]
         assert payloads(item) == ["[3]", "[4]", "[5]"]
 
     async def test_what_comes_back_has_an_event_id(self, cluster: Cluster) -> None:
         """It is there once, and what was reported under its id before stays (contract: JournalAppend.if_refused)."""
-        waker = await Waker.begin(cluster)
+        owner = await ConversationOwner.begin(cluster)
         other = new_input("none", start=None, if_refused=_bounce(event_id="end"))
-        await waker.wake(appends=[other, other])
-        await waker.wake(appends=[other], wake_id="w2")
-        assert await waker.conversation.texts() == ["hello", "unknown"]
+        await owner.commit_wake(appends=[other, other])
+        await owner.commit_wake(appends=[other], wake_id="w2")
+        assert await owner.conversation.texts() == ["hello", "unknown"]
 
     async def test_nothing_comes_back_to_a_closed_journal(self, cluster: Cluster) -> None:
         """It is refused as anything else, and the rest of the wake commits (contract: JournalAppend.if_refused)."""
-        waker = await Waker.begin(cluster)
-        write = await waker.new_write(entries=[output()], appends=[new_input("none", start=None, if_refused=_bounce())])
-        await waker.conversation.append(text="bye", closes=True)
-        assert (await waker.commit(write)).committed
-        assert await waker.conversation.texts() == ["hello", "bye", "answer"]
+        owner = await ConversationOwner.begin(cluster)
+        write = await owner.new_write(entries=[output()], appends=[new_input("none", start=None, if_refused=_bounce())])
+        await owner.conversation.append(text="bye", closes=True)
+        assert (await owner.commit(write)).committed
+        assert await owner.conversation.texts() == ["hello", "bye", "answer"]
 
     async def test_what_wakes_send_to_a_deleted_journal_creates_nothing(self, cluster: Cluster) -> None:
         """Nor does it reach the next journal of the same session, or what comes back in its place (contract:
         JournalAppend.journal_id).
         """
-        waker = await Waker.begin(cluster)
-        provider = waker.peer.provider
+        owner = await ConversationOwner.begin(cluster)
+        provider = owner.peer.provider
         child, parent = Conversation(provider, "child"), Conversation(provider, "parent")
         old_child = (await child.append(start=new_start("child", parent="s"))).journal_id
         old_parent = (await parent.append()).journal_id
@@ -389,23 +395,23 @@ class JournalWriteRules(Rules):
         to_child = new_input("child", start=start, sender="s", journal_id=old_child, if_refused=_bounce())
         to_parent = new_input("parent", start=None, journal_id=old_parent)
         to_parent = replace(to_parent, if_refused=replace(to_parent, message=None))
-        await waker.wake(appends=[to_child, to_parent])
-        assert await waker.conversation.texts() == ["hello", "unknown"]
+        await owner.commit_wake(appends=[to_child, to_parent])
+        assert await owner.conversation.texts() == ["hello", "unknown"]
         assert await child.journals.get_pending(["child", "parent"], limit=1) == [None, None]
         assert await provider.get_instance(["child", "parent"]) == [None, None]
         await parent.append(text="new")
-        await waker.wake(appends=[to_parent], wake_id="w2")
+        await owner.commit_wake(appends=[to_parent], wake_id="w2")
         assert await parent.texts() == ["new"]
 
     async def test_children_are_those_of_the_journal_that_has_created_them(self, cluster: Cluster) -> None:
         """Of another journal of the same session they are none, but a child that does not know its parent's is one of
         both (contract: JournalFilter.parent_journal).
         """
-        waker = await Waker.begin(cluster)
-        provider, journal_id = waker.peer.provider, (await waker.conversation.page()).journal_id
+        owner = await ConversationOwner.begin(cluster)
+        provider, journal_id = owner.peer.provider, (await owner.conversation.page()).journal_id
         await Conversation(provider, "unknown").append(start=new_start("unknown", parent="gone"))
         assert (await Conversation(provider, "unknown").page()).parent_journal is None
-        await waker.wake(appends=[new_input("child", start=new_start("child", parent="s"), sender="s")])
+        await owner.commit_wake(appends=[new_input("child", start=new_start("child", parent="s"), sender="s")])
         found = []
         for parent in (journal_id, journal_id + 1):
             for name in ("s", "gone"):
@@ -415,20 +421,20 @@ class JournalWriteRules(Rules):
 
     async def test_an_ack_brings_back_what_is_refused(self, cluster: Cluster) -> None:
         """The slow path: for the acks that pass, and for no other (contract: JournalAppend.if_refused)."""
-        waker = await Waker.begin(cluster)
-        peer = waker.peer
+        owner = await ConversationOwner.begin(cluster)
+        peer = owner.peer
         other = Conversation(peer.provider, "other")
         await other.append()
         await cluster.enqueue(None, None)
         items = await peer.take(2)
-        late = await (await Waker.of(peer, "other")).new_write(
+        late = await (await ConversationOwner.of(peer, "other")).new_write(
             base=7, appends=[new_input("none", start=None, if_refused=_bounce("other"))]
         )
-        write = await waker.new_write(appends=[new_input("none", start=None, if_refused=_bounce())])
+        write = await owner.new_write(appends=[new_input("none", start=None, if_refused=_bounce())])
         acks = [WorkAck(lock=items[0].lock, message="done", journal=late)]
         acks += [WorkAck(lock=items[1].lock, message="done", journal=write)]
         assert await peer.provider.ack_work_item(peer.identity, acks, TIMEOUTS) == [False, True]
-        assert await waker.conversation.texts() == ["hello", "unknown"]
+        assert await owner.conversation.texts() == ["hello", "unknown"]
         assert await other.texts() == ["hello"]
 
     async def test_wakes_append_to_each_other(self, cluster: Cluster) -> None:
@@ -440,16 +446,16 @@ class JournalWriteRules(Rules):
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.take_instances(100)
         taken = {item.instance_id: item for item in await a.take_instances(100)}
-        beside = {"a": a, "b": await cluster.beside(a)}
+        beside = {"a": a, "b": await cluster.same_worker(a)}
         assert await b.take_instances() == []
 
         async def both(worker: str, pairs: list[tuple[str, str]]) -> None:
             peer = beside[worker]
             turns = []
             for name, to in pairs:
-                waker = Waker(peer, Conversation(peer.provider, name), taken[name])
-                write = await waker.new_write(entries=[output()], appends=[new_input(to, f"from {name}")])
-                turns.append(turn(waker.at, consumed=message_ids(waker.at), journals=[write]))
+                owner = ConversationOwner(peer, Conversation(peer.provider, name), taken[name])
+                write = await owner.new_write(entries=[output()], appends=[new_input(to, f"from {name}")])
+                turns.append(turn(owner.at, consumed=message_ids(owner.at), journals=[write]))
             assert [result.committed for result in await peer.commit(*turns)] == [True] * len(turns)
 
         await concurrently(lambda: both("a", [("s", "u"), ("t", "v")]), lambda: both("b", [("v", "t"), ("u", "s")]))
@@ -461,13 +467,13 @@ class JournalWriteRules(Rules):
         """Each on a connection of its own: the journal has one entry of the id, and all else of the wake commits
         (contract: NewEntry.event_id).
         """
-        waker = await Waker.begin(cluster)
+        owner = await ConversationOwner.begin(cluster)
         sender = await Conversation.open(cluster)
         for number in range(10):
             entries = [output("wake", event_id=f"e{number}"), output("rest")]
-            write = await waker.new_write(entries=entries, wake_id=f"w{number}")
+            write = await owner.new_write(entries=entries, wake_id=f"w{number}")
             await concurrently(
-                partial(waker.commit, write), partial(sender.append, event_id=f"e{number}", text="sender")
+                partial(owner.commit, write), partial(sender.append, event_id=f"e{number}", text="sender")
             )
             texts = await sender.texts(after=1 + 2 * number)
             assert (len(texts), texts.count("rest")) == (2, 1)
@@ -475,20 +481,20 @@ class JournalWriteRules(Rules):
 
     async def test_a_wake_sends_messages_too(self, cluster: Cluster) -> None:
         """Messages of the turn and inputs of the wake both arrive (contract: Turn)."""
-        waker = await Waker.begin(cluster)
-        other = Conversation(waker.peer.provider, "other")
+        owner = await ConversationOwner.begin(cluster)
+        other = Conversation(owner.peer.provider, "other")
         await other.append()
         message = NewMessage(instance_id="other", payload="message")
-        result = await waker.commit(await waker.new_write(appends=[new_input("other")]), messages=[message])
+        result = await owner.commit(await owner.new_write(appends=[new_input("other")]), messages=[message])
         assert result.committed
-        (item,) = [item for item in await waker.peer.take_instances() if item.instance_id == "other"]
+        (item,) = [item for item in await owner.peer.take_instances() if item.instance_id == "other"]
         assert sorted(payloads(item)) == ["[1]", "[2]", "message", "start"]
 
 
-async def _wake_item(waker: Waker, number: int, session_id: str | None = "s") -> WorkItem:
+async def _wake_item(owner: ConversationOwner, number: int, session_id: str | None = "s") -> WorkItem:
     """The activity of a wake, in the hands of the worker."""
-    waker.at = await waker.peer.go_on(waker.at, work_items=[work_item(waker.at, number, session_id)])
-    return await waker.peer.take_one()
+    owner.at = await owner.peer.go_on(owner.at, work_items=[work_item(owner.at, number, session_id)])
+    return await owner.peer.take_one()
 
 
 def _bounce(session_id: str = "s", event_id: str | None = None) -> JournalAppend:

@@ -14,7 +14,7 @@ from affinity.testing.conformance.providers.cluster import Cluster, concurrently
 from affinity.testing.conformance.providers.journal_driver import (
     KIND,
     Conversation,
-    Waker,
+    ConversationOwner,
     journals,
     new_input,
     new_start,
@@ -239,9 +239,9 @@ class JournalRules(Rules):
         """Behind the watermark, after closing, and where it would be refused otherwise, the id gives its number
         (contract: JournalAppend).
         """
-        waker = await Waker.begin(cluster, event_id="e")
-        await waker.wake()
-        talk = waker.conversation
+        owner = await ConversationOwner.begin(cluster, event_id="e")
+        await owner.commit_wake()
+        talk = owner.conversation
         assert (await talk.append(event_id="e")).outcome == "repeated"
         await talk.append(closes=True)
         repeated = await talk.append(event_id="e", sender="stranger", unread_limit=0, start=new_start(name="other"))
@@ -271,23 +271,23 @@ class JournalRules(Rules):
 
     async def test_an_instance_that_has_ended_takes_no_inputs(self, cluster: Cluster) -> None:
         """Without an instance that would read it, an input is refused, not kept (contract: JournalAppend)."""
-        waker = await Waker.begin(cluster)
-        await waker.commit(await waker.new_write(), update=InstanceUpdate(status="completed"))
-        assert (await waker.conversation.append()).outcome == "closed"
-        assert await waker.conversation.numbers() == [1]
+        owner = await ConversationOwner.begin(cluster)
+        await owner.commit(await owner.new_write(), update=InstanceUpdate(status="completed"))
+        assert (await owner.conversation.append()).outcome == "closed"
+        assert await owner.conversation.numbers() == [1]
 
     async def test_an_instance_that_is_gone_is_created_anew(self, cluster: Cluster) -> None:
         """With ``start`` the journal goes on with a new instance; without it the input would be lost (contract:
         JournalStart).
         """
-        waker = await Waker.begin(cluster)
-        talk = waker.conversation
+        owner = await ConversationOwner.begin(cluster)
+        talk = owner.conversation
         await talk.provider.delete_instance(["s"], force=True)
         assert (await talk.append(start=None)).outcome == "unknown"
         assert (await talk.append(start=None, message=None)).seq == 2
         again = await talk.append(start=new_start(generation="second"))
         assert (again.outcome, again.seq, again.created) == ("appended", 3, False)
-        assert (await waker.peer.info("s")).generation == "second"
+        assert (await owner.peer.info("s")).generation == "second"
 
     async def test_an_input_for_a_deleted_journal_creates_nothing(self, cluster: Cluster) -> None:
         """Neither journal nor instance, though it has a start, nor does it reach the next journal of the same session
@@ -326,7 +326,7 @@ class JournalRules(Rules):
         assert await talk.provider.get_instance(["u"]) == [None]
 
     async def test_inputs_race_with_the_end_of_their_journal(self, cluster: Cluster) -> None:
-        """None of them makes it anew (contract: JournalAppend.journal_id)."""
+        """None of them recreates it (contract: JournalAppend.journal_id)."""
         talks = [await Conversation.open(cluster) for _ in range(4)]
         for _ in range(10):
             found = (await talks[0].append()).journal_id
@@ -427,12 +427,12 @@ class JournalRules(Rules):
 
     async def test_a_suspended_instance_takes_inputs(self, cluster: Cluster) -> None:
         """They wait until it is resumed (contract: suspended instance)."""
-        waker = await Waker.begin(cluster)
-        assert await waker.peer.suspend(waker.at)
-        assert (await waker.conversation.append()).outcome == "appended"
-        assert await waker.peer.take_instances() == []
-        assert await waker.peer.provider.resume_instance(["s"]) == ["resumed"]
-        (item,) = await waker.peer.take_instances()
+        owner = await ConversationOwner.begin(cluster)
+        assert await owner.peer.suspend(owner.at)
+        assert (await owner.conversation.append()).outcome == "appended"
+        assert await owner.peer.take_instances() == []
+        assert await owner.peer.provider.resume_instance(["s"]) == ["resumed"]
+        (item,) = await owner.peer.take_instances()
         assert payloads(item) == ["start", "[1]", "[2]"]
 
     async def test_notes_are_no_inputs(self, cluster: Cluster) -> None:

@@ -70,12 +70,12 @@ class MoveRules(Rules):
         await cluster.use(a, "s")
         await cluster.pass_time(SESSION_LOCK + 1)
         await cluster.use(b, "s")
-        assert await _last(cluster) == ("s", "b", "idle_expired", "a")
+        assert await _last_move(cluster) == ("s", "b", "idle_expired", "a")
         short = await cluster.worker("short", SESSION_LOCK + 10)
         await cluster.use(short, "t")
         await cluster.pass_time(SESSION_LOCK + 100)
         await cluster.use(b, "t")
-        assert await _last(cluster) == ("t", "b", "idle_expired", "short")
+        assert await _last_move(cluster) == ("t", "b", "idle_expired", "short")
 
     async def test_lease_expired(self, cluster: Cluster) -> None:
         """A session of a worker whose lease has ended moves as "lease_expired", also when its lock has ended since
@@ -86,10 +86,10 @@ class MoveRules(Rules):
         await cluster.use(a, "t")
         await cluster.pass_time(SHORT_LEASE + 1)
         await cluster.use(b, "s")
-        assert await _last(cluster) == ("s", "b", "lease_expired", "a")
+        assert await _last_move(cluster) == ("s", "b", "lease_expired", "a")
         await cluster.pass_time(SESSION_LOCK)
         await cluster.use(b, "t")
-        assert await _last(cluster) == ("t", "b", "lease_expired", "a")
+        assert await _last_move(cluster) == ("t", "b", "lease_expired", "a")
 
     async def test_a_lease_that_was_given_up_has_expired(self, cluster: Cluster) -> None:
         """Sessions that a worker gives up with its lease move as "lease_expired", unless it drains (contract:
@@ -99,7 +99,7 @@ class MoveRules(Rules):
         await cluster.use(a, "s")
         await a.leave()
         await cluster.use(b, "s")
-        assert await _last(cluster) == ("s", "b", "lease_expired", "a")
+        assert await _last_move(cluster) == ("s", "b", "lease_expired", "a")
 
     async def test_restart(self, cluster: Cluster) -> None:
         """A new start of the holder moves its sessions as "restart": at its registration, or at its claim (contract:
@@ -108,7 +108,7 @@ class MoveRules(Rules):
         old = await cluster.worker("a")
         await cluster.use(old, "s")
         await cluster.worker("a")
-        assert await _last(cluster) == ("s", "a", "restart", "a")
+        assert await _last_move(cluster) == ("s", "a", "restart", "a")
         await cluster.pass_time(SESSION_LOCK + 1)
         await cluster.use(await cluster.worker("a"), "s")
         assert await _reasons(cluster) == ["new", "restart", "restart"]
@@ -123,11 +123,11 @@ class MoveRules(Rules):
         item = await a.take_one()
         assert await a.drain() == 1
         await cluster.use(b, "idle")
-        assert await _last(cluster) == ("idle", "b", "drained", "a")
+        assert await _last_move(cluster) == ("idle", "b", "drained", "a")
         await a.ack(item)
         await a.leave()
         await cluster.use(b, "busy")
-        assert await _last(cluster) == ("busy", "b", "drained", "a")
+        assert await _last_move(cluster) == ("busy", "b", "drained", "a")
 
     async def test_code_missing(self, cluster: Cluster) -> None:
         """A session that is given up with work that its holder cannot run moves as "code_missing" (contract:
@@ -137,7 +137,7 @@ class MoveRules(Rules):
         await cluster.enqueue("s")
         await a.give_back(await a.take_one(), unknown=True, count_attempt=False, release_session=True)
         await b.take_one()
-        assert await _last(cluster) == ("s", "b", "code_missing", "a")
+        assert await _last_move(cluster) == ("s", "b", "code_missing", "a")
 
     async def test_room_needed(self, cluster: Cluster) -> None:
         """A session that its full holder releases for another one moves as "room_needed" (contract: MoveReason)."""
@@ -149,7 +149,7 @@ class MoveRules(Rules):
         freed = await a.provider.release_idle_session(a.identity, full, min_idle=1.0, only_users={})
         assert list(freed) == ["s"]
         await cluster.use(await cluster.worker("b"), "s")
-        assert await _last(cluster) == ("s", "b", "room_needed", "a")
+        assert await _last_move(cluster) == ("s", "b", "room_needed", "a")
 
     async def test_released(self, cluster: Cluster) -> None:
         """A session that was released by hand or by a turn moves as "released" (contract: MoveReason)."""
@@ -157,11 +157,11 @@ class MoveRules(Rules):
         await cluster.use(a, "s")
         assert await b.provider.release_session(["s"]) == ["released"]
         await cluster.use(b, "s")
-        assert await _last(cluster) == ("s", "b", "released", "a")
+        assert await _last_move(cluster) == ("s", "b", "released", "a")
         at = await a.own("i")
         await a.go_on(at, consumed=message_ids(at), release_sessions=["s"])
         await cluster.use(a, "s")
-        assert await _last(cluster) == ("s", "a", "released", "b")
+        assert await _last_move(cluster) == ("s", "a", "released", "b")
 
     async def test_moved(self, cluster: Cluster) -> None:
         """A session that another worker takes by a plan has the reason of the plan; one whose holder died before that
@@ -173,12 +173,12 @@ class MoveRules(Rules):
             plan = PlannedMove(session_id=name, to="b", within=60.0, reason=reason)  # type: ignore[arg-type]
             assert await a.provider.move_session([plan]) == ["planned"]
             await b.provider.take_session(b.identity, [name], max_sessions=10, session_lock=SESSION_LOCK)
-            assert await _last(cluster) == (name, "b", reason, "a")
+            assert await _last_move(cluster) == (name, "b", reason, "a")
         await cluster.use(a, "u")
         assert await a.provider.move_session([PlannedMove(session_id="u", to="b", within=60.0)]) == ["planned"]
         await cluster.pass_time(SHORT_LEASE + 1)
         await cluster.use(b, "u")
-        assert await _last(cluster) == ("u", "b", "lease_expired", "a")
+        assert await _last_move(cluster) == ("u", "b", "lease_expired", "a")
 
     async def test_the_reason_of_a_release_ends_with_the_next_claim(self, cluster: Cluster) -> None:
         """A later move does not have the reason of the release: not when the same incarnation claimed the session in
@@ -206,7 +206,7 @@ class MoveRules(Rules):
         await cluster.use(a, "s")
         states = await cluster.states()
         await states.save(state("s"))
-        assert await _last(cluster) == ("s", "a", "foreign_write", "a")
+        assert await _last_move(cluster) == ("s", "a", "foreign_write", "a")
         await states.delete(["s"])
         assert await _reasons(cluster) == ["new", "foreign_write", "foreign_write"]
         assert (await _moves(cluster))[-1].epoch == (await cluster.session("s")).epoch
@@ -223,7 +223,7 @@ class MoveRules(Rules):
         await states.delete(["s"])
         assert await _moves(cluster) == []
         await cluster.use(await cluster.worker("a"), "s")
-        assert await _last(cluster) == ("s", "a", "new", None)
+        assert await _last_move(cluster) == ("s", "a", "new", None)
 
     async def test_a_timeline_that_begins_moves_nothing(self, cluster: Cluster) -> None:
         """The epochs of a new timeline are no moves; the next start of each worker is (contract: MoveReason)."""
@@ -255,8 +255,8 @@ class MoveRules(Rules):
         await a.go_on(at, consumed=message_ids(at), watches=[SessionWatch("s", '{"a":{"b":1}}')])
         await b.provider.release_session(["s"])
         epoch = (await cluster.use(b, "s")).session_epoch
-        (told,) = await a.take_instances()
-        (payload,) = payloads(told)
+        (notified,) = await a.take_instances()
+        (payload,) = payloads(notified)
         assert list(json.loads(payload).items()) == [
             ("a", {"b": 1}),
             ("move", {"worker_id": b.worker_id, "epoch": epoch, "reason": "released"}),
@@ -352,7 +352,7 @@ async def _reasons(cluster: Cluster) -> list[str]:
     return [move.reason for move in await _moves(cluster)]
 
 
-async def _last(cluster: Cluster) -> tuple[str, str, str, str | None]:
+async def _last_move(cluster: Cluster) -> tuple[str, str, str, str | None]:
     """Session, new holder, reason and former holder of the last move."""
     move = (await _moves(cluster))[-1]
     assert (await cluster.session(move.session_id)).epoch == move.epoch

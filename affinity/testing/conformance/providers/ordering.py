@@ -473,7 +473,7 @@ class OrderRules(Rules):
         crowded = await cluster.harness.fetch_cost(a.identity, fetch_options())
         assert alone > 0
         assert crowded <= 3 * max(alone, 100)
-        assert await (await cluster.beside(a)).ack(running) == [True]
+        assert await (await cluster.same_worker(a)).ack(running) == [True]
 
     @staticmethod
     async def _done(peer: Peer, item: WorkItem) -> None:

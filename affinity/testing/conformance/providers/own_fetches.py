@@ -14,7 +14,7 @@ from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import SESSION_LOCK, SHORT_LEASE, about, work_item
 from affinity.testing.conformance.providers.byte_limits import ROOM, SIZE
 from affinity.testing.conformance.providers.cluster import Cluster, concurrently
-from affinity.testing.conformance.providers.journal_driver import Waker
+from affinity.testing.conformance.providers.journal_driver import ConversationOwner
 from affinity.testing.conformance.providers.peer import Peer
 from affinity.testing.conformance.providers.tags import GPU
 
@@ -173,23 +173,23 @@ class OwnFetchRules(Rules):
     )
     async def test_what_a_fetch_says_is_pending(self, cluster: Cluster, write: Mapping[str, Any], appends: int) -> None:
         """If it says anything of an item, it is what `get_pending` gives (contract: WorkFetch.pending)."""
-        waker = await Waker.begin(cluster)
-        await cluster.use(waker.peer, "s")
-        item = work_item(waker.at, 2, "s")
-        await waker.commit(await waker.new_write(**write), work_items=[replace(item, asleep=True)])
+        owner = await ConversationOwner.begin(cluster)
+        await cluster.use(owner.peer, "s")
+        item = work_item(owner.at, 2, "s")
+        await owner.commit(await owner.new_write(**write), work_items=[replace(item, parked=True)])
         for number in range(appends):
-            await waker.conversation.append(event_id=f"e{number}")
-        fetched = await waker.peer.fetch(10, only_own=True, readers=("other", item.name))
+            await owner.conversation.append(event_id=f"e{number}")
+        fetched = await owner.peer.fetch(10, only_own=True, readers=("other", item.name))
         assert [one.lock.key for one in fetched.items] == [item.key]
-        expected = await waker.conversation.pending()
+        expected = await owner.conversation.pending()
         assert fetched.pending in ({}, {"s": expected})
-        assert await waker.peer.give_back(*fetched.items) == [True]
-        assert (await waker.peer.fetch(10, only_own=True, readers=("other",))).pending == {}
+        assert await owner.peer.give_back(*fetched.items) == [True]
+        assert (await owner.peer.fetch(10, only_own=True, readers=("other",))).pending == {}
 
     async def test_an_own_fetch_beside_other_fetches(self, cluster: Cluster) -> None:
         """Every item is delivered once."""
         a = await cluster.worker("a")
-        peers = [await cluster.beside(a) for _ in range(3)]
+        peers = [await cluster.same_worker(a) for _ in range(3)]
         await cluster.use(a, "s")
         for _ in range(10):
             keys = await cluster.enqueue(*["s"] * 6)

@@ -154,8 +154,8 @@ class PlannedMoveRules(Rules):
         await b.plan("s", "b")
         assert await a.take_instances() == []
         await b.take_moved("s")
-        (told,) = await a.take_instances()
-        assert [message.payload for message in told.messages] == ["moved"]
+        (notified,) = await a.take_instances()
+        assert [message.payload for message in notified.messages] == ["moved"]
 
     async def test_a_hold_lasts_at_the_new_holder(self, cluster: Cluster) -> None:
         """A hold keeps a moved session with its new holder (contract: take_session)."""
@@ -360,7 +360,7 @@ class PlannedMoveRules(Rules):
         PlannedMove).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        beside, taker = await cluster.beside(a), await cluster.beside(b)
+        beside, taker = await cluster.same_worker(a), await cluster.same_worker(b)
         here = 0
         for round_ in range(ROUNDS):
             session = f"s{round_}"
@@ -394,7 +394,7 @@ class PlannedMoveRules(Rules):
         PlannedMove).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        beside, taker = await cluster.beside(a), await cluster.beside(b)
+        beside, taker = await cluster.same_worker(a), await cluster.same_worker(b)
         for round_ in range(ROUNDS):
             session = f"s{round_}"
             await cluster.use(a, session)

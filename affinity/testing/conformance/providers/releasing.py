@@ -66,8 +66,8 @@ class ReleaseRules(Rules):
         assert await a.take_instances() == []
         await a.provider.release_session(["s"])
         await cluster.use(b, "s")
-        (told,) = await a.take_instances()
-        assert [message.payload for message in told.messages] == ["moved"]
+        (notified,) = await a.take_instances()
+        assert [message.payload for message in notified.messages] == ["moved"]
 
     # -- with a turn
 

@@ -170,7 +170,7 @@ class RestartRules(Rules):
         assert [member.instance_id for member in await a.provider.list_tree("parent", 10)] == ["parent"]
 
     async def test_a_restarted_child_has_no_parent(self, cluster: Cluster) -> None:
-        """It is an instance of its own from then on, and its parent is not told of its deletion (contract: Restart)."""
+        """It is an instance of its own from then on: its parent gets no message of its deletion (contract: Restart)."""
         a = await cluster.worker("a")
         parent = await a.own("parent")
         await a.go_on(parent, consumed=message_ids(parent), instances=[child_of(parent, "child")])

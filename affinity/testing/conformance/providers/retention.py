@@ -39,7 +39,7 @@ class RetentionRules(Rules):
         assert await _pruned(a, 3 * DAY) == 0
         assert await _pruned(a, DAY, dry_run=True) == 1
         assert await _pruned(a, DAY) == 1
-        assert await _there(a, "old", "late") == ["late"]
+        assert await _existing_ids(a, "old", "late") == ["late"]
         assert await read_whole_history(a.provider, "old", 1) == []
 
     async def test_what_has_not_ended_stays(self, cluster: Cluster) -> None:
@@ -50,7 +50,7 @@ class RetentionRules(Rules):
         await a.provider.create_instance([new_instance("pending")])
         await cluster.advance(DAY)
         assert await _pruned(a, 0.0, FINISHED) == 0
-        assert await _there(a, "running", "suspended", "pending") == ["running", "suspended", "pending"]
+        assert await _existing_ids(a, "running", "suspended", "pending") == ["running", "suspended", "pending"]
 
     async def test_only_what_ended_as_asked_goes(self, cluster: Cluster) -> None:
         """Pruning removes instances with the given statuses only (contract: prune_instances)."""
@@ -59,7 +59,7 @@ class RetentionRules(Rules):
         await _ended(a, "failed", InstanceUpdate(status="failed", error="{}"))
         await cluster.advance(DAY)
         assert await _pruned(a, 0.0) == 1
-        assert await _there(a, "completed", "failed") == ["failed"]
+        assert await _existing_ids(a, "completed", "failed") == ["failed"]
         assert await _pruned(a, 0.0, frozenset({"cancelled", "failed"})) == 1
 
     async def test_a_child_goes_with_its_parent_and_never_before_it(self, cluster: Cluster) -> None:
@@ -73,7 +73,7 @@ class RetentionRules(Rules):
         await cluster.advance(2 * DAY)
         assert await _pruned(a, DAY, dry_run=True) == 2
         assert await _pruned(a, DAY) == 2
-        assert await _there(a, "parent", "child") == []
+        assert await _existing_ids(a, "parent", "child") == []
 
     async def test_a_tree_stays_while_a_member_has_not_ended_for_long(self, cluster: Cluster) -> None:
         """A tree stays while a member runs or has ended lately (contract: prune_instances)."""
@@ -99,7 +99,7 @@ class RetentionRules(Rules):
         await a.own("parent")
         await cluster.advance(DAY)
         assert await _pruned(a, 0.0) == 1
-        assert await _there(a, "parent", "child") == ["parent"]
+        assert await _existing_ids(a, "parent", "child") == ["parent"]
 
     async def test_an_id_that_is_used_again_is_not_taken_for_the_old_one(self, cluster: Cluster) -> None:
         """The recorded end of an instance does not apply to its successor under the same id (contract: generation)."""
@@ -109,7 +109,7 @@ class RetentionRules(Rules):
         await a.go_on(await a.own("i"))
         await cluster.advance(DAY)
         assert await _pruned(a, 0.0, FINISHED) == 0
-        assert await _there(a, "i") == ["i"]
+        assert await _existing_ids(a, "i") == ["i"]
 
     async def test_an_instance_that_was_reset_counts_from_its_new_end(self, cluster: Cluster) -> None:
         """After a reset the time of the new end counts (contract: reset_instance)."""
@@ -183,7 +183,7 @@ class RetentionRules(Rules):
         assert (await a.provider.prune_histories(0.0)).executions == 1
         assert await a.history(at) == []
 
-    async def test_a_sweep_prunes_when_it_is_told_to(self, cluster: Cluster) -> None:
+    async def test_a_sweep_prunes_when_it_is_asked_to(self, cluster: Cluster) -> None:
         """Sweeps with ``retention`` prune step by step, whichever worker sweeps, and keep failed instances (contract:
         sweep).
         """
@@ -196,7 +196,7 @@ class RetentionRules(Rules):
         assert (await cluster.sweep()).instances_removed == 0
         swept = await cluster.sweep(retention=Retention(instances=DAY, histories=DAY))
         assert (swept.instances_removed, swept.executions_removed) == (1, 1)
-        assert await _there(a, "done", "failed", "late", "goes on") == ["failed", "late", "goes on"]
+        assert await _existing_ids(a, "done", "failed", "late", "goes on") == ["failed", "late", "goes on"]
         await cluster.advance(2 * DAY)
         assert (await cluster.sweep(retention=Retention(instances=DAY))).instances_removed == 1
 
@@ -215,7 +215,7 @@ async def _ended(a: Peer, name: str, update: InstanceUpdate = DONE) -> None:
     assert (await a.commit_one(await a.own(name), update=update)).committed
 
 
-async def _there(a: Peer, *names: str) -> list[str]:
+async def _existing_ids(a: Peer, *names: str) -> list[str]:
     return [row.instance_id for row in await a.provider.get_instance(names) if row is not None]
 
 

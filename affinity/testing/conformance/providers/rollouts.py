@@ -181,7 +181,7 @@ class RolloutRules(Rules):
         assert (await new.take_one()).session_id == "s"
 
     async def test_versions_of_different_apps_are_not_compared(self, cluster: Cluster) -> None:
-        """A worker of another app, or one that tells no version, is not newer (contract: WorkerProfile)."""
+        """A worker of another app, or one that reports no version, is not newer (contract: WorkerProfile)."""
         old = await cluster.worker("old", **OLD)
         await cluster.worker("other", **{**NEW, "app": "other"})
         await cluster.worker("silent")

@@ -134,7 +134,7 @@ class StateBatchRules(Rules):
     async def test_of_two_writers_at_once_one_passes(self, cluster: Cluster, way: Way) -> None:
         """Of two concurrent writes from one version, one passes (StateWrite)."""
         a = await cluster.worker("a")
-        peers = [await cluster.beside(a) for _ in range(2)]
+        peers = [await cluster.same_worker(a) for _ in range(2)]
         for base in range(5):
             await cluster.enqueue("s", "s")
             items = await a.take(10)

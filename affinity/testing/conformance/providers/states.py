@@ -28,7 +28,7 @@ class Way:
     ) -> bool:
         """Whether it was applied; a turn that was refused must say that it was for the state.
 
-        ``at`` is the instance of the turn, a new one of the peer's unless told otherwise.
+        ``at`` is the instance of the turn; None: a new one of the peer's.
         """
         if not self.fused:
             return await peer.ack_with(item, write) if write else (await peer.ack(item))[0]
@@ -173,7 +173,7 @@ class StateRules(Rules):
         assert await states.load("s") is None
 
     @each_way
-    async def test_a_record_that_was_made_anew_is_not_overwritten(self, cluster: Cluster, way: Way) -> None:
+    async def test_a_record_that_was_recreated_is_not_overwritten(self, cluster: Cluster, way: Way) -> None:
         """A state made from a deleted record is refused although its successor has the same version (StateWrite)."""
         a, states = await cluster.worker("a"), await cluster.states()
         await cluster.enqueue("s", "s")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from affinity.testing.conformance.providers.asleep import AsleepRules
 from affinity.testing.conformance.providers.batches import BatchRules
 from affinity.testing.conformance.providers.byte_limits import ByteLimitRules
 from affinity.testing.conformance.providers.capacity import CapacityRules
@@ -34,6 +33,7 @@ from affinity.testing.conformance.providers.ordering import OrderRules
 from affinity.testing.conformance.providers.origins import OriginRules
 from affinity.testing.conformance.providers.own_fetches import OwnFetchRules
 from affinity.testing.conformance.providers.ownership import OwnershipRules
+from affinity.testing.conformance.providers.parking import ParkingRules
 from affinity.testing.conformance.providers.placing import PlacingRules
 from affinity.testing.conformance.providers.planned_moves import OperatorDrainRules, PlannedMoveRules
 from affinity.testing.conformance.providers.quotas import QuotaRules
@@ -113,7 +113,7 @@ class ProviderConformance(
     JournalRequestRules,
     JournalReadingRules,
     JournalWriteRules,
-    AsleepRules,
+    ParkingRules,
     JournalStreamRules,
     JournalAdministrationRules,
     JournalForkRules,

@@ -57,17 +57,17 @@ class TreeRules(Rules):
         assert list(await a.provider.delete_instance(["i", "k", "j"])) == ["deleted", "running", "deleted"]
         assert await a.provider.get_instance(["i's child", "j's child"]) == [None, None]
 
-    async def test_a_parent_that_stays_is_told(self, cluster: Cluster) -> None:
+    async def test_a_parent_that_stays_is_notified(self, cluster: Cluster) -> None:
         """A parent gets one ``on_deleted`` message for its child, and none for grandchildren (contract:
         NewInstance.on_deleted).
         """
         a = await cluster.worker("a")
         await self._family(a)
         assert list(await a.provider.delete_instance(["child"], force=True)) == ["deleted"]
-        (told,) = [item for item in await a.take_instances() if item.instance_id == "parent"]
-        assert payloads(told) == ["child was deleted"]
+        (notified,) = [item for item in await a.take_instances() if item.instance_id == "parent"]
+        assert payloads(notified) == ["child was deleted"]
 
-    async def test_a_parent_is_not_told_of_a_child_that_had_ended(self, cluster: Cluster) -> None:
+    async def test_a_parent_is_not_notified_of_a_child_that_had_ended(self, cluster: Cluster) -> None:
         """A parent gets no message for a child that had ended (contract: NewInstance.on_deleted)."""
         a = await cluster.worker("a")
         parent = await a.own("parent")
@@ -77,7 +77,7 @@ class TreeRules(Rules):
         assert list(await a.provider.delete_instance(["child"])) == ["deleted"]
         assert await a.take_instances() == []
 
-    async def test_another_parent_of_that_name_is_not_told(self, cluster: Cluster) -> None:
+    async def test_another_parent_of_that_name_is_not_notified(self, cluster: Cluster) -> None:
         """Another instance under the parent's id gets no message and keeps no child of it (contract: generation)."""
         a = await cluster.worker("a")
         await self._family(a)
@@ -88,15 +88,15 @@ class TreeRules(Rules):
         assert list(await a.provider.delete_instance(["parent"], force=True)) == ["deleted"]
         assert list(await a.provider.delete_instance(["child"], force=True)) == ["deleted"]
 
-    async def test_a_suspended_parent_is_told_too(self, cluster: Cluster) -> None:
+    async def test_a_suspended_parent_is_notified_too(self, cluster: Cluster) -> None:
         """A suspended parent gets the message when it continues (contract: suspended instance)."""
         a = await cluster.worker("a")
         parent = await self._family(a)
         await a.suspend(parent)
         await a.provider.delete_instance(["child"], force=True)
         await a.provider.resume_instance(["parent"])
-        (told,) = [item for item in await a.take_instances() if item.instance_id == "parent"]
-        assert payloads(told) == ["child was deleted"]
+        (notified,) = [item for item in await a.take_instances() if item.instance_id == "parent"]
+        assert payloads(notified) == ["child was deleted"]
 
     async def test_unread_messages_are_limited_where_the_sender_asks(self, cluster: Cluster) -> None:
         """``unread_limit`` counts queued messages within a call and over calls; timers do not count (contract:

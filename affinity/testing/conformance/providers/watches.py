@@ -17,7 +17,7 @@ DONE = ENDS["completed"]
 class WatchRules(Rules):
     """`Turn.watches`."""
 
-    async def test_a_claim_by_another_worker_is_told(self, cluster: Cluster) -> None:
+    async def test_a_claim_by_another_worker_is_reported(self, cluster: Cluster) -> None:
         """A claim by another worker sends one message to the watching instance's owner, without a sweep (contract:
         SessionWatch).
         """
@@ -26,20 +26,20 @@ class WatchRules(Rules):
         await _watch(watcher, "i", "s")
         await _move(cluster, b)
         assert await b.take_instances() == []
-        assert await _told(watcher) == {"i": ["moved"]}
+        assert await _read_moved(watcher) == {"i": ["moved"]}
         await cluster.use(b, "s")
-        assert await _told(watcher) == {}
+        assert await _read_moved(watcher) == {}
 
-    async def test_every_change_is_told(self, cluster: Cluster) -> None:
+    async def test_every_change_is_reported(self, cluster: Cluster) -> None:
         """Each change of holder sends a message, there and back (contract: SessionWatch)."""
         a, b, watcher = await _two_holders_and_watcher(cluster)
         await cluster.use(a, "s")
         await _watch(watcher, "i", "s")
         await _move(cluster, b)
         await _move(cluster, a)
-        assert await _told(watcher) == {"i": ["moved", "moved"]}
+        assert await _read_moved(watcher) == {"i": ["moved", "moved"]}
         await _move(cluster, b)
-        assert await _told(watcher) == {"i": ["moved"]}
+        assert await _read_moved(watcher) == {"i": ["moved"]}
 
     async def test_the_first_claim_is_no_change(self, cluster: Cluster) -> None:
         """The first claim of a session sends no message; the next one by another worker does (contract:
@@ -48,9 +48,9 @@ class WatchRules(Rules):
         a, b, watcher = await _two_holders_and_watcher(cluster)
         await _watch(watcher, "i", "s")
         await cluster.use(a, "s")
-        assert await _told(watcher) == {}
+        assert await _read_moved(watcher) == {}
         await _move(cluster, b)
-        assert await _told(watcher) == {"i": ["moved"]}
+        assert await _read_moved(watcher) == {"i": ["moved"]}
 
     async def test_the_first_claim_after_a_save_by_hand_is_no_change(self, cluster: Cluster) -> None:
         """The first claim sends no message if a save without a lease had created the session's row (contract:
@@ -60,9 +60,9 @@ class WatchRules(Rules):
         await (await cluster.states()).save(state("s"))
         await _watch(watcher, "i", "s")
         await cluster.use(a, "s")
-        assert await _told(watcher) == {}
+        assert await _read_moved(watcher) == {}
         await _move(cluster, b)
-        assert await _told(watcher) == {"i": ["moved"]}
+        assert await _read_moved(watcher) == {"i": ["moved"]}
 
     async def test_a_claim_by_the_same_incarnation_is_no_change(self, cluster: Cluster) -> None:
         """A claim by the incarnation that held the session last sends no message (contract: SessionWatch)."""
@@ -76,9 +76,9 @@ class WatchRules(Rules):
         await cluster.enqueue("s")
         await a.give_back(await a.take_one(), release_session=True)
         assert await a.ack(await a.take_one()) == [True]
-        assert await _told(watcher) == {}
+        assert await _read_moved(watcher) == {}
 
-    async def test_an_adoption_by_a_new_start_is_told(self, cluster: Cluster) -> None:
+    async def test_an_adoption_by_a_new_start_is_reported(self, cluster: Cluster) -> None:
         """A new start that adopts a session at its registration sends one message (contract: SessionWatch,
         register_worker).
         """
@@ -86,11 +86,11 @@ class WatchRules(Rules):
         await cluster.use(old, "s")
         await _watch(watcher, "i", "s")
         new = await cluster.worker("a")
-        assert await _told(watcher) == {"i": ["moved"]}
+        assert await _read_moved(watcher) == {"i": ["moved"]}
         await cluster.use(new, "s")
-        assert await _told(watcher) == {}
+        assert await _read_moved(watcher) == {}
 
-    async def test_a_claim_by_a_new_start_is_told(self, cluster: Cluster) -> None:
+    async def test_a_claim_by_a_new_start_is_reported(self, cluster: Cluster) -> None:
         """A new start that claims an expired session sends a message (contract: SessionWatch)."""
         old, watcher = await cluster.worker("a"), await cluster.worker("watcher")
         await cluster.use(old, "s")
@@ -98,7 +98,7 @@ class WatchRules(Rules):
         await cluster.pass_time(SESSION_LOCK + 1)
         new = await cluster.worker("a")
         await cluster.use(new, "s")
-        assert await _told(watcher) == {"i": ["moved"]}
+        assert await _read_moved(watcher) == {"i": ["moved"]}
 
     async def test_becoming_free_is_no_change(self, cluster: Cluster) -> None:
         """A session that becomes free sends no message; its next holder does (contract: SessionWatch)."""
@@ -107,18 +107,18 @@ class WatchRules(Rules):
         await cluster.use(a, "s")
         await _watch(watcher, "i", "s")
         await cluster.pass_time(SESSION_LOCK + 1)
-        assert await _told(watcher) == {}
+        assert await _read_moved(watcher) == {}
         await cluster.use(b, "s")
-        assert await _told(watcher) == {"i": ["moved"]}
+        assert await _read_moved(watcher) == {"i": ["moved"]}
         await b.drain()
-        assert await _told(watcher) == {}
+        assert await _read_moved(watcher) == {}
         await cluster.use(c, "s")
-        assert await _told(watcher) == {"i": ["moved"]}
+        assert await _read_moved(watcher) == {"i": ["moved"]}
         await c.leave()
         await cluster.use(a, "s")
-        assert await _told(watcher) == {"i": ["moved"]}
+        assert await _read_moved(watcher) == {"i": ["moved"]}
 
-    async def test_a_takeover_from_a_dead_worker_is_told(self, cluster: Cluster) -> None:
+    async def test_a_takeover_from_a_dead_worker_is_reported(self, cluster: Cluster) -> None:
         """A takeover from a dead worker sends a message before the session lock would have expired (contract:
         SessionWatch).
         """
@@ -127,7 +127,7 @@ class WatchRules(Rules):
         await _watch(b, "i", "s")
         await cluster.pass_time(SHORT_LEASE + 1)
         await cluster.use(b, "s")
-        assert await _told(b) == {"i": ["moved"]}
+        assert await _read_moved(b) == {"i": ["moved"]}
 
     async def test_a_change_of_state_is_no_change_of_holder(self, cluster: Cluster) -> None:
         """A new epoch with the same holder sends no message (records: Fences)."""
@@ -138,9 +138,9 @@ class WatchRules(Rules):
         await states.save(state("s"))
         await states.delete(["s"])
         await cluster.use(a, "s")
-        assert await _told(watcher) == {}
+        assert await _read_moved(watcher) == {}
 
-    async def test_every_watcher_is_told(self, cluster: Cluster) -> None:
+    async def test_every_watcher_is_notified(self, cluster: Cluster) -> None:
         """Each watching instance gets its own payload, whatever worker owns it (contract: SessionWatch)."""
         a, b, watcher = await _two_holders_and_watcher(cluster)
         await cluster.use(a, "s")
@@ -149,10 +149,10 @@ class WatchRules(Rules):
         await _watch(b, "k", "s", "three")
         await _watch(b, "l", "t", "another session")
         await _move(cluster, b)
-        assert await _told(watcher) == {"i": ["one"], "j": ["two"]}
-        assert await _told(b) == {"k": ["three"]}
+        assert await _read_moved(watcher) == {"i": ["one"], "j": ["two"]}
+        assert await _read_moved(b) == {"k": ["three"]}
 
-    async def test_every_session_of_a_claim_is_told(self, cluster: Cluster) -> None:
+    async def test_every_session_of_a_claim_is_reported(self, cluster: Cluster) -> None:
         """A fetch or registration that takes several sessions sends a message for each (contract: SessionWatch)."""
         a, b, watcher = await _two_holders_and_watcher(cluster)
         names = ["s", "t", "u"]
@@ -164,9 +164,9 @@ class WatchRules(Rules):
         await cluster.pass_time(SESSION_LOCK + 1)
         await cluster.enqueue(*names, *names)
         assert len(await b.take_all()) == len(names) * 2
-        assert {key: sorted(said) for key, said in (await _told(watcher)).items()} == {"i": names}
+        assert {key: sorted(said) for key, said in (await _read_moved(watcher)).items()} == {"i": names}
         await cluster.worker("b")
-        assert {key: sorted(said) for key, said in (await _told(watcher)).items()} == {"i": names}
+        assert {key: sorted(said) for key, said in (await _read_moved(watcher)).items()} == {"i": names}
 
     async def test_a_second_watch_replaces_the_payload(self, cluster: Cluster) -> None:
         """A second watch of a session by an instance replaces the payload, in the same turn or a later one (contract:
@@ -177,7 +177,7 @@ class WatchRules(Rules):
         at = await _watch(watcher, "i", "s", "old")
         await watcher.go_on(at, watches=[SessionWatch("s", "new")])
         await _move(cluster, b)
-        assert await _told(watcher) == {"i": ["new"]}
+        assert await _read_moved(watcher) == {"i": ["new"]}
 
     async def test_a_watch_outlives_its_execution(self, cluster: Cluster) -> None:
         """A watch continues in the next execution of its instance (contract: SessionWatch)."""
@@ -186,7 +186,7 @@ class WatchRules(Rules):
         at = await _watch(watcher, "i", "s")
         await watcher.go_on(at, update=ENDS["continued"])
         await _move(cluster, b)
-        assert await _told(watcher) == {"i": ["moved"]}
+        assert await _read_moved(watcher) == {"i": ["moved"]}
 
     async def test_a_watch_ends_with_its_instance(self, cluster: Cluster) -> None:
         """A finished or deleted instance gets no message, nor does its successor under the id (contract:
@@ -203,7 +203,7 @@ class WatchRules(Rules):
             await watcher.go_on(at, consumed=message_ids(at))
         await _watch(watcher, "other", "s")
         await _move(cluster, b)
-        assert await _told(watcher) == {"other": ["moved"]}
+        assert await _read_moved(watcher) == {"other": ["moved"]}
 
     async def test_nothing_is_queued_for_a_finished_instance(self, cluster: Cluster) -> None:
         """A change of holder queues nothing for a finished instance (contract: SessionWatch)."""
@@ -235,7 +235,7 @@ class WatchRules(Rules):
         await watcher.go_on(at, consumed=message_ids(at))
         assert not (await watcher.commit_one(at, watches=[SessionWatch("s", "moved")])).committed
         await _move(cluster, b)
-        assert await _told(watcher) == {}
+        assert await _read_moved(watcher) == {}
 
     async def test_a_watched_session_outlives_its_retention(self, cluster: Cluster) -> None:
         """A sweep keeps a watched session, and removes it after the watch has ended (contract: sweep)."""
@@ -247,7 +247,7 @@ class WatchRules(Rules):
         assert (await cluster.sweep(session_retention=10)).sessions_removed == 1
         assert set(await cluster.sessions()) == {"s"}
         await cluster.use(b, "s")
-        assert await _told(watcher) == {"i": ["moved"]}
+        assert await _read_moved(watcher) == {"i": ["moved"]}
         await watcher.go_on(replace(at, event_count=at.event_count + 1), update=DONE)
         await cluster.advance(SESSION_LOCK + 1_000)
         assert (await cluster.sweep(session_retention=10)).sessions_removed == 1
@@ -264,7 +264,7 @@ class WatchRules(Rules):
         )
         assert set(await cluster.sessions()) == {"s"}
         await cluster.use(b, "s")
-        assert await _told(watcher) == {"i": ["moved"]}
+        assert await _read_moved(watcher) == {"i": ["moved"]}
 
     async def test_the_news_wait_for_an_owner(self, cluster: Cluster) -> None:
         """A message for a released instance goes to the worker that takes it (contract: SessionWatch)."""
@@ -273,10 +273,10 @@ class WatchRules(Rules):
         await _watch(watcher, "i", "s")
         await watcher.provider.release_instance(watcher.identity, [Release(instance_id="i")])
         await _move(cluster, b)
-        assert await _told(a) == {"i": ["moved"]}
-        assert await _told(watcher) == {}
+        assert await _read_moved(a) == {"i": ["moved"]}
+        assert await _read_moved(watcher) == {}
 
-    async def test_of_two_that_claim_at_once_one_is_told_of(self, cluster: Cluster) -> None:
+    async def test_of_two_that_claim_at_once_one_is_reported(self, cluster: Cluster) -> None:
         """Two concurrent claims make one change and one message (contract: SessionWatch)."""
         a, b, watcher = await _two_holders_and_watcher(cluster)
         c = await cluster.worker("c")
@@ -299,18 +299,18 @@ class WatchRules(Rules):
             assert len(taken) == 2
             moved = (await cluster.session("s")).worker_id != before.worker_id
             assert moved or holder > 0
-            assert await _told(watcher) == ({"i": ["moved"]} if moved else {})
+            assert await _read_moved(watcher) == ({"i": ["moved"]} if moved else {})
             assert all(await peer.ack(*taken))
 
-    async def test_a_move_that_was_seen_by_nobody_is_told_later(self, cluster: Cluster) -> None:
+    async def test_a_move_that_no_worker_has_seen_is_reported_later(self, cluster: Cluster) -> None:
         """A watch compares with the holder at its commit (contract)."""
         a, b, watcher = await _two_holders_and_watcher(cluster)
         await cluster.use(a, "s")
         await _move(cluster, b)
         await _watch(watcher, "i", "s")
-        assert await _told(watcher) == {}
+        assert await _read_moved(watcher) == {}
         await _move(cluster, a)
-        assert await _told(watcher) == {"i": ["moved"]}
+        assert await _read_moved(watcher) == {"i": ["moved"]}
 
 
 async def _two_holders_and_watcher(cluster: Cluster) -> tuple[Peer, Peer, Peer]:
@@ -330,10 +330,10 @@ async def _move(cluster: Cluster, to: Peer) -> None:
     await cluster.use(to, "s")
 
 
-async def _told(peer: Peer) -> dict[str, list[str]]:
+async def _read_moved(peer: Peer) -> dict[str, list[str]]:
     """What the instances of that worker have to read, which they then have read."""
-    told = {}
+    found = {}
     for item in await peer.take_instances(100):
-        told[item.instance_id] = list(payloads(item))
+        found[item.instance_id] = list(payloads(item))
         assert (await peer.commit_one(item, consumed=message_ids(item))).committed
-    return told
+    return found

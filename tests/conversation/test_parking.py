@@ -1,4 +1,4 @@
-"""Wakes that are scheduled ahead, and sleep until an input comes."""
+"""Wakes that are scheduled ahead, and parked until an input comes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conversation.application import Chat, stage, until
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_conversation_is_idle_while_its_wake_sleeps(url: str) -> None:
+async def test_a_conversation_is_idle_while_its_wake_is_parked(url: str) -> None:
     """Its status, and its work, are those of one that waits."""
     async with stage(url) as on:
         await on.talk().ask(UserMessage("one"), timeout=30)
@@ -49,10 +49,10 @@ async def test_a_wake_without_a_journal_is_no_loop(url: str) -> None:
 
 
 @pytest.mark.parametrize("ends", ["interrupt", "terminate"])
-async def test_a_message_that_comes_late_leaves_no_trace_of_a_wake_that_slept(
+async def test_a_message_that_comes_late_leaves_no_trace_of_a_parked_wake(
     url: str, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
-    """It was sent while the wake before ran, and is fetched when the next one sleeps."""
+    """It was sent while the wake before ran, and is fetched when the next one is parked."""
     entered, go = anyio.Event(), anyio.Event()
     fetch, is_late = Fetcher._fetch_messages, False
 
@@ -73,7 +73,7 @@ async def test_a_message_that_comes_late_leaves_no_trace_of_a_wake_that_slept(
         await anyio.sleep(0.2)  # until the fetch that is under way has ended
         await (talk.interrupt(cancel_running=True) if ends == "interrupt" else talk.terminate())
         go.set()
-        wakes = 2 if ends == "interrupt" else 1  # after them one sleeps
+        wakes = 2 if ends == "interrupt" else 1  # after them one is parked
         await until(lambda: _have_ended(talk, wakes))
         is_late = False
         if ends == "interrupt":
@@ -85,7 +85,7 @@ async def test_a_message_that_comes_late_leaves_no_trace_of_a_wake_that_slept(
         assert Counter(await _spans(talk)) == {"span.started": wakes, "span.completed": wakes}
 
 
-async def test_an_operator_cancels_a_conversation_whose_wake_sleeps(url: str) -> None:
+async def test_an_operator_cancels_a_conversation_whose_wake_is_parked(url: str) -> None:
     """No trace says that a wake was cancelled: none had begun."""
     async with stage(url) as on:
         talk = on.talk()

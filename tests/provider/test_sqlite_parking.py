@@ -1,4 +1,4 @@
-"""Work items asleep on SQLite: what removes them, and what they cost."""
+"""Parked work items on SQLite: what removes them, and what they cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from affinity.provider.contract import Incarnation, NewWorkItem, WorkerIdentity
 from affinity.provider.sqlite import SqliteProvider
 from affinity.testing.conformance.providers.builders import work_item
-from affinity.testing.conformance.providers.journal_driver import Conversation, Waker, new_input
+from affinity.testing.conformance.providers.journal_driver import Conversation, ConversationOwner, new_input
 from affinity.testing.conformance.providers.peer import Peer
 from tests.provider.sqlite_files import create_file
 from tests.provider.sqlite_steps import FEW, MUCH, Verb, cost_in_steps, fill_tables, opened_file, steps
@@ -34,7 +34,7 @@ CROWD: Final = (
     " SELECT j.journal_id, j.last_seq + i, 'agent.message', 0, 0, '1'"
     " FROM journals AS j, numbers WHERE j.session_id = 's'",
     "UPDATE journals SET last_seq = last_seq + (SELECT count(*) FROM numbers) WHERE session_id = 's'",
-    "INSERT INTO asleep_items SELECT 'z' || i, 1, 1, 'work', 'z' || i, '' FROM numbers",
+    "INSERT INTO parked_items SELECT 'z' || i, 1, 1, 'work', 'z' || i, '' FROM numbers",
 )
 
 
@@ -52,19 +52,19 @@ async def peer(path: Path) -> AsyncIterator[Peer]:
         yield peer
 
 
-def sleeper(waker: Waker, activity_id: int = 1) -> NewWorkItem:
-    return replace(work_item(waker.at, activity_id, "s"), asleep=True)
+def new_item(owner: ConversationOwner, activity_id: int = 1) -> NewWorkItem:
+    return replace(work_item(owner.at, activity_id, "s"), parked=True)
 
 
-async def sleeping(peer: Peer) -> Waker:
-    """A conversation with an item asleep, whose session is held."""
+async def with_parked_item(peer: Peer) -> ConversationOwner:
+    """A conversation with a parked item, whose session is held."""
     await Conversation(peer.provider).append()
-    waker = await Waker.of(peer)
-    await waker.commit(await waker.new_write(), work_items=[work_item(waker.at, 9, "s")])
+    owner = await ConversationOwner.of(peer)
+    await owner.commit(await owner.new_write(), work_items=[work_item(owner.at, 9, "s")])
     await peer.ack(*await peer.take())
     await peer.take_instances()
-    assert (await waker.commit(await waker.new_write(), work_items=[sleeper(waker)])).placed[0].asleep
-    return waker
+    assert (await owner.commit(await owner.new_write(), work_items=[new_item(owner)])).placed[0].parked
+    return owner
 
 
 def run(path: Path, *statements: str) -> None:
@@ -73,9 +73,9 @@ def run(path: Path, *statements: str) -> None:
             connection.execute(statement)
 
 
-def count_asleep(path: Path) -> int:
+def count_parked(path: Path) -> int:
     with closing(sqlite3.connect(path)) as connection:
-        (number,) = connection.execute("SELECT count(*) FROM asleep_items").fetchone()
+        (number,) = connection.execute("SELECT count(*) FROM parked_items").fetchone()
         return int(number)
 
 
@@ -89,32 +89,32 @@ def count_asleep(path: Path) -> int:
 )
 async def test_the_end_of_an_execution_removes_its_item(path: Path, peer: Peer, statement: str) -> None:
     """Whichever statement ends it."""
-    await sleeping(peer)
+    await with_parked_item(peer)
     run(path, statement)
-    assert count_asleep(path) == 0
+    assert count_parked(path) == 0
 
 
 async def test_an_item_that_is_queued_already_refuses_no_input(path: Path, peer: Peer) -> None:
-    waker = await sleeping(peer)
-    await waker.commit(await waker.new_write(), work_items=[replace(sleeper(waker), asleep=False)])
-    assert (await waker.conversation.append()).outcome == "appended"
+    owner = await with_parked_item(peer)
+    await owner.commit(await owner.new_write(), work_items=[replace(new_item(owner), parked=False)])
+    assert (await owner.conversation.append()).outcome == "appended"
     assert len(await peer.take_all()) == 1
-    assert count_asleep(path) == 0
+    assert count_parked(path) == 0
 
 
-async def test_sleeping_and_waking_cost_the_same_among_many(tmp_path: Path, steps: Iterator[int]) -> None:
+async def test_parking_and_unparking_cost_the_same_among_many(tmp_path: Path, steps: Iterator[int]) -> None:
     costs = []
     for rows in (FEW, MUCH):
         async with opened_file(tmp_path / f"{rows}.db") as (peer, path):
             await Conversation(peer.provider).append()
-            waker = await Waker.of(peer)
-            await waker.wake()
+            owner = await ConversationOwner.of(peer)
+            await owner.commit_wake()
             fill_tables(path, CROWD, rows)
-            write = await waker.new_write()
+            write = await owner.new_write()
             verbs: list[Verb] = [
-                partial(waker.commit, write, work_items=[sleeper(waker)]),
-                partial(waker.conversation.journals.append_journal, [new_input()]),
+                partial(owner.commit, write, work_items=[new_item(owner)]),
+                partial(owner.conversation.journals.append_journal, [new_input()]),
             ]
             costs.append([await cost_in_steps(steps, verb) for verb in verbs])
-            assert count_asleep(path) == rows
+            assert count_parked(path) == rows
     assert costs[1] == costs[0]

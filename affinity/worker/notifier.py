@@ -1,4 +1,4 @@
-"""Wake-ups: of this worker's own fetcher, and hints to other workers, sent beside the hot path and coalesced."""
+"""Notifications: of this worker's own fetcher, and hints to other workers, sent beside the hot path and coalesced."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ long they need to wake up.
 
 
 FEW_WORKERS = 8
-"""So many workers fetch immediately when all are woken."""
+"""So many workers fetch immediately when all are notified."""
 
 SPREAD_SECONDS = 0.002
 """For each worker beyond these, the time over which the fetches are spread. So all workers together begin at most about
-a thousand fetches a second, however often they are woken; and the first of 64 begins after 2 ms.
+a thousand fetches a second, however often they are notified; and the first of 64 begins after 2 ms.
 """
 
 
@@ -75,8 +75,8 @@ class FetchState:
         return self.workers == 1
 
 
-class Wakeups:
-    """Who must look for work: this worker, another one, or all.
+class Notifier:
+    """Notifies workers of work: this one, another one, or all.
 
     A lost hint costs the other worker one poll interval, nothing more.
     """
@@ -98,7 +98,7 @@ class Wakeups:
 
     # -- this worker
 
-    def wake_fetcher(self) -> None:
+    def notify_fetcher(self) -> None:
         """Fetch soon: there may be work."""
         self._state.may_have_work = True
         self._want_work()
@@ -116,7 +116,7 @@ class Wakeups:
         self._state.own_wanted = True
         self.fetch_wanted.set()
 
-    def heed(self, hint: Hint) -> None:
+    def on_hint(self, hint: Hint) -> None:
         """Fetch soon. After a hint that all workers have received, each of many waits for a random time."""
         longest = (self._state.workers - FEW_WORKERS) * SPREAD_SECONDS
         if not hint.to_all or longest <= 0.0:
@@ -125,27 +125,27 @@ class Wakeups:
             elif hint.only_own:
                 self.want_own()
             else:
-                self.wake_fetcher()
+                self.notify_fetcher()
         elif not self._is_spread:
             self._is_spread = True
-            asyncio.get_running_loop().call_later(random.uniform(0.0, longest), self._wake_spread)  # noqa: S311
+            asyncio.get_running_loop().call_later(random.uniform(0.0, longest), self._fetch_spread)  # noqa: S311
 
-    def _wake_spread(self) -> None:
+    def _fetch_spread(self) -> None:
         self._is_spread = False
-        self.wake_fetcher()
+        self.notify_fetcher()
 
     def fetch_after(self, seconds: float) -> None:
         """Fetch when that much time has passed; the poll finds later work."""
         if seconds < self._poll_interval:
-            asyncio.get_running_loop().call_later(seconds, self.wake_fetcher)
+            asyncio.get_running_loop().call_later(seconds, self.notify_fetcher)
 
-    def wake_for_slot(self) -> None:
+    def on_slot_freed(self) -> None:
         """Fetch if work may wait for the slot that has become free."""
         state = self._state
         if state.may_have_work or state.has_backlog or state.waits_for_memory:
             self._want_work()
 
-    def wake_for_memory(self) -> None:
+    def on_memory_freed(self) -> None:
         """Fetch if a fetch waits for the memory that messages, results or replays have freed."""
         if self._state.waits_for_memory:
             self._state.waits_for_memory = False
@@ -154,21 +154,21 @@ class Wakeups:
     # -- all workers
 
     def hint(self, worker: str | None, *, cancel: bool = False) -> None:
-        """Wake ``worker``, or all (None); ``cancel`` says that running work may have been cancelled."""
+        """Notify ``worker``, or all (None); ``cancel`` says that running work may have been cancelled."""
         if worker is None or worker == self._worker_id:
-            self.wake_fetcher()
+            self.notify_fetcher()
         if cancel:
             self.check_wanted.set()
         if worker != self._worker_id:
             self.hint_others(worker, cancel=cancel)
 
     def hint_others(self, worker: str | None, *, cancel: bool = False, sessions: bool = False) -> None:
-        """Wake ``worker``, or all others (None); ``sessions`` says that some that it held may have moved."""
+        """Notify ``worker``, or all others (None); ``sessions`` says that some that it held may have moved."""
         self._hints[worker] = Hint(cancel=cancel, sessions=sessions).merge(self._hints.get(worker))
         self._hint_wanted.set()
 
     def hint_owner(self, instance_id: str) -> None:
-        """Wake the worker that owns an instance, which is not live here."""
+        """Notify the worker that owns an instance, which is not live here."""
         self._instances.add(instance_id)
         self._hint_wanted.set()
 
@@ -188,10 +188,10 @@ class Wakeups:
             self._notified = ()
 
     def share(self) -> None:
-        """Wake all for work that any worker may take. Others fetch first, since this worker already runs part of it."""
+        """Notify all workers of work that any may take. The others fetch first: this one runs a part of it already."""
         self.hint_others(None)
         if self._state.is_alone:
-            self.wake_fetcher()
+            self.notify_fetcher()
         else:
             self.fetch_after(SHARE_SECONDS)
 
@@ -210,6 +210,6 @@ class Wakeups:
                 if journals:
                     await self._provider.notify_journals(journals)
                 if hints or instances:
-                    await self._provider.wake(hints, instances)
+                    await self._provider.notify_workers(hints, instances)
             is_lone = len(journals) == 1 and not hints and not instances
             await anyio.sleep(LONE_SECONDS if is_lone else COALESCE_SECONDS)
