@@ -146,7 +146,7 @@ class Servers:
         return self._templates[age]
 
     def shared(self, age: str) -> str:
-        """The URL of a database on that server which is nobody's, made ready for `PostgresHarness`."""
+        """The URL of a free database on that server, made ready for `PostgresHarness`."""
         if age not in self._shared:
             url = self.server(age).url(self.server(age).create_database())
             run_on_a_thread(PostgresHarness.prepare, url)
@@ -154,7 +154,7 @@ class Servers:
         return self._shared[age]
 
     def without_databases(self) -> Servers:
-        """The same servers, as if nobody had asked for a template or a shared database yet."""
+        """The same servers, without a template or a shared database yet."""
         fresh = Servers(self._stack)
         fresh._offers, fresh._open = self._offers, self._open
         return fresh

@@ -25,7 +25,7 @@ WOKEN: Final = Appended("appended", 1, journal_id=1, woken=True, holder="b")
 
 
 class Stage:
-    """A client's journals; ``replies`` are those to the next calls."""
+    """A client's journals. ``replies``: to the next calls."""
 
     def __init__(self) -> None:
         self.calls: list[Mapping[str | None, Hint] | None] = []
@@ -127,7 +127,7 @@ async def test_where_no_item_was_woken_the_owner_is(stage: Stage) -> None:
     assert stage.woken == [("holder", "b"), ("owner", "s")]
 
 
-async def test_several_appends_at_once_expect_none(stage: Stage) -> None:
+async def test_several_concurrent_appends_expect_none(stage: Stage) -> None:
     await stage.append(WOKEN)
     stage.wake_is_written()
     await stage.append(WOKEN, WOKEN._replace(seq=2, woken=False, holder=None))

@@ -19,7 +19,7 @@ from tests.support.waiting import until
 
 @dataclass
 class Journals:
-    """Records what is written."""
+    """Records the written parts."""
 
     calls: list[list[StreamPart]] = field(default_factory=list)
     retracted: list[tuple[str, int]] = field(default_factory=list)

@@ -159,7 +159,7 @@ class ClusterState:
         expect(f"record of {session_id}", found, wanted)
 
     async def _finish(self) -> None:
-        """What is held up goes on and ends."""
+        """Held up calls go on and end."""
         await self.database.resume_writes()
         while self._held_up:
             task, judge = self._held_up.pop()

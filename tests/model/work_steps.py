@@ -209,7 +209,7 @@ class WorkSteps(ClusterState):
         return StateWrite(new=new, base_version=cached.version, epoch=item.session_epoch)
 
     def _written(self, worker: SimulatedWorker, writes: Sequence[StateWrite]) -> None:
-        """A state has passed: it is in the record, and what is in memory is that."""
+        """A state has passed: it is in the record and in memory."""
         for write in writes:
             content = write.new.state.decode()
             self.model.write(write.new.session_id, content, epoch=write.epoch)

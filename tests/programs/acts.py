@@ -142,7 +142,7 @@ class Player:
         self._name = f"client-{client}"
 
     async def run(self, acts: tuple[Act, ...]) -> None:
-        """One after the other. Those about an instance that is not part of the program are about another one."""
+        """One after the other. An act on an instance that is not part of the program goes to another one."""
         for number, act in enumerate(acts):
             await self._play.pause(act.after)
             await self._act(act, f"{self._name}.{number}")

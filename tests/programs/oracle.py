@@ -25,7 +25,7 @@ States = Mapping[str, Sequence[str]]
 
 
 class Oracle:
-    """Judges what is there: histories by id of the instance, states by session.
+    """Judges histories, by instance id, and states, by session.
 
     Each check raises AssertionError.
     """
@@ -83,7 +83,7 @@ class Oracle:
     # -- instances
 
     def _check_instances(self) -> None:
-        """Those that were started are there; those that were asked to cancel have ended."""
+        """Started instances are there; instances that were asked to cancel have ended."""
         for number in range(self._count):
             name = instance_id(number)
             past = self._pasts.get(name)
@@ -218,8 +218,9 @@ class Oracle:
 
 
 def activities(run: Run) -> Iterator[tuple[int, Activity, ev.Event | None]]:
-    """The activities of an execution: event id, task, and what answered or cancelled it. Those whose answer was copied
-    from an execution that was reset are of that one.
+    """The activities of an execution: event id, task, and the event that answered or cancelled it.
+
+    If the answer was copied from an execution that was reset, the activity is of that execution.
     """
     answers = run.answers()
     copied = {getattr(event, "schedule_id", 0) for event in run.events[: run.copied]}
@@ -229,7 +230,7 @@ def activities(run: Run) -> Iterator[tuple[int, Activity, ev.Event | None]]:
 
 
 def _came_again(past: Past, run: Run, answer: ev.Event | None) -> bool:
-    """Whether a reset has taken a step again from this answer: then the mark is that of the former execution."""
+    """Whether a reset has taken a step again from this answer: then it has the mark of the former execution."""
     formers = {each.execution_id: each.events for each in past.runs}
     after = [formers.get(each.execution_id, ())[each.event_id :][:1] for each in run.lineage]
     return answer is not None and any(answer in events for events in after)

@@ -13,7 +13,7 @@ from affinity.testing import Env
 from tests.programs.rest import check_queues
 
 LOOKS: Final = 1.25
-"""How many ticks, times those before, until the queues are looked at again."""
+"""Factor between the ticks of two looks at the queues."""
 
 
 class Play:

@@ -60,7 +60,7 @@ class Program:
         return plain(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """For hypothesis, whose printer takes minutes for what is nested as deeply."""
+        """For hypothesis, whose printer takes minutes for such deeply nested values."""
         printer.text(repr(self))
 
 

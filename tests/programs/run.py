@@ -1,4 +1,4 @@
-"""Runs a random program, and judges what is there at rest."""
+"""Runs a random program, and judges the database at rest."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def run(
         processes: each worker is a process, which a crash ends by SIGKILL.
 
     Raises:
-        AssertionError: what is wrong.
+        AssertionError: a rule is broken.
     """
     totals = Totals() if totals is None else totals
     async with _env(program, where, processes=processes) as env:

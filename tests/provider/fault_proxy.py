@@ -54,7 +54,7 @@ class _Passage:
 
 
 class FaultProxy:
-    """Connections to a server, of which the next request or connection may meet a fault."""
+    """Connections to a server; the next request or connection may meet a fault."""
 
     def __init__(self, url: str) -> None:
         conninfo = conninfo_to_dict(url.partition("?")[0])

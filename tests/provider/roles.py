@@ -59,7 +59,7 @@ def as_role(url: str, role: str) -> str:
 
 
 class RoleProvider:
-    """A worker's provider object, a client's, and that of whoever migrates; the latter two are opened when needed."""
+    """The provider objects of a worker, a client and the migrating role; the latter two are opened when needed."""
 
     def __init__(self, worker: PostgresProvider, url: str) -> None:
         self._url = url

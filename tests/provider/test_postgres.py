@@ -68,7 +68,7 @@ def test_a_schema_is_a_plain_identifier(schema: str) -> None:
 
 
 def test_a_malformed_url_is_refused_without_its_password() -> None:
-    """What is logged holds no secret."""
+    """The log has no secret."""
     with pytest.raises(InvalidUrl) as caught:
         Target.parse("postgresql://u:secret@h/d?nonsense=1")
     assert "secret" not in str(caught.value)
@@ -107,7 +107,7 @@ async def test_zero_to_now_is_step_by_step(postgres_database: str, monkeypatch: 
     assert len(fresh) > 50
 
 
-async def test_ten_migrators_at_once(postgres_database: str) -> None:
+async def test_ten_concurrent_migrators(postgres_database: str) -> None:
     """As ten replicas that start together; then once more, with nothing to do."""
     now = len(migration.MIGRATIONS)
     outcomes = await asyncio.gather(*(PostgresProvider.migrate(postgres_database) for _ in range(10)))

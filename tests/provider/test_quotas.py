@@ -66,7 +66,7 @@ async def test_an_event_is_measured_once(postgres_migrated: str) -> None:
         await provider.create_instance([new_instance("x1")])
         with administrator(postgres_migrated) as admin:
             await _measured(provider, admin, 10)
-            admin.execute("UPDATE history SET event = repeat('x', 1000)")  # nobody looks at them again
+            admin.execute("UPDATE history SET event = repeat('x', 1000)")  # they are not read again
             await _measured(provider, admin, 5)
             assert admin.execute("SELECT event_count, bytes FROM instance_sizes").fetchone() == (15, 15)
 

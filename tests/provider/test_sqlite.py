@@ -1,4 +1,4 @@
-"""What is SQLite's own beyond the conformance suite: files, migrations, errors, hints, plans, processes."""
+"""SQLite beyond the conformance suite: files, migrations, errors, hints, plans, processes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_zero_to_now_equals_step_by_step(tmp_path: Path) -> None:
     assert await SqliteProvider.migrate(at_once) == (len(MIGRATIONS), len(MIGRATIONS))
 
 
-async def test_ten_processes_migrate_at_once(tmp_path: Path) -> None:
+async def test_ten_processes_migrate_concurrently(tmp_path: Path) -> None:
     path = tmp_path / "affinity.db"
     forks = [Fork(crowd.migrate, str(path)) for _ in range(10)]
     reports = [fork.output().strip() for fork in forks]
@@ -95,7 +95,7 @@ async def test_any_file_name_will_do(tmp_path: Path, name: str) -> None:
 
 
 async def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
-    """With those beside it, whatever the umask is; the mode of a file that is there is left alone."""
+    """With the files beside it, whatever the umask is; the mode of an existing file is left alone."""
     path, shared = tmp_path / "affinity.db", tmp_path / "shared.db"
     shared.touch()
     shared.chmod(0o664)

@@ -80,7 +80,7 @@ def remove_sessions(url: str) -> None:
 
 
 def test_every_sequence_is_repaired_by_a_migration(postgres_migrated: str) -> None:
-    """Whoever adds one says of which table it must not be behind."""
+    """A new sequence needs a line that names the table whose numbers it must not repeat."""
     with administrator(postgres_migrated) as admin:
         names = admin.execute("SELECT sequencename FROM pg_sequences WHERE schemaname = current_schema").fetchall()
     assert all(f"'{name}'" in statement for (name,) in names for statement in (sequences._BEHIND, sequences._REPAIR))

@@ -218,7 +218,7 @@ def _guard(home: Path, data: Path) -> subprocess.Popen[bytes]:
 
 
 def programs() -> Iterator[Offer]:
-    """Those of Debian's packages, of ``PATH``, and of the wheels in the ``test`` extra."""
+    """PostgreSQL of Debian's packages, of ``PATH``, and of the wheels in the ``test`` extra."""
     directories = [*sorted(Path("/usr/lib/postgresql").glob("*/bin")), *_on_path(), *_in_wheels()]
     for directory in directories:
         if (major := _version(directory)) is not None:

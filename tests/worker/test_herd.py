@@ -68,7 +68,7 @@ def _wakeups(workers: int) -> Wakeups:
     return Wakeups(None, "a", 1.0, FetchState(workers=workers))  # type: ignore[arg-type]
 
 
-async def test_few_workers_and_a_hint_for_one_are_woken_at_once() -> None:
+async def test_few_workers_and_a_hint_for_one_are_woken_immediately() -> None:
     for workers, hint in ((1, Hint(to_all=True)), (FEW_WORKERS, Hint(to_all=True)), (64, Hint())):
         woken = _wakeups(workers)
         woken.heed(hint)

@@ -153,7 +153,7 @@ async def test_what_there_is_in_the_database_is_published(any_url: str, monkeypa
 
 
 def test_instances_are_counted_a_page_at_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The numbers are those of the last time that all were counted; only what is suspended is always of now."""
+    """The numbers are of the last time that all were counted; only suspended instances are always counted now."""
     monkeypatch.setattr(metrics, "WORK_SECONDS", -1.0)
     queues = QueueStatistics(
         work_items={}, messages={}, oldest_work_item=None, oldest_message=None, suspended=7, waiting_sessions=3

@@ -133,7 +133,7 @@ async def test_the_next_worker_goes_on_from_the_record(any_url: str, client: Cli
     assert other.baskets.stats.hydrations == 1
 
 
-async def test_activities_that_run_at_once_take_turns_on_the_state(any_url: str, client: Client, shop: Shop) -> None:
+async def test_concurrent_activities_take_turns_on_the_state(any_url: str, client: Client, shop: Shop) -> None:
     names = [str(n) for n in range(20)]
     async with serving(shop, any_url):
         seen = await run(client, "everything_at_once", names)

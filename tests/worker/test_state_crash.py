@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 SESSIONS = 200
 SHARED = 50
-"""So many of the sessions are counted on by two orchestrations at once."""
+"""Sessions on which two orchestrations count at the same time."""
 
 SECONDS = 60.0
 """Of kills and pauses."""

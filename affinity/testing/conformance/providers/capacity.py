@@ -77,7 +77,7 @@ class CapacityRules(Rules):
             waiting -= len(fetched.items)
             seen += [message.id for item in fetched.items for message in item.messages]
 
-    async def test_a_small_burst_goes_to_whoever_looks(self, cluster: Cluster) -> None:
+    async def test_a_small_burst_goes_to_the_worker_that_fetches(self, cluster: Cluster) -> None:
         """A burst of at most `MIN_SHARE` items goes to the first worker that fetches (contract: fetch_work_item)."""
         a = await cluster.worker("a")
         await cluster.worker("b")
@@ -177,7 +177,7 @@ class CapacityRules(Rules):
         await a.give_back(item, delay=100, release_session=True)
         assert (await a.take_one(max_sessions=1)).session_id == "t"
 
-    async def test_a_dead_worker_s_sessions_fill_nobody_else(self, cluster: Cluster) -> None:
+    async def test_a_dead_worker_s_sessions_fill_no_other_worker(self, cluster: Cluster) -> None:
         """A worker takes over sessions of a dead worker only within its capacity (design 4.2, 4.7)."""
         a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
         await cluster.enqueue("s", "t", "u")

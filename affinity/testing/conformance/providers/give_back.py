@@ -13,7 +13,7 @@ LONG_ITEM_LOCK = Timeouts(work_item_lock=LONG_LEASE, session_lock=SESSION_LOCK)
 class GiveBackRules(Rules):
     """`abandon_work_item`, and attempts that end without it."""
 
-    async def test_an_item_given_back_is_free_at_once(self, cluster: Cluster) -> None:
+    async def test_an_item_given_back_is_free_immediately(self, cluster: Cluster) -> None:
         """Any worker can fetch an item that was given back, and its delivery counts (contract: WorkAbandon)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue(None)

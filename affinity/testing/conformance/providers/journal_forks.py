@@ -112,7 +112,7 @@ class JournalForkRules(Rules):
         assert await talk.journals.get_pending(["s"], limit=1) == [None]
         assert await fork.texts() == ["1", "2", "3", "4"]
 
-    async def test_forks_of_forks_outlive_those_between(self, cluster: Cluster) -> None:
+    async def test_forks_of_forks_outlive_the_forks_between(self, cluster: Cluster) -> None:
         """In each order of deletion, the remaining ones have all their entries (contract: delete_journal)."""
         for order in (("s", "b", "c"), ("c", "b", "s"), ("b", "s", "c")):
             talks = {"s": await _talk(cluster)}

@@ -25,7 +25,7 @@ class OwnershipRules(Rules):
         assert payloads(item) == ["go"]
         assert (await a.info("i")).owner == "a"
 
-    async def test_nobody_else_gets_the_messages_of_an_owned_instance(self, cluster: Cluster) -> None:
+    async def test_no_other_worker_gets_the_messages_of_an_owned_instance(self, cluster: Cluster) -> None:
         """Only an alive owner gets the messages of its instance (contract: owned instance)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.own("i")
@@ -152,7 +152,7 @@ class OwnershipRules(Rules):
         (item,) = await new.take_instances()
         assert item.claims == 2
 
-    async def test_a_worker_that_resumes_still_owns_what_nobody_took(self, cluster: Cluster) -> None:
+    async def test_a_worker_that_resumes_still_owns_instances_that_no_worker_took(self, cluster: Cluster) -> None:
         """A worker that resumes still owns the instances that no other has taken (contract: owned instance)."""
         a = await cluster.worker("a", SHORT_LEASE)
         instance = await a.own("i")
@@ -198,7 +198,7 @@ class OwnershipRules(Rules):
         assert (await b.commit_one(item)).committed
         assert (await a.info("i")).owner == "b"
 
-    async def test_an_instance_handed_to_nobody_is_for_anyone(self, cluster: Cluster) -> None:
+    async def test_an_instance_that_is_released_is_for_any_worker(self, cluster: Cluster) -> None:
         """Any worker can take an instance that was handed to a dead, draining or unknown worker (contract:
         Release.to).
         """

@@ -72,7 +72,7 @@ class PlacingRules(Rules):
         assert await a.take_all() == []
         assert [item.session_epoch for item in await b.take_all()] == [epoch, epoch]
 
-    async def test_an_item_of_a_session_that_nobody_holds_is_for_anyone(self, cluster: Cluster) -> None:
+    async def test_an_item_of_a_session_without_a_holder_is_for_any_worker(self, cluster: Cluster) -> None:
         """A commit claims no session: any worker can fetch the item (contract: Placed)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
@@ -80,7 +80,7 @@ class PlacingRules(Rules):
         assert await cluster.sessions() == {}
         assert (await b.take_one()).session_id == "s"
 
-    async def test_an_expired_session_is_held_by_nobody(self, cluster: Cluster) -> None:
+    async def test_an_expired_session_has_no_holder(self, cluster: Cluster) -> None:
         """An expired session of the committer itself counts as not held (contract: held session)."""
         a = await cluster.worker("a")
         instance = await a.own("i")
@@ -89,7 +89,7 @@ class PlacingRules(Rules):
         assert await place(a, instance, lock_here(instance, 1, "s")) == Placed(item=None, holder=None)
         assert await cluster.holders() == {}
 
-    async def test_a_session_of_a_dead_worker_is_held_by_nobody(self, cluster: Cluster) -> None:
+    async def test_a_session_of_a_dead_worker_has_no_holder(self, cluster: Cluster) -> None:
         """A session of a dead worker counts as not held though its lock has time left (design 4.2)."""
         a, b = await cluster.worker("a"), await cluster.worker("b", SHORT_LEASE)
         instance = await a.own("i")
@@ -276,7 +276,7 @@ class PlacingRules(Rules):
         ]
         assert [item.lock.key.activity_id for item in await b.take_all()] == [1]
 
-    async def test_a_delayed_item_is_offered_to_nobody(self, cluster: Cluster) -> None:
+    async def test_a_delayed_item_is_offered_to_no_worker(self, cluster: Cluster) -> None:
         """A delayed item with ``claim_here`` goes to any worker when it is visible (contract:
         NewWorkItem.claim_here).
         """
@@ -286,7 +286,7 @@ class PlacingRules(Rules):
         await cluster.advance(60)
         assert (await b.take_one()).session_id == "s"
 
-    async def test_a_session_free_item_is_offered_to_nobody(self, cluster: Cluster) -> None:
+    async def test_a_session_free_item_is_offered_to_no_worker(self, cluster: Cluster) -> None:
         """A session-free item with ``claim_here`` goes to any worker (contract: NewWorkItem.claim_here)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")

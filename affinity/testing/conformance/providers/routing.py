@@ -51,7 +51,7 @@ class RoutingRules(Rules):
         assert row.epoch == item.session_epoch
         assert SESSION_LOCK - 5 < row.expires_in <= SESSION_LOCK
 
-    async def test_the_holder_gets_further_items_and_nobody_else_does(self, cluster: Cluster) -> None:
+    async def test_only_the_holder_gets_further_items(self, cluster: Cluster) -> None:
         """Only the holder gets further items of a held session (design 4.11)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
@@ -198,7 +198,7 @@ class RoutingRules(Rules):
         assert winners == set((await cluster.holders()).items())
         assert sum(len(items) for items in taken) == 15
 
-    async def test_the_loser_of_a_race_gets_other_work_at_once(self, cluster: Cluster) -> None:
+    async def test_the_loser_of_a_race_gets_other_work_immediately(self, cluster: Cluster) -> None:
         """A worker that loses a race gets other work with its next fetch (design 4.8)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         for attempt in range(10):

@@ -13,7 +13,7 @@ LONG_ITEM_LOCK = Timeouts(work_item_lock=LONG_LEASE, session_lock=SESSION_LOCK)
 class TakeoverRules(Rules):
     """Two conditions own a session: its lock, and the lease of its worker (design 4.2, 4.3)."""
 
-    async def test_nobody_takes_a_session_over_while_its_lock_lasts(self, cluster: Cluster) -> None:
+    async def test_no_worker_takes_a_session_over_while_its_lock_lasts(self, cluster: Cluster) -> None:
         """No other worker takes a session over while its lock lasts, even when it is idle (design 4.11)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
@@ -45,7 +45,7 @@ class TakeoverRules(Rules):
         second = await (await cluster.worker("a")).take_one()
         assert (second.session_epoch or 0) > (first.session_epoch or 0)
 
-    async def test_the_same_incarnation_keeps_its_epoch_when_nobody_held_in_between(self, cluster: Cluster) -> None:
+    async def test_the_same_incarnation_keeps_its_epoch_when_no_worker_held_in_between(self, cluster: Cluster) -> None:
         """An incarnation that claims its session again keeps the epoch if no other held it in between (design 4.3)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
@@ -122,7 +122,7 @@ class TakeoverRules(Rules):
         assert await b.take() == []
         assert (await a.take_one()).session_id == "s"
 
-    async def test_nobody_takes_over_while_work_runs_longer_than_the_lock(self, cluster: Cluster) -> None:
+    async def test_no_worker_takes_over_while_work_runs_longer_than_the_lock(self, cluster: Cluster) -> None:
         """Renewals of an item keep its session beyond the session lock timeout (design 4.2)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")

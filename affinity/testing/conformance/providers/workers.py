@@ -113,7 +113,7 @@ class WorkerRules(Rules):
         assert (await a.take_one()).session_epoch == item.session_epoch
         assert (await cluster.session("s")).epoch == item.session_epoch
 
-    async def test_resuming_keeps_only_what_nobody_took(self, cluster: Cluster) -> None:
+    async def test_resuming_keeps_only_sessions_that_no_worker_took(self, cluster: Cluster) -> None:
         """A worker that resumes does not get back sessions that another worker has claimed (contract:
         register_worker).
         """
@@ -148,7 +148,7 @@ class WorkerRules(Rules):
         await a.register(resume=True)
         assert await a.renew_lease() is not None
 
-    async def test_a_restart_keeps_its_sessions_at_once_with_new_epochs(self, cluster: Cluster) -> None:
+    async def test_a_restart_keeps_its_sessions_immediately_with_new_epochs(self, cluster: Cluster) -> None:
         """A restarted worker gets the sessions of its name immediately, with new epochs (design 4.3, 4.4)."""
         old = await cluster.worker("a")
         await cluster.enqueue("s", "t")
@@ -158,7 +158,7 @@ class WorkerRules(Rules):
         assert {row.incarnation for row in rows.values()} == {new.identity.incarnation}
         assert all(row.held and row.epoch > epochs[row.session_id] for row in rows.values())
 
-    async def test_a_restart_after_its_lease_ended_keeps_what_nobody_took(self, cluster: Cluster) -> None:
+    async def test_a_restart_after_its_lease_ended_keeps_sessions_that_no_worker_took(self, cluster: Cluster) -> None:
         """A restart after the lease ended keeps sessions with unexpired locks that no other claimed (contract:
         register_worker).
         """
@@ -229,7 +229,7 @@ class WorkerRules(Rules):
         assert await a.drain() == 0
         assert [item.session_id for item in await b.take(10)] == ["busy"]
 
-    async def test_leaving_frees_everything_at_once(self, cluster: Cluster) -> None:
+    async def test_leaving_frees_everything_immediately(self, cluster: Cluster) -> None:
         """Leaving frees sessions, locked items and instances immediately (contract: release_worker)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s", None)

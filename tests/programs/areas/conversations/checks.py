@@ -1,4 +1,4 @@
-"""What is checked at rest: each conversation by itself, and the conversations and clients against each other."""
+"""Checks at rest: each conversation by itself, and the conversations and clients against each other."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Checks:
         """All of them.
 
         Raises:
-            AssertionError: says which conversation, and what is wrong.
+            AssertionError: a rule is broken; names the conversation.
         """
         imported = {act.made: act.inherited for act in self.played.acts if act.op.do in {"copy", "compress"}}
         async for info in self.client.list_conversations(prefix=f"{NAME}-"):
@@ -103,7 +103,7 @@ class Checks:
         return "no reason" if found is None else found.sentence
 
     async def _pending(self, name: str) -> None:
-        """Requests and revisits are those of the entries."""
+        """Requests and revisits agree with the entries."""
         info, folded, talk = self.infos[name], self.folded[name], self.talk(name)
         requests = {each.request_id for each in await talk.requests()}
         revisits = {each.key for each in await talk.revisits()}
@@ -202,7 +202,7 @@ class Checks:
                 return
             (wake,) = wakes
             span = wake.completed
-            assert span["base"] < act.seq <= span["processed"], f"{_shown(act)}: the reply is that of another wake"
+            assert span["base"] < act.seq <= span["processed"], f"{_shown(act)}: the reply comes from another wake"
             made = [each for each in reply.events if not each.kind.startswith("user.")]  # answers that have expired
             assert made == wake.events, f"{_shown(act)}: {made}, not {wake.events}"
         if isinstance(act.error, WakeFailed):

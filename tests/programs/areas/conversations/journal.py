@@ -59,7 +59,7 @@ class Journal:
     entries: Sequence[Entry]
     lineage: Sequence[JournalLineage]
     inherited: int = 0
-    """The number up to which entries are those of others."""
+    """The number up to which entries are of other journals."""
     attempts: Sequence[Attempt] = field(default_factory=list)
     """Of its own wakes, in order."""
 

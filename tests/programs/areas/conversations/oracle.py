@@ -20,7 +20,7 @@ from tests.programs.areas.conversations.handler import LIMITS, Chat, Kept, Noted
 from tests.programs.areas.conversations.journal import Attempt, Journal, fields, read
 
 ERRORS = ("OSError", "Broken")
-"""Those that the steps raise."""
+"""Errors that the steps raise."""
 
 ANSWERS = ("user.tool_confirmation", "user.custom_tool_result")
 
@@ -66,7 +66,7 @@ class Folded:
 
 
 class Fold:
-    """Goes through a journal, in order, and checks each entry against those before it."""
+    """Goes through a journal, in order, and checks each entry against the earlier ones."""
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
@@ -85,7 +85,7 @@ class Fold:
         """What the journal says.
 
         Raises:
-            AssertionError: an entry contradicts those before it.
+            AssertionError: an entry contradicts earlier ones.
         """
         journal = self.journal
         numbers = [each.seq for each in journal.entries]

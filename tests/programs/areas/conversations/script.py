@@ -49,7 +49,7 @@ class Op:
 
     do: Do = "pause"
     on: int = 0
-    """The conversation: below `ROOTS`, one that clients begin; else one of those that are there."""
+    """The conversation: below `ROOTS`, one that clients begin; else any existing one."""
     steps: Steps = ()
     """Of ``send`` and ``ask``: what the handler is to do."""
     yes: bool = False
