@@ -207,9 +207,11 @@ class ActivityMisuse(InvalidInput, AttributeError):
 
 
 class WakeMisuse(InvalidInput):
-    """The handler of a conversation makes a call that can never work: it appends a value that is no event, or one that
-    only clients or the runtime write, waits for a reply of its own conversation or of one that waits for it, or gives
-    `run_loop` a model that returns no `ModelReply`. The message names what to use. The wake is not retried.
+    """The handler of a conversation makes a call that can never work. The wake is not retried.
+
+    Examples: it appends a value that is no event, or an event that only clients or the runtime write. It waits for a
+    reply of its own conversation, or of one that waits for it. It gives `run_loop` a model that returns no
+    `ModelReply`. The message names the call to use instead.
     """
 
 
@@ -541,8 +543,9 @@ class UnknownEntry(ConversationError):
 
 
 class TimelineChanged(UnknownEntry):
-    """Since the number or the position was given, the database has become another one, or may have lost what it had
-    committed (a failover, a restored backup): the entry of that number may be another one now.
+    """The database has another timeline than when the number or position was given: the entry may be another one now.
+
+    It has become another database, or may have lost commits (a failover, a restored backup).
 
     Attributes:
         after: from where to read on: 0, the beginning. What was shown of the conversation may not be in it any more.

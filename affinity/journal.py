@@ -1,8 +1,8 @@
 """The records of a session's journal: what happened in it, in order.
 
-A *journal* is append-only. Its entries have numbers (*seq*) from 1, without gaps, which the database gives in the order
-of commit: a reader that has read up to a number misses nothing by reading on from it. An entry is an *input*, which
-waits until a *wake* has processed it, or the output of a wake. The *watermark* of a journal is the number up to which
+A *journal* is append-only. Its entries have numbers (*seq*) from 1, without gaps, in the order of commit. So a reader
+that reads on from a number misses nothing. An entry is an *input*, which waits until a *wake* has processed it, or the
+output of a wake. The *watermark* of a journal is the number up to which
 all inputs are processed. It moves only in the transaction that records a wake's result, together with the wake's
 entries and the state of the session: `JournalWrite`.
 
@@ -101,10 +101,12 @@ class Answer:
 class JournalAppend:
     """An input from outside, or a note on the conversation: an entry, and the message that wakes its instance.
 
-    Checked in this order, in the transaction that appends: whether there is a journal, and of this id, its kind, the
-    event id, whether it is closed (or its instance has ended), the parent, the answer, whether the instance is one of
-    ``start``, the quota and the unread messages of the instance. A repeated event id changes nothing and wakes nothing.
-    No quota, and no number of unread messages, refuses what a wake sends (``sender``).
+    The transaction that appends checks, in this order: the journal exists and has this id; its kind; the event id; it
+    is not closed (its instance has not ended); the parent; the answer; the instance's orchestration is ``start``'s; the
+    quota and the unread messages of the instance.
+
+    A repeated event id changes nothing and wakes nothing. No quota, and no number of unread messages, refuses an append
+    of a wake (``sender``).
     """
 
     session_id: str

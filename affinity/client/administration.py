@@ -140,10 +140,10 @@ class Administration(Inspection):
     ) -> SessionMoveOutcome:
         """Move a session from its holder to another worker, without failing an activity.
 
-        What runs of the session ends on the holder and is committed; nothing new of it starts there. Then the other
-        worker takes the session with its waiting work; it is warned before, so that it can hydrate ahead
-        (`SessionListener.on_assigned`). If running work does not end in time, or the other worker does not take the
-        session, it stays where it is and goes on there. A second call replaces the first.
+        Running work of the session ends on the holder and is committed; nothing new of it starts there. Then the other
+        worker takes the session with its waiting work. It is notified before (`SessionListener.on_assigned`), so that
+        it can hydrate ahead. If running work does not end in time, or the other worker does not take the session, the
+        session stays where it is and goes on there. A second call replaces the first.
 
         Args:
             session_id: the session.
@@ -152,9 +152,11 @@ class Administration(Inspection):
             wait: return when the session has moved, or when the move was given up.
 
         Returns:
-            "planned", without ``wait``; "moved", also if the worker holds it already; "given_up"; "not_held", if no
-            worker holds it: then any worker takes it with its next work; or "unavailable", if the worker named is not
-            alive or takes no work.
+            - "planned": the call did not ``wait``.
+            - "moved": the worker holds it, maybe already before.
+            - "given_up": it stays where it is.
+            - "not_held": no worker holds it; any worker takes it with its next work.
+            - "unavailable": the named worker is not alive or takes no work.
 
         Raises:
             InvalidInput: an id is refused, or a time is out of range.

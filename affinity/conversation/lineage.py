@@ -4,8 +4,8 @@ A conversation that is made from others begins with their entries, or with a sum
 its journal, its state and its requests are its own. It has none of the requests and revisits that wait in the others;
 inputs that they have not processed wait in it too.
 
-Its state is, in this order: the one that the application gives; without an earlier number, a copy of the record, as
-it is then; what ``Conversations(rebuild=...)`` makes of the entries; an initial one.
+Its state is the first of these: the state that the application gives; a copy of the record, unless it begins with an
+earlier entry; the state that ``Conversations(rebuild=...)`` returns for the entries; an initial state.
 """
 
 from __future__ import annotations

@@ -300,9 +300,10 @@ class Wake(CommonCalls[None]):
         self._parts.stream.write(value)
 
     def finish(self, result: JsonValue = None) -> None:
-        """End the delegations of this conversation with this result, with the wake's commit. Without this call they end
-        when there is nothing left to do, with the text of the wake's last `AgentMessage`: no input, no request, no
-        revisit, and no delegation to a child of its own that has not ended.
+        """End the delegations of this conversation with this result, with the wake's commit.
+
+        Without this call they end with the text of the wake's last `AgentMessage`, when there is nothing left to do: no
+        input, no request, no revisit, and no unfinished delegation to a child of its own.
 
         Raises:
             NotSerializable, PayloadTooLarge: the result has no JSON form, or no event has room for it.
@@ -465,10 +466,11 @@ class Wake(CommonCalls[None]):
     async def delegate(
         self, conversations: Delegate, child_id: str, event: JournalEvent, /, *, max_cycles: int | None = None
     ) -> str:
-        """Give work to a child, a conversation of its own with its own journal and state, which is created if there is
-        none. It takes effect with the wake's commit. The end of the delegation is an input of this conversation,
-        `ChildEnded`; when the child cannot take the work at the commit, or has been deleted since this call, its
-        outcome is "failed", and the type of its error ``DelegationRefused``.
+        """Give work to a child, a conversation with its own journal and state, which is created if there is none.
+
+        It takes effect with the wake's commit. The end of the delegation is an input of this conversation,
+        `ChildEnded`. If the child cannot take the work at the commit, or has been deleted since this call, the outcome
+        is "failed", with an error of type ``DelegationRefused``.
 
         Args:
             conversations: of the child.
@@ -481,8 +483,8 @@ class Wake(CommonCalls[None]):
             The id of the delegation.
 
         Raises:
-            NotAParent: the conversation is there, and this one is not its parent; nor is it the parent of a child of an
-                earlier conversation with the same id, which was deleted without its children.
+            NotAParent: the conversation is there, and this one is not its parent. (A child of an earlier conversation
+                with this one's id, which was deleted without its children, has another parent.)
             ConversationKindMismatch, ConversationTerminated: it is of another kind, or takes no more events.
             WakeMisuse: it is no event, or one that only a wake writes; or no `Conversations` are given.
             InvalidInput: an argument is out of bounds.

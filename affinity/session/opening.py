@@ -1,7 +1,8 @@
 """Opening a session's state: the context managers that `Sessions.open` and `Sessions.open_sync` return.
 
-A block opens the state through a `UnitOfWork`: in an activity its `affinity.session.writer.SessionWriter`, which sends
-the change with the activity's result; in a script a `StandaloneUnitOfWork`, which writes it at the end of the block.
+A block opens the state through a `UnitOfWork`. In an activity that is its `affinity.session.writer.SessionWriter`: the
+change goes with the activity's result. In a script it is a `StandaloneUnitOfWork`: the change is written at the end of
+the block.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _BEAR: Final = "bear_"
 _APPEND: Final = "append_"
 
 
-# The counts have the states written before the calls, of which a creation copies them.
+# The counts make PostgreSQL write the states before the calls: a creation of a journal copies them.
 _PASSED: Final = (
     "(SELECT f.place FROM fenced f WHERE f.n IN (SELECT n FROM ours)"
     " AND (SELECT count(*) FROM states_added) + (SELECT count(*) FROM states_written) >= 0)"
