@@ -89,8 +89,8 @@ class PostgresProvider(
     * READ COMMITTED, and row locks taken in one order everywhere: the caller's ``workers`` row, then ``instances``,
       ``worker_queue``, ``sessions``, ``session_states``, ``journals``, each by key. A statement that locks rows out of
       that order skips locked ones.
-    * A condition that decides is in the ``WHERE`` of the statement that locks or writes its row: after a lock wait
-      PostgreSQL checks it again, on the row as it is then and with the time as it is then.
+    * A condition that decides is in the ``WHERE`` of the statement that locks or writes its row. After a lock wait
+      PostgreSQL checks it again, with the row and the time as they are then.
     """
 
     @classmethod

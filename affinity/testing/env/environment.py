@@ -300,9 +300,11 @@ class Env(AsyncBlock):
         return outcome
 
     def pause(self, worker: int | str = 0) -> None:
-        """Have a worker stand still, as a process by SIGSTOP, until `resume`: no call of it reaches the database, no
-        answer reaches its code, and its lease ends when the clock has moved that far. Code that runs stops at its next
-        call of the database; activities that run keep neither `wait` nor the clock waiting.
+        """Have a worker stand still, as a process by SIGSTOP, until `resume`.
+
+        No call of it reaches the database, and no answer reaches its code. Its lease ends when the clock has moved that
+        far. Running code stops at its next call of the database; running activities keep neither `wait` nor the clock
+        waiting.
 
         Args:
             worker: its number or name.
