@@ -442,12 +442,12 @@ ExplanationCode: TypeAlias = Literal[
     "wake_failed",  # of a conversation: its wake has failed for good
     "input",  # of a conversation: the next input
 ]
-"""What an instance waits for."""
+"""The kinds of reasons why an instance waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What an instance waits for; see `affinity.Client.explain`."""
+    """The reason why an instance waits; see `affinity.Client.explain`."""
 
     code: ExplanationCode
     sentence: str

@@ -142,7 +142,7 @@ AppendOutcome: TypeAlias = Literal[
     "full",
     "over_quota",
 ]
-"""What became of an append. Only ``appended`` changes anything.
+"""The outcomes of an append. Only ``appended`` changes anything.
 
 - ``repeated``: the same event was appended before under this event id. Entries that wakes send (`JournalWrite.appends`)
   are not compared, and count as ``repeated``.
@@ -156,7 +156,7 @@ AppendOutcome: TypeAlias = Literal[
 
 
 class Appended(NamedTuple):
-    """What became of a `JournalAppend`."""
+    """The outcome of a `JournalAppend`."""
 
     outcome: AppendOutcome
     seq: int = 0  # of the entry, when it was appended now or before
@@ -262,7 +262,7 @@ the last entry.
 
 
 class CreationResult(NamedTuple):
-    """What became of a `JournalCreation`."""
+    """The outcome of a `JournalCreation`."""
 
     outcome: CreationOutcome
     journal_id: int = 0
@@ -299,7 +299,7 @@ class HomeLease(NamedTuple):
 
 @frozen(kw_only=True)
 class JournalWrite:
-    """What a wake adds to its journal, committed with the result of its activity.
+    """The additions of a wake to its journal, committed with the result of its activity.
 
     The fence: the session's journal has this id and its watermark is ``base``. Otherwise nothing of the turn, or of the
     ack, is applied, and the session is among its conflicts.
@@ -335,7 +335,7 @@ class JournalWrite:
 
 @frozen(kw_only=True)
 class PendingWork:
-    """What a wake has to do."""
+    """The work for a wake."""
 
     journal_id: int
     kind: str
@@ -482,7 +482,7 @@ class JournalRetention:
 
 @frozen(kw_only=True)
 class JournalPruning:
-    """What one step of `JournalProvider.prune_journals` removed, or would remove."""
+    """The result of one step of `JournalProvider.prune_journals`: entries that it removed, or would remove."""
 
     entries: int
     after: int | None  # where the next step begins; None: this was the last
@@ -508,7 +508,7 @@ class JournalAccess(Protocol):
         ...
 
     async def get_pending(self, session_id: str, limit: int) -> PendingWork | None:
-        """What a wake has to do; concurrent calls are one call of the database."""
+        """The work for a wake; concurrent calls are one call of the database."""
         ...
 
     async def read(self, query: JournalQuery) -> JournalPage | None:

@@ -411,7 +411,7 @@ class ActivityRun(NamedTuple):
 
 
 class Hydrate(NamedTuple):
-    """What it has cost to bring a session's state into memory."""
+    """The cost of bringing a session's state into memory."""
 
     epoch: int  # of the session
     seconds: float

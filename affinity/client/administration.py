@@ -45,7 +45,7 @@ COMPLETED: Final[tuple[EndedStatus, ...]] = ("completed",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedInstances:
-    """What `Client.prune` removed, or would remove."""
+    """The result of `Client.prune`: instances that it removed, or would remove."""
 
     roots: int  # instances without a parent
     instances: int  # they, and all their sub-orchestrations

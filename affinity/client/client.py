@@ -539,7 +539,7 @@ class Handle(Generic[R]):
         return await self._client.wait_status(self.instance_id, changed_from=changed_from, timeout=timeout)
 
     async def explain(self) -> Explanation | None:
-        """What it waits for; see `Client.explain`."""
+        """The reason why it waits; see `Client.explain`."""
         return await self._client.explain(self.instance_id)
 
     async def executions(self, *, limit: int = 100, before: int | None = None) -> Sequence[ExecutionSummary]:

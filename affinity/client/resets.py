@@ -52,12 +52,12 @@ class Cut:
     again: ev.Event | None
     """The input of the step that is taken again."""
     rest: Sequence[ev.Event]
-    """What came later, as far as it can be read."""
+    """The later events, as far as they can be read."""
     lineage: ev.Lineage
 
     @property
     def outstanding(self) -> Mapping[int, ev.Event]:
-        """What was scheduled up to the cut and has neither an answer nor a cancellation by then."""
+        """Work that was scheduled up to the cut, and has neither an answer nor a cancellation by then."""
         found = {n: event for n, event in enumerate(self.kept, 1) if isinstance(event, _SCHEDULED)}
         for event in (*self.kept, self.again):
             found.pop(getattr(event, "schedule_id", 0), None)

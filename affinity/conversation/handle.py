@@ -414,7 +414,7 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
         return [*map(revisit_of, found)]
 
     async def status(self) -> ConversationStatus:
-        """What the conversation does now, from its journal and its instance.
+        """The status of the conversation, from its journal and its instance.
 
         Raises:
             UnknownConversation: there is none.
@@ -422,7 +422,7 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
         return (await self._client.get_conversation(self.conversation_id)).status
 
     async def explain(self) -> Explanation | None:
-        """What the conversation waits for; see `Client.explain`.
+        """The reason why the conversation waits; see `Client.explain`.
 
         Raises:
             UnknownInstance: there is none.

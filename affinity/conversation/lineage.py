@@ -95,7 +95,7 @@ class LineageReads(Protocol):
 
 
 class LineageState(Protocol):
-    """What a `CreationPlanner` needs of the states of a kind."""
+    """The access to the states of a kind that a `CreationPlanner` needs."""
 
     @property
     def can_rebuild(self) -> bool:
@@ -504,7 +504,7 @@ def _labelled(state: SessionState, resources: Mapping[str, str]) -> SessionState
 
 
 def _is_made_by(creation: JournalCreation, made: JournalLineage) -> bool:
-    """What does not depend on the moment: the base and its number, the home, and what was imported."""
+    """The facts that do not depend on the moment: the base and its number, the home, and what was imported."""
     base, found = creation.base, made.base
     if (base is None) != (found is None) or creation.home != made.home:
         return False

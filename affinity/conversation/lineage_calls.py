@@ -24,7 +24,7 @@ _PLANS = 3
 
 
 class CommonCalls(EntryReader, Generic[M]):
-    """What a handle and a wake have in common. A handle makes conversations immediately, and returns their handles
+    """The common calls of a handle and a wake. A handle makes conversations immediately, and returns their handles
     (``M``); a wake makes them with its commit, and returns nothing.
     """
 

@@ -85,7 +85,7 @@ class PendingRequest(Protocol):
 
 
 class LoopWake(Protocol):
-    """What a loop needs of a `Wake`."""
+    """The parts of a `Wake` that a loop needs."""
 
     @property
     def id(self) -> str:
@@ -138,7 +138,7 @@ class ToolCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReply:
-    """What a model has answered."""
+    """The answer of a model."""
 
     content: Content | None = None
     calls: Sequence[ToolCall] = ()

@@ -227,7 +227,7 @@ class Program:
         return self.wakes >= WAKES_PER_EXECUTION or self.signals >= SIGNALS_PER_EXECUTION
 
     def _rest(self) -> Start:
-        """What the next execution goes on with."""
+        """The input of the next execution."""
         rest = Start(
             salt=self.start["salt"],
             processed=self.processed,

@@ -93,7 +93,7 @@ RETRACT_SECONDS: Final = 2.0
 
 
 class Runnable(Protocol[S]):
-    """What the activity needs of `affinity.Conversations`."""
+    """The parts of `affinity.Conversations` that the activity needs."""
 
     @property
     def spec(self) -> ConversationKind:

@@ -66,7 +66,7 @@ class Streamed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retracted:
-    """What was streamed by this attempt, or an earlier one, of the wake is void."""
+    """The streamed parts of this attempt of the wake, or of earlier ones, are void."""
 
     wake_id: str
     attempt: int

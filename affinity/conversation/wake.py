@@ -107,7 +107,7 @@ class Delegate(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WakeInputs:
-    """What a wake has to do, read and decoded."""
+    """The work of a wake, read and decoded."""
 
     pending: Sequence[JournalEntry]
     due: Sequence[PendingRevisit]
@@ -128,7 +128,7 @@ class Finish:
 
 @dataclass(eq=False, kw_only=True)
 class WakeParts:
-    """What a `Wake` is made of."""
+    """The parts of a `Wake`."""
 
     context: ActivityContext
     wake_id: str

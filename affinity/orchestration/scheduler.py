@@ -72,7 +72,7 @@ class Scheduler:
         self.current: Task[Any] | None = None
         """The task that runs now."""
         self.pending: deque[CommandFuture[Any] | ev.Command] = deque()
-        """What the code has requested since it last waited, in order."""
+        """Requests of the code since it last waited, in order."""
         self.outstanding: dict[int, CommandFuture[Any]] = {}
         """Scheduled and not settled, by event id."""
         self.held: dict[int, ev.Hold] = {}

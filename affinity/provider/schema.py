@@ -64,7 +64,7 @@ HOW_TO_MIGRATE: Final = "run `affinity migrate`, or `await affinity.migrate(url)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaReport:
-    """What `migrate` would find and do."""
+    """The schema's state, and the migrations that `migrate` would apply."""
 
     version: int  # of the schema; 0: there is none
     oldest_code: int  # the schema version that code must know to use it

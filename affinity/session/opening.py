@@ -58,7 +58,7 @@ class UnitOfWork(Protocol[S]):
         ...
 
     def save_point(self) -> SavePoint:
-        """What a block that fails from here on reverts to."""
+        """The state to which a block that fails from here on reverts."""
         ...
 
 
@@ -127,7 +127,7 @@ class OpenOptions:
 
 
 class _Opening(Generic[S]):
-    """What the handles for async and for sync code share."""
+    """The common part of the handles for async and for sync code."""
 
     def __init__(
         self,

@@ -53,7 +53,7 @@ costs one more encoding; code that changes a state outside its block does so in 
 
 
 class ActivityScope(SessionContext, Protocol):
-    """What `Sessions` needs of an activity's context, besides."""
+    """The parts of an activity's context that `Sessions` needs, besides."""
 
     @property
     def instance_id(self) -> str:
@@ -82,7 +82,7 @@ class ActivityScope(SessionContext, Protocol):
 
     @property
     def error(self) -> BaseException | None:
-        """What its code has raised."""
+        """The exception of its code."""
         ...
 
     def enlist(self, participant: Participant, /) -> None:
@@ -113,7 +113,7 @@ def current_activity() -> RunningActivity | None:
 
 
 class SavePoint(NamedTuple):
-    """What a writer has staged at some moment: a block that fails later reverts to it."""
+    """The staged state of a writer at some moment: a block that fails later reverts to it."""
 
     staged: EncodedState | None = None
     base: RecordVersion | None = None  # the record that it is to be written over
@@ -311,7 +311,7 @@ class SessionWriter(Generic[S]):
             await self._cache.unpin(cached, self.user)
 
     def save_point(self) -> SavePoint:
-        """What a block reverts to when it fails, as of now."""
+        """The state to which a block reverts when it fails, as of now."""
         return SavePoint(self._staged, self._base)
 
     async def _note_unsaved(self, cached: CachedState[S]) -> None:

@@ -1,4 +1,4 @@
-"""What a worker has room for: slots for work items, sessions, and bytes of payloads in memory."""
+"""The room of a worker: slots for work items, sessions, and bytes of payloads in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker writes about turns and work items, each kind in a group commit of its own (`GroupCommit`)."""
+"""A worker's writes of turns and work items, each kind in a group commit of its own (`GroupCommit`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker does once in a while: sweeps, sessions that expire, cancelled work, instances that other code has
+"""Periodic work of a worker: sweeps, sessions that expire, cancelled work, instances that other code has
 suspended.
 """
 

@@ -327,7 +327,7 @@ def test_export_and_import_into_another_database(directory: Path) -> None:
     assert document("sessions", "show", "kid", *other)["parent"] == "top"
     twice = refused(REFUSED, "sessions", "import", "all.jsonl", *other)
     assert "line 1" in twice
-    assert "skip or replace" in twice
+    assert "skip the line or replace the record" in twice
     skipped = run("sessions", "import", "all.jsonl", "--on-exists", "skip", *other)
     assert (skipped.exit_code, skipped.stderr) == (0, "skipped 4\n")
     assert document("sessions", "import", "all.jsonl", "--on-exists", "replace", *other)["replaced"] == 4

@@ -1,4 +1,4 @@
-"""What every side of a provider has: the connection, histories, records of session state, wake-ups."""
+"""The common part of all sides of a provider: the connection, histories, records of session state, wake-ups."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class MoveFilter:
 
 
 class MoveReport(NamedTuple):
-    """What the holder of a session adds to the move of this epoch."""
+    """Facts that the holder of a session adds to the move of this epoch."""
 
     epoch: int
     hydrate_seconds: float | None = None  # None: nothing was hydrated

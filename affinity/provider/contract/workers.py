@@ -55,7 +55,7 @@ tells different functions apart. An orchestration has its version: ``name@versio
 
 @frozen(kw_only=True)
 class WorkerProfile:
-    """What a worker tells of itself when it registers, beside its labels."""
+    """Facts about a worker that it registers, beside its labels."""
 
     capacity: int | None = None  # sessions that it may hold; 0: it takes none; None: not told
     app: str | None = None  # name of its app: versions of one app are compared

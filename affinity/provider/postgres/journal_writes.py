@@ -1,4 +1,4 @@
-"""What wakes add to their journals, as calls of functions of the schema behind the commit of a turn, or an ack."""
+"""Journal writes of wakes, as calls of functions of the schema behind the commit of a turn, or an ack."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class PostgresProvider(
 
     @classmethod
     async def inspect_schema(cls, url: str) -> SchemaReport:
-        """What `migrate` would find and do; nothing is changed.
+        """The schema's state, and the migrations that `migrate` would apply; nothing is changed.
 
         Raises:
             InvalidUrl, ConnectionLost, AccessDenied: as for `open`.

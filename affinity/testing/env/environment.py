@@ -171,7 +171,7 @@ class Env(AsyncBlock):
         return EnvWorker(self._app, options, open_provider=self._open, traffic=self._traffic, timing=self._timing)
 
     async def _leave_workers(self) -> None:
-        """What runs is cancelled: a test that has ended waits for nothing."""
+        """Cancel running code: a test that has ended waits for nothing."""
         for worker in self._workers:
             worker.is_abandoned = True
         async with anyio.create_task_group() as tasks:

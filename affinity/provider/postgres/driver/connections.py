@@ -118,7 +118,7 @@ class _WireCall:
 
 
 class Calls:
-    """What a caller may ask."""
+    """The calls of a connection."""
 
     def _call(
         self,

@@ -212,7 +212,7 @@ class CapacityRules(Rules):
         assert sorted(taken, key=str) == [None, "held", "offered"]
 
     async def test_packed_sessions_are_not_stranded(self, cluster: Cluster) -> None:
-        """What the lower worker leaves for `NEWER_SECONDS` any worker takes (contract: fetch_work_item, pack)."""
+        """Any worker takes items that the lower worker leaves for `NEWER_SECONDS` (contract: fetch_work_item, pack)."""
         high = await cluster.worker("w-1", capacity=9)
         await cluster.worker("w-0", capacity=9)
         await cluster.enqueue("s")

@@ -287,7 +287,7 @@ class JournalAdministrationRules(Rules):
         assert [entry.seq for entry in (await talk.pending()).inputs] == await talk.numbers() == [4]
 
     async def test_inputs_that_wait_are_kept(self, cluster: Cluster) -> None:
-        """What no wake has processed stays, and all behind it (contract: JournalRetention)."""
+        """Unprocessed inputs stay, and all behind them (contract: JournalRetention)."""
         waker = await Waker.begin(cluster)
         talk = waker.conversation
         await talk.append()

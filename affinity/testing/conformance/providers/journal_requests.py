@@ -223,7 +223,7 @@ class JournalRequestRules(Rules):
         assert (work.due, work.revisits) == ([], ["far"])
 
     async def test_a_refused_wake_keeps_its_revisits(self, cluster: Cluster) -> None:
-        """What was due stays when the commit is refused (contract: JournalWrite)."""
+        """Due revisits stay when the commit is refused (contract: JournalWrite)."""
         waker = await Waker.begin(cluster)
         await waker.wake(revisits=[new_revisit(delay=0.0)])
         write = await waker.new_write(base=0, ended_revisits=["k"], wake_id="w2")

@@ -1,4 +1,4 @@
-"""What wakes commit to their journals: all or nothing, with the turn or the ack, behind the fence."""
+"""Journal writes of wakes: all or nothing, with the turn or the ack, behind the fence."""
 
 from __future__ import annotations
 

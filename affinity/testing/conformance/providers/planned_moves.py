@@ -130,7 +130,7 @@ class PlannedMoveRules(Rules):
         assert (await b.take_one()).failures == 1
 
     async def test_the_state_of_the_last_turn_is_there(self, cluster: Cluster) -> None:
-        """What ran on the holder writes its state before the session moves, and nothing after it (contract:
+        """Work on the holder writes its state before the session moves, and nothing after it (contract:
         PlannedMove).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")

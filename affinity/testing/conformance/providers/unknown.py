@@ -207,7 +207,7 @@ class UnknownRules(Rules):
 
     @staticmethod
     async def _disclaim(peer: Peer, **needs: Unpack[_Needs]) -> None:
-        """What a worker does with an activity that it does not register, or cannot run for another reason."""
+        """Take an item, and give it back as a worker does that does not register the activity, or cannot run it."""
         item = await peer.take_one(names=OTHERS)
         release = item.session_id is not None
         await peer.give_back(item, unknown=True, count_attempt=False, release_session=release, **needs)

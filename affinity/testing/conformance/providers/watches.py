@@ -331,7 +331,7 @@ async def _move(cluster: Cluster, to: Peer) -> None:
 
 
 async def _told(peer: Peer) -> dict[str, list[str]]:
-    """What the instances of that worker have to read, which they then have read."""
+    """Read and consume the messages of that worker's instances."""
     told = {}
     for item in await peer.take_instances(100):
         told[item.instance_id] = list(payloads(item))

@@ -1,4 +1,4 @@
-"""What the themes of the suite share: a fixture for an empty store, and helpers that write and read records."""
+"""Common parts of the suite's themes: a fixture for an empty store, and helpers that write and read records."""
 
 from __future__ import annotations
 
