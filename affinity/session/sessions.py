@@ -252,7 +252,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
     def _work(
         self, ctx_or_id: ActivityScope | str | None, store: SessionStore | None, allow_transient: bool
     ) -> tuple[Callable[[], UnitOfWork[S]], AbstractContextManager[None]]:
-        """A function that begins the unit of work, and a context that names the session in logs (in an activity, empty)."""
+        """A function that begins the unit of work, and a context that names the session in logs."""
         store = self._store if store is None else store
         session_id = _session_id(ctx_or_id)
         if isinstance(ctx_or_id, str | None) or session_id is None:
