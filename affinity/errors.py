@@ -548,7 +548,7 @@ class TimelineChanged(UnknownEntry):
     It has become another database, or may have lost commits (a failover, a restored backup).
 
     Attributes:
-        after: from where to read on: 0, the beginning. What was shown of the conversation may not be in it any more.
+        after: from where to read on: 0, the beginning. Entries that were read before may not be in it any more.
     """
 
     after: int = 0

@@ -261,8 +261,8 @@ class Administration(Inspection):
         """Remove instances that ended long ago, each with its history and its sub-orchestrations, oldest first.
 
         A sub-orchestration goes with its parent and never before it. A tree stays while a member of it has not ended
-        for that long: running and suspended ones are never removed. It goes in steps: one that ends in the middle
-        leaves what it has done, and may be started again.
+        for that long: running and suspended ones are never removed. It goes in steps: an interrupted call keeps its
+        progress, and may be repeated.
 
         Args:
             older_than: seconds since the end, by the database's clock.

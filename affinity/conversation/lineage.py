@@ -453,9 +453,9 @@ def check_creation(creation: JournalCreation, result: CreationResult) -> None:
         case "taken":
             raise ConversationExists(creation.session_id, "its id is in use")
         case "unknown":
-            raise UnknownConversation(creation.session_id, "what it is to be made from is deleted")
+            raise UnknownConversation(creation.session_id, "its source is deleted")
         case "beyond":
-            raise UnknownEntry(creation.session_id, "what it is to be made from does not have these entries")
+            raise UnknownEntry(creation.session_id, "its source does not have these entries")
 
 
 def _last_wake(page: JournalPage) -> tuple[int, list[int]]:

@@ -1,4 +1,4 @@
-"""The lineage of conversations: what a handle and a wake have in common, and the part of the handle."""
+"""The lineage of conversations: the common calls of a handle and a wake, and the calls of the handle."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CommonCalls(EntryReader, Generic[M]):
         extras: Mapping[str, JsonValue] | None = None,
         beside: bool | None = None,
     ) -> M:
-        """A conversation that goes on from an entry of this one. What it costs does not grow with the length.
+        """A conversation that goes on from an entry of this one. The cost does not grow with the length.
 
         Args:
             new_id: its id.

@@ -1,4 +1,4 @@
-"""The reply to an input: what the wake that processed it has written."""
+"""The reply to an input: the entries of the wake that processed it."""
 
 from __future__ import annotations
 

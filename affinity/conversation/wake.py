@@ -216,17 +216,17 @@ def _is_for(wait: _WakeWait, parts: WakeParts) -> bool:
 class Wake(CommonCalls[None]):
     """One bounded run of a conversation's handler.
 
-    What it appends, requires, schedules and delegates commits in one transaction with the state, the result and the
-    watermark of processed inputs; or nothing of it does, and the run is repeated. When the handler has ended, what adds
-    something raises `SessionError`: tasks and threads that it has left behind are not part of the commit.
+    Its entries, requests, revisits and delegations commit in one transaction with the state, the result and the
+    watermark of processed inputs; or nothing does, and the run is repeated. When the handler has ended, calls that add
+    something raise `SessionError`: tasks and threads that it has left behind are not part of the commit.
 
     Attributes:
         id: the same in all attempts.
         attempt: from 1; attempts that a drain interrupted do not count.
         conversation_id: of the conversation, which is its session id too.
         parent: the conversation whose child this one is; None: it is none.
-        pending: what has arrived since the last wake, oldest first: inputs, and refusals for expired requests. Answers
-            that an interrupt follows are left out: it has cleared them.
+        pending: new inputs since the last wake, oldest first, and refusals for expired requests. Answers that an
+            interrupt follows are left out: it has cleared them.
         due: the revisits that are due, greatest priority first, then by due time.
         context: of the activity that runs the wake.
     """
@@ -614,7 +614,7 @@ class Wake(CommonCalls[None]):
         size = sum([each.size for each in (*self._writing.creations, creation)])
         if self._writing.creations and size > MAX_STATE_BYTES:
             raise PayloadTooLarge(
-                f"what the wake makes conversations with has {size} bytes, over the limit of {MAX_STATE_BYTES}"
+                f"the conversations that the wake makes have {size} bytes, over the limit of {MAX_STATE_BYTES}"
             )
         self._writing.creations.append(creation)
 

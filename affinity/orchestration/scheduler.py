@@ -1,4 +1,4 @@
-"""A small deterministic scheduler, and what it schedules: coroutines as tasks, and the futures that they await.
+"""A small deterministic scheduler for coroutines, as tasks, and the futures that they await.
 
 Coroutines run first in, first out, one input at a time.
 
@@ -39,7 +39,7 @@ _LOGGER = logging.getLogger("affinity.orchestration")
 
 
 class Scheduler:
-    """The coroutines of one execution and what they wait for."""
+    """The coroutines of one execution and their waits."""
 
     __slots__ = (
         "closed",

@@ -41,7 +41,7 @@ ANY_EXECUTION: Final = 0
 
 @frozen()
 class ActivityTask:
-    """The payload of a work item: what a worker needs beside the columns of the row."""
+    """The payload of a work item: the task, as far as it is not in the columns of the row."""
 
     input: RawJson
     orchestration: str

@@ -281,7 +281,7 @@ class OpenSession(AsyncBlock, _Opening[S]):
             self._end()
 
     async def save(self) -> None:
-        """Save what the block has changed so far; an error later in the block does not revert it.
+        """Save the block's changes so far; an error later in the block does not revert them.
 
         In a script it is written now. In an activity it is staged: it is committed with the activity's result, and not
         at all when the activity fails.
@@ -293,12 +293,12 @@ class OpenSession(AsyncBlock, _Opening[S]):
         await self._save()
 
     async def checkpoint(self) -> None:
-        """Write what the block has changed so far to the store now: progress that a retry of the activity keeps.
+        """Write the block's changes so far to the store now: progress that a retry of the activity keeps.
 
-        In an activity it is written immediately, fenced by the version of the record and the epoch of the lease, and
-        not with the result. It stays when the activity fails, is cancelled, or its worker dies, and the next attempt
-        opens the state as it is here. So the state itself has to say how far the activity has come. What the block
-        changes later goes with the result as always. In a script it is `save`. Unchanged state is not written.
+        In an activity the state is written immediately, fenced by the version of the record and the epoch of the lease,
+        and not with the result. It stays when the activity fails, is cancelled, or its worker dies, and the next
+        attempt opens the state as it is here. So the state itself has to say how far the activity has come. Later
+        changes of the block go with the result as always. In a script it is `save`. Unchanged state is not written.
 
         Raises:
             SessionError: outside the block, or in an activity that has ended.

@@ -12,11 +12,12 @@ has returned; the write goes with its result, or, to an external store, before i
 the write was applied, the cached state stays, with the new version of the record. If not, or if that is not known, the
 cached state is dropped, and the next writer hydrates. Either way the next writer is granted without an await between.
 
-An activity may open the state again, within a block or after it, and sees its own change. An error in a block drops
-the cached state and reverts to what was staged before the block, or by its `save`. A *checkpoint* writes the state of a
-block to the store before the result: the writer, and a retry, then continue from the record that it made, and no error
-reverts it. When the lease ends meanwhile, the cached state is dropped in the end; the fences of the store decide on the
-write.
+An activity may open the state again, within a block or after it, and sees its own change. An error in a block drops the
+cached state and reverts to the state that was staged before the block, or by its `save`.
+
+A *checkpoint* writes the state of a block to the store before the result. The writer, and a retry, then continue from
+the record that it made, and no error reverts it. When the lease ends meanwhile, the cached state is dropped in the end;
+the fences of the store decide on the write.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ class ActivityRunner:
 
     @property
     def delivered(self) -> list[WorkLock]:
-        """Locks of items that were handed to code and have not ended, and of one whose delivery is not counted yet."""
+        """Locks of started items, and of the isolated item that is about to start."""
         waiting = self.isolation.waiting
         return [*self._running, *([] if waiting is None else [waiting.lock])]
 

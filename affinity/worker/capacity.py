@@ -98,7 +98,7 @@ class Capacity:
 
     @property
     def outstanding_bytes(self) -> int:
-        """About how many bytes are in memory of what was fetched, or has come of it, and is not written."""
+        """Approximate bytes of fetched inputs and of their results that are not committed yet."""
         return self._activities.size + self.input_size + self._commits.size
 
     def free_bytes(self, running: int = 0) -> int:
