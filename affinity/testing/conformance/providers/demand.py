@@ -1,4 +1,4 @@
-"""How many workers the sessions need (design 4.7)."""
+"""How many workers the sessions need."""
 
 from __future__ import annotations
 

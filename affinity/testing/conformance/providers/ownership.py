@@ -134,7 +134,7 @@ class OwnershipRules(Rules):
         assert sorted(taken) == names
 
     async def test_the_instances_of_a_dead_worker_are_taken(self, cluster: Cluster) -> None:
-        """Another worker takes a dead worker's instances with their messages, and claims grow by one (design 4.9)."""
+        """Another worker takes a dead worker's instances with their messages, and claims grow by one."""
         a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
         instance = await a.own("i")
         await cluster.pass_time(SHORT_LEASE + 1)
@@ -163,7 +163,7 @@ class OwnershipRules(Rules):
         assert (await a.commit_one(again)).committed
 
     async def test_claims_are_counted_until_a_turn_is_committed(self, cluster: Cluster) -> None:
-        """``claims`` grows with each taking and a committed turn sets it back to 0 (design 4.9)."""
+        """``claims`` grows with each taking and a committed turn sets it back to 0."""
         for number in range(1, 4):
             peer = await cluster.worker(f"w{number}", SHORT_LEASE)
             item = await peer.own("i")
