@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """What the collection has made stays until the end: the garbage collector, a tenth of the time, leaves it out."""
+    """Objects of the collection stay until the end: the garbage collector, a tenth of the time, leaves them out."""
     gc.collect()
     gc.freeze()
 
@@ -229,7 +229,7 @@ def any_url(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) ->
 
 @pytest.fixture(params=["sqlite", "old", "new"])
 def env_url(request: pytest.FixtureRequest, servers: Servers) -> str | None:
-    """What an `affinity.testing.Env` gets as its ``url``: None, or a PostgreSQL database."""
+    """The ``url`` of an `affinity.testing.Env`: None, or a PostgreSQL database."""
     return None if request.param == "sqlite" else servers.shared(request.param)
 
 

@@ -28,7 +28,7 @@ FAMILY = (("top", None), ("kid", "top"), ("grandkid", "kid"), ("other", None))
 
 
 def within(database: Path, work: Callable[[SessionStore], Awaitable[T]]) -> T:
-    """What ``work`` does with the store of the database."""
+    """The result of ``work`` with the store of the database."""
 
     async def run() -> T:
         async with open_store(f"sqlite:///{database}") as store:

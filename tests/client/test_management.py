@@ -1,4 +1,4 @@
-"""What operators see of instances that a worker runs."""
+"""Instances that a worker runs, as operators see them."""
 
 from __future__ import annotations
 

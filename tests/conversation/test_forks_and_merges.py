@@ -1,4 +1,4 @@
-"""What happens to a conversation and its lineage: create, fork, detach, merge, compress; one test for each statement.
+"""Calls that change the lineage of conversations: create, fork, detach, merge, compress; one test for each statement.
 
 A *row* is an entry of the journal, a *sandbox* is a `Resource`. More about sandboxes is in test_lineage_resources.py,
 about the loop in test_loop.py.

@@ -1,4 +1,4 @@
-"""What an ask does not wait for: reads beside a commit, and fetches of work items. Nothing is timed."""
+"""An ask does not wait for reads beside a commit, nor for fetches of work items. Nothing is timed."""
 
 from __future__ import annotations
 

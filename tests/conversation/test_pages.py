@@ -1,4 +1,4 @@
-"""What a feed and an asker make of pages of a journal, without a database."""
+"""Feeds and replies from pages of a journal, without a database."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Journals:
         self.retracted.append((wake_id, attempt))
 
     def values(self, wake_id: str) -> list[Any]:
-        """What one wake has streamed, each part once."""
+        """The parts that one wake has streamed, each once."""
         parts = {part.number: part.payload for call in self.calls for part in call if part.wake_id == wake_id}
         assert list(parts) == list(range(1, len(parts) + 1))
         return [json.loads(payload) for payload in parts.values()]

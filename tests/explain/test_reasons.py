@@ -1,4 +1,4 @@
-"""What an instance waits for, in one sentence and as a code, from stored rows."""
+"""The reasons why instances wait, as a sentence and a code, from stored rows."""
 
 from __future__ import annotations
 

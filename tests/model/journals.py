@@ -1,4 +1,4 @@
-"""What the contract foretells of journals: entries, the watermark, requests and revisits."""
+"""Journals by the contract: entries, the watermark, requests and revisits."""
 
 from __future__ import annotations
 

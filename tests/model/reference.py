@@ -1,4 +1,4 @@
-"""What a database must hold after what was done to it: the contract, in plain Python, without locks, routes or SQL.
+"""The contents that a database must have: the contract in plain Python, without locks, routes or SQL.
 
 Texts are unique tags (``start 7``), so that read values differ. Session leases are not predicted: the provider
 chooses the worker, and `tests.model.leases` judges it.

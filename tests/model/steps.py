@@ -1,4 +1,4 @@
-"""What a plan is made of, and how plans are drawn. A step that makes no sense where it stands does nothing."""
+"""The steps of plans, and how plans are drawn. A step that makes no sense where it stands does nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SESSIONS: Final = 2
 SCRIPTS: Final = 2
 
 Reply: TypeAlias = Literal["heard", "lost", "twice", "late"]
-"""What becomes of a request: its reply is heard, or lost, or it is sent again; or it is sent by a later `Deliver`."""
+"""The fate of a request: its reply arrives, or is lost, or it is sent again; or a later `Deliver` sends it."""
 
 End: TypeAlias = Literal["", "continue", "complete", "fail", "cancel"]
 
@@ -293,7 +293,7 @@ class Remove:
 
 @dataclass(frozen=True)
 class FinishWrites:
-    """What a script does and was held up ends."""
+    """A held up call of a script ends."""
 
 
 @dataclass(frozen=True)

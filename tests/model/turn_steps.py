@@ -366,7 +366,7 @@ class TurnSteps(WorkSteps, JournalSteps):
 
 
 def _place(at: OrchestrationItem) -> tuple[object, ...]:
-    """What tells whether a coroutine in memory is the one that was fetched."""
+    """The identity of a coroutine in memory, to compare with the fetched instance."""
     return (at.execution_id, at.event_count, at.generation)
 
 

@@ -200,7 +200,7 @@ class WorkSteps(ClusterState):
         del worker.work[item.lock.key]
 
     def _state_write(self, worker: SimulatedWorker, item: WorkItem) -> StateWrite | None:
-        """What the activity has made of its session's state, under the epoch with which it was fetched."""
+        """The session's state after the activity, under the epoch with which it was fetched."""
         if item.session_id is None or (cached := worker.cache.get(item.session_id)) is None:
             return None
         assert item.session_epoch is not None

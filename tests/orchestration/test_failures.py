@@ -37,7 +37,7 @@ def descend_by_two(depth: int) -> None:
 
 
 def caught(function: Any, *arguments: Any) -> BaseException:
-    """What the call raises."""
+    """The exception of the call."""
     try:
         function(*arguments)
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""What a part of a random program is: one area of what an author can write."""
+"""The areas of random programs: each covers a part of the authoring API."""
 
 from __future__ import annotations
 

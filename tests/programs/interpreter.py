@@ -57,7 +57,7 @@ def event_name(number: int) -> str:
 
 
 class Planned(Exception):
-    """What a program raises."""
+    """The error that a program raises."""
 
 
 # -- activities

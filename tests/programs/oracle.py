@@ -1,4 +1,4 @@
-"""What must hold between the instances of a random program, and the states of its sessions, at rest."""
+"""Rules at rest between the instances of a random program and the states of its sessions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Oracle:
     # -- activities and timers
 
     def _check_activities(self, past: Past, run: Run) -> None:
-        """What ended did so as its task says, and only once."""
+        """Ended activities did so as their tasks say, and only once."""
         ends = Counter(event.schedule_id for event in run.events if hasattr(event, "schedule_id"))
         for number, task, answer in activities(run):
             where = f"{past.id}/{run.execution_id}: activity {number}, {task}"
@@ -95,7 +95,7 @@ class Oracle:
                 )
 
     def _check_children(self, past: Past, run: Run) -> None:
-        """What a child gave is what its parent got."""
+        """A parent got the result that its child gave."""
         for number, event in enumerate(run.events, 1):
             if not isinstance(event, ev.SubOrchestrationScheduled):
                 continue

@@ -17,7 +17,7 @@ LOOKS: Final = 1.25
 
 
 class Play:
-    """What the areas of a running program share."""
+    """The state that the areas of a running program share."""
 
     def __init__(self, env: Env, *, has_faults: bool = False) -> None:
         self.env = env

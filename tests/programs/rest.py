@@ -1,4 +1,4 @@
-"""What must hold of every table when an `affinity.testing.Env` is at rest: nothing runs, and nothing is due.
+"""Rules for every table when an `affinity.testing.Env` is at rest: nothing runs, and nothing is due.
 
 Each table has a rule. A table without one fails `check`: a migration that adds a table adds a rule to `rest_work` or
 `rest_data`.

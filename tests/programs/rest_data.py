@@ -1,4 +1,4 @@
-"""What must hold at rest of workers, sessions, their states and journals, and of the tables of the database itself."""
+"""Rules at rest for workers, sessions, their states and journals, and for the tables of the database itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold at rest of instances, their histories, and the queues."""
+"""Rules at rest for instances, their histories, and the queues."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ PATIENCE: Final = 300.0
 
 @dataclass
 class Totals:
-    """What was done so far."""
+    """Counts of the runs so far."""
 
     programs: int = 0
     turns: int = 0  # turns of instances that were committed
@@ -86,7 +86,7 @@ async def run(
 
 
 def _state(env: Env) -> str:
-    """What holds an env up."""
+    """The state of an env that does not come to rest, for a message."""
     traffic = env._traffic
     lines = [f"{env.jumps} jumps, {traffic.in_flight} calls in flight, {traffic.changes} changes"]
     for one in env._workers:

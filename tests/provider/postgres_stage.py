@@ -1,4 +1,4 @@
-"""What the tests of the PostgreSQL provider share: provider objects, an administrator, a stage, each hot verb once."""
+"""Common parts of the PostgreSQL provider's tests: provider objects, an administrator, a stage, each hot verb once."""
 
 from __future__ import annotations
 

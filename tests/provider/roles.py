@@ -43,7 +43,7 @@ CLIENT_VERBS: Final = frozenset({
     "append_journal", "read_journal", "list_journals", "get_journal_requests", "get_journal_revisits",
     "notify_journals", "get_lineage",
 })  # fmt: skip
-"""What `affinity.Client` needs to start, raise, cancel and read."""
+"""The verbs that `affinity.Client` needs to start, raise, cancel and read."""
 
 OWNER_VERBS: Final = frozenset({"set_quotas"})
 

@@ -117,7 +117,7 @@ def rarer_verbs(peer: Peer, first: OrchestrationItem, second: OrchestrationItem)
 
 
 def management_verbs(peer: Peer) -> list[Verb]:
-    """What operators look at."""
+    """The verbs that operators call."""
     return [
         lambda: peer.provider.list_work_items("m", 10),
         lambda: peer.provider.list_executions("m", 10),

@@ -78,7 +78,7 @@ class Requests:
                 raise error
 
     def inspect(self, line: ProxiedConnection, data: bytes) -> bytes:
-        """What goes on of what came: whole requests, each for itself. A hint is behind another request."""
+        """Forward whole requests, each for itself. A hint is behind another request."""
         sent = self._parts.pop(line, b"") + data
         ends = [end for kind, end in messages(sent) if kind in (b"S", b"Q", b"X") and end <= len(sent)]
         for start, end in pairwise([0, *ends]):

@@ -111,7 +111,7 @@ async def test_a_worker_whose_lease_ended_writes_nothing(
 
 
 def rows(admin: psycopg.Connection[Any], name: str) -> list[Sequence[Any]]:
-    """What the tables say of these turns."""
+    """The rows of these turns."""
     asked: tuple[LiteralString, ...] = (
         "SELECT instance_id, status, execution_id, event_count, claims, owner_worker FROM instances"
         " WHERE instance_id LIKE %s ORDER BY 1",

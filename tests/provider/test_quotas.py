@@ -27,7 +27,7 @@ ALL: Final = Quotas(instances=10_000_000, unread_events=100, instance_bytes=1_00
 
 
 def _writes(provider: Provider) -> Sequence[Callable[[], Awaitable[object]]]:
-    """What limits are asked for; the first message to an instance measures it."""
+    """Operations that check limits; the first message to an instance measures it."""
     message = NewMessage(instance_id="x1", payload="x", unread_limit=1_000)
     return [
         lambda: provider.create_instance([new_instance("i")]),

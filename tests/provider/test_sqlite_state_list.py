@@ -143,7 +143,7 @@ def explain(path: Path, parts: set[str]) -> list[str]:
 
 
 def page(path: Path, where: SessionFilter) -> list[str]:
-    """What a listing finds, in its order."""
+    """The ids that a listing finds, in its order."""
     with closing(connect(path)) as connection:
         found = Database(connection, Clock()).read(list_states, where, 20)
     return [row.session_id for row in found]

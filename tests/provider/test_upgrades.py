@@ -70,7 +70,7 @@ async def test_a_schema_is_inspected(any_url: str, change: str) -> None:
 
 
 def remove_sessions(url: str) -> None:
-    """What the later release does not use any more."""
+    """Drop a table that the later release does not use any more."""
     if url.startswith("sqlite:"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
             connection.execute("DROP TABLE sessions")

@@ -18,7 +18,7 @@ from tests.races.operations import AREAS
 
 
 def arguments() -> argparse.Namespace:
-    """What the command is told."""
+    """The options of the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.races", description=__doc__)
     parser.add_argument("--url", help="a PostgreSQL database; by default SQLite")
     parser.add_argument("--postgres", choices=["old", "new"], help="a PostgreSQL server is started")

@@ -69,7 +69,7 @@ Where: TypeAlias = str | Copies | None
 """The URL of a PostgreSQL database, or a server with copies of one; None: SQLite."""
 
 Outcome: TypeAlias = str
-"""What an operation returned, or the name of the error that it raised."""
+"""The result of an operation, or the name of the error that it raised."""
 
 
 class Point(NamedTuple):
@@ -235,12 +235,12 @@ class RaceEnv(Env):
 
 @dataclass
 class Stage:
-    """What the operations of one run act on. Each run has ids of its own, so that runs share a database."""
+    """The database, client and ids of one run. Each run has ids of its own, so that runs share a database."""
 
     env: RaceEnv
     number: int
     kept: dict[str, Any] = field(default_factory=dict)
-    """What the setup has found out: ids of requests, exports."""
+    """Data of the setup: ids of requests, exports."""
 
     @property
     def client(self) -> affinity.Client:

@@ -1,4 +1,4 @@
-"""What a PostgreSQL server is to a test, wherever it comes from."""
+"""A PostgreSQL server as tests see it, wherever it comes from."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def settings(*, fsync: bool) -> dict[str, str]:
 
 
 def stop_signal(mode: StopMode) -> signal.Signals:
-    """What ends a server in that way."""
+    """The signal that ends a server in that way."""
     return signal.SIGINT if mode == "fast" else signal.SIGQUIT
 
 

@@ -198,7 +198,7 @@ async def test_an_error_in_a_block_around_it_does_not_take_it_back(host: Host, c
 async def test_a_block_that_fails_during_a_checkpoint_does_not_take_it_back(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was staged before builds on the record before: it is refused, and the activity runs again."""
+    """A state that was staged before builds on the former record: it is refused, and the activity runs again."""
     saving, failed = anyio.Event(), anyio.Event()
     save = host.database.save
 

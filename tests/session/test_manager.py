@@ -1,4 +1,4 @@
-"""What people do with records: in the memory of the test, in an SQLite file, in PostgreSQL."""
+"""Managing records: in the memory of the test, in an SQLite file, in PostgreSQL."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.support.activity_calls import call_test, call_test_blocking
 
 
 class Seen(BaseModel):
-    """What an activity saw of itself."""
+    """The context of one run of an activity."""
 
     n: int
     worker: str

@@ -140,7 +140,7 @@ class WorkerProcess:
 
 
 FORKS: Final = multiprocessing.get_context("forkserver")
-"""What forks processes, of one that has imported what a worker needs."""
+"""Forks processes from a server process that has imported the modules of a worker."""
 
 _POLLS: Final = threading.Lock()
 _poll: Final = popen_forkserver.Popen.poll

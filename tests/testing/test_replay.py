@@ -210,7 +210,7 @@ async def test_a_history_that_is_larger_than_a_page(tmp_path: Path) -> None:
 
 
 async def test_histories_of_postgresql(postgres_database: str) -> None:
-    """What it stores is what SQLite stores: of earlier executions, of one that was reset, and of a conversation."""
+    """It stores the same as SQLite: of earlier executions, of one that was reset, and of a conversation."""
     async with Env(mixed, url=postgres_database) as env:
         await drunk(env, 1)
         await env.client.conversation(support, "c").ask(UserMessage("hello"))

@@ -1,4 +1,4 @@
-"""What a worker does for activities with journals: shared reads, and results that go with entries."""
+"""Journals in a worker: shared reads, and results that go with entries."""
 
 from __future__ import annotations
 

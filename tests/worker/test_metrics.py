@@ -1,4 +1,4 @@
-"""What a worker publishes at its metrics port."""
+"""The metrics of a worker at its port."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def _alive(port: int) -> int:
 
 
 def _blockings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was logged of this test's activity."""
+    """The log of this test's activity."""
     said = [record.getMessage() for record in caplog.records]
     return [text for text in said if "has been blocked for more than a second" in text and "hang" in text]
 

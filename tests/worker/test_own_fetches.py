@@ -1,4 +1,4 @@
-"""What a worker fetches after a hint about items of sessions that it holds. Nothing is timed."""
+"""Fetches of a worker after a hint about items of sessions that it holds. Nothing is timed."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Stage:
         return 0
 
     async def fetch(self) -> list[str]:
-        """What one round fetches; and again, if it is due immediately."""
+        """Fetch one round; and again, if it is due immediately."""
         self.fetches.clear()
         while await self.fetcher._fetch_once() == 0.0:
             pass

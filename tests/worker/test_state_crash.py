@@ -50,7 +50,7 @@ async def client(any_url: str) -> AsyncIterator[Client]:
 
 @dataclass(frozen=True)
 class SessionOutcome:
-    """What the history and the store say of one session."""
+    """One session in the history and in the store."""
 
     counts: Mapping[str, Sequence[int]]  # by instance: the count after each of its turns
     state: Counter

@@ -17,7 +17,7 @@ from tests.programs.areas.conversations.oracle import Fold, Folded
 from tests.programs.play import Play
 
 REASONS = {"request", "input", "revisit", "wake_failed"}
-"""What a conversation at rest may wait for."""
+"""Reasons why a conversation may wait at rest."""
 
 
 class Checks:
@@ -152,7 +152,7 @@ class Checks:
         return info.status == "idle" and any(self._has_reason(each, path | {child}) for each in others)
 
     def _results(self, name: str) -> None:
-        """What a parent was given is what the child has made of it."""
+        """A parent was given the result that the child has produced."""
         for event in self.folded[name].ended.values():
             child = self.folded.get(event.child)
             if event.outcome in {"completed", "max_cycles"} and child is not None and child.results:
@@ -174,7 +174,7 @@ class Checks:
         return journal if journal and number and number.journal_id == journal.page.journal_id else None
 
     def _sent(self, act: Act) -> None:
-        """What was accepted is in the journal, once."""
+        """Each accepted event is in the journal, once."""
         first = act.repeats
         if first is not None and first.seq is not None and first.seq.journal and not self.has_pruned:
             if isinstance(act.error, EventIdConflict):
@@ -210,7 +210,7 @@ class Checks:
             assert failed or not journal.is_whole, f"{_shown(act)} has failed, and no wake has"
 
     async def _ended(self, act: Act) -> None:
-        """What was terminated, or deleted, does not come back."""
+        """A terminated or deleted conversation does not come back."""
         if act.error is not None or act.op.do not in {"terminate", "delete"}:
             return
         info = self.infos.get(act.name)

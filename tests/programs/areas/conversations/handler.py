@@ -52,7 +52,7 @@ class Script(JournalEvent):
 
 
 class Seen(JournalEvent):
-    """What a wake was given: its first entry."""
+    """The inputs of a wake: its first entry."""
 
     inputs: list[int]  # numbers
     expired: list[str]  # ids of requests

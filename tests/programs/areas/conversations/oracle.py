@@ -46,7 +46,7 @@ class Result:
 
 @dataclass(eq=False)
 class Folded:
-    """What the journal says of the conversation."""
+    """The conversation according to its journal."""
 
     mark: int
     """The number up to which all inputs are processed."""
@@ -62,7 +62,7 @@ class Folded:
     """The children by the ids of the delegations that have not ended."""
     ended: dict[str, ChildEnded] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
-    """What its wakes may have given to a parent."""
+    """Results that its wakes may have given to a parent."""
 
 
 class Fold:
@@ -82,7 +82,7 @@ class Fold:
         self.now = Folded(0 if lineage is None and self.knows_all else first, chat)
 
     async def run(self) -> Folded:
-        """What the journal says.
+        """Fold the journal.
 
         Raises:
             AssertionError: an entry contradicts earlier ones.
@@ -230,7 +230,7 @@ class Fold:
         return seen.due
 
     def _add(self, attempt: Attempt, port: EntryPort) -> None:
-        """What the wake has begun."""
+        """The delegations that the wake has begun."""
         now = self.now
         if not self._is_dropped(attempt):
             now.requests |= dict.fromkeys(port.requests, attempt.first)
