@@ -69,4 +69,4 @@ ON_SQLITE = (
     "conversation",
     "env",
 )
-"""Those that ``--provider sqlite`` knows; the others count what only a PostgreSQL server tells."""
+"""Scenarios for ``--provider sqlite``; the others count figures that only a PostgreSQL server has."""

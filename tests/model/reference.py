@@ -495,7 +495,7 @@ class Reference:
         )
 
     def commit(self, passed: Sequence[SentTurn]) -> None:
-        """Apply the turns that pass, all at once."""
+        """Apply the turns that pass, all together."""
         turns = [one.turn for one in passed]
         self.commits += 1
         for one in passed:

@@ -93,7 +93,10 @@ CATALOG: Final = """
 
 async def test_zero_to_now_is_step_by_step(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A database that was migrated release by release is like a new one."""
-    assert await PostgresProvider.migrate(f"{postgres_database}?schema=made_at_once") == (0, len(migration.MIGRATIONS))
+    assert await PostgresProvider.migrate(f"{postgres_database}?schema=made_whole") == (
+        0,
+        len(migration.MIGRATIONS),
+    )
     every = migration.MIGRATIONS
     for version in range(1, len(every) + 1):
         monkeypatch.setattr(migration, "MIGRATIONS", every[:version])
@@ -101,7 +104,7 @@ async def test_zero_to_now_is_step_by_step(postgres_database: str, monkeypatch: 
     with psycopg.connect(postgres_database) as connection:
         fresh, grown = (
             {re.sub(rf"\b{schema}\b", "", str(row)) for row in connection.execute(CATALOG, {"schema": schema})}
-            for schema in ("made_at_once", "made_in_steps")
+            for schema in ("made_whole", "made_in_steps")
         )
     assert fresh == grown
     assert len(fresh) > 50

@@ -49,12 +49,12 @@ WAIT_SECONDS = 30.0  # seconds of real time for what comes immediately
 
 
 async def test_zero_to_now_equals_step_by_step(tmp_path: Path) -> None:
-    at_once, in_steps = tmp_path / "at_once.db", tmp_path / "in_steps.db"
-    assert await SqliteProvider.migrate(at_once) == (0, len(MIGRATIONS))
+    in_one_step, in_steps = tmp_path / "in_one_step.db", tmp_path / "in_steps.db"
+    assert await SqliteProvider.migrate(in_one_step) == (0, len(MIGRATIONS))
     for version in range(1, len(MIGRATIONS) + 1):
         assert migrate(in_steps, MIGRATIONS[:version]) == (version - 1, version)
-    assert schema(at_once) == schema(in_steps)
-    assert await SqliteProvider.migrate(at_once) == (len(MIGRATIONS), len(MIGRATIONS))
+    assert schema(in_one_step) == schema(in_steps)
+    assert await SqliteProvider.migrate(in_one_step) == (len(MIGRATIONS), len(MIGRATIONS))
 
 
 async def test_ten_processes_migrate_concurrently(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Orchestrations, activities and sessions: all statements, many instances at once that share sessions."""
+"""Orchestrations, activities and sessions: all statements, many concurrent instances that share sessions."""
 
 from __future__ import annotations
 

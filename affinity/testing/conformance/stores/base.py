@@ -81,7 +81,7 @@ def plain(metadata: SessionMetadata) -> tuple[object, ...]:
     return (about.kind, about.name, about.parent, dict(about.labels), about.message_count, list(about.participants))
 
 
-async def at_once(*calls: Callable[[], Awaitable[_Result]]) -> list[_Result]:
+async def run_concurrently(*calls: Callable[[], Awaitable[_Result]]) -> list[_Result]:
     """Run calls concurrently, and repeat calls that end in contention; their results in the order of the calls."""
     results: dict[int, _Result] = {}
 
