@@ -93,10 +93,7 @@ CATALOG: Final = """
 
 async def test_zero_to_now_is_step_by_step(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A database that was migrated release by release is like a new one."""
-    assert await PostgresProvider.migrate(f"{postgres_database}?schema=made_whole") == (
-        0,
-        len(migration.MIGRATIONS),
-    )
+    assert await PostgresProvider.migrate(f"{postgres_database}?schema=made_whole") == (0, len(migration.MIGRATIONS))
     every = migration.MIGRATIONS
     for version in range(1, len(every) + 1):
         monkeypatch.setattr(migration, "MIGRATIONS", every[:version])

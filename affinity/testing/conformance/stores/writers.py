@@ -13,8 +13,8 @@ from affinity.testing.conformance.stores.base import (
     EVERYTHING,
     StoreHarness,
     StoreRules,
-    run_concurrently,
     loaded,
+    run_concurrently,
     state,
 )
 
