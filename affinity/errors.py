@@ -207,9 +207,11 @@ class ActivityMisuse(InvalidInput, AttributeError):
 
 
 class WakeMisuse(InvalidInput):
-    """The handler of a conversation makes a call that can never work: it appends a value that is no event, or one that
-    only clients or the runtime write, waits for a reply of its own conversation or of one that waits for it, or gives
-    `run_loop` a model that returns no `ModelReply`. The message names what to use. The wake is not retried.
+    """The handler of a conversation makes a call that can never work. The wake is not retried.
+
+    Examples: it appends a value that is no event, or an event that only clients or the runtime write. It waits for a
+    reply of its own conversation, or of one that waits for it. It gives `run_loop` a model that returns no
+    `ModelReply`. The message names the call to use instead.
     """
 
 
@@ -440,12 +442,12 @@ ExplanationCode: TypeAlias = Literal[
     "wake_failed",  # of a conversation: its wake has failed for good
     "input",  # of a conversation: the next input
 ]
-"""What an instance waits for."""
+"""The kinds of reasons why an instance waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What an instance waits for; see `affinity.Client.explain`."""
+    """The reason why an instance waits; see `affinity.Client.explain`."""
 
     code: ExplanationCode
     sentence: str
@@ -541,11 +543,12 @@ class UnknownEntry(ConversationError):
 
 
 class TimelineChanged(UnknownEntry):
-    """Since the number or the position was given, the database has become another one, or may have lost what it had
-    committed (a failover, a restored backup): the entry of that number may be another one now.
+    """The database has another timeline than when the number or position was given: the entry may be another one now.
+
+    It has become another database, or may have lost commits (a failover, a restored backup).
 
     Attributes:
-        after: from where to read on: 0, the beginning. What was shown of the conversation may not be in it any more.
+        after: from where to read on: 0, the beginning. Entries that were read before may not be in it any more.
     """
 
     after: int = 0

@@ -1,8 +1,8 @@
 """The records of a session's journal: what happened in it, in order.
 
-A *journal* is append-only. Its entries have numbers (*seq*) from 1, without gaps, which the database gives in the order
-of commit: a reader that has read up to a number misses nothing by reading on from it. An entry is an *input*, which
-waits until a *wake* has processed it, or the output of a wake. The *watermark* of a journal is the number up to which
+A *journal* is append-only. Its entries have numbers (*seq*) from 1, without gaps, in the order of commit. So a reader
+that reads on from a number misses nothing. An entry is an *input*, which waits until a *wake* has processed it, or the
+output of a wake. The *watermark* of a journal is the number up to which
 all inputs are processed. It moves only in the transaction that records a wake's result, together with the wake's
 entries and the state of the session: `JournalWrite`.
 
@@ -101,10 +101,12 @@ class Answer:
 class JournalAppend:
     """An input from outside, or a note on the conversation: an entry, and the message that wakes its instance.
 
-    Checked in this order, in the transaction that appends: whether there is a journal, and of this id, its kind, the
-    event id, whether it is closed (or its instance has ended), the parent, the answer, whether the instance is one of
-    ``start``, the quota and the unread messages of the instance. A repeated event id changes nothing and wakes nothing.
-    No quota, and no number of unread messages, refuses what a wake sends (``sender``).
+    The transaction that appends checks, in this order: the journal exists and has this id; its kind; the event id; it
+    is not closed (its instance has not ended); the parent; the answer; the instance's orchestration is ``start``'s; the
+    quota and the unread messages of the instance.
+
+    A repeated event id changes nothing and wakes nothing. No quota, and no number of unread messages, refuses an append
+    of a wake (``sender``).
     """
 
     session_id: str
@@ -140,7 +142,7 @@ AppendOutcome: TypeAlias = Literal[
     "full",
     "over_quota",
 ]
-"""What became of an append. Only ``appended`` changes anything.
+"""The outcomes of an append. Only ``appended`` changes anything.
 
 - ``repeated``: the same event was appended before under this event id. Entries that wakes send (`JournalWrite.appends`)
   are not compared, and count as ``repeated``.
@@ -154,7 +156,7 @@ AppendOutcome: TypeAlias = Literal[
 
 
 class Appended(NamedTuple):
-    """What became of a `JournalAppend`."""
+    """The outcome of a `JournalAppend`."""
 
     outcome: AppendOutcome
     seq: int = 0  # of the entry, when it was appended now or before
@@ -260,7 +262,7 @@ the last entry.
 
 
 class CreationResult(NamedTuple):
-    """What became of a `JournalCreation`."""
+    """The outcome of a `JournalCreation`."""
 
     outcome: CreationOutcome
     journal_id: int = 0
@@ -297,7 +299,7 @@ class HomeLease(NamedTuple):
 
 @frozen(kw_only=True)
 class JournalWrite:
-    """What a wake adds to its journal, committed with the result of its activity.
+    """The additions of a wake to its journal, committed with the result of its activity.
 
     The fence: the session's journal has this id and its watermark is ``base``. Otherwise nothing of the turn, or of the
     ack, is applied, and the session is among its conflicts.
@@ -333,7 +335,7 @@ class JournalWrite:
 
 @frozen(kw_only=True)
 class PendingWork:
-    """What a wake has to do."""
+    """The work for a wake."""
 
     journal_id: int
     kind: str
@@ -480,7 +482,7 @@ class JournalRetention:
 
 @frozen(kw_only=True)
 class JournalPruning:
-    """What one step of `JournalProvider.prune_journals` removed, or would remove."""
+    """The result of one step of `JournalProvider.prune_journals`: entries that it removed, or would remove."""
 
     entries: int
     after: int | None  # where the next step begins; None: this was the last
@@ -506,7 +508,7 @@ class JournalAccess(Protocol):
         ...
 
     async def get_pending(self, session_id: str, limit: int) -> PendingWork | None:
-        """What a wake has to do; concurrent calls are one call of the database."""
+        """The work for a wake; concurrent calls are one call of the database."""
         ...
 
     async def read(self, query: JournalQuery) -> JournalPage | None:

@@ -144,8 +144,9 @@ one of these sessions waits. A family of at most so many records is pruned as a 
 """
 
 PROBE_AFTER: Final = 5.0
-"""Seconds without a byte from PostgreSQL after which a client asks on a new connection whether the old one is dead: a
-third of a default lease, as for a worker, and longer than a call of a client usually takes.
+"""Seconds without a byte from PostgreSQL after which a client asks on a new connection whether the old one is dead.
+
+A third of a default lease, as for a worker. A call of a client is usually shorter.
 """
 
 MIN_PROBE_AFTER: Final = 1.0

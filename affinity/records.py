@@ -177,8 +177,10 @@ class ResourceStore(Protocol):
     async def begin_resource(
         self, resource_id: str, name: str, activity: ActivityKey, *, held: str | None
     ) -> DurableResource:
-        """The one that the activity is to use, which is its own from now on: the one named ``held``, or one that an
-        earlier attempt has created, unless it is being destroyed; else a new one with this id and without a handle.
+        """The resource that the activity is to use, which belongs to the activity from now on.
+
+        It is the one named ``held``, or one that an earlier attempt has created, unless it is being destroyed. Else it
+        is a new one with this id and without a handle.
 
         Another activity, whose instance had the same id, may have the same key. Ids of resources with a hyphen tell
         them apart by the part before it. An id without a hyphen: a row older than the activity belongs to another
@@ -409,7 +411,7 @@ class ActivityRun(NamedTuple):
 
 
 class Hydrate(NamedTuple):
-    """What it has cost to bring a session's state into memory."""
+    """The cost of bringing a session's state into memory."""
 
     epoch: int  # of the session
     seconds: float

@@ -63,7 +63,7 @@ def _message(session_id: str, number: int) -> Message:
 
 @cache
 def _texts() -> Sequence[str]:
-    """The same in every process. As in a language, a few words are frequent, and those are short."""
+    """The same in every process. As in a language, a few words are frequent, and these are short."""
     dice = random.Random(0)  # noqa: S311 -- words, not secrets
     syllables = SYLLABLES.split()
     words = ["".join(dice.choices(syllables, k=length)) for length, count in WORDS.items() for _ in range(count)]

@@ -23,7 +23,7 @@ SCHEDULED: Final = (
 )
 COMPLETED: Final = '{"type":"activity_completed","schedule_id":20,"result":"[10,12345,123456.123456789]"}'
 PAYLOAD: Final = '{"input":"{\\"turn\\":10,\\"pause\\":0.0}"}'
-"""As long as those of our walks."""
+"""As long as in our walks."""
 
 
 class FusedLoop:

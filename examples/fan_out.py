@@ -1,4 +1,4 @@
-"""Many activities at once: without a session they go to any worker, and ``gather`` waits for all of them.
+"""Many concurrent activities: without a session they go to any worker, and ``gather`` waits for all of them.
 
 A synchronous activity runs on a thread. One chunk fails at first, and is tried again by its retry policy; a timer
 bounds the whole.

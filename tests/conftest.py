@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """What the collection has made stays until the end: the garbage collector, a tenth of the time, leaves it out."""
+    """Objects of the collection stay until the end: the garbage collector, a tenth of the time, leaves them out."""
     gc.collect()
     gc.freeze()
 
@@ -146,7 +146,7 @@ class Servers:
         return self._templates[age]
 
     def shared(self, age: str) -> str:
-        """The URL of a database on that server which is nobody's, made ready for `PostgresHarness`."""
+        """The URL of a free database on that server, made ready for `PostgresHarness`."""
         if age not in self._shared:
             url = self.server(age).url(self.server(age).create_database())
             run_on_a_thread(PostgresHarness.prepare, url)
@@ -154,7 +154,7 @@ class Servers:
         return self._shared[age]
 
     def without_databases(self) -> Servers:
-        """The same servers, as if nobody had asked for a template or a shared database yet."""
+        """The same servers, without a template or a shared database yet."""
         fresh = Servers(self._stack)
         fresh._offers, fresh._open = self._offers, self._open
         return fresh
@@ -229,7 +229,7 @@ def any_url(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) ->
 
 @pytest.fixture(params=["sqlite", "old", "new"])
 def env_url(request: pytest.FixtureRequest, servers: Servers) -> str | None:
-    """What an `affinity.testing.Env` gets as its ``url``: None, or a PostgreSQL database."""
+    """The ``url`` of an `affinity.testing.Env`: None, or a PostgreSQL database."""
     return None if request.param == "sqlite" else servers.shared(request.param)
 
 

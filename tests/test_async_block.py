@@ -1,4 +1,4 @@
-"""What is opened with `async with` says so where it is opened with `with`."""
+"""A block for `async with` says so if it is opened with `with`."""
 
 from __future__ import annotations
 

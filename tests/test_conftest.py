@@ -1,4 +1,4 @@
-"""What the other tests stand on."""
+"""The fixtures that other tests use."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ PULLED_IN = {"commonmark", "psycopg-binary", "pydantic-core", "sniffio"}
 
 
 def test_everything_that_is_installed_is_pinned() -> None:
-    """Also what is needed by what we need, as far as it is needed here."""
+    """Also dependencies of dependencies, as far as they are needed here."""
     floors = pins("constraints-floors.txt")
     on_floors = all(version(name) == floors[name] for name in floors_of_the_project())
     pinned = floors if on_floors else pins("constraints.txt")
@@ -29,7 +29,7 @@ def test_everything_that_is_installed_is_pinned() -> None:
     assert needed <= pinned.keys()
 
 
-def test_the_floors_of_the_project_are_those_that_are_tested() -> None:
+def test_the_floors_of_the_project_are_tested() -> None:
     floors = pins("constraints-floors.txt")
     for name, floor in floors_of_the_project().items():
         assert Version(floor) == Version(floors[name]), name

@@ -65,12 +65,12 @@ def _imported(node: ast.AST) -> Iterator[str]:
 
 
 def _module(name: str, known: Mapping[str, ast.Module]) -> str | None:
-    """The module that is imported: the name itself, or what is before its last dot when that names an attribute."""
+    """The module that is imported: the name itself, or the part before its last dot when that names an attribute."""
     return next((each for each in (name, name.rpartition(".")[0]) if each in known), None)
 
 
 def circles(graph: Mapping[str, frozenset[str]]) -> list[list[str]]:
-    """Groups of modules each of which imports all others of its group, directly or not."""
+    """Groups of modules; each module imports all others of its group, directly or not."""
     reached = {name: _reachable(name, graph) for name in graph}
     groups = {
         tuple(sorted(other for other in reached[name] if name in reached[other]))
@@ -106,7 +106,7 @@ def test_no_circle_with_the_imports_for_type_checking(imported: dict[str, Import
 
 
 def test_no_circle_with_the_imports_inside_functions(imported: dict[str, Imports]) -> None:
-    """Except those that `LATE` gives a reason for, each of which is there."""
+    """Except imports that `LATE` gives a reason for; each of them exists."""
     late = {(name, other) for name, each in imported.items() for other in each.late}
     assert set(LATE) <= late
     graph = {

@@ -10,14 +10,14 @@ TESTS = Path(__file__).parent
 
 
 def test_no_test_module_imports_another() -> None:
-    """What several test modules share is in a module without tests."""
+    """Code that several test modules share is in a module without tests."""
     found = [(str(path.relative_to(TESTS)), name) for path in TESTS.rglob("*.py") for name in _imported(path)]
     assert ("test_conftest.py", "tests.conftest") in found
     assert [one for one in found if one[1].rpartition(".")[2].startswith("test_")] == []
 
 
 def test_no_test_module_imports_a_private_name_of_another_module() -> None:
-    """What modules of the tests share has a public name."""
+    """Names that modules of the tests share are public."""
     private = [
         (path.name, node.module, alias.name)
         for path in TESTS.rglob("*.py")

@@ -1,4 +1,4 @@
-"""What is public is listed, documented, and nothing else."""
+"""Public names are listed and documented, and no others are listed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT: Final = Path(__file__).parent.parent
 
 NOT_PUBLIC: Final = {
     "ActivityScope": "a protocol that ActivityContext fulfils",
-    "Codec": "a definition's; given to futures and handles by those who make them",
+    "Codec": "a definition's; given to futures and handles by the code that makes them",
     "ConversationKind": "of a constructor that only `Conversations` calls",
     "Entry": "of a constructor that only `ConversationHandle` calls",
     "Destroyable": "a protocol that Resource fulfils",
@@ -84,7 +84,7 @@ def types_used(public: str) -> Iterator[tuple[str, str]]:
 
 
 def annotated_of(value: Any) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
-    """A function; or a class with its fields and its public methods and properties, those of its bases too."""
+    """A function; or a class with its fields and its public methods and properties, inherited ones too."""
     if isinstance(value, FunctionType):
         yield "", value, value.__globals__
     if not inspect.isclass(value):

@@ -1,4 +1,4 @@
-"""Records of `affinity.records`: those that are frozen to the type checker, and what a filter takes."""
+"""Records of `affinity.records` that are frozen to the type checker, and the arguments of a filter."""
 
 from __future__ import annotations
 

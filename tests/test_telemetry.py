@@ -72,7 +72,7 @@ def test_a_scope_may_be_left_in_another_context() -> None:
 
 @pytest.mark.anyio
 async def test_it_reaches_child_tasks_and_threads_and_no_other_task() -> None:
-    """Two sessions at once, each looked at after the other was entered."""
+    """Two concurrent sessions, each looked at after the other was entered."""
     entered = {"a": anyio.Event(), "b": anyio.Event()}
     found = dict[str, list[str | None]]()
 

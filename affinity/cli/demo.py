@@ -46,10 +46,10 @@ def demo(
     """Replay real conversations over worker processes, kill one of them half-way, and verify the result.
 
     Each conversation of the data set (chitchat-dataset: pip install 'affinity-workflows[demo]') is an orchestration. It
-    waits for each message as an event, and answers it by an activity on the conversation's session, whose state is
-    the transcript: in the memory of the worker that holds the session, and in the database, where it commits together
-    with the result of each turn. Half-way, the worker with the most sessions gets a SIGKILL. When its lease ends, the
-    others take its sessions over, read their transcripts from the database, and continue.
+    waits for each message as an event, and answers it by an activity on the conversation's session. The state of the
+    session is the transcript: in the memory of the worker that holds the session, and in the database, where it commits
+    together with the result of each turn. Half-way, the worker with the most sessions gets a SIGKILL. When its lease
+    ends, the others take its sessions over, read their transcripts from the database, and continue.
 
     At the end, the results in the history and the transcripts are compared with the data set and with each other. Exit
     code 0: every transcript is complete, in order, without duplicates, and the history agrees. 1: something differs, or

@@ -40,9 +40,9 @@ _COLUMNS: Final = ("INSTANCE", "ORCHESTRATION", "STATUS", "SESSION", "OWNER", "E
 def show(shell: Shell, instance_id: str, *, stack: bool) -> None:
     """Show the state of the instance ID: status, result or error, custom status, owner.
 
-    Until it ends, also what it waits for, in one sentence; its activities (which run, which wait, which are retried,
-    when, and after which error); and events that do not fit what it waits for. With --stack, also where the error of a
-    failed one was raised.
+    Until it ends, also the reason why it waits, in one sentence; its activities: running, waiting, or retried, when and
+    after which error; and events that do not fit its waits. With --stack, also where the error of a failed one was
+    raised.
     """
 
     async def read(

@@ -1,4 +1,4 @@
-"""What the commands share: the database option, exit codes, output for scripts, a client, questions, progress."""
+"""The common parts of the commands: database option, exit codes, output for scripts, client, questions, progress."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _CODES: Final[Sequence[tuple[tuple[type[AffinityError], ...], int]]] = (
 
 
 def exit_code(error: AffinityError) -> int:
-    """What the process returns for an error; ``affinity --help`` explains them."""
+    """The exit code for an error; ``affinity --help`` explains them."""
     return next((code for kinds, code in _CODES if isinstance(error, kinds)), FAILED)
 
 

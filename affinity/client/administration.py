@@ -45,7 +45,7 @@ COMPLETED: Final[tuple[EndedStatus, ...]] = ("completed",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedInstances:
-    """What `Client.prune` removed, or would remove."""
+    """The result of `Client.prune`: instances that it removed, or would remove."""
 
     roots: int  # instances without a parent
     instances: int  # they, and all their sub-orchestrations
@@ -140,10 +140,10 @@ class Administration(Inspection):
     ) -> SessionMoveOutcome:
         """Move a session from its holder to another worker, without failing an activity.
 
-        What runs of the session ends on the holder and is committed; nothing new of it starts there. Then the other
-        worker takes the session with its waiting work; it is warned before, so that it can hydrate ahead
-        (`SessionListener.on_assigned`). If running work does not end in time, or the other worker does not take the
-        session, it stays where it is and goes on there. A second call replaces the first.
+        Running work of the session ends on the holder and is committed; nothing new of it starts there. Then the other
+        worker takes the session with its waiting work. It is notified before (`SessionListener.on_assigned`), so that
+        it can hydrate ahead. If running work does not end in time, or the other worker does not take the session, the
+        session stays where it is and goes on there. A second call replaces the first.
 
         Args:
             session_id: the session.
@@ -152,9 +152,11 @@ class Administration(Inspection):
             wait: return when the session has moved, or when the move was given up.
 
         Returns:
-            "planned", without ``wait``; "moved", also if the worker holds it already; "given_up"; "not_held", if no
-            worker holds it: then any worker takes it with its next work; or "unavailable", if the worker named is not
-            alive or takes no work.
+            - "planned": the call did not ``wait``.
+            - "moved": the worker holds it, maybe already before.
+            - "given_up": it stays where it is.
+            - "not_held": no worker holds it; any worker takes it with its next work.
+            - "unavailable": the named worker is not alive or takes no work.
 
         Raises:
             InvalidInput: an id is refused, or a time is out of range.
@@ -259,8 +261,8 @@ class Administration(Inspection):
         """Remove instances that ended long ago, each with its history and its sub-orchestrations, oldest first.
 
         A sub-orchestration goes with its parent and never before it. A tree stays while a member of it has not ended
-        for that long: running and suspended ones are never removed. It goes in steps: one that ends in the middle
-        leaves what it has done, and may be started again.
+        for that long: running and suspended ones are never removed. It goes in steps: an interrupted call keeps its
+        progress, and may be repeated.
 
         Args:
             older_than: seconds since the end, by the database's clock.

@@ -328,8 +328,11 @@ class Client(Administration, ConversationCalls):
         raise await self.wait_timeout(instance_id, f"instance {instance_id!r} has not replied within {timeout:g} s")
 
     async def raise_events(self, events: Iterable[ExternalEvent]) -> Sequence[Delivery]:
-        """Send events in few round trips, in order: for each "delivered", "repeated" (one of its key was there),
-        "unknown", "finished", "full" (too many are unread) or "over_quota" (its instance would have too many bytes).
+        """Send events in few round trips, in order.
+
+        Returns:
+            For each event "delivered", "repeated" (one of its key was there), "unknown", "finished", "full" (too many
+            are unread) or "over_quota" (its instance would have too many bytes).
 
         Raises:
             InvalidId, NotSerializable, PayloadTooLarge: one is refused; nothing was sent.
@@ -536,7 +539,7 @@ class Handle(Generic[R]):
         return await self._client.wait_status(self.instance_id, changed_from=changed_from, timeout=timeout)
 
     async def explain(self) -> Explanation | None:
-        """What it waits for; see `Client.explain`."""
+        """The reason why it waits; see `Client.explain`."""
         return await self._client.explain(self.instance_id)
 
     async def executions(self, *, limit: int = 100, before: int | None = None) -> Sequence[ExecutionSummary]:

@@ -154,12 +154,12 @@ class ConversationCalls(ClientBase):
         dry_run: bool = False,
         progress: PruneProgress = no_progress,
     ) -> int:
-        """Remove the oldest entries of the journals of all conversations, as far as one of the bounds asks for it. The
-        conversations go on, and numbers of entries are not used again.
+        """Remove the oldest entries of the journals of all conversations, as far as one of the bounds asks for it.
 
-        Kept are inputs that no wake has processed, entries of wakes with pending requests, all that is behind these,
-        and what a fork continues. It goes in steps: one that ends in the middle leaves what it has done, and may be
-        started again. What a fork has given up in the same call may be left for the next.
+        The conversations go on, and numbers of entries are not used again. Kept are inputs that no wake has processed,
+        entries of wakes with pending requests, all later entries, and entries that a fork continues. It goes in steps:
+        an interrupted call keeps its progress, and may be repeated. Entries that a fork has given up in the same call
+        may be left for the next.
 
         Args:
             older_than: seconds since an entry was recorded, by the database's clock.

@@ -195,9 +195,10 @@ class Inspection(ClientBase):
         return [execution_of(row, instance) for row in rows]
 
     async def activities(self, instance_id: str) -> Sequence[Activity]:
-        """The activities of an instance's current execution, in the order in which they were scheduled: which have
-        ended and how, which run, which wait for a worker or for their next attempt, and why. Reads the history of the
-        execution. A wake that a conversation keeps ready for its next message is not listed.
+        """The activities of an instance's current execution, in the order in which they were scheduled.
+
+        Each has its state: ended and how, running, or waiting for a worker or its next attempt, and why. Reads the
+        history of the execution. A wake that a conversation keeps ready for its next message is not listed.
 
         Raises:
             UnknownInstance: there is none.

@@ -43,7 +43,7 @@ class Replies:
         return self._sends.submit(message)
 
     async def look_up(self, key: MessageKey, *, name: str | None) -> KeyState | None:
-        """What became of a message; None: there is no instance.
+        """The state of a message; None: there is no instance.
 
         Args:
             key: of the message.

@@ -4,10 +4,12 @@ An input and the commands that follow it are one step, and code that runs again 
 the step that holds the last event to keep is kept when it ends there. Otherwise it is taken again: its input becomes a
 message.
 
-Behind that point nothing has happened, with these exceptions, since they are facts from outside. External events that
-came later come again, in their order, as does the start, if it came later. A timer that has fired fires immediately. A
-child that was scheduled before that point is the same child: if it has ended, its answer is sent again; if not, it
-answers when it ends. Children that were scheduled later are asked to cancel.
+Behind that point nothing has happened, but for facts from outside:
+
+- External events that came later come again, in their order, as does the start, if it came later.
+- A timer that has fired fires immediately.
+- A child that was scheduled before that point is the same child. If it has ended, its answer is sent again; else it
+  answers when it ends. Children that were scheduled later are asked to cancel.
 """
 
 from __future__ import annotations
@@ -50,12 +52,12 @@ class Cut:
     again: ev.Event | None
     """The input of the step that is taken again."""
     rest: Sequence[ev.Event]
-    """What came later, as far as it can be read."""
+    """The later events, as far as they can be read."""
     lineage: ev.Lineage
 
     @property
     def outstanding(self) -> Mapping[int, ev.Event]:
-        """What was scheduled up to the cut and has neither an answer nor a cancellation by then."""
+        """Work that was scheduled up to the cut, and has neither an answer nor a cancellation by then."""
         found = {n: event for n, event in enumerate(self.kept, 1) if isinstance(event, _SCHEDULED)}
         for event in (*self.kept, self.again):
             found.pop(getattr(event, "schedule_id", 0), None)

@@ -1,4 +1,4 @@
-"""What a client returns: rows, events and trees of instances, with their payloads decoded."""
+"""Results of a client: rows, events and trees of instances, with their payloads decoded."""
 
 from __future__ import annotations
 

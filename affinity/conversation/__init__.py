@@ -1,13 +1,13 @@
-"""Conversations: sessions with a journal of what happened, and a handler that a *wake* runs for what has arrived.
+"""Conversations: sessions with a journal of events, and a handler that a *wake* runs for new events.
 
 ==============  ========================================================================================
 events          the typed events, and the entries of a journal as readers see them
 kinds           a kind of conversations: names, bounds, and the messages to their instances
 stream          provisional output of a wake
 handle          the handle of a conversation, for clients
-follow, reply   what it reads: feeds of events, replies to inputs
+follow, reply   its reads: feeds of events, replies to inputs
 views           what else it gives
-lineage         forks, merges and the like: what they are made of, and the calls of clients
+lineage         forks, merges and the like: how they are made, and the calls of clients
 transfer        export and import
 formats         events as the messages of the APIs of models, and back
 tools           functions that a model may have called

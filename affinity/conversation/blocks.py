@@ -83,7 +83,7 @@ def _anthropic_block(block: Any) -> Any:
 
 
 def _source(url: str) -> dict[str, str] | None:
-    """What a URL stands for; None: nothing that Anthropic takes."""
+    """The source of an image at a URL; None: none that Anthropic takes."""
     if (data := _DATA_URL.fullmatch(url)) is not None:
         return {"type": "base64", "media_type": data[1], "data": data[2]}
     return {"type": "url", "url": url} if url.lower().startswith(("https://", "http://")) else None

@@ -120,7 +120,7 @@ class UserMessage(JournalEvent):
 
 
 class DefineOutcome(JournalEvent):
-    """What the conversation is to achieve."""
+    """The goal of the conversation."""
 
     outcome: str
     criteria: list[str] = Field(default_factory=list)
@@ -214,7 +214,7 @@ class ToolUse(JournalEvent):
 
 
 class ToolResult(JournalEvent):
-    """What a tool has given."""
+    """The result of a tool."""
 
     tool_use_id: str
     result: JsonValue = None
@@ -422,7 +422,7 @@ _META: Final = ',"_":{'
 
 
 class EventMeta(BaseModel):
-    """What travels with an input, as its field ``_``, beside its event: no part of it, and never given by a client."""
+    """Data that travels with an input, as its field ``_``: no part of its event, and never given by a client."""
 
     trace: str | None = None  # W3C traceparent of the sender
     delegation: str | None = None  # id
@@ -589,7 +589,7 @@ def _foreign(event: object) -> str:
 
 
 def meta_of(payload: str) -> EventMeta:
-    """What travels with an input; nothing if it cannot be read."""
+    """The `EventMeta` of an input; empty if it cannot be read."""
     if _META not in payload:
         return NO_META
     try:

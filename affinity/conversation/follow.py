@@ -37,14 +37,14 @@ from affinity.records import frozen
 
 SPAN_COMPLETED: Final = "span.completed"
 FeedItem: TypeAlias = JournalEntry | Streamed | Retracted
-"""What a feed gives: an entry, or provisional output, or the notice that such output is void."""
+"""An item of a feed: an entry, or provisional output, or the notice that such output is void."""
 
 NO_STREAM: Final = StreamCursor()
 
 
 @frozen()
 class JournalIdentity:
-    """What numbers of entries are numbers of: as text, ``<journal id>-<timeline>``."""
+    """The journal that numbers of entries belong to: as text, ``<journal id>-<timeline>``."""
 
     journal_id: int
     timeline: str  # see `ProviderConnection.timeline`

@@ -3,11 +3,14 @@
 Both are plain lists of dicts, so no SDK is needed. Ids of tool calls stay exactly as they are. Events that are no part
 of a talk (spans, statuses, requests for confirmation) have no message.
 
-Blocks of contents are kept as they came, and converted where they are written for the other API: text, images and PDF
-files that are data or, for images, URLs, and refusals, which are text for Anthropic. Thinking is left out for OpenAI:
-it is for the model that wrote it. So are the cache marks and citations of text. A block of the other API without a
-counterpart, such as a file by its id, is refused with `InvalidInput`. Types of blocks that neither API is known to have
-stay as they are. Of the results of tools only what the API takes in them are blocks; any other value is its JSON text.
+Blocks of contents are kept as they came, and converted where they are written for the other API:
+
+- text, PDF files that are data, and images that are data or URLs are converted; a refusal becomes text for Anthropic;
+- thinking is left out for OpenAI (it is for the model that wrote it), and so are cache marks and citations of text;
+- a block of the other API without a counterpart, such as a file by its id, is refused with `InvalidInput`;
+- a block of a type that neither API is known to have stays as it is.
+
+In the results of tools, only blocks that the API takes there stay blocks; any other value is its JSON text.
 """
 
 from __future__ import annotations

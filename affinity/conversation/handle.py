@@ -163,11 +163,11 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
         """Wait for the wake that processes an input. ``seq``: from `send` or `answer`.
 
         Raises:
-            TimelineChanged: the database may have lost the entry since `send`, or, for a plain number, since this
-                handle was made: repeat the event under its id, with `ask`; for a plain number take a new handle.
+            TimelineChanged: the database may have lost the entry since `send`: repeat the event under its id, with
+                `ask`. (For a plain number: since this handle was made; take a new handle.)
             UnknownConversation: there is none; or it was deleted, and another one has its id.
-            UnknownEntry: its journal has no entry of that number, or not the reply to it: the entry is no input, or it
-                is in a conversation that this one was forked or merged from.
+            UnknownEntry: the journal has no entry of that number, or not its reply: the entry is no input, or it is in
+                a conversation that this one was forked or merged from.
             EntriesRemoved: retention has removed the reply.
             InvalidInput: ``seq`` is no number of an entry, or the timeout as for `ask`.
             WakeMisuse: as for `ask`, unless the reply is there.
@@ -258,9 +258,9 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
         """End the conversation: it takes no more events, a wake under way is cancelled, and pending requests and
         revisits are dropped. Idempotent.
 
-        When an operator has cancelled the instance, it is removed, and another one ends the conversation: it
-        terminates the children, if they are to be, and notifies the parent of delegations that no wake has read. The
-        cancelled one has notified it of the others.
+        If an operator has cancelled the instance, it is removed, and a new instance ends the conversation. That one
+        terminates the children, with ``cascade``, and notifies the parent of delegations that no wake has read. The
+        cancelled instance has notified the parent of the others.
 
         Args:
             reason: for readers.
@@ -381,11 +381,11 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
         `EntriesRemoved` then. What it had removed before the reader began (``after=0``) is left out.
 
         Args:
-            after: 0, the beginning; or `EventFeed.position` of an earlier feed, which knows its journal and is exact
-                within a stream; or a number of an entry: a number from `send` knows its journal too.
-            follow: wait for what comes, also for the first event of a conversation that is not there yet; the feed ends
-                with the conversation, also when an operator has cancelled its instance. False: it ends with the last
-                entry.
+            after: 0, the beginning; or `EventFeed.position` of an earlier feed, which is exact within a stream; or a
+                number of an entry. A position, and a number from `send`, know their journal.
+            follow: wait for new entries, also for the first event of a conversation that is not there yet. The feed
+                ends with the conversation, also when an operator has cancelled its instance. False: it ends with the
+                last entry.
             kinds: only entries of these kinds, or classes; empty: all.
             stream: with provisional output.
 
@@ -414,7 +414,7 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
         return [*map(revisit_of, found)]
 
     async def status(self) -> ConversationStatus:
-        """What the conversation does now, from its journal and its instance.
+        """The status of the conversation, from its journal and its instance.
 
         Raises:
             UnknownConversation: there is none.
@@ -422,7 +422,7 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
         return (await self._client.get_conversation(self.conversation_id)).status
 
     async def explain(self) -> Explanation | None:
-        """What the conversation waits for; see `Client.explain`.
+        """The reason why the conversation waits; see `Client.explain`.
 
         Raises:
             UnknownInstance: there is none.

@@ -88,7 +88,7 @@ class ConversationKind:
         return f"{self.name}.wake"
 
     def start(self, parent: str | None = None, home: str | None = None) -> JournalStart:
-        """What creates a conversation with its first input; ``parent``: the conversation whose wake creates it;
+        """The start of a conversation, for its first input; ``parent``: the conversation whose wake creates it;
         ``home``: the session on whose lease its wakes run.
         """
         return start_of(self.name, parent, home)

@@ -4,8 +4,8 @@ A conversation that is made from others begins with their entries, or with a sum
 its journal, its state and its requests are its own. It has none of the requests and revisits that wait in the others;
 inputs that they have not processed wait in it too.
 
-Its state is, in this order: the one that the application gives; without an earlier number, a copy of the record, as
-it is then; what ``Conversations(rebuild=...)`` makes of the entries; an initial one.
+Its state is the first of these: the state that the application gives; a copy of the record, unless it begins with an
+earlier entry; the state that ``Conversations(rebuild=...)`` returns for the entries; an initial state.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class LineageReads(Protocol):
 
 
 class LineageState(Protocol):
-    """What a `CreationPlanner` needs of the states of a kind."""
+    """The access to the states of a kind that a `CreationPlanner` needs."""
 
     @property
     def can_rebuild(self) -> bool:
@@ -453,9 +453,9 @@ def check_creation(creation: JournalCreation, result: CreationResult) -> None:
         case "taken":
             raise ConversationExists(creation.session_id, "its id is in use")
         case "unknown":
-            raise UnknownConversation(creation.session_id, "what it is to be made from is deleted")
+            raise UnknownConversation(creation.session_id, "its source is deleted")
         case "beyond":
-            raise UnknownEntry(creation.session_id, "what it is to be made from does not have these entries")
+            raise UnknownEntry(creation.session_id, "its source does not have these entries")
 
 
 def _last_wake(page: JournalPage) -> tuple[int, list[int]]:
@@ -504,7 +504,7 @@ def _labelled(state: SessionState, resources: Mapping[str, str]) -> SessionState
 
 
 def _is_made_by(creation: JournalCreation, made: JournalLineage) -> bool:
-    """What does not depend on the moment: the base and its number, the home, and what was imported."""
+    """The facts that do not depend on the moment: the base and its number, the home, and what was imported."""
     base, found = creation.base, made.base
     if (base is None) != (found is None) or creation.home != made.home:
         return False

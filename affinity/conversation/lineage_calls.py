@@ -1,4 +1,4 @@
-"""The lineage of conversations: what a handle and a wake have in common, and the part of the handle."""
+"""The lineage of conversations: the common calls of a handle and a wake, and the calls of the handle."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PLANS = 3
 
 
 class CommonCalls(EntryReader, Generic[M]):
-    """What a handle and a wake have in common. A handle makes conversations immediately, and returns their handles
+    """The common calls of a handle and a wake. A handle makes conversations immediately, and returns their handles
     (``M``); a wake makes them with its commit, and returns nothing.
     """
 
@@ -41,7 +41,7 @@ class CommonCalls(EntryReader, Generic[M]):
         extras: Mapping[str, JsonValue] | None = None,
         beside: bool | None = None,
     ) -> M:
-        """A conversation that goes on from an entry of this one. What it costs does not grow with the length.
+        """A conversation that goes on from an entry of this one. The cost does not grow with the length.
 
         Args:
             new_id: its id.

@@ -1,10 +1,10 @@
 """`run_loop`: a model and its tools, round after round, until the model answers, as part of a wake.
 
-What the model answers and the results of the tools are appended to the journal, and commit with the wake. A wake that
-is repeated after a crash calls the model again: tools run at least once.
+The model's answers and the results of the tools are appended to the journal, and commit with the wake. A wake that is
+repeated after a crash calls the model again: tools run at least once.
 
-A call that a person has to allow, and one that the client runs, is a request (`Wake.require`): the loop ends with
-``requires_action``, and the loop of the wake that has the answer goes on from there, before it asks the model again.
+A call that a person has to allow, or that the client runs, is a request (`Wake.require`). The loop ends with
+``requires_action``. The loop of the wake that has the answer goes on from there, before it asks the model again.
 """
 
 from __future__ import annotations
@@ -68,9 +68,10 @@ CALL_REASONS: Final = frozenset({"tool_calls", "tool_use", "function_call"})
 
 LoopStop: TypeAlias = Literal["answer", "requires_action", "truncated", "unknown_finish_reason", "invalid_reply"]
 """Why a loop has ended: the model answered; a request is pending; ``max_rounds`` were used up; the model ended for a
-reason that is neither an answer nor a call, such as ``length``: see `LoopResult.finish_reason`; no event has room for
-what it answered (`limits.MAX_EVENT_BYTES`), or it has no JSON form: the message that is appended has the beginning of
-its text, and why, and its calls are not run.
+reason that is neither an answer nor a call, such as ``length`` (see `LoopResult.finish_reason`).
+
+``invalid_reply``: no event has room for the answer (`limits.MAX_EVENT_BYTES`), or it has no JSON form. Its calls are
+not run. The appended message has the beginning of its text, and the reason.
 """
 
 
@@ -84,7 +85,7 @@ class PendingRequest(Protocol):
 
 
 class LoopWake(Protocol):
-    """What a loop needs of a `Wake`."""
+    """The parts of a `Wake` that a loop needs."""
 
     @property
     def id(self) -> str:
@@ -137,7 +138,7 @@ class ToolCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReply:
-    """What a model has answered."""
+    """The answer of a model."""
 
     content: Content | None = None
     calls: Sequence[ToolCall] = ()
@@ -564,8 +565,9 @@ def _open_calls(events: Iterable[JournalEvent]) -> list[_OpenCall]:
 
 
 async def _transcript(wake: LoopWake) -> list[JournalEvent]:
-    """The journal, with the inputs of the wake behind it: one that came while the wake before ran stands before what
-    that wake has written, which does not answer it.
+    """The processed entries of the journal, then the inputs of the wake.
+
+    In the journal, an input that came during the last wake stands before that wake's entries, which do not answer it.
     """
     pending = {entry.seq for entry in wake.pending}
     found = [entry.event for entry in await wake.history(last=HISTORY) if entry.seq not in pending]

@@ -227,7 +227,7 @@ class Program:
         return self.wakes >= WAKES_PER_EXECUTION or self.signals >= SIGNALS_PER_EXECUTION
 
     def _rest(self) -> Start:
-        """What the next execution goes on with."""
+        """The input of the next execution."""
         rest = Start(
             salt=self.start["salt"],
             processed=self.processed,
@@ -439,7 +439,7 @@ class Program:
         self.delegations = outcome.get("delegations", self.delegations)
         self.delegated = outcome.get("delegated", self.delegated)
         self.is_failed = self.is_unread = True
-        # What the wake was given is tried again with the next signal, and not for one that came meanwhile.
+        # The wake's inputs are tried again with the next signal, and not for one that came meanwhile.
         self.is_due = self._has_news(outcome.get("read", self.signalled))
         if "attempt" in outcome:
             self.cancelled = []

@@ -1,4 +1,4 @@
-"""What a conversation waits for: its part of `affinity.explain`."""
+"""The reasons why conversations wait: their part of `affinity.explain`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHILDREN: Final = 20
 
 
 async def conversation_reason(explainer: Explainer, info: InstanceInfo, outstanding: Outstanding) -> Explanation | None:
-    """What the conversation waits for; None: the instance is none, or its conversation has ended."""
+    """The reason why the conversation waits; None: the instance is none, or its conversation has ended."""
     me = info.instance_id
     (page,) = await explainer.provider.read_journal([JournalQuery(session_id=me, pending=True, limit=1)])
     if page is None or page.closed:

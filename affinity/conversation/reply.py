@@ -1,4 +1,4 @@
-"""The reply to an input: what the wake that processed it has written."""
+"""The reply to an input: the entries of the wake that processed it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATUS_CHANGED: Final = "conversation.status_changed"
 
 @dataclass(frozen=True)
 class Reply:
-    """What a wake has written: the reply to each input that it has processed."""
+    """The entries of a wake: the reply to each input that it has processed."""
 
     conversation_id: str
     seq: int
@@ -38,7 +38,7 @@ class Reply:
 
     @property
     def events(self) -> Sequence[JournalEvent]:
-        """What the handler has appended: without the trace."""
+        """The events that the handler has appended, without the trace."""
         return [each.event for each in self.entries if not each.kind.startswith(("span.", "conversation."))]
 
     @cached_property

@@ -72,8 +72,9 @@ logger = logging.getLogger("affinity.conversation")
 
 EPOCHS: Final = 2**40
 ATTEMPTS: Final = 2**10
-"""An attempt's number in streams has the session's epoch above it, by these moduli: an attempt that a drain interrupts
-does not count, and the next one, under another epoch, is greater all the same. Every JSON reader is exact up to 2**53.
+"""Moduli of an attempt's number in streams: the session's epoch is above the attempt. An attempt that a drain
+interrupts does not count; the next one has a greater epoch, so its number is greater. Every JSON reader is exact up to
+2**53.
 """
 
 USER_INTERRUPT: Final = kind_of(UserInterrupt)
@@ -92,7 +93,7 @@ RETRACT_SECONDS: Final = 2.0
 
 
 class Runnable(Protocol[S]):
-    """What the activity needs of `affinity.Conversations`."""
+    """The parts of `affinity.Conversations` that the activity needs."""
 
     @property
     def spec(self) -> ConversationKind:

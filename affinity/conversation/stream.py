@@ -66,7 +66,7 @@ class Streamed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retracted:
-    """What was streamed by this attempt, or an earlier one, of the wake is void."""
+    """The streamed parts of this attempt of the wake, or of earlier ones, are void."""
 
     wake_id: str
     attempt: int
@@ -261,7 +261,7 @@ def _check_text(text: str) -> str:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise NotSerializable(f"what a wake streams must be JSON: {problem_of(error)}") from error
+            raise NotSerializable(f"a streamed value must be JSON: {problem_of(error)}") from error
     return text
 
 
@@ -271,5 +271,5 @@ def _encode(value: Any) -> str:
         if "NaN" in text or "Infinity" in text:
             from_json(text, allow_inf_nan=False)
     except Exception as error:
-        raise NotSerializable(f"what a wake streams must be JSON: {problem_of(error)}") from error
-    return check_payload(check_depth(text, "what a wake streams"), "what a wake streams")
+        raise NotSerializable(f"a streamed value must be JSON: {problem_of(error)}") from error
+    return check_payload(check_depth(text, "a streamed value"), "a streamed value")

@@ -192,7 +192,7 @@ def tools_by_name(tools: Iterable[Tool | Callable[..., Any]], builtins: Iterable
 
 
 def error_value(kind: ToolErrorKind, message: str, **fields: JsonValue) -> JsonValue:
-    """What the model reads in place of a result."""
+    """The error that the model reads in place of a result."""
     return {"error": {"kind": kind, "message": message, **fields}}
 
 

@@ -29,7 +29,7 @@ _parent: ContextVar[str] = ContextVar("affinity.conversation.span", default=WAKE
 
 
 def error_of(error: BaseException) -> SpanError:
-    """What a span records of an exception."""
+    """The record of an exception in a span."""
     if isinstance(error, ReportedError):
         name, message, stack = error.error_type, truncate(error.message), error.stack
     else:

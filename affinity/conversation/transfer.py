@@ -84,7 +84,7 @@ class _Entry(BaseModel):
 
 @dataclass(slots=True, kw_only=True)
 class Imported:
-    """What the lines of an export have."""
+    """The contents of the lines of an export."""
 
     conversation: _Conversation
     ancestors: list[_Node] = field(default_factory=list)

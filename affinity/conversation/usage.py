@@ -30,7 +30,7 @@ CARRYING: Final = frozenset({"compress", "detach", "import"})
 
 
 class Share(NamedTuple):
-    """What one writer has used."""
+    """The usage of one writer."""
 
     entries: int  # with a usage
     usage: Mapping[str, int]
@@ -63,7 +63,7 @@ class Tally:
         self._waiting.clear()
 
     def spent(self) -> Spent:
-        """What they have used."""
+        """Their usage."""
         self._count()
         return self._spent
 
@@ -88,7 +88,7 @@ def spent_before(lineage: Sequence[JournalLineage]) -> Spent:
 
 
 def united(one: Spent, other: Spent) -> Spent:
-    """What both have, each entry counted once."""
+    """The usage of both, each entry counted once."""
     return one | {
         writer: share for writer, share in other.items() if writer not in one or share.entries > one[writer].entries
     }

@@ -1,4 +1,4 @@
-"""What clients see of a conversation, beside its events."""
+"""Views of a conversation for clients, beside its events."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Delegate(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WakeInputs:
-    """What a wake has to do, read and decoded."""
+    """The work of a wake, read and decoded."""
 
     pending: Sequence[JournalEntry]
     due: Sequence[PendingRevisit]
@@ -128,7 +128,7 @@ class Finish:
 
 @dataclass(eq=False, kw_only=True)
 class WakeParts:
-    """What a `Wake` is made of."""
+    """The parts of a `Wake`."""
 
     context: ActivityContext
     wake_id: str
@@ -216,17 +216,17 @@ def _is_for(wait: _WakeWait, parts: WakeParts) -> bool:
 class Wake(CommonCalls[None]):
     """One bounded run of a conversation's handler.
 
-    What it appends, requires, schedules and delegates commits in one transaction with the state, the result and the
-    watermark of processed inputs; or nothing of it does, and the run is repeated. When the handler has ended, what adds
-    something raises `SessionError`: tasks and threads that it has left behind are not part of the commit.
+    Its entries, requests, revisits and delegations commit in one transaction with the state, the result and the
+    watermark of processed inputs; or nothing does, and the run is repeated. When the handler has ended, calls that add
+    something raise `SessionError`: tasks and threads that it has left behind are not part of the commit.
 
     Attributes:
         id: the same in all attempts.
         attempt: from 1; attempts that a drain interrupted do not count.
         conversation_id: of the conversation, which is its session id too.
         parent: the conversation whose child this one is; None: it is none.
-        pending: what has arrived since the last wake, oldest first: inputs, and refusals for expired requests. Answers
-            that an interrupt follows are left out: it has cleared them.
+        pending: new inputs since the last wake, oldest first, and refusals for expired requests. Answers that an
+            interrupt follows are left out: it has cleared them.
         due: the revisits that are due, greatest priority first, then by due time.
         context: of the activity that runs the wake.
     """
@@ -300,9 +300,10 @@ class Wake(CommonCalls[None]):
         self._parts.stream.write(value)
 
     def finish(self, result: JsonValue = None) -> None:
-        """End the delegations of this conversation with this result, with the wake's commit. Without this call they end
-        when there is nothing left to do, with the text of the wake's last `AgentMessage`: no input, no request, no
-        revisit, and no delegation to a child of its own that has not ended.
+        """End the delegations of this conversation with this result, with the wake's commit.
+
+        Without this call they end with the text of the wake's last `AgentMessage`, when there is nothing left to do: no
+        input, no request, no revisit, and no unfinished delegation to a child of its own.
 
         Raises:
             NotSerializable, PayloadTooLarge: the result has no JSON form, or no event has room for it.
@@ -465,10 +466,11 @@ class Wake(CommonCalls[None]):
     async def delegate(
         self, conversations: Delegate, child_id: str, event: JournalEvent, /, *, max_cycles: int | None = None
     ) -> str:
-        """Give work to a child, a conversation of its own with its own journal and state, which is created if there is
-        none. It takes effect with the wake's commit. The end of the delegation is an input of this conversation,
-        `ChildEnded`; when the child cannot take the work at the commit, or has been deleted since this call, its
-        outcome is "failed", and the type of its error ``DelegationRefused``.
+        """Give work to a child, a conversation with its own journal and state, which is created if there is none.
+
+        It takes effect with the wake's commit. The end of the delegation is an input of this conversation,
+        `ChildEnded`. If the child cannot take the work at the commit, or has been deleted since this call, the outcome
+        is "failed", with an error of type ``DelegationRefused``.
 
         Args:
             conversations: of the child.
@@ -481,8 +483,8 @@ class Wake(CommonCalls[None]):
             The id of the delegation.
 
         Raises:
-            NotAParent: the conversation is there, and this one is not its parent; nor is it the parent of a child of an
-                earlier conversation with the same id, which was deleted without its children.
+            NotAParent: the conversation is there, and this one is not its parent. (A child of an earlier conversation
+                with this one's id, which was deleted without its children, has another parent.)
             ConversationKindMismatch, ConversationTerminated: it is of another kind, or takes no more events.
             WakeMisuse: it is no event, or one that only a wake writes; or no `Conversations` are given.
             InvalidInput: an argument is out of bounds.
@@ -612,7 +614,7 @@ class Wake(CommonCalls[None]):
         size = sum([each.size for each in (*self._writing.creations, creation)])
         if self._writing.creations and size > MAX_STATE_BYTES:
             raise PayloadTooLarge(
-                f"what the wake makes conversations with has {size} bytes, over the limit of {MAX_STATE_BYTES}"
+                f"the conversations that the wake makes have {size} bytes, over the limit of {MAX_STATE_BYTES}"
             )
         self._writing.creations.append(creation)
 

@@ -1,4 +1,4 @@
-"""What a wake adds to its journal: collected while its handler runs, committed with the activity's result."""
+"""The journal write of a wake: collected while its handler runs, committed with the activity's result."""
 
 from __future__ import annotations
 

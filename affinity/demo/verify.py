@@ -4,9 +4,9 @@
     the output       the result of the orchestration: `ConversationRecord.summary`
     the state        the transcript of the session: `ConversationRecord.stored`
 
-A turn is *lost* unless its message is at its place in the state, and a reply to it, with the digest that the transcript
-must have there, is in the history. State and history *agree* if each line of the state was added by the same run of the
-turn (worker, epoch, attempt) whose result is in the history, and the state was written once for each result.
+A turn is *lost* unless its message is at its place in the state, and the history has a reply to it with the right
+digest of the transcript. State and history *agree* if each line of the state was added by the run of the turn (worker,
+epoch, attempt) whose result is in the history, and the state was written once for each result.
 A turn ran *off its holder* if its session had moved to another worker at its epoch, if two processes worked under one
 epoch, or if an older epoch came after a newer one.
 """

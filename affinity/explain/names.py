@@ -1,4 +1,4 @@
-"""What live workers have code for, from what they registered (`affinity.provider.contract.RegisteredNames`)."""
+"""The code of live workers, as they registered it (`affinity.provider.contract.RegisteredNames`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an execution waits for, from its history: without its code."""
+"""The waits of an execution, from its history, without its code."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def add_reasons(reasons: Reasons) -> None:
 
 
 async def explain(provider: Provider, instance_id: str) -> Explanation | None:
-    """What an instance waits for; None: it has ended, or there is none.
+    """The reason why an instance waits; None: it has ended, or there is none.
 
     Raises:
         ProviderError: the database does not answer.

@@ -131,7 +131,7 @@ class ActivityContext:
         session_listeners: Collection[object],
         journals: JournalAccess,
     ) -> ActivityContext:
-        """What the constructor returns, in a tenth of the time; called by the worker for each activity."""
+        """Does the same as the constructor, in a tenth of the time; called by the worker for each activity."""
         made: Any = _Unfrozen()
         made.instance_id = instance_id
         made.execution_id = execution_id
@@ -179,7 +179,7 @@ class ActivityContext:
 
     @property
     def error(self) -> BaseException | None:
-        """What the run has raised, once it has ended."""
+        """The exception of the run, once it has ended."""
         return self._run.error
 
     @property
@@ -232,7 +232,7 @@ class ActivityContext:
 
     @property
     def _outcome(self) -> str:
-        """What a run that has a result counts as, in the worker's metrics."""
+        """The outcome under which the worker's metrics count a run that has a result."""
         return self._run.outcome
 
     def _cancel(self, reason: str) -> None:

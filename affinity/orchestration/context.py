@@ -373,8 +373,8 @@ class OrchestrationContext:
         """Raise an external event for another instance, as `Client.raise_event`. It is sent with the commit of this
         step, once.
 
-        An instance that does not exist, or has ended, does not receive it, and there is no error; if it does not exist,
-        the worker logs a warning, once for each instance and name. An instance that this step starts receives it. An
+        An instance that does not exist, or has ended, does not receive it; that is no error. If it does not exist, the
+        worker logs a warning, once for each instance and name. An instance that this step starts receives it. An
         instance with too many unread events is suspended.
 
         Args:

@@ -44,7 +44,7 @@ _NOTHING: Final[Mapping[int, ev.Hold]] = {}
 
 @frozen(kw_only=True)
 class Step:
-    """What one call of ``advance`` added to the history."""
+    """The events that one call of ``advance`` added to the history."""
 
     events: list[tuple[int, ev.Event]]
     """Each new event with its id, in order: each input is followed by the commands that it caused."""
@@ -125,7 +125,7 @@ class Execution:
         self.has_keys = False
         """Whether an event has a key, so that a client may wait for a reply."""
         self.error: BaseException | None = None
-        """What the orchestration raised in this process, with its traceback, for the log; None after a replay."""
+        """The orchestration's exception in this process, with its traceback, for the log; None after a replay."""
         self.parent: ev.ParentRef | None = None
         """Where the outcome is sent; set by the start of the execution."""
         self._scheduler = Scheduler(instance_id, execution_id, session_id)
@@ -456,7 +456,7 @@ class Execution:
         self._unread = None if was_reset else self._rounded_unread()
 
     def _describe_position(self) -> str:
-        """What the code does instead of the next recorded event, for a message."""
+        """The code's action in place of the next recorded event, for a message."""
         if self.outcome is not None:
             return f"end: {describe(self.outcome)}"
         if self._main is None:

@@ -26,8 +26,8 @@ LATEST: Final = "latest"
 ActivityFailureKind: TypeAlias = Literal[
     "failed", "timeout", "poisoned", "unknown", "cancelled", "tag_mismatch", "no_worker_with_tag", "busy"
 ]
-"""How an activity failed: it raised, ran too long, was started too often, is registered nowhere, was cancelled, has
-another tag than its session, no worker has its tag, or it was not started in time.
+"""How an activity failed, in this order: it raised; ran too long; was started too often; is registered nowhere; was
+cancelled; has another tag than its session; no worker has its tag; was not started in time.
 """
 
 ChildFailureKind: TypeAlias = Literal["failed", "cancelled", "exists"]

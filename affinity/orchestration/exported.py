@@ -73,7 +73,7 @@ class ExportedExecution:
 
 @frozen(kw_only=True)
 class ExportedHistory:
-    """What `read_export` returns."""
+    """The result of `read_export`."""
 
     instance_id: str
     name: str

@@ -48,7 +48,7 @@ _IDENTITY: Final[dict[type[ev.Event], Callable[[Any], object]]] = {
     ev.DetachedStarted: lambda event: (event.name, _DEFAULT_ID.sub(r"/:\1", event.instance_id)),
     ev.EventSent: attrgetter("instance_id", "name"),
 }
-"""What must match beside the type of a command. Events that are not listed match by type alone."""
+"""The fields that must match, beside the type of a command. Events that are not listed match by type alone."""
 
 
 class History:

@@ -1,4 +1,4 @@
-"""A small deterministic scheduler, and what it schedules: coroutines as tasks, and the futures that they await.
+"""A small deterministic scheduler for coroutines, as tasks, and the futures that they await.
 
 Coroutines run first in, first out, one input at a time.
 
@@ -39,7 +39,7 @@ _LOGGER = logging.getLogger("affinity.orchestration")
 
 
 class Scheduler:
-    """The coroutines of one execution and what they wait for."""
+    """The coroutines of one execution and their waits."""
 
     __slots__ = (
         "closed",
@@ -72,7 +72,7 @@ class Scheduler:
         self.current: Task[Any] | None = None
         """The task that runs now."""
         self.pending: deque[CommandFuture[Any] | ev.Command] = deque()
-        """What the code has requested since it last waited, in order."""
+        """Requests of the code since it last waited, in order."""
         self.outstanding: dict[int, CommandFuture[Any]] = {}
         """Scheduled and not settled, by event id."""
         self.held: dict[int, ev.Hold] = {}

@@ -33,7 +33,7 @@ class CodeLine(NamedTuple):
 
 
 class TracedRequests(deque[T]):
-    """A queue of what the code has requested, which knows the line of each request."""
+    """A queue of the code's requests, which knows the line of each."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -41,7 +41,7 @@ ANY_EXECUTION: Final = 0
 
 @frozen()
 class ActivityTask:
-    """The payload of a work item: what a worker needs beside the columns of the row."""
+    """The payload of a work item: the task, as far as it is not in the columns of the row."""
 
     input: RawJson
     orchestration: str
@@ -175,8 +175,9 @@ class _Column(NamedTuple):
 
 
 def _compile_writer(cls: type[Any], head: str, columns: tuple[_Column, ...]) -> Callable[[Any], str]:
-    """A function that writes a record of this class as JSON text, from source as `dataclasses` makes its methods: each
-    turn writes three records, and a loop over their columns takes five times as long.
+    """A function that writes a record of this class as JSON text, compiled from source as `dataclasses` does.
+
+    Each turn writes three records, and a loop over their columns takes five times as long.
     """
     assert head or columns[0].default is MISSING  # so that a comma goes before all columns but the first
     first, rest, scope = "{{" + head, list[str](), dict[str, Any]()

@@ -82,7 +82,7 @@ async def migrate(url: str, progress: Progress = log_progress) -> tuple[int, int
 
 
 async def inspect_schema(url: str) -> SchemaReport:
-    """What `migrate` would find and do; nothing is changed.
+    """The schema's state, and the migrations that `migrate` would apply; nothing is changed.
 
     Raises:
         InvalidUrl, ConnectionLost, AccessDenied: as for `open_provider`.

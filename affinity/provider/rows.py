@@ -55,7 +55,7 @@ Time: TypeAlias = Callable[[Any], datetime]
 
 
 def to_key_state(row: Columns) -> KeyState:
-    """What became of the message of a key."""
+    """The state of the message of a key."""
     generation, name, status, error, is_known, is_answered, reply = row
     return KeyState(
         generation=Generation(generation),

@@ -1,9 +1,9 @@
 """The version of a database's schema, and which code may use it; for both engines.
 
 The schema version is the number of migrations that were applied; the table ``migrations`` has a row for each. A
-migration *expands*: code that was written before it works as before. One that *contracts* (it takes away or changes
-what older code uses) says so in a line of its own, ``-- oldest code: N``: from then on only code that knows schema
-version N or a later one may use the database.
+migration *expands*: code that was written before it works as before. A migration that takes away or changes a thing
+that older code uses *contracts*. It has a line of its own, ``-- oldest code: N``: from then on only code that knows
+schema version N or a later one may use the database.
 
 So a database has two numbers: its version, and the *oldest code*. Code that knows the versions up to K may use it when
 ``oldest code <= K <= version``. The folder ``schema`` of a provider has the whole schema by subject, as it is after the
@@ -64,7 +64,7 @@ HOW_TO_MIGRATE: Final = "run `affinity migrate`, or `await affinity.migrate(url)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaReport:
-    """What `migrate` would find and do."""
+    """The schema's state, and the migrations that `migrate` would apply."""
 
     version: int  # of the schema; 0: there is none
     oldest_code: int  # the schema version that code must know to use it

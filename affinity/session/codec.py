@@ -317,9 +317,9 @@ def projection_of(
     maps fields of the same name, at any depth; the other fields get their defaults.
 
     Raises:
-        InvalidOptions: functions without a record; or a direction without a function, where one of the types has no
-            fields, or they have none in common, a field of both has two types, or a required field has no source; or a
-            record with a field that the state lacks, without ``to_record``.
+        InvalidOptions: functions without a record; or a record with a field that the state lacks, without
+            ``to_record``; or a direction without a function that needs one: a type has no fields, the types have none
+            in common, a common field has two types, or a required field has no source.
     """
     if record is None:
         if to_record is not None or from_record is not None:

@@ -8,9 +8,9 @@ a resource::
       └───────────┴── the activity has ended, and no record has it ──▲
 
 It is *begun* with the key of the activity before anything is created, so that nothing is lost with a process. While the
-activity is queued, its next attempt goes on with what the one before has created. Once it has ended, with a result or
-not, what no record refers to is destroyed by a worker that includes the resource. A resource that is gone, or that its
-session has closed, is an error where it is used: it is not replaced by an empty one.
+activity is queued, its next attempt goes on with the resource that an earlier attempt has created. Once the activity
+has ended, with a result or not, a resource that no record refers to is destroyed by a worker that includes it. A
+resource that is gone, or that its session has closed, is an error where it is used: it is not replaced by an empty one.
 """
 
 from __future__ import annotations

@@ -351,11 +351,10 @@ class SessionManager:
     ) -> Imported:
         """Write the records of an `export`, one by one; blank lines are skipped.
 
-        Each line is checked before its record is written: it is JSON with a schema version, within the limits. What the
-        code of the kind could not load is refused too, if the manager has that code (``sessions``).
+        Each line is checked before its record is written: it is JSON with a schema version, within the limits. If the
+        manager has the code of the kind (``sessions``), a record that this code could not load is refused too.
 
-        An import that fails in the middle leaves what it has written, and continues from there when it is started again
-        with ``on_exists="skip"``.
+        An import that fails in the middle keeps the written records. Repeat it with ``on_exists="skip"`` to continue.
 
         Args:
             lines: a file open for reading, an `export` of another store, …

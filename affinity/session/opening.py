@@ -1,7 +1,8 @@
 """Opening a session's state: the context managers that `Sessions.open` and `Sessions.open_sync` return.
 
-A block opens the state through a `UnitOfWork`: in an activity its `affinity.session.writer.SessionWriter`, which sends
-the change with the activity's result; in a script a `StandaloneUnitOfWork`, which writes it at the end of the block.
+A block opens the state through a `UnitOfWork`. In an activity that is its `affinity.session.writer.SessionWriter`: the
+change goes with the activity's result. In a script it is a `StandaloneUnitOfWork`: the change is written at the end of
+the block.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class UnitOfWork(Protocol[S]):
         ...
 
     def save_point(self) -> SavePoint:
-        """What a block that fails from here on reverts to."""
+        """The state to which a block that fails from here on reverts."""
         ...
 
 
@@ -126,7 +127,7 @@ class OpenOptions:
 
 
 class _Opening(Generic[S]):
-    """What the handles for async and for sync code share."""
+    """The common part of the handles for async and for sync code."""
 
     def __init__(
         self,
@@ -280,7 +281,7 @@ class OpenSession(AsyncBlock, _Opening[S]):
             self._end()
 
     async def save(self) -> None:
-        """Save what the block has changed so far; an error later in the block does not revert it.
+        """Save the block's changes so far; an error later in the block does not revert them.
 
         In a script it is written now. In an activity it is staged: it is committed with the activity's result, and not
         at all when the activity fails.
@@ -292,12 +293,12 @@ class OpenSession(AsyncBlock, _Opening[S]):
         await self._save()
 
     async def checkpoint(self) -> None:
-        """Write what the block has changed so far to the store now: progress that a retry of the activity keeps.
+        """Write the block's changes so far to the store now: progress that a retry of the activity keeps.
 
-        In an activity it is written immediately, fenced by the version of the record and the epoch of the lease, and
-        not with the result. It stays when the activity fails, is cancelled, or its worker dies, and the next attempt
-        opens the state as it is here. So the state itself has to say how far the activity has come. What the block
-        changes later goes with the result as always. In a script it is `save`. Unchanged state is not written.
+        In an activity the state is written immediately, fenced by the version of the record and the epoch of the lease,
+        and not with the result. It stays when the activity fails, is cancelled, or its worker dies, and the next
+        attempt opens the state as it is here. So the state itself has to say how far the activity has come. Later
+        changes of the block go with the result as always. In a script it is `save`. Unchanged state is not written.
 
         Raises:
             SessionError: outside the block, or in an activity that has ended.

@@ -22,7 +22,7 @@ _LONGEST: Final = 100 * 366 * 86_400.0  # seconds; databases cannot subtract muc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
-    """What `SessionManager.prune` removed, or would remove."""
+    """The result of `SessionManager.prune`: records that it removed, or would remove."""
 
     removed: Sequence[str]  # session ids
     left: Sequence[str]  # old enough, but held, with queued work, or written since they were listed

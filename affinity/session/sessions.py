@@ -86,9 +86,9 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
             store: an external store. Default: the database of the worker, where state commits with the result.
             auto_save: whether a block that ends without an error saves; each `open` may override it.
             follow_leases: an activity may open a state only on a worker that notifies this object of leases that end:
-                by ``app.include(...)``, or the worker's ``listeners``. False: on any worker; then states of sessions
-                that the worker has lost stay in memory up to ``idle_timeout``, and work that needs a reader of its
-                record is not routed to this worker.
+                by ``app.include(...)``, or the worker's ``listeners``. False: on any worker. Then states of lost
+                sessions stay in memory up to ``idle_timeout``, and work that needs a reader of its record is not routed
+                to this worker.
             fresh_scratch: fields of a state that are not stored (scratch fields, or fields that a narrower ``record``
                 lacks) have their default at each opening, not only after a hydrate. So code sees the same on any
                 worker. The state is a new object each time, and ``dispose`` is called for the former one. An opening
@@ -188,9 +188,8 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
         *In a script or web handler* (``ctx_or_id`` is a session id): the state is loaded, and saved when the block ends
         without an error, unless the record was written since. It is not cached.
 
-        Without a session (an activity that has none, or None), and by id without a store, there is nothing to load, and
-        the block's changes would be lost: it is an error, unless ``allow_transient`` asks for a new state that is not
-        stored.
+        *Without a session* (an activity that has none, or None), or by id without a store, it is an error: the block's
+        changes would be lost. With ``allow_transient`` the block gets a new state that is not stored.
 
         Args:
             ctx_or_id: whose state.
@@ -253,7 +252,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
     def _work(
         self, ctx_or_id: ActivityScope | str | None, store: SessionStore | None, allow_transient: bool
     ) -> tuple[Callable[[], UnitOfWork[S]], AbstractContextManager[None]]:
-        """What begins the unit of work, and what names the session in logs: in an activity, the worker has done so."""
+        """A function that begins the unit of work, and a context that names the session in logs."""
         store = self._store if store is None else store
         session_id = _session_id(ctx_or_id)
         if isinstance(ctx_or_id, str | None) or session_id is None:

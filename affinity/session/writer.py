@@ -12,11 +12,12 @@ has returned; the write goes with its result, or, to an external store, before i
 the write was applied, the cached state stays, with the new version of the record. If not, or if that is not known, the
 cached state is dropped, and the next writer hydrates. Either way the next writer is granted without an await between.
 
-An activity may open the state again, within a block or after it, and sees its own change. An error in a block drops
-the cached state and reverts to what was staged before the block, or by its `save`. A *checkpoint* writes the state of a
-block to the store before the result: the writer, and a retry, then continue from the record that it made, and no error
-reverts it. When the lease ends meanwhile, the cached state is dropped in the end; the fences of the store decide on the
-write.
+An activity may open the state again, within a block or after it, and sees its own change. An error in a block drops the
+cached state and reverts to the state that was staged before the block, or by its `save`.
+
+A *checkpoint* writes the state of a block to the store before the result. The writer, and a retry, then continue from
+the record that it made, and no error reverts it. When the lease ends meanwhile, the cached state is dropped in the end;
+the fences of the store decide on the write.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ costs one more encoding; code that changes a state outside its block does so in 
 
 
 class ActivityScope(SessionContext, Protocol):
-    """What `Sessions` needs of an activity's context, besides."""
+    """The parts of an activity's context that `Sessions` needs, besides."""
 
     @property
     def instance_id(self) -> str:
@@ -82,7 +83,7 @@ class ActivityScope(SessionContext, Protocol):
 
     @property
     def error(self) -> BaseException | None:
-        """What its code has raised."""
+        """The exception of its code."""
         ...
 
     def enlist(self, participant: Participant, /) -> None:
@@ -113,7 +114,7 @@ def current_activity() -> RunningActivity | None:
 
 
 class SavePoint(NamedTuple):
-    """What a writer has staged at some moment: a block that fails later reverts to it."""
+    """The staged state of a writer at some moment: a block that fails later reverts to it."""
 
     staged: EncodedState | None = None
     base: RecordVersion | None = None  # the record that it is to be written over
@@ -311,7 +312,7 @@ class SessionWriter(Generic[S]):
             await self._cache.unpin(cached, self.user)
 
     def save_point(self) -> SavePoint:
-        """What a block reverts to when it fails, as of now."""
+        """The state to which a block reverts when it fails, as of now."""
         return SavePoint(self._staged, self._base)
 
     async def _note_unsaved(self, cached: CachedState[S]) -> None:

@@ -63,7 +63,7 @@ class CrashFailure:
 
 @dataclass(slots=True)
 class CrashMatrix:
-    """What `crash_matrix` has done."""
+    """The result of `crash_matrix`."""
 
     seed: int
     commits: int = 0
@@ -213,7 +213,7 @@ def _repeat(matrix: CrashMatrix, point: CrashPoint) -> str:
 
 
 class _Fault:
-    """What happens in one run, as `Traffic.on_commit`."""
+    """The faults of one run, as `Traffic.on_commit`."""
 
     def __init__(self, point: CrashPoint, seed: int) -> None:
         self._point = point
@@ -257,7 +257,7 @@ class _Fault:
 
 @dataclass(frozen=True, slots=True)
 class _Setup(Generic[T]):
-    """What all runs have in common."""
+    """The common arguments of all runs."""
 
     app: App | Callable[[], App]
     scenario: Callable[[Env], Awaitable[T]]

@@ -184,7 +184,7 @@ class ActivityRunner:
 
     @property
     def delivered(self) -> list[WorkLock]:
-        """Locks of items that were handed to code and have not ended, and of one whose delivery is not counted yet."""
+        """Locks of started items, and of the isolated item that is about to start."""
         waiting = self.isolation.waiting
         return [*self._running, *([] if waiting is None else [waiting.lock])]
 
@@ -448,8 +448,10 @@ class ActivityRunner:
     # -- giving back
 
     def _give_back_unknown(self, item: WorkItem) -> None:
-        """Give back work that this worker has no code for, so that a worker that has it can run it; its session too,
-        once the session's other work here is done. After ``unregistered_timeout`` without such a worker it fails.
+        """Give back work that this worker has no code for, for a worker that has the code.
+
+        Its session is given back too, once the session's other work here is done. After ``unregistered_timeout``
+        without such a worker the work fails.
         """
         if self._has_waited(item):
             unknown = RecordedError("UnknownActivity", f"no worker registers the activity {item.name!r}")

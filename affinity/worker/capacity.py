@@ -1,4 +1,4 @@
-"""What a worker has room for: slots for work items, sessions, and bytes of payloads in memory."""
+"""The room of a worker: slots for work items, sessions, and bytes of payloads in memory."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Capacity:
 
     @property
     def outstanding_bytes(self) -> int:
-        """About how many bytes are in memory of what was fetched, or has come of it, and is not written."""
+        """Approximate bytes of fetched inputs and of their results that are not committed yet."""
         return self._activities.size + self.input_size + self._commits.size
 
     def free_bytes(self, running: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""What a worker writes about turns and work items, each kind in a group commit of its own (`GroupCommit`)."""
+"""A worker's writes of turns and work items, each kind in a group commit of its own (`GroupCommit`)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Commits:
 
     @property
     def size(self) -> int:
-        """About how many bytes of turns and results wait to be written."""
+        """Approximate bytes of turns and results that wait to be written."""
         return self.turns.weight + self._acks.weight
 
     def unwritten_locks(self) -> list[WorkLock]:

@@ -4,10 +4,12 @@ All requests that arrive while a commit is in flight are written together in the
 request is written immediately. No timer is involved: an idle system has the latency of one statement, a busy one the
 throughput of a batch.
 
-The outcomes of a large batch are handed out in pieces, with a step of the event loop between two of them: the requests
-that the first outcomes lead to reach the database while the rest is still being handed out, so that the process and the
-database work at the same time. A batch below `SMALL` costs more than it saves: it waits a few steps of the event loop
-for the requests that the last batch leads to without waiting for anything else.
+The outcomes of a large batch are handed out in pieces, with a step of the event loop between two of them. Requests that
+follow the first outcomes reach the database while the rest is still being handed out. So the process and the database
+work at the same time.
+
+A batch below `SMALL` costs more than it saves. It waits a few steps of the event loop for requests that follow the last
+batch immediately.
 
 Why it is safe: `Provider.commit_turn` applies a turn whole or not at all, and only while its fence holds (see `Turn`).
 The submitter receives the outcome and acts on it:
@@ -19,8 +21,8 @@ The submitter receives the outcome and acts on it:
                 dead token and changes nothing; if it did not, nothing is lost
 
 A batch that failed and changed nothing (a full disk, a statement timeout) waits here and is written again, with
-backoff, for as long as it takes. It is halved each time, since it may be too large for the time that it is given, or
-hold the one request that cannot be written: that one is written alone in the end, and waits while the others go on.
+backoff, for as long as it takes. It is halved each time: it may be too large for its time limit, or one request of it
+cannot be written. In the end that request is alone, and waits while the others go on.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class WorkerJournals:
             del self._ahead[next(iter(self._ahead))]
 
     async def get_pending(self, session_id: str, limit: int) -> PendingWork | None:
-        """What a wake has to do; it may have been read ahead."""
+        """The work for a wake; it may have been read ahead."""
         ahead, now = self._ahead.pop(session_id, None), time.monotonic()
         if ahead is None or ahead.limit != limit or ahead.is_old(now):
             return await self._pending.submit(session_id, limit)

@@ -339,7 +339,7 @@ class LeaseState:
 
 
 def describe_worker(options: RuntimeOptions, app: App, code: str) -> WorkerProfile:
-    """What a worker with these options registers of itself; ``code`` is the version of the app's code."""
+    """The profile that a worker with these options registers; ``code`` is the version of the app's code."""
     return WorkerProfile(
         capacity=options.max_sessions_per_runtime,
         app=app.name,

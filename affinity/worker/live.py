@@ -43,7 +43,7 @@ class Input:
         return self.staged is not None and not self.staged.sessions.isdisjoint(sessions)
 
     def settle(self, applied: bool) -> None:
-        """Settle what goes with the result: whether the result is in the history, as far as is known."""
+        """Settle the writes that go with the result: whether the result is in the history, as far as is known."""
         if self.staged is not None:
             self.staged.settle(applied)
 

@@ -1,4 +1,4 @@
-"""What a worker does once in a while: sweeps, sessions that expire, cancelled work, instances that other code has
+"""Periodic work of a worker: sweeps, sessions that expire, cancelled work, instances that other code has
 suspended.
 """
 
@@ -228,9 +228,10 @@ class Maintenance:
 
 
 def code_version(app: App) -> str:
-    """What tells one release of an application from another: a digest of affinity's version, of the names that the app
-    registers, and of the files that hold its orchestrations, its activities and the handlers of its conversations. A
-    change in another file does not show: ``RuntimeOptions.code_version`` is for that.
+    """The version of an application's code: a digest.
+
+    It covers affinity's version, the names that the app registers, and the files of its orchestrations, activities and
+    conversation handlers. A change in another file does not show: ``RuntimeOptions.code_version`` is for that.
     """
     digest = sha256(VERSION.encode())
     for key in sorted([*app.orchestrations, *app.activities]):

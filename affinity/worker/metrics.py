@@ -208,7 +208,7 @@ class _CountersCollector(Collector):
 
 
 class _Buckets:
-    """What a histogram has counted of one set of label values."""
+    """The counts of a histogram for one set of label values."""
 
     __slots__ = ("_bounds", "counts", "sum")
 
@@ -245,7 +245,7 @@ class _Histograms(Collector):
 
 
 class _WorkGauges(Collector):
-    """What there is in the database. Nothing is published while it does not answer."""
+    """Gauges of the database. Nothing is published while it does not answer."""
 
     def __init__(self, read: ReadWork, fixed: Mapping[str, str]) -> None:
         self._read = read

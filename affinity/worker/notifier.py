@@ -40,7 +40,7 @@ a thousand fetches a second, however often they are notified; and the first of 6
 
 @dataclass(slots=True)
 class FetchState:
-    """What the fetcher must know at its next fetch."""
+    """Facts for the fetcher's next fetch."""
 
     may_have_work: bool = False
     """Work may have come that no fetch has seen."""

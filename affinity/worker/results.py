@@ -90,8 +90,8 @@ def _second_write(what: str, session_id: str | None) -> SessionError:
 def requeue_after_conflict(lock: WorkLock) -> WorkAbandon:
     """Give-back of an activity whose session state was refused: it runs again, from the state in the store.
 
-    It counts as an attempt: its code did run, and an activity whose state is refused each time (since it writes the
-    same session in another way, for example) must fail in the end.
+    It counts as an attempt, since its code did run. So an activity whose state is always refused fails in the end: for
+    example, it writes the same session in another way.
     """
     return WorkAbandon(lock=lock)
 

@@ -1,4 +1,4 @@
-"""What a worker does while it holds its lease: builds its parts, runs their loops, stops them, and drains.
+"""The life of a worker while it holds its lease: builds its parts, runs their loops, stops them, and drains.
 
 A turn goes through these parts::
 

@@ -1,4 +1,4 @@
-"""What every part of a worker has in common."""
+"""The objects that every part of a worker shares."""
 
 from __future__ import annotations
 

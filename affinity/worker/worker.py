@@ -433,7 +433,7 @@ class Worker(AsyncBlock):
         return self._progress.stands_still_for() <= self.options.stall_timeout
 
     def _measured(self, loop: asyncio.AbstractEventLoop, after: str | None) -> Measured | None:
-        """What there is in the database; asked in another thread. None: it does not say so in time."""
+        """Counts of the database's rows; asked in another thread. None: it does not answer in time."""
         if self._runtime is None or not self._is_running:
             return None
         asked = asyncio.run_coroutine_threadsafe(self._runtime.measure_work(after), loop)

@@ -1,4 +1,4 @@
-"""The scenarios of issue 3, by name. Each takes a `Run` and gives a `Report`."""
+"""The scenarios, by name. Each takes a `Run` and gives a `Report`."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ TOKEN_PAUSE = 0.02
 """Seconds between two tokens of a stream."""
 
 ROOM = {"max_sessions_per_runtime": 1_200}
-"""All sessions of a measurement, and those of the warm-up, on one worker."""
+"""All sessions of a measurement, and of the warm-up, on one worker."""
 
 
 def conversation(run: Run) -> Report:
@@ -181,7 +181,7 @@ def _beside_streams(run: Run, report: Report) -> None:
     over_rounds(run.rounds, measures)
     alone, beside = report.median(case, "no stream", RATE), report.median(case, f"{streams} streams", RATE)
     if alone and beside:
-        report.bar(f"{case}: turns/s, of those without", beside / alone, STREAM_BAR)
+        report.bar(f"{case}: turns/s, of the rate without", beside / alone, STREAM_BAR)
 
 
 def _walk_beside(run: Run, report: Report, case: str, load: tuple[int, int], size: tuple[int, Walk]) -> None:

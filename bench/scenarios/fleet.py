@@ -180,7 +180,7 @@ def _kill(run: Run, report: Report, bed: Bed, holders: Sequence[WorkerProcess], 
 
 
 def _cut(run: Run, report: Report, workers: int, admin: psycopg.Connection[Any]) -> None:
-    """Every connection of the fleet ends at one moment, as when the database restarts; those that come back."""
+    """Every connection of the fleet ends at one moment, as when the database restarts; the ones that come back."""
     wanted = 3 * workers
     cut = float(_number(admin, "cut"))
     ends = time.monotonic() + 60.0

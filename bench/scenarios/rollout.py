@@ -43,7 +43,7 @@ BEFORE = "without"
 
 
 def rollout(run: Run) -> Report:
-    """Workers that leave their sessions to newer code and to their next start, beside those that free them for all."""
+    """Workers that leave their sessions to newer code and to their next start, beside workers that free them."""
     report = Report("rollout")
     sizes = (2,) if run.quick else SIZES
     sessions = run.sized(10, 2)

@@ -23,7 +23,7 @@ SIZES = {"with 10 kB": 10_000, "with 1 MB": 1_000_000}
 WRITTEN = Metric(name="kB written/turn", better="less", digits=1)
 
 WRITTEN_WHERE = {
-    "postgresql": "by the server to its log (tables follow at a checkpoint), whoever made it",
+    "postgresql": "by the server to its log (tables follow at a checkpoint), for all its clients",
     "sqlite": "by the worker, to the file and its log",
 }
 
@@ -33,7 +33,7 @@ OPENING = Walk(turns=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Many sessions at once, then the first of them alone."""
+    """Many concurrent sessions, then the first of them alone."""
 
     sessions: Sequence[str]
     together: Walk

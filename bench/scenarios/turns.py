@@ -1,4 +1,4 @@
-"""``turns``, ``latency`` and ``history``: how fast walks are, many at once, one at a time, and long ones."""
+"""``turns``, ``latency`` and ``history``: how fast walks are, many concurrently, one at a time, and long ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SLICE = 100
 
 
 def turns(run: Run) -> Report:
-    """Session turns, many workflows at once, one worker process."""
+    """Session turns, many concurrent workflows, one worker process."""
     report = Report("turns")
     for walks, length in [(run.sized(50, 4), run.sized(20, 4)), (run.sized(100, 6), run.sized(50, 4))]:
         case = f"{walks} x {length}"

@@ -21,7 +21,7 @@ from bench.work import Stamp, Walk, stamp
 QUEUE = "bench"
 
 SETTINGS = {"concurrency": 10, "poll_interval": 0.05}
-"""Ten tasks at once on threads; its coroutines are not faster here, nor are one, four or fifty. It polls twenty times
+"""Ten concurrent tasks on threads; its coroutines are not faster here, nor are one, four or fifty. It polls 20 times
 a second instead of four.
 """
 
@@ -71,7 +71,7 @@ class AbsurdSystem:
             client._client.create_queue(QUEUE)
 
     def launch(self, url: str, worker: str, **options: Any) -> Launch:
-        """Options are those of its ``start_worker``."""
+        """Options of its ``start_worker``."""
         return module_launch(__name__, url, worker, json.dumps(SETTINGS | options))
 
     def client(self, url: str) -> AbstractContextManager[AbsurdClient]:

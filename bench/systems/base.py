@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent.parent
 Dialect = Literal["postgresql", "sqlite"]
 
 SESSIONS = 200
-"""Sessions that a worker may hold: those of the largest scenario, and of the warm-up, which it holds still."""
+"""Sessions that a worker may hold: the sessions of the largest scenario, and of the warm-up, which it still holds."""
 
 PATIENCE = 600.0
 """Seconds after which a workflow that has not ended counts as lost."""
@@ -79,7 +79,7 @@ class System(Protocol):
         ...
 
     def launch(self, url: str, worker: str, **options: Any) -> Launch:
-        """A worker process of that name; options override those of `settings`."""
+        """A worker process of that name; options override `settings`."""
         ...
 
     def client(self, url: str) -> AbstractContextManager[Client]:

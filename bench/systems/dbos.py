@@ -22,7 +22,7 @@ WAITING_QUEUE = "bench-waiting"
 """Without a bound: a workflow that waits counts as one that runs."""
 
 SETTINGS = {"worker_concurrency": 10, "polling_interval_sec": 0.1}
-"""Of its queue. Ten workflows at once are faster here than all, or than fewer; plain functions than coroutines. The
+"""Of its queue. Ten concurrent workflows are faster here than all, or than fewer; plain functions than coroutines. The
 queue is polled ten times a second instead of once.
 """
 
@@ -85,7 +85,7 @@ class DbosSystem:
         import_module("dbos").DBOS.migrate(url)
 
     def launch(self, url: str, worker: str, **options: Any) -> Launch:
-        """Options are those of its queue."""
+        """Options of its queue."""
         return module_launch(__name__, url, worker, json.dumps(SETTINGS | options))
 
     def client(self, url: str) -> AbstractContextManager[DbosClient]:

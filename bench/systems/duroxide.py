@@ -86,7 +86,7 @@ class DuroxideSystem:
         _provider(url)  # its constructor migrates
 
     def launch(self, url: str, worker: str, **options: Any) -> Launch:
-        """Options are those of ``duroxide.RuntimeOptions``."""
+        """Options of ``duroxide.RuntimeOptions``."""
         return module_launch(__name__, url, worker, json.dumps(SETTINGS | options))
 
     def client(self, url: str) -> AbstractContextManager[DuroxideClient]:

@@ -127,7 +127,7 @@ class OurSystem:
         anyio.run(migrate, url)
 
     def launch(self, url: str, worker: str, *, app: str = "app", **options: Any) -> Launch:
-        """``affinity worker``; options are those of `affinity.RuntimeOptions`."""
+        """``affinity worker``; options of `affinity.RuntimeOptions`."""
         values = {"worker_node_id": worker} | SETTINGS | options
         return Launch(
             arguments=[sys.executable, "-m", "affinity", "worker", f"bench.systems.ours_app:{app}"],

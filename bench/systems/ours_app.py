@@ -143,7 +143,7 @@ async def waiting(context: OrchestrationContext) -> bool:
 
 
 IN_MEMORY = 1_200
-"""States that a worker has in memory: those of the largest measurement, and of its warm-up."""
+"""States that a worker has in memory: the states of the largest measurement, and of its warm-up."""
 
 stateful = App("bench-stateful")
 """Its turns commit the state of their session."""

@@ -50,7 +50,7 @@ class Completion(BaseModel):
     text: str
     kept: int  # tokens of the prompt that were in the slot already
     read: int  # tokens of the prompt that had to be evaluated
-    reading: float  # seconds for those
+    reading: float  # seconds for reading them
     writing: float  # seconds for the reply
 
 
@@ -58,7 +58,7 @@ class Model:
     """The server. Its calls block, and may be made from any thread.
 
     Args:
-        slots: how many conversations it can hold at once.
+        slots: how many conversations it can hold at the same time.
         context: tokens that each may have.
         threads: that compute.
         folder: for slots on their way to and from the server.
@@ -191,7 +191,7 @@ class Slots:
         return self._free.pop()
 
     def give_back(self, slot: int) -> None:
-        """It is nobody's any more."""
+        """No conversation has it any more."""
         self._free.append(slot)
 
 

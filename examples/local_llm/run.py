@@ -76,7 +76,7 @@ class TimedConversation:
 
 
 async def run(plan: Plan, mode: Mode) -> tuple[Sequence[TimedConversation], float]:
-    """Have all conversations at once; returns them and the seconds that they took, without the replacement.
+    """Have all conversations concurrently; returns them and the seconds that they took, without the replacement.
 
     Raises:
         WorkerFailed: in a group, when a worker ended by itself.

@@ -26,7 +26,7 @@ WITHOUT_BAR = ("memory", "state")
 
 
 def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
-    """What a quick run writes."""
+    """The report of a quick run."""
     path = tmp_path / "result.json"
     done = CliRunner().invoke(main, [*arguments, "--quick", "--json", str(path)], catch_exceptions=False)
     assert done.exit_code == 0, done.output

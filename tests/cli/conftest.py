@@ -65,7 +65,7 @@ def run(*arguments: str, stdin: str | None = None) -> Result:
 
 
 def succeed(*arguments: str, stdin: str | None = None) -> str:
-    """What a command that must succeed prints."""
+    """The output of a command that must succeed."""
     result = run(*arguments, stdin=stdin)
     assert result.exit_code == 0, result.output
     return result.stdout

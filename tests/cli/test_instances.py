@@ -195,7 +195,7 @@ def test_wait_and_show_print_category_bases_and_fields(play: Play) -> None:
 
 
 def test_show_prints_the_stack_of_an_error(play: Play) -> None:
-    """On request; as JSON always. What is recorded is no code for the terminal."""
+    """On request; as JSON always. Recorded text is no code for the terminal."""
     stack = 'Traceback (most recent call last):\n  File "tea.py", line 3, in brew\nValueError: no \x1b[31mwater\n'
     error = {"type": "ValueError", "message": "no water"}
     for name, recorded in (("t", error | {"stack": stack}), ("u", error)):
@@ -421,4 +421,4 @@ def test_executions_tree_and_stats(play: Play) -> None:
     assert counts["oldest_message"] >= 0
     assert "oldest waiting message" in succeed("stats", "--limit", "1")
     for command in ("executions", "tree"):
-        assert "no instance has the id" in refused(UNKNOWN, command, "nobody")
+        assert "no instance has the id" in refused(UNKNOWN, command, "unknown")

@@ -48,7 +48,7 @@ def test_what_contradicts_is_refused(play: Play) -> None:
 
 
 def test_moves_are_followed(play: Play) -> None:
-    """What is there, and then each new one, as JSON or as text, until Ctrl-C."""
+    """Existing moves, and then each new one, as JSON or as text, until Ctrl-C."""
     hold(play, "kettle")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "affinity", "sessions", "moves", "--follow"]

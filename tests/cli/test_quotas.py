@@ -12,7 +12,7 @@ NONE = {"instances": None, "unread_events": None, "instance_bytes": None}
 
 @pytest.mark.usefixtures("database")
 def test_limits_are_shown_and_set() -> None:
-    """Those that are not named stay; `none` takes one away."""
+    """Limits that are not named stay; `none` takes one away."""
     assert document("quotas") == NONE
     assert document("quotas", "--instances", "1", "--unread-events", "500") == NONE | {
         "instances": 1, "unread_events": 500

@@ -38,7 +38,7 @@ def url(any_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_histories_of_a_database(url: str) -> None:
-    """Those that run, unless others are asked for."""
+    """Histories of running instances, unless others are asked for."""
     anyio.run(record, url, "a", "b")
     anyio.run(partial(record, url, "c", ended=True))
     found = document("replay", f"{APPS}recorded")

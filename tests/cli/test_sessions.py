@@ -28,7 +28,7 @@ FAMILY = (("top", None), ("kid", "top"), ("grandkid", "kid"), ("other", None))
 
 
 def within(database: Path, work: Callable[[SessionStore], Awaitable[T]]) -> T:
-    """What ``work`` does with the store of the database."""
+    """The result of ``work`` with the store of the database."""
 
     async def run() -> T:
         async with open_store(f"sqlite:///{database}") as store:
@@ -353,7 +353,7 @@ def test_export_misused(directory: Path) -> None:
     assert "No such file" in refused(MISUSED, "sessions", "export", "-o", "absent/all.jsonl")
     assert "directory" in refused(MISUSED, "sessions", "export", "-o", str(directory))
     (directory / "old.jsonl").write_text("kept")
-    refused(UNKNOWN, "sessions", "export", "nobody", "-o", "old.jsonl")
+    refused(UNKNOWN, "sessions", "export", "unknown", "-o", "old.jsonl")
     assert (directory / "old.jsonl").read_text() == "kept"
     assert sorted(path.name for path in directory.glob("*.jsonl*")) == ["old.jsonl"]
 

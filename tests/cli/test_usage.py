@@ -34,7 +34,7 @@ from affinity.errors import (
 from affinity.worker.options import describe_options
 from tests.cli.conftest import refused, run, succeed
 
-NOBODY = "postgresql://someone:secret@127.0.0.1:1/db?connect_timeout=2"
+UNREACHABLE = "postgresql://someone:secret@127.0.0.1:1/db?connect_timeout=2"
 """Nothing listens on port 1."""
 
 ON_AN_INSTANCE = [["show"], ["history"], ["wait"], ["cancel"], ["delete"], ["raise", "ID", "event"]]
@@ -103,7 +103,7 @@ def test_a_wrong_url_is_refused(command: list[str], url: str) -> None:
 
 
 def test_the_url_of_the_command_wins_over_the_group_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which of them it is shows in what is wrong with it: no message has a URL in it."""
+    """Each URL has another error: no message has a URL in it."""
     monkeypatch.setenv("AFFINITY_URL", "environment://x")
     group, own = "sqlite://group", "postgresql://[own"
     assert "use sqlite:///path or postgresql" in refused(MISUSED, "list")
@@ -112,24 +112,24 @@ def test_the_url_of_the_command_wins_over_the_group_and_the_environment(monkeypa
 
 
 def test_a_password_on_the_command_line_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everybody on the machine sees it; what is in the environment is for the user only."""
+    """All users of the machine see it; the environment is visible to the user only."""
     warning = "can be read by every user of this machine (`ps`): put the URL into AFFINITY_URL"
     for arguments in (
-        ["list", "--url", NOBODY],
-        ["--url", NOBODY, "list"],
-        ["demo", "--url", NOBODY, "--workers", "1"],
+        ["list", "--url", UNREACHABLE],
+        ["--url", UNREACHABLE, "list"],
+        ["demo", "--url", UNREACHABLE, "--workers", "1"],
     ):
         said = run(*arguments)
         assert warning in said.stderr
         assert "secret" not in said.output
-    monkeypatch.setenv("AFFINITY_URL", NOBODY)
+    monkeypatch.setenv("AFFINITY_URL", UNREACHABLE)
     assert warning not in run("list").stderr
 
 
 @pytest.mark.parametrize("command", [["list"], ["worker", "kitchen_app:app"], ["demo", "--workers", "1"]])
 def test_a_misspelt_variable_is_refused(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a command would go on with the default database, or a worker with the default option."""
-    monkeypatch.setenv("AFFINITY_ULR", NOBODY)
+    monkeypatch.setenv("AFFINITY_ULR", UNREACHABLE)
     said = refused(MISUSED, *command)
     assert "AFFINITY_ULR: did you mean AFFINITY_URL?" in said
     assert "secret" not in said
@@ -137,7 +137,7 @@ def test_a_misspelt_variable_is_refused(command: list[str], monkeypatch: pytest.
 
 @pytest.mark.parametrize("command", [["list"], ["start", "brew"], ["migrate"], ["sessions"], ["show", "t"]])
 def test_an_unreachable_database_has_another_exit_code_than_bad_input(command: list[str]) -> None:
-    said = refused(NO_DATABASE, *command, "--url", NOBODY)
+    said = refused(NO_DATABASE, *command, "--url", UNREACHABLE)
     assert "Connection refused" in said
     for name in ("secret", "someone", "127.0.0.1", "postgresql:"):
         assert name not in said
@@ -233,7 +233,7 @@ def test_wrong_worker_flags(module: Path, flags: list[str]) -> None:
 
 
 def test_a_worker_without_a_database(module: Path) -> None:
-    refused(NO_DATABASE, "worker", "kitchen_app:app", "--url", NOBODY, "--startup-timeout", "0.1")
+    refused(NO_DATABASE, "worker", "kitchen_app:app", "--url", UNREACHABLE, "--startup-timeout", "0.1")
 
 
 LISTINGS = [

@@ -1,4 +1,4 @@
-"""A client on an SQLite file, and whoever plays the worker for it."""
+"""A client on an SQLite file, and a stand-in for its worker."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def info(instance_id: str, status: Any = "completed") -> InstanceInfo:
 
 @dataclass
 class FailingProvider:
-    """A provider whose verbs first raise what is queued for them."""
+    """A provider whose verbs first raise the errors that are queued for them."""
 
     errors: dict[str, list[ProviderError]] = field(default_factory=dict)
     calls: list[tuple[str, int]] = field(default_factory=list)

@@ -188,7 +188,7 @@ async def test_inputs_end_no_wait_for_wakes(monkeypatch: pytest.MonkeyPatch) -> 
             await ask.wait()
 
 
-async def test_without_hints_those_that_wait_longest_look_once_a_second() -> None:
+async def test_without_hints_the_longest_waits_look_once_a_second() -> None:
     """At most a batch of them, so that it is one statement."""
     waiting = MAX_BATCH + 200
     looks: list[tuple[float, int]] = []

@@ -93,7 +93,7 @@ async def test_many_starts_and_events_in_few_calls(client: Client, puppet: Puppe
     assert [handle.instance_id for handle in handles[:2]] == ["t-0000", "t-0001"]
     await puppet.end("t-0001")
     deliveries = await client.raise_events(
-        [ExternalEvent("t-0000", "a", 1), ExternalEvent("t-0001", "a", 1), ExternalEvent("nobody", "a", 1)]
+        [ExternalEvent("t-0000", "a", 1), ExternalEvent("t-0001", "a", 1), ExternalEvent("unknown", "a", 1)]
     )
     assert deliveries == ["delivered", "finished", "unknown"]
 
@@ -278,7 +278,7 @@ async def test_status_and_history(client: Client, puppet: Puppet) -> None:
     assert (completed.event_id, completed.type, completed.fields) == (2, "orchestration_completed", {"result": [1]})
     assert await client.history("t", execution_id=99) == []
     with pytest.raises(UnknownInstance):
-        await client.history("nobody")
+        await client.history("unknown")
 
 
 async def test_a_history_is_read_in_pages(client: Client, puppet: Puppet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ class Agent:
         self.wakes = 0
 
     async def wake(self, *events: JournalEvent, fails: str = "", requires: Sequence[str] = (), upto: int = 0) -> str:
-        """Process all inputs, or those up to a number, with these events; or fail for good. The id of the wake."""
+        """Process all inputs, or inputs up to a number, with these events; or fail for good. Its id."""
         self.wakes += 1
         (work,) = await self.journals.get_pending(["chat-7"], limit=100)
         assert work is not None

@@ -25,7 +25,7 @@ UNPARKED: Final = Appended("appended", 1, journal_id=1, unparked=True, holder="b
 
 
 class Stage:
-    """A client's journals; ``replies`` are those to the next calls."""
+    """A client's journals. ``replies``: to the next calls."""
 
     def __init__(self) -> None:
         self.calls: list[Mapping[str | None, Hint] | None] = []

@@ -1,4 +1,4 @@
-"""What operators see of instances that a worker runs."""
+"""Instances that a worker runs, as operators see them."""
 
 from __future__ import annotations
 
@@ -149,11 +149,11 @@ async def test_a_tree_is_shown_in_its_order(client: Client) -> None:
 async def test_unknown_instances_and_invalid_limits_are_refused(client: Client) -> None:
     for ask in (client.executions, client.activities, client.tree):
         with pytest.raises(UnknownInstance):
-            await ask("nobody")
+            await ask("unknown")
     for limit in (0, 1_001):
         for listing in (client.executions, client.tree):
             with pytest.raises(InvalidInput, match="limit"):
-                await listing("nobody", limit=limit)
+                await listing("unknown", limit=limit)
     with pytest.raises(InvalidInput, match="limit"):
         await client.statistics(limit=0)
 

@@ -31,7 +31,7 @@ def move(epoch: int) -> SessionMove:
 
 
 class Table:
-    """A provider of which each call finds the moves that are committed by then."""
+    """A provider; each call finds the moves that are committed by then."""
 
     def __init__(self, *commits: list[int]) -> None:
         self._commits = list(commits)
@@ -58,7 +58,7 @@ async def followed(table: Any, after: int | None) -> list[int]:
 
 
 async def test_a_move_that_is_committed_late_is_found() -> None:
-    """Each once, also one with a smaller epoch than those that were seen."""
+    """Each once, also one with a smaller epoch than the moves that were seen."""
     table = Table([1], [], [2, 5], [3], [4, 6], [])
     assert await followed(table, None) == [2, 5, 3, 4, 6]
 

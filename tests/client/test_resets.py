@@ -128,7 +128,7 @@ async def test_a_step_is_taken_as_a_whole(shop: FailingShop, client: Client) -> 
 
 
 async def test_an_instance_is_reset_to_its_beginning_and_again(shop: FailingShop, client: Client) -> None:
-    """Everything is done again, in an execution of its own; the events are those that came."""
+    """Everything is done again, in an execution of its own, with the events that came."""
     shop.broken = False
     run = await client.start("order", 1, instance_id="order")
     await run.raise_event("address", "here")

@@ -21,7 +21,7 @@ MATCHES: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "ack": ("ack_work_item", lambda acks: any(ack.journal for ack in acks)),
     "continue": ("commit_turn", lambda turns: any(turn.update and turn.update.continued for turn in turns)),
 }
-"""By name: a call, and whether its result (of a fetch) or its requests (of the others) are those that are meant."""
+"""By name: a call, and a condition on its result (of a fetch) or its requests (of the others)."""
 
 conversations = Conversations(Chat, kind=KIND)
 armed: list[str] = []

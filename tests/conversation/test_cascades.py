@@ -58,15 +58,15 @@ async def kill_workers(workers: Workers, chance: random.Random, kills: int, done
 
 
 async def left(client: Client) -> list[str]:
-    """What is there of any conversation."""
+    """Journals, instances and records of all conversations."""
     found = [f"journal {each.conversation_id}" async for each in client.list_conversations()]
     found += [f"instance {each.instance_id} {each.status}" async for each in client.list_instances()]
     return found + [f"record {each.session_id}" async for each in client.session_manager.list()]
 
 
 async def play(workers: Workers, client: Client, *, families: int, kills: int, seed: int) -> list[str]:
-    """Begin and delete so many families, and more until so many workers are killed; returns what is left of them when
-    all workers have ended.
+    """Begin and delete so many families, and more until so many workers are killed; returns the rows that are left
+    when all workers have ended.
     """
     chance, done = random.Random(seed), anyio.Event()
     names: list[str] = []

@@ -494,7 +494,7 @@ async def test_termination_cascades_by_choice(url: str, cascade: bool) -> None:
 
 @pytest.fixture
 def transactions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Two children in a step; how many appends each write of the parent has, of those with any."""
+    """Two children in a step; the number of appends of each write of the parent that has any."""
     found: list[int] = []
     prepare = WakeWriting.prepare
 
@@ -631,7 +631,7 @@ async def test_the_termination_of_a_child_is_an_event_of_the_parent(url: str) ->
         assert await until(lambda: said(talk)) == ["c/tea terminated None 1"]
 
 
-async def test_tools_read_conversations_of_the_same_kind_or_of_those_named(sqlite_url: str) -> None:
+async def test_tools_read_conversations_of_the_same_kind_or_of_named_kinds(sqlite_url: str) -> None:
     outcomes: dict[str, object] = {}
 
     async def handler(wake: affinity.Wake, chat: Chat) -> None:
@@ -649,13 +649,13 @@ async def test_tools_read_conversations_of_the_same_kind_or_of_those_named(sqlit
         await on.talk("same").ask(UserMessage("hello"), timeout=30)
         await on.talk("n", named).ask(UserMessage("hello"), timeout=30)
         await on.talk("o", other).ask(UserMessage("hello"), timeout=30)
-        for name in ("same", "n", "o", "nobody"):
+        for name in ("same", "n", "o", "unknown"):
             await on.talk("reader").ask(UserMessage(f"read {name}"), timeout=30)
         assert outcomes == {
             "same": [1],
             "n": [1],
             "o": ConversationKindMismatch,
-            "nobody": UnknownConversation,
+            "unknown": UnknownConversation,
         }
 
 
@@ -672,7 +672,7 @@ async def test_history_is_read_around_an_anchor_and_an_unknown_one_is_an_error(s
         found["last"] = [each.seq for each in await wake.history(last=1)]
         found["kinds"] = [each.seq for each in await wake.history(kinds=["user.message"])]
         found["wake"] = [each.seq for each in await wake.history(wake=(await wake.history(after=1))[0].wake_id)]
-        for anchor in (999, "nobody"):
+        for anchor in (999, "unknown"):
             try:
                 await wake.history(around=anchor)
             except UnknownEntry as error:

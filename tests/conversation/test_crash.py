@@ -41,14 +41,14 @@ SEEN: Final = 10
 OPTIONS: Final = {"max_sessions_per_runtime": CONVERSATIONS, "max_attempts": 1_000}
 
 SAID: Final = " ".join(WORDS) + " "
-"""What is streamed for each input."""
+"""The streamed text of each input."""
 
 Item = tuple[str, Any]
 """Of a feed: ("entry", seq), ("part", (wake, attempt, number, text)) or ("void", (wake, attempt, replaced))."""
 
 
 class LostReplies:
-    """A provider of which one reply in ten to an append is lost."""
+    """A provider that loses one reply in ten to an append."""
 
     def __init__(self, provider: Provider, dice: random.Random) -> None:
         self._provider, self._dice = provider, dice

@@ -1,4 +1,4 @@
-"""Conversations whose instance an operator has ended, and journals of which retention has removed entries."""
+"""Conversations whose instance an operator has ended, and journals that retention has pruned."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ async def test_the_parent_is_notified_by_an_instance_that_was_created_again(url:
 
 @pytest.mark.parametrize("how", ["resume", "send"])
 async def test_an_ask_waits_for_the_attempt_that_was_requested(url: str, how: str) -> None:
-    """Not for the one that has failed; the failure of the new attempt is that of the call."""
+    """Not for the one that has failed; the call fails as the new attempt does."""
     go = anyio.Event()
     runs = 0
 
@@ -444,7 +444,7 @@ async def test_a_delegation_that_an_operator_takes_from_the_instance_of_its_chil
 
 
 async def test_the_end_of_a_delegation_waits_for_an_instance(url: str) -> None:
-    """An operator has deleted that of the parent: the next event creates it again, and the end is read with it."""
+    """An operator has deleted the parent's: the next event creates it again, and the end is read with it."""
     entered, go = anyio.Event(), anyio.Event()
 
     async def work(wake: affinity.Wake, chat: Chat) -> None:
@@ -471,7 +471,7 @@ async def test_the_end_of_a_delegation_waits_for_an_instance(url: str) -> None:
 
 
 async def test_a_child_ends_delegations_behind_many_inputs(url: str) -> None:
-    """Those too that the last wake does not read with the others, for their size."""
+    """Also delegations that the last wake does not read with the others, for their size."""
     entered = anyio.Event()
 
     async def work(wake: affinity.Wake, chat: Chat) -> None:
@@ -503,7 +503,7 @@ async def test_a_child_ends_delegations_behind_many_inputs(url: str) -> None:
 
 
 async def test_an_input_of_a_new_journal_is_not_lost_while_a_revisit_waits(url: str) -> None:
-    """It comes while the first wake of the journal runs, whose number is smaller than those of the journal before."""
+    """It comes while the first wake of the journal runs; its numbers are smaller than in the journal before."""
     entered, go = anyio.Event(), anyio.Event()
 
     async def handler(wake: affinity.Wake, chat: Chat) -> None:

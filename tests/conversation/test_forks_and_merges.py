@@ -1,4 +1,4 @@
-"""What happens to a conversation and its lineage: create, fork, detach, merge, compress; one test for each statement.
+"""Calls that change the lineage of conversations: create, fork, detach, merge, compress; one test for each statement.
 
 A *row* is an entry of the journal, a *sandbox* is a `Resource`. More about sandboxes is in test_lineage_resources.py,
 about the loop in test_loop.py.
@@ -454,7 +454,7 @@ async def test_an_import_refuses_what_is_no_export(idle: Stage) -> None:
         (2, [lines[0], "no"]),
         (2, [lines[0], "[]"]),
         (3, [*lines[:2], with_fields(lines[1], event_id="x\0")]),
-        (3, [*lines, lines[1]]),  # the event id is that of line 2
+        (3, [*lines, lines[1]]),  # the event id of line 2
         (2, [lines[0], with_fields(lines[1], kind="User\n")]),
         (2, [lines[0], with_fields(lines[1], wake_id="")]),
         (2, [lines[0], with_fields(lines[1], payload={"kind": "user.message", "content": "x" * MAX_PAYLOAD_BYTES})]),

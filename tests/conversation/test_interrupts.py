@@ -79,7 +79,7 @@ async def test_an_interrupt_drops_requests_and_revisits_before_the_next_run(url:
 
 
 async def test_an_interrupt_is_not_undone_by_the_run_under_way(url: str) -> None:
-    """What a wake asks for that began before the interrupt is dropped too, although it commits after it."""
+    """Requests of a wake that began before the interrupt are dropped too, although it commits after it."""
     entered, go = anyio.Event(), anyio.Event()
 
     async def slow(wake: affinity.Wake, chat: Chat) -> None:
@@ -344,7 +344,7 @@ async def outcomes_of(talk: affinity.ConversationHandle) -> list[str]:
 
 @pytest.mark.parametrize("ends", ["interrupt", "terminate"])
 async def test_a_wake_that_has_ended_is_not_cancelled(url: str, late: Late, ends: str) -> None:
-    """What it has begun for a parent ends all the same."""
+    """Its delegations from a parent end all the same."""
     parent = Parent()
     async with stage(url, parent.handler, parent.child, options=ONE_PLACE) as on:
         talk, below = on.talk(), on.talk("c/child", parent.child)

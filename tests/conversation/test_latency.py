@@ -1,4 +1,4 @@
-"""What an ask does not wait for: reads beside a commit, and fetches of work items. Nothing is timed."""
+"""An ask does not wait for reads beside a commit, nor for fetches of work items. Nothing is timed."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ async def test_items_whose_locks_were_freed_after_a_lost_reply_are_fetched_with_
             await fetched.wait()
 
 
-def test_a_hint_about_work_is_not_lost_among_those_about_messages() -> None:
+def test_a_hint_about_work_is_not_lost_among_hints_about_messages() -> None:
     messages, none = Hint(only_messages=True), Hint(work=False, cancel=True)
     assert messages.merge(messages).only_messages
     assert none.merge(messages) == Hint(work=True, cancel=True, only_messages=True)

@@ -1,4 +1,4 @@
-"""The lineage of conversations: repeated calls, what is carried on, exports that were changed or cut off."""
+"""The lineage of conversations: repeated calls, inherited usage, exports that were changed or cut off."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ async def test_usage_counts_each_entry_once(url: str) -> None:
 
 
 async def test_usage_of_a_long_loop_of_compressions(url: str) -> None:
-    """What is carried on does not grow with the rounds, and counts once in a merge all the same."""
+    """The inherited usage does not grow with the rounds, and counts once in a merge all the same."""
 
     async def spend(wake: affinity.Wake, _: Chat) -> None:
         wake.append(AgentMessage("done", {"tokens": 1}))

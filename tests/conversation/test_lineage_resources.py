@@ -103,7 +103,7 @@ async def test_a_fork_of_its_own_has_another_sandbox(url: str) -> None:
         assert sandboxes.log == ["open a", "open b", "open d"]
 
 
-async def test_the_last_of_those_that_share_it_closes_it(url: str) -> None:
+async def test_the_last_conversation_that_shares_it_closes_it(url: str) -> None:
     sandboxes = Sandboxes()
     async with with_sandboxes(url, sandboxes) as found:
         talk = found.talk("a")

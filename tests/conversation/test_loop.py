@@ -37,7 +37,7 @@ from affinity.limits import MAX_EVENT_BYTES
 
 
 class FakeWake:
-    """What a loop needs of a wake, in memory: the requests that are pending are those of this object."""
+    """The parts of a wake that a loop needs, in memory: this object has the pending requests."""
 
     id = "w1"
     attempt = 1

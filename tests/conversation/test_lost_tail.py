@@ -1,5 +1,5 @@
 """A database that has lost what it had committed: no client is given the reply to another one's event, and no reader
-passes over entries whose numbers are those of lost ones.
+passes over entries that have the numbers of lost ones.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ async def test_an_ask_gets_the_reply_to_its_own_event(database: Any) -> None:
 
 
 async def test_numbers_and_positions_of_a_lost_past_are_refused(database: Any) -> None:
-    """Of a feed that follows, one that comes back, and a reply; what is read from the beginning is what there is."""
+    """Of a feed that follows, one that comes back, and a reply; a read from the beginning gives the present entries."""
     conversations = make()
     async with serving(database, conversations), Client(database.url) as client:
         talk = client.conversation(conversations, "c")

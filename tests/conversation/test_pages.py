@@ -1,4 +1,4 @@
-"""What a feed and an asker make of pages of a journal, without a database."""
+"""Feeds and replies from pages of a journal, without a database."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def reader(after: int | str = 0, *kinds: str, stream: bool = True) -> PageReader
 
 
 def shown(items: Sequence[FeedItem]) -> list[Any]:
-    """Numbers of entries, streamed texts, and (attempt, replaced) of what is void."""
+    """Numbers of entries, streamed texts, and (attempt, replaced) of retracted parts."""
     forms: list[Any] = []
     for item in items:
         if isinstance(item, JournalEntry):
@@ -189,7 +189,7 @@ def test_a_reply_has_the_requests_of_the_wake() -> None:
     assert reply.requests == [ToolConfirmation("refund", request_id="r1")]
 
 
-def test_a_wake_that_failed_for_good_concerns_those_whose_input_it_had() -> None:
+def test_a_wake_that_failed_for_good_concerns_senders_whose_input_it_had() -> None:
     failed = wake(4, "w1", processed=0, read=2)
     reader, later = ReplyReader("s", 2, TYPES), ReplyReader("s", 3, TYPES)
     assert reader.read(page(failed)) is None

@@ -70,7 +70,7 @@ def test_a_wake_is_cancelled_after_many_signals(kind: str, fields: dict[str, Any
 
 
 def test_a_wake_receives_a_bounded_number_of_signals() -> None:
-    """The later ones are an event each. After the wake the execution continues as new, with those that are unread."""
+    """The later ones are an event each. After the wake the execution continues as new, with the unread ones."""
     live = begin()
     send(live, 2, 6)
     assert kinds(signal(live, "interrupt", seq=7, cancel=True)) == [ev.EventRaised]
@@ -409,7 +409,7 @@ def test_the_next_execution_knows_what_was_cancelled_and_delegated() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["done", "nothing", "failed"])
-def test_delegations_to_children_are_those_of_the_last_result(outcome: str) -> None:
+def test_delegations_to_children_come_from_the_last_result(outcome: str) -> None:
     live = begin()
     live.complete(wake_of(live), f'{{"outcome":"{outcome}","processed":1,"attempt":1,"delegated":["d","e"]}}')
     signal(live, "wake", seq=9)

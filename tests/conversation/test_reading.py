@@ -1,4 +1,4 @@
-"""What is read of journals: anchors and their bounds, pages that share a call, replies to what was sent before."""
+"""Reads of journals: anchors and their bounds, pages that share a call, replies to earlier events."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ async def test_a_copy_of_a_merge_gives_the_replies_that_the_merge_gives(url: str
         await left.ask(UserMessage("one"), event_id="m-1", timeout=60)
         for number in range(5):
             await right.ask(UserMessage(f"{number}"), event_id=f"r-{number}", timeout=60)
-        await left.send(UserMessage("slow"), event_id="m-2")  # waits in what is made of it
+        await left.send(UserMessage("slow"), event_id="m-2")  # waits in the merge of it
         await started.wait()
         merged = await left.merge("right", into="merged")
         copy, last = on.talk("copy"), on.talk("last")

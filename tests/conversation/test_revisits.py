@@ -56,7 +56,7 @@ async def test_a_key_deduplicates_while_it_is_pending(url: str) -> None:
         assert pending.reason == "0"
 
 
-async def test_those_that_are_due_together_come_by_priority_and_then_by_time(url: str) -> None:
+async def test_revisits_that_are_due_together_come_by_priority_and_then_by_time(url: str) -> None:
     orders: list[list[str]] = []
 
     async def handler(wake: affinity.Wake, chat: Chat) -> None:
@@ -152,7 +152,7 @@ async def test_revisits_are_bounded_and_checked(sqlite_url: str) -> None:
         assert refused == [InvalidInput]
 
 
-async def test_the_bound_of_revisits_is_of_those_that_are_pending(url: str) -> None:
+async def test_the_bound_of_revisits_counts_pending_ones(url: str) -> None:
     """Not of each wake: with fresh keys they would be without bound. A key that is pending counts once, and one that is
     due makes room.
     """

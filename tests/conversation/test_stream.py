@@ -19,7 +19,7 @@ from tests.support.waiting import until
 
 @dataclass
 class Journals:
-    """Records what is written."""
+    """Records the written parts."""
 
     calls: list[list[StreamPart]] = field(default_factory=list)
     retracted: list[tuple[str, int]] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Journals:
         self.retracted.append((wake_id, attempt))
 
     def values(self, wake_id: str) -> list[Any]:
-        """What one wake has streamed, each part once."""
+        """The parts that one wake has streamed, each once."""
         parts = {part.number: part.payload for call in self.calls for part in call if part.wake_id == wake_id}
         assert list(parts) == list(range(1, len(parts) + 1))
         return [json.loads(payload) for payload in parts.values()]

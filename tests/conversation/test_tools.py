@@ -131,8 +131,8 @@ async def test_built_in_tools_read_the_journal_come_back_later_and_give_work(url
         ToolCall("2", "session_list_children", {}),
         ToolCall("3", "session_revisit", {"seconds": 3600, "reason": "to look"}),
         ToolCall("4", "session_delegate", {"to": "helper", "child": "prices", "task": "the price of tea"}),
-        ToolCall("5", "session_delegate", {"to": "nobody", "child": "prices", "task": "the price of tea"}),
-        ToolCall("6", "session_get_events", {"conversation": "nobody"}),
+        ToolCall("5", "session_delegate", {"to": "unknown", "child": "prices", "task": "the price of tea"}),
+        ToolCall("6", "session_get_events", {"conversation": "unknown"}),
     ]
 
     async def model(request: ModelRequest) -> ModelReply:

@@ -1,4 +1,4 @@
-"""What the command says and returns, without running anything."""
+"""The output and exit codes of the command, without running anything."""
 
 from __future__ import annotations
 

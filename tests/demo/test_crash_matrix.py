@@ -46,7 +46,7 @@ async def converse(env: Env) -> dict[str, demo.Summary]:
 
 
 async def agree(env: Env, found: dict[str, demo.Summary]) -> None:
-    """The transcripts, in the results and in the database, are those of the messages."""
+    """The transcripts, in the results and in the database, agree with the messages."""
     for name, messages in CONVERSATIONS.items():
         digest = reduce(extend_digest, messages, NO_DIGEST)
         assert found[name] == demo.Summary(len(messages), digest)

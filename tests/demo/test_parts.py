@@ -136,7 +136,7 @@ class Moves:
         ][:2]
 
 
-async def test_holders_are_those_of_all_moves_of_the_run() -> None:
+async def test_holders_come_from_all_moves_of_the_run() -> None:
     moves = Moves((4, "r-chat-1", "z"), (5, "r-chat-1", "a"), (6, "r-chat-2", "b"), (9, "r-chat-1", "b"))
     holders = await read_holders(cast(Client, moves), after=4)
     assert holders == {"r-chat-1": {5: "a", 9: "b"}, "r-chat-2": {6: "b"}}

@@ -1,4 +1,4 @@
-"""What is read from a history, also from one that should not be."""
+"""Records that are read from a history, also from a damaged one."""
 
 from __future__ import annotations
 

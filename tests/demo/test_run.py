@@ -62,7 +62,7 @@ class Demo:
         return self._process.returncode, stdout, "".join(self.said) + stderr
 
     def report(self) -> dict[str, Any]:
-        """What a good run printed with ``--json``."""
+        """The output of a good run with ``--json``."""
         code, stdout, stderr = self.end()
         assert code == 0, stderr
         report: dict[str, Any] = json.loads(stdout)

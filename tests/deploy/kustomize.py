@@ -1,4 +1,4 @@
-"""What kustomize makes of `deploy/`: the part of it that is used there. Anything else is refused.
+"""Builds `deploy/` as kustomize does, with the features that are used there. Anything else is refused.
 
 Names of generated ConfigMaps get no suffix here. Where `kubectl` is installed, a test compares the two.
 """

@@ -67,7 +67,7 @@ class Pod:
         *,
         app: str,  # instead of the one of the image
         secrets: Mapping[tuple[str, str], str],
-        **different: str,  # variables that cannot be those of the manifest on one machine: ports, paths
+        **different: str,  # variables that must differ from the manifest on one machine: ports, paths
     ) -> None:
         template = pod_template(manifests)
         (self._container,) = template["containers"]

@@ -171,8 +171,8 @@ async def client(postgres_database: str) -> AsyncIterator[Client]:
 async def test_autoscaling_loses_and_doubles_nothing(
     workload: Callable[..., Workload], client: Client, place: Path
 ) -> None:
-    """From two pods to four, to one, and to two, while two have room for all sessions. The sessions are packed: pods
-    that are not needed have none, and those of the one that is needed go to its next start.
+    """From two pods to four, to one, and to two, while two have room for all sessions. The sessions are packed:
+    a pod that is not needed has none, and the sessions of the needed one go to its next start.
     """
     half = SESSIONS // 2
     pods, load = workload("autoscaled", AFFINITY_MAX_SESSIONS_PER_RUNTIME=str(half)), Load(client, place)

@@ -57,7 +57,7 @@ class Block:
 
 
 def blocks(language: str | None = None) -> list[Block]:
-    """All blocks of all pages, or those in one language."""
+    """All blocks of all pages, or only blocks in one language."""
     found = [block for page in PAGES for block in blocks_of(page)]
     return [block for block in found if language in (None, block.language)]
 

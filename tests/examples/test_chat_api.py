@@ -1,4 +1,4 @@
-"""`examples/chat_api` over real HTTP: a server process, two workers, one of which is killed while it streams."""
+"""`examples/chat_api` over real HTTP: a server process and two workers; one is killed while it streams."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _wait_for(client: httpx.Client, server: subprocess.Popen[bytes]) -> None:
     while time.monotonic() < end:
         assert server.poll() is None, "the server has ended"
         try:
-            client.get("/chats/nobody")
+            client.get("/chats/unknown")
         except httpx.ConnectError:
             time.sleep(0.05)
         else:

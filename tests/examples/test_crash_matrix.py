@@ -1,5 +1,5 @@
 """The examples with a crash at each commit. Left out: `local_llm`, which needs a model, and steps of the tutorial that
-show what is lost.
+show lost state.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ async def step(env: Env, of: ModuleType) -> object:
 
 
 async def next_release(env: Env, of: ModuleType) -> object:
-    """Its conversation is that of the former."""
+    """It has the conversation of step 5."""
     return await talk_by_events(env, "message", of.step05.conversation, ["hello", "bye"])
 
 
@@ -177,7 +177,7 @@ CASES = [
     Case("tutorial.step02", step, 2),
     Case("tutorial.step05", step, 2),
     Case("tutorial.step07", step, 2),
-    Case("tutorial.step08", long_step, 3, kills=0),  # its app is that of step 5, with an orchestration more
+    Case("tutorial.step08", long_step, 3, kills=0),  # its app is the app of step 5, with an orchestration more
     Case("tutorial.step09", next_release, 2),
     Case("testing.test_reminders", reminder, "sent to ann"),
 ]

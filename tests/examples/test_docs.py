@@ -96,7 +96,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
 
 
 def test_every_log_line_exists() -> None:
-    """Each line that the table quotes is made by a call of a logger. A capital, and …, stand for what is inserted."""
+    """Each line that the table quotes is made by a call of a logger. A capital, and …, stand for inserted values."""
     section = (ROOT / "docs" / "run" / "monitoring.md").read_text().split("## Log lines", 1)[1].split("\n## ", 1)[0]
     cells = re.findall(r"^\| (`.+?) \|", section, re.MULTILINE)
     lines = [line for cell in cells for line in re.findall(r"`([^`]+)`", cell) if " " in line]
@@ -124,7 +124,7 @@ def is_code(words: str) -> bool:
 
 @cache
 def log_lines() -> list[str]:
-    """The templates that loggers are called with; those without words of their own say nothing."""
+    """The templates that loggers are called with, without templates that have no words of their own."""
     found = list[str]()
     for path in sorted((ROOT / "affinity").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -141,14 +141,14 @@ WRITERS = {"debug", "info", "warning", "error", "exception", "log", "progress"}
 
 
 def text_of(node: ast.AST) -> str:
-    """A constant text, or an f-string with %s for what is inserted; else nothing."""
+    """A constant text, or an f-string with %s for inserted values; else nothing."""
     if isinstance(node, ast.JoinedStr):
         return "".join(text_of(part) if isinstance(part, ast.Constant) else "%s" for part in node.values)
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def test_every_logger_exists() -> None:
-    """Loggers that the documentation names are those of the code."""
+    """Loggers that the documentation names are in the code."""
     made = set(re.findall(r"getLogger\(\"([\w.]+)\"\)", sources()))
     text = (ROOT / "docs" / "run" / "monitoring.md").read_text()
     line = re.search(r"^Loggers: (.+)$", text, re.MULTILINE)

@@ -18,7 +18,7 @@ SHOWS = {
     "unknown_session": ["worker-b loads the basket of ada", "['tea', 'milk', 'sugar']"],
     "fan_out": ["3140 of 50000"],
 }
-"""What each prints, among other things."""
+"""A part of the output of each example."""
 
 HYDRATIONS = {"chat": ("hydrated", 2), "unknown_session": ("loads the basket", 2)}
 """Once for each holder: state that is still in memory is not loaded again."""

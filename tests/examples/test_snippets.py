@@ -34,7 +34,7 @@ PRINTS = {
     "revisit": "(no reply yet, 1)\nAre you still there? (no reply yet, 2)\nI leave you alone. idle\n",
     "delegate": "I have found: the length of the cable: 42 cm\nchat-7/research research\n",
 }
-"""What programs print whose output no page shows."""
+"""The output of programs whose output no page shows."""
 
 TYPED = [ROOT / "examples" / name for name in ("tutorial", "conversations", "testing", "web")]
 COMMANDS = [block for block in blocks("sh") if block.marker not in ("demo", "test")]
@@ -45,7 +45,7 @@ def name_of(page: Path) -> str:
 
 
 def run(program: Path, folder: Path) -> str:
-    """What a program prints, in an empty directory. Tests are started as a reader would start them."""
+    """The output of a program, in an empty directory. Tests are started as a reader would start them."""
     if not program.stem.startswith("test_"):
         return Fork(run_program, str(program), folder=folder).output()
     options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull]

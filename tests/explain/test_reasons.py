@@ -1,4 +1,4 @@
-"""An instance says what it waits for, in one sentence and as a code, from what is stored."""
+"""The reasons why instances wait, as a sentence and a code, from stored rows."""
 
 from __future__ import annotations
 

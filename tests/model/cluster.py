@@ -45,7 +45,7 @@ class SimulatedCluster(TurnSteps, ScriptSteps):
             await self.database.end()
 
     async def step(self, step: do.PlanStep) -> None:  # noqa: PLR0912
-        """Carry one step out and judge it. What is held up ends first, unless the step is of use in between."""
+        """Carry one step out and judge it. Held up calls end first, unless the step is of use in between."""
         if not isinstance(step, do.FetchWork):
             await self._finish()
         match step:
@@ -142,11 +142,11 @@ class SimulatedCluster(TurnSteps, ScriptSteps):
             await self.step(do.StartWorker(worker))
 
     async def _begin_timeline(self) -> None:
-        """The first to look at a database that has lost commits learns of it. If nobody did, ids would come back."""
+        """The first call on a database that has lost commits learns of it. Without such a call, ids would come back."""
         await self.database.show_loss()
-        nobody = WorkerIdentity(worker_id="nobody", incarnation=Incarnation("nobody"))
+        unknown = WorkerIdentity(worker_id="unknown", incarnation=Incarnation("unknown"))
         try:
-            await self.provider.renew_worker(nobody, LEASE)
+            await self.provider.renew_worker(unknown, LEASE)
         except DatabaseChanged:
             self.provider = await self.database.provider(Timeline())
             self.model.end_leases()

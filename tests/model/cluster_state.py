@@ -1,4 +1,4 @@
-"""What a simulated cluster has: workers, scripts, the reference, and the comparison after each step."""
+"""The state of a simulated cluster: workers, scripts, the reference, and the comparison after each step."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ReadRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Writing:
-    """What a script saves."""
+    """The state that a script saves."""
 
     session_id: str
     content: str
@@ -97,7 +97,7 @@ class Writing:
 
 @dataclass
 class SimulatedScript:
-    """What a script has read, or has made of what it has read."""
+    """The state that a script has read, or has changed."""
 
     seen: dict[str, ReadRecord] = field(default_factory=dict)
 
@@ -159,7 +159,7 @@ class ClusterState:
         expect(f"record of {session_id}", found, wanted)
 
     async def _finish(self) -> None:
-        """What is held up goes on and ends."""
+        """Held up calls go on and end."""
         await self.database.resume_writes()
         while self._held_up:
             task, judge = self._held_up.pop()

@@ -37,7 +37,7 @@ class Look(Protocol):
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Whoever asks for more plans than usual waits for them."""
+    """A run with more plans than usual has no timeout."""
     if config.getoption("model_examples"):
         for item in items:
             if item.path.parent == Path(__file__).parent:

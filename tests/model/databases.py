@@ -45,7 +45,7 @@ class ModelDatabase(Protocol):
         ...
 
     async def remember(self) -> None:
-        """Keep what is in the database now; one such state is kept."""
+        """Keep the present contents of the database; one such state is kept."""
         ...
 
     async def lose_tail(self) -> None:
@@ -65,7 +65,7 @@ class ModelDatabase(Protocol):
         ...
 
     async def resume_writes(self) -> None:
-        """Let those go on that wait for `pause_writes`."""
+        """Let calls go on that wait for `pause_writes`."""
         ...
 
     async def settle(self, call: Awaitable[T]) -> asyncio.Task[T]:
@@ -190,7 +190,7 @@ BEGIN
     CREATE UNLOGGED TABLE IF NOT EXISTS kept_sequences (name text, last bigint, called boolean);
 END $do$"""
 
-# Sessions are truncated: a trigger keeps rows of those that are watched from being deleted one by one.
+# Sessions are truncated: a trigger keeps rows of watched sessions from being deleted one by one.
 EMPTY: Final[LiteralString] = """
 DO $do$
 DECLARE name text;
@@ -208,7 +208,7 @@ BEGIN
     INSERT INTO sweeps VALUES ('-infinity');
 END $do$"""
 
-# The columns by name, since those that are generated cannot be written.
+# The columns by name, since generated ones cannot be written.
 COPY: Final[LiteralString] = """
 DO $do$
 DECLARE name text; columns text; last bigint; called boolean;

@@ -59,7 +59,7 @@ class JournalSteps(ClusterState):
         return JournalStart(name=NAMES[0], start=self._tag("start"), generation=self._tag(f"generation of {name}"))
 
     async def _read_pending(self, worker: SimulatedWorker, name: str) -> PendingWork | None:
-        """What a wake of the worker begins with."""
+        """Read the work with which a wake of the worker begins."""
         (work,) = await self.provider.get_pending([name], limit=MANY)
         journal = self.model.journals.get(name)
         expect(f"{name} has a journal", work is not None, journal is not None)
@@ -87,7 +87,7 @@ class JournalSteps(ClusterState):
         return work
 
     def _wake(self, worker: SimulatedWorker, step: do.TurnStep) -> list[JournalWrite]:
-        """What a wake writes that goes by what the worker has read, which may be long ago."""
+        """The write of a wake, by the worker's read, which may be long ago."""
         work = worker.pending.get(f"i{step.wake}")
         if work is None:
             return []

@@ -1,4 +1,4 @@
-"""What the contract foretells of journals: entries, the watermark, requests and revisits."""
+"""Journals by the contract: entries, the watermark, requests and revisits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ModelJournal:
     last_seq: int = 0
     dropped: int = 0
     closed: bool = False
-    entries: list[ModelEntry] = field(default_factory=list)  # those that are kept
+    entries: list[ModelEntry] = field(default_factory=list)  # the kept ones
     requests: dict[str, ModelRequest] = field(default_factory=dict)
     revisits: dict[str, float] = field(default_factory=dict)  # when they are due
 
@@ -93,7 +93,7 @@ class ModelJournal:
             self.revisits.setdefault(revisit.key, now + revisit.delay)
 
     def prune(self, most: int) -> int:
-        """Remove the oldest entries, of which ``most`` are kept; how many go."""
+        """Remove the oldest entries, so that ``most`` are kept; returns how many go."""
         kept = [entry.seq for entry in self.pending] + [request.seq for request in self.requests.values()]
         end = min([*kept, self.last_seq - most + 1])
         before = len(self.entries)

@@ -80,5 +80,5 @@ class Leases:
         if old.held and changed and not old.worker_id == new.worker_id == started:
             raise Violation(f"{name} was taken from {old.incarnation} while it was held")
         if old.held and not new.held and not may_end:
-            raise Violation(f"{name} is not held any more, though nobody gave it up")
+            raise Violation(f"{name} is not held any more, though no worker gave it up")
         return changed and old.worker_id != ""  # else a write without a lease had made the row

@@ -1,7 +1,7 @@
-"""What a database must hold after what was done to it: the contract, in plain Python, without locks, routes or SQL.
+"""The contents that a database must have: the contract in plain Python, without locks, routes or SQL.
 
-Texts are unique tags (``start 7``), so that what is read can be told apart. Session leases are not foretold: who gets a
-session is the provider's choice, and `tests.model.leases` judges it.
+Texts are unique tags (``start 7``), so that read values differ. Session leases are not predicted: the provider
+chooses the worker, and `tests.model.leases` judges it.
 """
 
 from __future__ import annotations
@@ -495,7 +495,7 @@ class Reference:
         )
 
     def commit(self, passed: Sequence[SentTurn]) -> None:
-        """Apply the turns that pass, all at once."""
+        """Apply the turns that pass, all together."""
         turns = [one.turn for one in passed]
         self.commits += 1
         for one in passed:

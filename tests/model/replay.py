@@ -18,7 +18,7 @@ class Runner(Protocol):
     def __init__(self, database: ModelDatabase) -> None: ...
 
     async def run(self, plan: Any) -> None:
-        """Raise what is wrong."""
+        """Raise the violation, if there is one."""
         ...
 
 

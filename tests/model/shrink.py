@@ -1,4 +1,4 @@
-"""Making a plan that fails as short and as plain as it can be: steps are left out, then what is unusual in them."""
+"""Makes a plan that fails as short and as plain as it can be: leaves out steps, then unusual fields of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _leave_out(plan: Plan, size: int, fails: Callable[[Plan], bool]) -> Plan:
 
 
 def _plainer(value: Any) -> Iterator[Callable[[Any], Any]]:
-    """Changes of a step, each of which makes it plainer: a field as it usually is; of several parts, one of them."""
+    """Changes that make a step plainer: a field as it usually is; of several parts, one of them."""
     for field in fields(value):
         now = getattr(value, field.name)
         if isinstance(now, tuple) and now and is_dataclass(now[0]):

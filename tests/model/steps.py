@@ -1,4 +1,4 @@
-"""What a plan is made of, and how plans are drawn. A step that makes no sense where it stands does nothing."""
+"""The steps of plans, and how plans are drawn. A step that makes no sense where it stands does nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SESSIONS: Final = 2
 SCRIPTS: Final = 2
 
 Reply: TypeAlias = Literal["heard", "lost", "twice", "late"]
-"""What becomes of a request: its reply is heard, or lost, or it is sent again; or it is sent by a later `Deliver`."""
+"""The fate of a request: its reply arrives, or is lost, or it is sent again; or a later `Deliver` sends it."""
 
 End: TypeAlias = Literal["", "continue", "complete", "fail", "cancel"]
 
@@ -92,7 +92,7 @@ class TurnStep:
     expires: bool = False
     revisit: int | None = None  # key
     foreign: bool = False  # it names messages of other instances, too
-    cancel: Literal["", "new", "all"] = ""  # activities and timers: those of this turn, or all of the execution
+    cancel: Literal["", "new", "all"] = ""  # activities and timers: of this turn, or all of the execution
     end: End = ""
 
 
@@ -273,7 +273,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Save:
-    """A script writes: what it has read and something more, if nobody has written since; or whatever there is."""
+    """A script writes the read value and something more, if there was no write since; or whatever there is."""
 
     script: int
     session: int
@@ -293,7 +293,7 @@ class Remove:
 
 @dataclass(frozen=True)
 class FinishWrites:
-    """What a script does and was held up ends."""
+    """A held up call of a script ends."""
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,7 @@ class RunSweep:
 
 @dataclass(frozen=True)
 class Remember:
-    """A standby has what is there by now."""
+    """A standby has the present contents."""
 
 
 @dataclass(frozen=True)
@@ -517,7 +517,7 @@ def _lose(steps: Plan) -> Plan:
 
 
 def _lose_turns(instance: int, worker: int, step: TurnStep) -> Plan:
-    """Both what is lost and what comes instead of it has messages, turns and work of sessions."""
+    """Both the lost tail and its replacement have messages, turns and work of sessions."""
     done: Plan = [Delete(instance), *_serve(instance, worker, step), FetchWork(worker), Send(instance)]
     return [Remember(), *done, FetchInstances(worker), LoseTail(), *done, FetchInstances(worker)]
 
@@ -552,7 +552,7 @@ PLANS: Final[SearchStrategy[Plan]] = st.lists(st.lists(_PARTS, max_size=6), max_
 
 
 def describe(plan: Sequence[object]) -> str:
-    """The plan as Python, one step a line; what is as usual is left out."""
+    """The plan as Python, one step a line, without default fields."""
     return "".join(f"    {_describe(step)},\n" for step in plan)
 
 

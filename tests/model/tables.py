@@ -167,7 +167,7 @@ class FinishActivity:
 
 @dataclass(frozen=True)
 class Flush:
-    """What the worker gives up or sends the plain way is written."""
+    """Write the work that the worker gives up or sends the plain way."""
 
     worker: int
 

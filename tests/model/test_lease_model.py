@@ -30,7 +30,7 @@ def java() -> str:
 
 
 def check(java: str, place: Path, *broken: str, items: str = "{1, 2, 3}") -> str:
-    """What TLC says of two workers and three epochs, without the rules that are ``broken``."""
+    """The output of TLC for two workers and three epochs, without the rules that are ``broken``."""
     shutil.copy(MODEL, place)
     rules = "\n".join(f"{rule} = {str(rule not in broken).upper()}" for rule in RULES)
     (place / "SessionLease.cfg").write_text(

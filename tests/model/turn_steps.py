@@ -265,7 +265,7 @@ class TurnSteps(WorkSteps, JournalSteps):
         for lock in sent.acks:
             worker.work.pop(lock.key, None)
         if not (heard and result.committed):
-            for write in sent.states:  # nobody knows, or the store knows better: the memory is not trusted
+            for write in sent.states:  # unknown, or the store is newer: the memory is not trusted
                 worker.cache.pop(write.new.session_id, None)
             if worker.coroutines.get(sent.instance_id) is live:
                 del worker.coroutines[sent.instance_id]

@@ -201,7 +201,7 @@ class WorkSteps(ClusterState):
         del worker.work[item.lock.key]
 
     def _state_write(self, worker: SimulatedWorker, item: WorkItem) -> StateWrite | None:
-        """What the activity has made of its session's state, under the epoch with which it was fetched."""
+        """The session's state after the activity, under the epoch with which it was fetched."""
         if item.session_id is None or (cached := worker.cache.get(item.session_id)) is None:
             return None
         assert item.session_epoch is not None
@@ -210,7 +210,7 @@ class WorkSteps(ClusterState):
         return StateWrite(new=new, base_version=cached.version, epoch=item.session_epoch)
 
     def _written(self, worker: SimulatedWorker, writes: Sequence[StateWrite]) -> None:
-        """A state has passed: it is in the record, and what is in memory is that."""
+        """A state has passed: it is in the record and in memory."""
         for write in writes:
             content = write.new.state.decode()
             self.model.write(write.new.session_id, content, epoch=write.epoch)

@@ -34,7 +34,7 @@ def moved(session_id: str) -> ev.EventRaised:
 
 
 def through_json(history: Sequence[ev.Event]) -> list[ev.Event]:
-    """What a store gives back."""
+    """The history as a store gives it back."""
     return [decode_event(encode_event(event)) for event in history]
 
 

@@ -1,4 +1,4 @@
-"""What an activity sees, and how often it is tried."""
+"""The context of an activity, and its retries."""
 
 from __future__ import annotations
 

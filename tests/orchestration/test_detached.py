@@ -1,4 +1,4 @@
-"""What an orchestration starts and sends that is no child of it."""
+"""Instances that an orchestration starts and that are no children of it, and events that it sends."""
 
 from __future__ import annotations
 

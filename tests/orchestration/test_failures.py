@@ -1,4 +1,4 @@
-"""What is recorded of an exception: its stack, within bounds, whatever the application's classes do."""
+"""The record of an exception: its stack, within bounds, whatever the application's classes do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def descend_by_two(depth: int) -> None:
 
 
 def caught(function: Any, *arguments: Any) -> BaseException:
-    """What the call raises."""
+    """The exception of the call."""
     try:
         function(*arguments)
     except BaseException as error:
@@ -183,7 +183,7 @@ def test_a_stack_is_recorded_and_decides_nothing() -> None:
     assert isinstance(outcome, ev.OrchestrationFailed)
     assert outcome.stack == recorded_history[-1].stack != ""  # type: ignore[union-attr]
     assert live.execution.error is not None
-    assert live.replayed(recorded_history).error is None, "what is logged, is logged once"
+    assert live.replayed(recorded_history).error is None, "each line is logged once"
 
 
 def test_the_standard_formatter_agrees() -> None:

@@ -69,7 +69,7 @@ def test_moves_of_sessions_and_other_events_are_distinct() -> None:
 
 
 def test_a_wait_that_was_never_recorded_has_asked_all_the_same() -> None:
-    """A select that is decided at once leaves no trace of its losers; moves from here on must be heard."""
+    """A select that is decided immediately leaves no trace of its losers; later moves must be delivered."""
 
     async def main(ctx: OrchestrationContext) -> SessionMoved:
         await ctx.schedule_timer(1)
@@ -184,7 +184,7 @@ def test_a_move_says_where_the_session_is_and_why() -> None:
 
 @pytest.mark.parametrize("move", ["5", "null", "[1]", '{"epoch":"x"}'])
 def test_a_move_that_cannot_be_read_harms_the_event_only(move: str) -> None:
-    """What is no object is left out; a wrong value is an error at the wait, as for any event."""
+    """A move that is no object is left out; a wrong value is an error at the wait, as for any event."""
     text = encode_message(ANY_EXECUTION, moved_event("s"))[:-1] + f',"move":{move}}}'
     event = read_message(text).event
     if move.startswith("{"):

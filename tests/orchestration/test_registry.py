@@ -92,7 +92,7 @@ def test_latest_version(versions: list[str], latest: str) -> None:
         for version in versions:
             assert app.find_orchestration("chat", version) is app.orchestrations[f"chat@{version}"]
     assert app.find_orchestration("chat", "9") is None
-    assert app.find_orchestration("nobody") is None
+    assert app.find_orchestration("unknown") is None
 
 
 def test_wrong_registrations() -> None:

@@ -206,7 +206,7 @@ def test_too_many_unread_events_are_not_for_the_code_to_decide(monkeypatch: pyte
     assert live.replayed().outcome is None
 
 
-def test_carried_events_come_before_those_that_arrive_ahead_of_the_start() -> None:
+def test_carried_events_come_before_events_that_arrive_ahead_of_the_start() -> None:
     """After ``continue_as_new`` the queue may hold younger events before the message that starts the next execution."""
     app = App("tests")
 

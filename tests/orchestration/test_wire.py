@@ -1,4 +1,4 @@
-"""The JSON form of events, messages and tasks: stable, spliced, tolerant of what is new."""
+"""The JSON form of events, messages and tasks: stable, spliced, tolerant of new fields."""
 
 from __future__ import annotations
 

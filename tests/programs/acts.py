@@ -1,4 +1,4 @@
-"""What clients and operators do to the instances of a random program: acts, as data, and how they are played."""
+"""Acts of clients and operators on the instances of a random program, as data, and how they are played."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ ACTS: Final[SearchStrategy[Act]] = st.one_of(
 
 @dataclass
 class Seen:
-    """What the oracle has to know of the clients."""
+    """Facts about the clients for the oracle."""
 
     sent: dict[str, tuple[int, int]] = field(default_factory=dict)  # accepted events: instance, its generation
     generations: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # how often an id was restarted
@@ -147,7 +147,7 @@ class Player:
         self._name = f"client-{client}"
 
     async def run(self, acts: tuple[Act, ...]) -> None:
-        """One after the other. Those about an instance that is not part of the program are about another one."""
+        """One after the other. An act on an instance that is not part of the program goes to another one."""
         for number, act in enumerate(acts):
             await self._play.pause(act.after)
             await self._act(act, f"{self._name}.{number}")

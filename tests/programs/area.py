@@ -1,4 +1,4 @@
-"""What a part of a random program is: one area of what an author can write."""
+"""The areas of random programs: each covers a part of the authoring API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SeenT = TypeVar("SeenT")
 
 
 class Area(ABC, Generic[PartT, SeenT]):
-    """Draws a part of a program, plays it, and judges what is there at rest.
+    """Draws a part of a program, plays it, and judges the database at rest.
 
     It has no state: one object serves all programs, and its code runs in worker processes too. What an orchestration or
     a handler does is its input: data. The ids of its instances and sessions begin with ``name``, so that areas do not
@@ -48,7 +48,7 @@ class Area(ABC, Generic[PartT, SeenT]):
         """Compare with the oracle, once the faults are over and nothing runs, nor can run.
 
         Raises:
-            AssertionError: what is wrong; says which instance, what was expected and what is there.
+            AssertionError: a rule is broken; names the instance, the expected value and the found one.
         """
 
 

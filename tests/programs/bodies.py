@@ -1,4 +1,4 @@
-"""What an orchestration of a random program does: statements, as data."""
+"""The statements of an orchestration of a random program, as data."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Value:
-    """What the context gives or takes without a wait."""
+    """A call of the context without a wait."""
 
     what: Literal["guid", "now", "status"] = "guid"
     do: Literal["value"] = "value"
@@ -216,7 +216,7 @@ _LEAVES: Final[SearchStrategy[Statement]] = st.one_of(
     st.builds(Talk, to=st.integers(0, 2), waits=st.sampled_from((False, False, False, True))),
     st.builds(Moved, session=_sessions),
 )
-"""What can be a part of a select."""
+"""Statements that can be a part of a select."""
 
 _PLAIN: Final[SearchStrategy[Statement]] = st.one_of(
     _LEAVES,

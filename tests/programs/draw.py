@@ -98,7 +98,7 @@ def text(program: Program) -> str:
 
 
 def _modules(value: Any) -> Iterator[str]:
-    """Those of the classes of which it is made."""
+    """The modules of its classes, also of nested values."""
     if isinstance(value, Mapping):
         value = tuple(value.values())
     if isinstance(value, tuple):

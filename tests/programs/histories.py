@@ -1,4 +1,4 @@
-"""What a database knows of instances at rest: rows and histories, decoded."""
+"""The rows and histories of instances at rest, decoded."""
 
 from __future__ import annotations
 

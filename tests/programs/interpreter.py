@@ -39,7 +39,7 @@ app.include(sessions)
 
 
 class Planned(Exception):
-    """What a program raises."""
+    """The error that a program raises."""
 
 
 # -- activities

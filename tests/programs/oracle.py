@@ -1,4 +1,4 @@
-"""What must hold between the instances of a random program, and the states of its sessions, at rest."""
+"""Rules at rest between the instances of a random program and the states of its sessions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ States = Mapping[str, Sequence[str]]
 
 
 class Oracle:
-    """Judges what is there: histories by id of the instance, states by session.
+    """Judges histories, by instance id, and states, by session.
 
     Each check raises AssertionError.
     """
@@ -54,7 +54,7 @@ class Oracle:
     # -- activities and timers
 
     def _check_activities(self, past: Past, run: Run) -> None:
-        """What ended did so as its task says, and only once."""
+        """Ended activities did so as their tasks say, and only once."""
         ends = Counter(event.schedule_id for event in run.events if hasattr(event, "schedule_id"))
         for number, task, answer in activities(run):
             where = f"{past.id}/{run.execution_id}: activity {number}, {task}"
@@ -86,7 +86,7 @@ class Oracle:
     # -- instances
 
     def _check_instances(self) -> None:
-        """Those that were started are there; those that were asked to cancel have ended."""
+        """Started instances are there; instances that were asked to cancel have ended."""
         for number in range(self._count):
             name = instance_id(number)
             past = self._pasts.get(name)
@@ -98,7 +98,7 @@ class Oracle:
                 )
 
     def _check_children(self, past: Past, run: Run) -> None:
-        """What a child gave is what its parent got."""
+        """A parent got the result that its child gave."""
         for number, event in enumerate(run.events, 1):
             if not isinstance(event, ev.SubOrchestrationScheduled):
                 continue
@@ -222,8 +222,9 @@ class Oracle:
 
 
 def activities(run: Run) -> Iterator[tuple[int, Activity, ev.Event | None]]:
-    """The activities of an execution: event id, task, and what answered or cancelled it. Those whose answer was copied
-    from an execution that was reset are of that one.
+    """The activities of an execution: event id, task, and the event that answered or cancelled it.
+
+    If the answer was copied from an execution that was reset, the activity is of that execution.
     """
     answers = run.answers()
     copied = {getattr(event, "schedule_id", 0) for event in run.events[: run.copied]}
@@ -233,7 +234,7 @@ def activities(run: Run) -> Iterator[tuple[int, Activity, ev.Event | None]]:
 
 
 def _came_again(past: Past, run: Run, answer: ev.Event | None) -> bool:
-    """Whether a reset has taken a step again from this answer: then the mark is that of the former execution."""
+    """Whether a reset has taken a step again from this answer: then it has the mark of the former execution."""
     formers = {each.execution_id: each.events for each in past.runs}
     after = [formers.get(each.execution_id, ())[each.event_id :][:1] for each in run.lineage]
     return answer is not None and any(answer in events for events in after)

@@ -17,11 +17,11 @@ STALL_TICKS: Final = 4
 """Commits and jumps for which a worker stands still."""
 
 LOOKS: Final = 1.25
-"""How many ticks, times those before, until the queues are looked at again."""
+"""Factor between the ticks of two looks at the queues."""
 
 
 class Play:
-    """What the areas of a running program share."""
+    """The state that the areas of a running program share."""
 
     def __init__(self, env: Env, calls: Calls, *, has_faults: bool = False) -> None:
         self.env = env

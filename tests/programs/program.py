@@ -1,4 +1,4 @@
-"""What a random program is made of."""
+"""Random programs, as data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from affinity.worker import RuntimeOptions
 
 FaultKind: TypeAlias = Literal["before", "behind", "lost", "refuse", "takeover", "stall", "outage"]
-"""What happens at a commit of a worker:
+"""Faults at a commit of a worker:
 
 ``before``, ``behind``: the worker crashes before it, or behind it, and starts again under its name.
 ``lost``: it happens, and its answer is lost.
@@ -60,7 +60,7 @@ class Program:
         return plain(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """For hypothesis, whose printer takes minutes for what is nested as deeply."""
+        """For hypothesis, whose printer takes minutes for such deeply nested values."""
         printer.text(repr(self))
 
 

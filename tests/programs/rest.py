@@ -1,4 +1,4 @@
-"""What must hold of every table when an `affinity.testing.Env` is at rest: nothing runs, and nothing is due.
+"""Rules for every table when an `affinity.testing.Env` is at rest: nothing runs, and nothing is due.
 
 Each table has a rule. A table without one fails `check`: a migration that adds a table adds a rule to `rest_work` or
 `rest_data`.
@@ -40,7 +40,7 @@ async def check(env: Env) -> None:
 
 
 def find(tables: Tables) -> Sequence[str]:
-    """What is wrong, by the rules of the tables."""
+    """The violations of the rules of the tables."""
     wrong = [f"{name}: no rule says what its rows may be" for name in sorted(tables.rows.keys() - RULES)]
     for name, rule in RULES.items():
         if name in tables.rows:
@@ -49,8 +49,9 @@ def find(tables: Tables) -> Sequence[str]:
 
 
 async def check_queues(env: Env) -> None:
-    """Assert what holds at any time, also while workers run: the activities and timers in the queues are those that
-    unfinished instances wait for, and the first one of each order is the only one that may run.
+    """Assert rules that hold at any time, also while workers run.
+
+    Unfinished instances wait for the activities and timers in the queues, and only the first one of each order may run.
 
     Raises:
         AssertionError: with all that is wrong.

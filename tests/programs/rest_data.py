@@ -1,4 +1,4 @@
-"""What must hold at rest of workers, sessions, their states and journals, and of the tables of the database itself."""
+"""Rules at rest for workers, sessions, their states and journals, and for the tables of the database itself."""
 
 from __future__ import annotations
 
@@ -154,8 +154,8 @@ def _differences(there: set[Key], here: set[Key]) -> Iterator[str]:
 
 @RULES.of("journals")
 def _journals(db: Tables) -> Iterator[str]:
-    """Counters are those of the entries; a deleted one is there for another; an input waits only while something is in
-    its way.
+    """Counters agree with the entries; a deleted journal is there for another; an input waits only while something is
+    in its way.
     """
     bases = {row["base_id"] for row in db.rows["journals"] if row["base_id"] is not None}
     parents = {row["parent_id"] for row in db.rows["journal_parents"]}
@@ -181,7 +181,7 @@ def _wrong_numbers(db: Tables, row: Row) -> Iterator[str]:
         if gone := [seq for seq in range(first, last + 1) if db.entry(row, seq) is None]:
             yield f"continues another one, whose entries {gone} are gone"
         if row["size"] != (size := sum(len(e["payload"].encode()) for e in own.values())):
-            yield f"has {row['size']} bytes, and its entries {size}"  # that of a deleted one stays as it was
+            yield f"has {row['size']} bytes, and its entries {size}"  # the size of a deleted one stays as it was
     if not row["processed"] <= last or not 1 <= first <= last + 1:
         yield f"has processed {row['processed']} of {first} to {last}"
 

@@ -1,4 +1,4 @@
-"""What must hold at rest of instances, their histories, and the queues."""
+"""Rules at rest for instances, their histories, and the queues."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ LISTED: Final = frozenset({"suspended", "failed", "cancelled"})
 
 @RULES.of("instances")
 def _instances(db: Tables) -> Iterator[str]:
-    """Counters are those of the history; what an unfinished one waits for is there; a finished one ends with its
-    outcome.
+    """Counters agree with the history; an unfinished instance has the rows that it waits for; a finished one ends with
+    its outcome.
     """
     for me, row in db.instances.items():
         run = db.current(me)
@@ -174,7 +174,7 @@ def _instance_counts(db: Tables) -> Iterator[str]:
 
 @RULES.of("message_keys")
 def _message_keys(db: Tables) -> Iterator[str]:
-    """Of an instance. A key without a reply is that of a message that waits, or that the history has."""
+    """Of an instance. A key without a reply belongs to a message that waits, or that the history has."""
     for row in db.rows["message_keys"]:
         me = row["instance_id"]
         if me not in db.instances:
@@ -183,7 +183,7 @@ def _message_keys(db: Tables) -> Iterator[str]:
             events = [*db.current(me).events.values(), *(event for *_, event in db.messages.get(me, ()))]
             known = {event.key for event in events if isinstance(event, ev.EventRaised | ev.EventReplied)}
             if db.is_live(me) and row["key"] not in known:
-                yield f"{row['key']!r} of {me!r} is that of no message"
+                yield f"{row['key']!r} of {me!r} belongs to no message"
 
 
 # -- queues
@@ -191,7 +191,7 @@ def _message_keys(db: Tables) -> Iterator[str]:
 
 @RULES.of("orchestrator_queue")
 def _orchestrator_queue(db: Tables) -> Iterator[str]:
-    """Of an unfinished instance. What is visible waits for a worker, or for an operator; a timer is one that the
+    """Of an unfinished instance. A visible message waits for a worker, or for an operator; a timer is one that the
     history waits for.
     """
     for me, messages in db.messages.items():
@@ -211,7 +211,7 @@ def _orchestrator_queue(db: Tables) -> Iterator[str]:
 
 def misplaced(db: Tables) -> Iterator[str]:
     """Work items and timers of unfinished instances that do not wait for them, and items that an order should hold
-    back. Those of a deleted instance may be left to the sweep.
+    back. Rows of a deleted instance may be left to the sweep.
     """
     yield from _wrong_order(db)
     for row in db.rows["worker_queue"]:

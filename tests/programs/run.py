@@ -1,4 +1,4 @@
-"""Runs a random program, and judges what is there at rest."""
+"""Runs a random program, and judges the database at rest."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PATIENCE: Final = 300.0
 
 @dataclass
 class Totals:
-    """What was done so far."""
+    """Counts of the runs so far."""
 
     programs: int = 0
     turns: int = 0  # turns of instances that were committed
@@ -63,7 +63,7 @@ async def run(
         processes: each worker is a process, which a crash ends by SIGKILL.
 
     Raises:
-        AssertionError: what is wrong.
+        AssertionError: a rule is broken.
     """
     totals = Totals() if totals is None else totals
     async with _env(program, where, processes=processes) as env:
@@ -89,7 +89,7 @@ async def run(
 
 
 def _state(env: Env) -> str:
-    """What holds an env up."""
+    """The state of an env that does not come to rest, for a message."""
     traffic = env._traffic
     lines = [f"{env.jumps} jumps, {traffic.in_flight} calls in flight, {traffic.changes} changes"]
     for one in env._workers:

@@ -1,5 +1,5 @@
 """All tables of the database of an `affinity.testing.Env`, in one snapshot, the same for SQLite and PostgreSQL: times
-are Unix seconds, and of what is no text there is the length.
+are Unix seconds, and binary values are given by their length.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Execution:
 
     @cached_property
     def events(self) -> Mapping[int, ev.Event]:
-        """By event id; those that no release could read are left out."""
+        """By event id, without events that no release could read."""
         found = {}
         for row in self.rows:
             try:
@@ -122,7 +122,7 @@ class Tables:
 
     @cached_property
     def workers(self) -> Mapping[Key, Row]:
-        """Those with a lease, by id and incarnation."""
+        """Workers with a lease, by id and incarnation."""
         found = self.by("workers", "worker_id", "incarnation")
         return {key: row for key, row in found.items() if row["locked_until"] > self.now}
 
@@ -183,7 +183,7 @@ class Tables:
 
 
 Rule: TypeAlias = Callable[[Tables], Iterator[str]]
-"""Says what is wrong with the rows of one table."""
+"""Gives the violations in the rows of one table."""
 
 
 class Rules(dict[str, Rule]):
@@ -201,7 +201,7 @@ class Rules(dict[str, Rule]):
 
 
 def counted(db: Tables, count: float) -> Iterator[str]:
-    """What is wrong with a count of the instances; there is one while there is a quota of them."""
+    """Violations of the count of the instances, which exists while there is a quota of them."""
     if any(row["instances"] is not None for row in db.rows["quotas"]) and count != len(db.instances):
         yield f"{count} instances are counted, and {len(db.instances)} are there"
 

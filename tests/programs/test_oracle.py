@@ -1,4 +1,4 @@
-"""The oracle finds what is wrong: each test plants one wrong fact in what was right."""
+"""The oracle finds violations: each test plants one wrong fact in right ones."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_row_that_its_history_contradicts() -> None:
         alone(replace(DONE, info=replace(DONE.info, output="[7]")))
 
 
-def test_values_of_the_context_are_those_of_the_history() -> None:
+def test_values_of_the_context_come_from_the_history() -> None:
     guid, now = Value("guid"), Value("now")
     events = (started(guid, now), ev.GuidCreated("g"), ev.TimeRead(86_400.0))
     alone(past(*events, ev.OrchestrationCompleted('["g","1970-01-02T00:00:00+00:00"]')))
@@ -219,7 +219,7 @@ def test_an_event_that_is_lost_when_an_execution_continues_as_new() -> None:
 
 
 def test_an_activity_that_had_ended_when_its_execution_was_reset() -> None:
-    """Its result comes again, and its mark is that of the former execution."""
+    """Its result comes again, with the mark of the former execution."""
     start, task, completed, _ = KEPT.last.events
     reset = ev.ExecutionReset((ev.Ancestor(1, 2),))
     again = past(start, task, reset, completed, ev.OrchestrationCompleted("[1]"))

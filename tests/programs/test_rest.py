@@ -351,7 +351,7 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
     "granted_roles": (lambda at: at.add("granted_roles", role="other", kind="client"),),
     "sqlite_sequence": (lambda at: at.change("sqlite_sequence", {}, seq=0).message(id=1, visible_at=at.now + 9),),
 }
-"""What makes each rule find something."""
+"""For each rule, a change of the tables that it must find."""
 
 
 def lock(at: Rows) -> Row:

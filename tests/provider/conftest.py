@@ -1,4 +1,4 @@
-"""What is slow of the tests that are the same on every database, or on both versions of PostgreSQL."""
+"""Marks slow ones of the tests that are the same on every database, or on both versions of PostgreSQL."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class _Passage:
 
 
 class FaultProxy:
-    """Connections to a server, of which the next request or connection may meet a fault."""
+    """Connections to a server; the next request or connection may meet a fault."""
 
     def __init__(self, url: str) -> None:
         conninfo = conninfo_to_dict(url.partition("?")[0])
@@ -107,7 +107,7 @@ class FaultProxy:
 
     @staticmethod
     async def _start(reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> bytes:
-        """What a connection begins with, once encryption is refused."""
+        """The startup message of a connection, once encryption is refused."""
         while True:
             size = await reader.readexactly(4)
             start = size + await reader.readexactly(struct.unpack("!i", size)[0] - 4)

@@ -255,7 +255,7 @@ class PostgresHarness:
 
     @classmethod
     async def create(cls, database: str, *, with_roles: bool = False) -> Self:
-        """The schema without a trace of the test before, however that ended. Whoever is still connected is cut off."""
+        """The schema without a trace of the test before, however that ended. Connections that are left are cut off."""
         harness = cls(database, with_roles=with_roles)
         async with harness._monitor() as monitor:
             await monitor.execute(DISCONNECT, [warm.idle_backends()])

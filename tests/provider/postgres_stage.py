@@ -1,4 +1,4 @@
-"""What the tests of the PostgreSQL provider share: provider objects, an administrator, a stage, each hot verb once."""
+"""Common parts of the PostgreSQL provider's tests: provider objects, an administrator, a stage, each hot verb once."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def order_verbs(peer: Peer, at: list[OrchestrationItem]) -> list[Callable[[], Aw
     async def fused() -> None:
         here = ordered(second, 3, "ordered", lock_here=True)
         (place,) = (await peer.commit_one(second, acks=[(await taken()).lock], work_items=[here])).placed
-        assert place.item is None  # behind those of the others
+        assert place.item is None  # behind the items of the others
 
     async def cancel() -> None:
         step = {"cancel_activities": [3], "work_items": [ordered(second, n, "ordered") for n in (4, 5)]}

@@ -43,7 +43,7 @@ CLIENT_VERBS: Final = frozenset({
     "append_journal", "read_journal", "list_journals", "get_journal_requests", "get_journal_revisits",
     "notify_journals", "get_lineage",
 })  # fmt: skip
-"""What `affinity.Client` needs to start, raise, cancel and read."""
+"""The verbs that `affinity.Client` needs to start, raise, cancel and read."""
 
 OWNER_VERBS: Final = frozenset({"set_quotas"})
 
@@ -59,7 +59,7 @@ def as_role(url: str, role: str) -> str:
 
 
 class RoleProvider:
-    """A worker's provider object, a client's, and that of whoever migrates; the latter two are opened when needed."""
+    """The provider objects of a worker, a client and the migrating role; the latter two are opened when needed."""
 
     def __init__(self, worker: PostgresProvider, url: str) -> None:
         self._url = url

@@ -1,4 +1,4 @@
-"""What one of many processes on an SQLite file does."""
+"""The work of one of many processes on an SQLite file."""
 
 from __future__ import annotations
 

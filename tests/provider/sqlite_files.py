@@ -17,7 +17,7 @@ NEW_TOKEN: Final = "UPDATE timeline SET token = lower(hex(randomblob(16)))"  # n
 
 
 def create_file(path: Path) -> None:
-    """What `migrate` makes of a path without a file: a database with a timeline of its own, for its owner only."""
+    """Create a file as `migrate` does: a database with a timeline of its own, for its owner only."""
     with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
         file.write(_migrated())
     with closing(sqlite3.connect(path)) as connection, connection:

@@ -1,4 +1,4 @@
-"""What a verb costs on SQLite: instructions of its virtual machine, among few foreign rows and among many."""
+"""The cost of a verb on SQLite: instructions of its virtual machine, among few foreign rows and among many."""
 
 from __future__ import annotations
 

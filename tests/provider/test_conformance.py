@@ -30,7 +30,7 @@ class TestSqlite(ProviderConformance):
 
 class TestPostgres(ProviderConformance):
     """The engine for many replicas; `postgres_shared` makes each test run on both versions. On the old one clients and
-    workers are roles that have no rights but those that `affinity migrate` gives.
+    workers are roles that have only the rights that `affinity migrate` gives.
     """
 
     @pytest.fixture
@@ -44,14 +44,14 @@ class TestPostgres(ProviderConformance):
 
 
 def test_no_rule_hides_another() -> None:
-    """All themes are one class: a name that two of them define would be one rule less, and nobody would notice."""
+    """All themes are one class: a name that two of them define would be one rule less, without notice."""
     themes = ProviderConformance.__mro__[1:]
     names = [name for theme in themes for name in vars(theme) if not name.startswith("__")]
     assert [name for name in set(names) if names.count(name) > 1] == []
 
 
 def test_every_verb_meets_every_fault() -> None:
-    """Those of the contract, and those of the session store."""
+    """Verbs of the contract, and of the session store."""
     verbs = {name for name in dir(Provider) if not name.startswith("_")} - {"dialect", "timeline", "states", "aclose"}
     states = {f"{name}_state" for name in ("load", "save", "delete")} | {
         "list_states",

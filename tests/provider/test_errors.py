@@ -53,7 +53,7 @@ def test_a_few_codes_of_postgresql_speak_of_the_data(state: str) -> None:
 
 
 def test_every_other_code_of_postgresql_may_be_tried_again() -> None:
-    """Of all that psycopg knows, and one that nobody knows."""
+    """Of all that psycopg knows, and one that it does not know."""
     found = [getattr(name, "sqlstate", None) for name in vars(psycopg.errors).values() if isinstance(name, type)]
     states = {state for state in found if isinstance(state, str)}
     assert len(states) > 200
@@ -86,7 +86,7 @@ def test_a_code_of_postgresql_has_its_error(state: str, kind: type[ProviderError
 
 
 def test_a_code_of_postgresql_is_not_all_there_is() -> None:
-    """A fatal error ends the connection; two first writes are contention; a limit may be that of transaction ids."""
+    """A fatal error ends the connection; two first writes are contention; transaction ids have a limit."""
     assert classify("53200", severity="FATAL") is ConnectionLost
     assert classify("23505", severity="ERROR", constraint=FIRST_WRITE) is Contention
     assert classify("54000", severity="ERROR", at="GetNewTransactionId") is DatabaseFailure
@@ -235,8 +235,8 @@ def _shown(error: BaseException) -> str:
     ],
 )
 async def test_no_error_of_an_unreachable_database_names_it(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither its user, its host nor its password; nor do the causes of the error. What is logged for debugging has
-    no password.
+    """Neither its user, its host nor its password; nor do the causes of the error. The debug log has no
+    password.
     """
     caplog.set_level(logging.DEBUG, "affinity")
     for call in (lambda: open_provider(url), lambda: migrate(url), Client(url).__aenter__):

@@ -17,7 +17,7 @@ _LINE: Final = re.compile(r"^    (\w+)/?  +\S", re.MULTILINE)
 
 
 def described(engine: ModuleType) -> tuple[list[str], list[str]]:
-    """The files that the package describes: those of both engines, and those of this one alone."""
+    """The files that the package describes: of both engines, and of this one alone."""
     both, _, own = (engine.__doc__ or "").partition("Files that only this engine has:")
     return _LINE.findall(both), _LINE.findall(own)
 

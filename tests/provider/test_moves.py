@@ -60,7 +60,7 @@ async def test_a_turn_that_moves_nothing_does_not_touch_the_table(
 async def test_on_sqlite_a_turn_that_moves_nothing_runs_no_trigger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The verbs of the hot loop run as many statements, those of triggers counted, as without the triggers of moves.
+    """The verbs of the hot loop run as many statements, also in triggers, as without the triggers of moves.
     The fetch that claims a session runs more.
     """
     ran: list[str] = []

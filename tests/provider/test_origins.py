@@ -25,7 +25,7 @@ def test_events_that_an_older_release_recorded_have_none() -> None:
 
 
 def test_what_a_reset_cut_off_is_not_taken_for_its_own() -> None:
-    """Event 3 was of the turn of event 2, and is of the reset now; the run is that of event 2."""
+    """Event 3 was of the turn of event 2, and is of the reset now; the run is of event 2."""
     rows = [OriginRow(2, NOON, 9, "a", "b", 4), OriginRow(3, LATER, 1, None, None, None)]
     assert to_origins(rows, same_time) == [
         EventOrigin(2, NOON, "a", ActivityRun("b", 4)),

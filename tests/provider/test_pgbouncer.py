@@ -195,7 +195,7 @@ def test_two_statements_without_a_wait_are_two_transactions_in_each_mode(passing
                 client.pgconn.pipeline_sync()
             found = [
                 client.pgconn.get_result() for _ in range(6)
-            ]  # of each: the result, its end, that of the transaction
+            ]  # of each: the result, its end, the end of the transaction
             client.pgconn.exit_pipeline_mode()
             first, second = found[0], found[3]
             assert first is not None
@@ -205,7 +205,7 @@ def test_two_statements_without_a_wait_are_two_transactions_in_each_mode(passing
 
 
 def test_statements_stay_prepared_in_session_mode_only(passing: tuple[str, str]) -> None:
-    """By SQL; later versions of PgBouncer prepare those of the protocol anew, on whichever server session it is."""
+    """By SQL; later versions of PgBouncer prepare statements of the protocol again, on any server session."""
     mode, url = passing
     with psycopg.connect(url, autocommit=True) as one, psycopg.connect(url, autocommit=True) as two:
         one.execute("PREPARE kept AS SELECT 1")

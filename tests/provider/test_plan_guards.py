@@ -86,7 +86,7 @@ async def test_rarer_forms_read_what_they_need(
 
 
 def rarer_verbs(peer: Peer, first: OrchestrationItem, second: OrchestrationItem) -> list[Verb]:
-    """A commit with all its parts, states by hand, a deletion of what is idle, and an instance that is handed over."""
+    """A commit with all its parts, states by hand, a deletion of idle sessions, and an instance that is handed over."""
     states = peer.provider.states
 
     async def everything() -> None:
@@ -117,7 +117,7 @@ def rarer_verbs(peer: Peer, first: OrchestrationItem, second: OrchestrationItem)
 
 
 def management_verbs(peer: Peer) -> list[Verb]:
-    """What operators look at."""
+    """The verbs that operators call."""
     return [
         lambda: peer.provider.list_work_items("m", 10),
         lambda: peer.provider.list_executions("m", 10),
@@ -157,7 +157,7 @@ async def test_a_long_order_costs_its_session_nothing(
 async def test_a_sweep_does_not_read_the_queues(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
-    """Nor what is held, nor all sessions, queued or not: of those it looks at a window."""
+    """Nor held sessions, nor all sessions, queued or not: it looks at a window of them."""
     monkeypatch.setattr(sweep, "WINDOW", MOST // 4)
     plans: list[dict[str, Any]] = []
     monkeypatch.setattr(connections, "connect", partial(collect_plans, plans, connections.connect))
@@ -170,7 +170,7 @@ async def test_a_sweep_does_not_read_the_queues(
             " FROM generate_series(1, %s) i",
             [MANY],
         )
-        if crowd == "mixed":  # else the statistics are those from before
+        if crowd == "mixed":  # else the statistics are from before
             admin.execute("VACUUM ANALYZE")
         for _ in range(2):
             plans.clear()

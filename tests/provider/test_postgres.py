@@ -68,7 +68,7 @@ def test_a_schema_is_a_plain_identifier(schema: str) -> None:
 
 
 def test_a_malformed_url_is_refused_without_its_password() -> None:
-    """What is logged holds no secret."""
+    """The log has no secret."""
     with pytest.raises(InvalidUrl) as caught:
         Target.parse("postgresql://u:secret@h/d?nonsense=1")
     assert "secret" not in str(caught.value)
@@ -93,7 +93,7 @@ CATALOG: Final = """
 
 async def test_zero_to_now_is_step_by_step(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A database that was migrated release by release is like a new one."""
-    assert await PostgresProvider.migrate(f"{postgres_database}?schema=made_at_once") == (0, len(migration.MIGRATIONS))
+    assert await PostgresProvider.migrate(f"{postgres_database}?schema=made_whole") == (0, len(migration.MIGRATIONS))
     every = migration.MIGRATIONS
     for version in range(1, len(every) + 1):
         monkeypatch.setattr(migration, "MIGRATIONS", every[:version])
@@ -101,13 +101,13 @@ async def test_zero_to_now_is_step_by_step(postgres_database: str, monkeypatch: 
     with psycopg.connect(postgres_database) as connection:
         fresh, grown = (
             {re.sub(rf"\b{schema}\b", "", str(row)) for row in connection.execute(CATALOG, {"schema": schema})}
-            for schema in ("made_at_once", "made_in_steps")
+            for schema in ("made_whole", "made_in_steps")
         )
     assert fresh == grown
     assert len(fresh) > 50
 
 
-async def test_ten_migrators_at_once(postgres_database: str) -> None:
+async def test_ten_concurrent_migrators(postgres_database: str) -> None:
     """As ten replicas that start together; then once more, with nothing to do."""
     now = len(migration.MIGRATIONS)
     outcomes = await asyncio.gather(*(PostgresProvider.migrate(postgres_database) for _ in range(10)))

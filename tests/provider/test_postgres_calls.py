@@ -42,7 +42,7 @@ def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
-# --- calls that nobody waits for any more -----------------------------------------------------------------------------
+# --- abandoned calls --------------------------------------------------------------------------------------------------
 
 
 async def test_a_cancelled_caller_returns_immediately_and_the_provider_stays_usable(

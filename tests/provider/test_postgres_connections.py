@@ -1,4 +1,4 @@
-"""PostgreSQL: one connection and the calls on it, on both event loops: what is sent, in which order, how it ends."""
+"""PostgreSQL: one connection and the calls on it, on both event loops: sent messages, their order, the end."""
 
 from __future__ import annotations
 
@@ -79,15 +79,15 @@ def watcher(postgres_database: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 def shut(admin: psycopg.Connection[Any]) -> None:
-    """Within a transaction, at the end of which it is open again."""
+    """Within a transaction; at its end the gate is open again."""
     admin.execute("LOCK TABLE affinity.gate")
 
 
-# --- what is sent -----------------------------------------------------------------------------------------------------
+# --- sent messages ----------------------------------------------------------------------------------------------------
 
 
 async def test_calls_go_in_order(connection: Connection) -> None:
-    """Those that wait for the connection, and those that wait for each other."""
+    """Calls that wait for the connection, and calls that wait for each other."""
     await connection.simple_query("CREATE SEQUENCE turn")
     turns = await asyncio.gather(*(connection.run("SELECT nextval('turn')") for _ in range(50)))
     assert turns == [[(n,)] for n in range(1, 51)]
@@ -96,7 +96,7 @@ async def test_calls_go_in_order(connection: Connection) -> None:
 async def test_thirty_megabytes_go_through_and_come_back(
     connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More than a socket takes at once: the rest is sent when it can be, and the next call waits for its turn."""
+    """More than a socket takes in one piece: the rest is sent when it can be, and the next call waits for its turn."""
     written = 0
     writable = WireProtocol._writable
 
@@ -245,7 +245,7 @@ async def test_a_hint_is_a_transaction_of_its_own_behind_the_statement(noting: C
     assert await noting.run("SELECT count(DISTINCT xact) FROM notes") == [(4,)]
 
 
-async def test_nobody_waits_for_a_hint_but_the_next_call(
+async def test_only_the_next_call_waits_for_a_hint(
     noting: Connection, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any]
 ) -> None:
     """The transaction before it has ended: its rows are there for others."""
@@ -536,7 +536,7 @@ async def test_a_connection_that_is_ended_in_the_middle_of_a_call(
 async def test_a_connection_that_breaks_in_the_middle_of_several_statements_raises(
     connection: Connection, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any], first: bool
 ) -> None:
-    """In whichever of them, prepared at once or before; the next call has another connection."""
+    """In either of them, prepared with it or before; the next call has another connection."""
     both: tuple[LiteralString, ...] = (WAIT, "SELECT %(n)s + 1") if first else ("SELECT %(n)s + 1", WAIT)
     for times in (1, 2):
         with admin.transaction():
@@ -549,7 +549,7 @@ async def test_a_connection_that_breaks_in_the_middle_of_several_statements_rais
         assert [(times,)] in await connection.pipeline(both, {"n": Int8(1)})
 
 
-async def test_a_reset_that_comes_with_a_reply_is_noticed_at_once(where: str) -> None:
+async def test_a_reset_that_comes_with_a_reply_is_noticed_immediately(where: str) -> None:
     """The call has its reply, and the next one a connection of its own: it waits for nothing."""
     with proxy(where) as network:
         async with aclosing(Connection(Target.parse(network.url), "affinity connection", HOT)) as connection:
@@ -630,13 +630,13 @@ async def test_a_server_that_does_not_prove_who_it_is_gets_no_call(
                 await connection.run(PID)
 
 
-# --- calls that nobody waits for any more -----------------------------------------------------------------------------
+# --- abandoned calls --------------------------------------------------------------------------------------------------
 
 
 async def test_a_call_that_had_not_begun_never_does(
     connection: Connection, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any]
 ) -> None:
-    """The abandoned one before it comes to its end, and those behind are served, on the same connection."""
+    """The abandoned call ends first, and later calls are served, on the same connection."""
     pid = await connection.run(PID)
     with admin.transaction():
         shut(admin)
@@ -657,7 +657,7 @@ async def test_an_abandoned_call_that_is_not_answered_delays_no_other_call(
     watcher: psycopg.Connection[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those behind it have another connection; its statement is not cancelled."""
+    """Later calls have another connection; its statement is not cancelled."""
     await connection.run(WAIT)
     monkeypatch.setattr(connections, "CANCELLED_CALL_TIMEOUT", 0.1)
     with admin.transaction():
@@ -695,7 +695,7 @@ async def test_an_error_that_comes_with_a_cancellation_is_no_news(
 async def test_an_attempt_to_connect_without_a_waiting_caller_is_cancelled(
     connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the grace; whoever comes then makes an attempt of its own."""
+    """After the grace; a later call makes an attempt of its own."""
     attempts = 0
     connect = connections.connect
 
@@ -742,7 +742,7 @@ async def test_a_connection_that_is_made_in_the_grace_serves_the_next_call(
 async def test_closing_ends_every_call(
     connection: Connection, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any]
 ) -> None:
-    """The one under way, whose statement is not cancelled, and those that wait; once is enough, twice is no harm."""
+    """The call under way, whose statement is not cancelled, and the waiting ones; once is enough, twice is no harm."""
     await connection.run(WAIT)
     with admin.transaction():
         shut(admin)

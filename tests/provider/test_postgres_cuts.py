@@ -1,4 +1,4 @@
-"""PostgreSQL: requests of which the rest does not arrive, whichever byte was the last to."""
+"""PostgreSQL: requests that arrive in part only, cut behind any byte."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Requests:
                 raise error
 
     def inspect(self, line: ProxiedConnection, data: bytes) -> bytes:
-        """What goes on of what came: whole requests, each for itself. A hint is behind another request."""
+        """Forward whole requests, each for itself. A hint is behind another request."""
         sent = self._parts.pop(line, b"") + data
         ends = [end for kind, end in messages(sent) if kind in (b"S", b"Q", b"X") and end <= len(sent)]
         for start, end in pairwise([0, *ends]):
@@ -153,7 +153,7 @@ class Trial:
         kinds = complete(request)
         # What has locked rows is followed by nothing but the five bytes that end its transaction.
         assert b"E" not in kinds or kinds[-2:] == [b"E", b"S"], kinds
-        # What is of one use, the question with which a connection begins, is prepared and executed at once.
+        # The first statement of a connection is used once: it is prepared and executed in one message.
         assert kinds.count(b"E") + kinds.count(b"Q") + kinds.count(b"P") == 1 or kinds == _ONE_USE, kinds
         ends = {end for _, end in messages(request)} | set(range(SEGMENT, len(request), SEGMENT))
         for size in sorted(ends - {len(request)}):

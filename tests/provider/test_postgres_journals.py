@@ -240,7 +240,7 @@ ALL_GONE: Final = (
 async def test_an_ask_finds_its_journal_by_the_key_among_dead_rows(
     postgres_migrated: str, admin: psycopg.Connection[Any]
 ) -> None:
-    """Statistics say that there are two journals: few enough to read all of them, but for those that are gone."""
+    """Statistics say that there are two journals: few enough to read all of them, but for deleted ones."""
     async with opened(postgres_migrated) as provider:
         peer = await registered(provider)
         (first, _) = await provider.append_journal([said("s"), said("t")])
@@ -287,9 +287,9 @@ async def check_reads(watched: PostgresProvider, check: Any, last_seq: int) -> N
         assert len(page.stream) == (2 if "stream" in fields else 0)
 
 
-async def test_plain_pages_are_those_of_the_statement_for_all_queries(postgres_migrated: str) -> None:
-    """With any bounds; of a fork, whose page has entries of its base or none, of what is pruned, and of what is not
-    there.
+async def test_plain_pages_equal_pages_of_the_statement_for_all_queries(postgres_migrated: str) -> None:
+    """With any bounds; of a fork, whose page has entries of its base or none, of pruned entries, and of
+    unknown ones.
     """
     async with opened(postgres_migrated) as provider:
         texts = [said("s", entry=NewEntry(kind="note", payload=f'"{"x" * n}"')) for n in range(12)]
@@ -436,7 +436,7 @@ async def test_a_fence_is_compared_with_the_row_that_was_waited_for(
 
 
 async def test_of_two_acks_of_one_batch_the_first_writes_a_journal(postgres_migrated: str) -> None:
-    """The second one's fence is that of before; it keeps its lock. Others of the batch are not affected."""
+    """The second one has the former fence; it keeps its lock. Others of the batch are not affected."""
     async with opened(postgres_migrated) as provider:
         peer = await registered(provider)
         (first, other) = await provider.append_journal([said("s"), said("t")])

@@ -46,7 +46,7 @@ async def test_an_item_behind_one_that_is_being_removed(stage: Stage) -> None:
 
 
 async def test_the_first_is_removed_while_the_next_one_is(stage: Stage) -> None:
-    """The removal of the first item waits for that of the second, and makes way for the third."""
+    """The removal of the first item waits for the removal of the second, and makes way for the third."""
     peer = stage.peer
     await queue(peer, await peer.own("j"), 1, 2, 3)
     (first,) = [item for item in await peer.take(10) if item.ordered]

@@ -57,7 +57,7 @@ async def test_hot_statements_read_what_they_need(
 async def test_statements_of_session_state_read_what_they_need(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
-    """The same for states, holds and watches, and for what a claim does for those who watch."""
+    """The same for states, holds and watches, and for the notices to watchers of a claim."""
     async with opened(postgres_migrated) as provider:
         peer = await registered(provider)
         crowd_tables(admin, crowd)
@@ -242,7 +242,7 @@ async def test_a_fetch_of_older_code_does_not_read_what_it_leaves_to_newer(
 async def test_a_page_of_instances_of_a_rare_status_reads_what_it_needs(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
-    """Among 20,000 others, and of 20,000 with one status; all of them newer than what is asked for."""
+    """Among 20,000 others, and of 20,000 with one status; all of them newer than the wanted ones."""
     async with opened(postgres_migrated) as provider:
         peer = await registered(provider)
         for name in ("old1", "old2", "old3"):

@@ -84,7 +84,7 @@ async def test_a_connection_is_not_made_while_another_is_free(pair: tuple[Connec
 
 
 async def test_each_call_runs_under_its_settings(pair: tuple[Connection, Connection]) -> None:
-    """Prepared or not; and those of the connection come back with its own calls."""
+    """Prepared or not; and the connection's own settings come back with its own calls."""
     one, _ = pair
     cold = Role((one,), COLD)
     assert set(HOT) == set(COLD)
@@ -125,7 +125,7 @@ async def test_hints_come_between_calls_and_with_them(
         assert watcher.execute("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'").fetchone() == (0,)
 
 
-async def test_the_end_of_a_link_is_noticed_at_once_by_who_listens(
+async def test_the_end_of_a_link_is_noticed_immediately_while_listening(
     postgres_migrated: str, admin: psycopg.Connection[Any]
 ) -> None:
     """Without a call; the next subscription has a connection of its own, and so has the next fetch."""
@@ -175,7 +175,7 @@ async def test_an_idle_connection_is_closed_and_made_again(
 
 
 def test_attempts_to_connect_are_spread() -> None:
-    """The first one waits for nothing; those after a loss or failures wait for random times, up to a bound."""
+    """The first one waits for nothing; attempts after a loss or failures wait for random times, up to a bound."""
     attempts = Attempts()
     assert attempts.pause() == 0.0
     attempts.lost()

@@ -52,7 +52,7 @@ async def connection(network: Proxy, admin: psycopg.Connection[Any]) -> AsyncIte
 
 
 def probes(network: Proxy) -> int:
-    """Probes so far, also those that have no answer."""
+    """Probes so far, also unanswered ones."""
     return sum(f"\0{PROBE}\0".encode() in line.startup for line in network.lines)
 
 

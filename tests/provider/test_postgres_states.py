@@ -153,7 +153,7 @@ async def test_an_item_is_not_run_under_an_epoch_that_ended_meanwhile(stage: Sta
 
 
 async def test_a_batch_writes_a_session_once(stage: Stage) -> None:
-    """The first that may, whatever stands before it; and nothing of those that may not."""
+    """The first that may, whatever stands before it; and nothing of the refused ones."""
     peer = stage.peer
     first, second, third = await peer.own("h"), await peer.own("j"), await peer.own("k")
     stale = turn(replace(first, event_count=9), states=[stage.write(b"1")])

@@ -51,7 +51,7 @@ async def swept(sweepers: list[PostgresProvider], times: int) -> list[Sweep]:
 
 
 def queue(admin: psycopg.Connection[Any], first: int, last: int, route: str) -> None:
-    """An item for each of these sessions, which nobody holds, with that mark."""
+    """An item for each of these sessions, which no worker holds, with that mark."""
     admin.execute(
         "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at,"
         " payload, enqueued_at) SELECT 'x', 1, i, 'work', 's' || i, %s, clock(), '', clock()"
@@ -104,7 +104,7 @@ async def test_what_a_dead_worker_leaves_behind_does_not_wait_for_its_window(
 async def test_old_sessions_are_removed_window_by_window(
     sweepers: list[PostgresProvider], admin: psycopg.Connection[Any]
 ) -> None:
-    """And those between them that are not old stay."""
+    """And rows between them that are not old stay."""
     admin.execute(
         "INSERT INTO sessions SELECT 's' || i, 'a', 'a-1', i, clock() - i % 2 * interval '2 h', clock(), clock()"
         " FROM generate_series(101, 125) i"

@@ -20,7 +20,7 @@ from tests.provider.postgres_stage import administrator, opened, registered
 pytestmark = pytest.mark.anyio
 
 Kind: TypeAlias = Literal["fused", "here", "placed", "check"]
-"""What is asked: to commit a fused turn, to lock all new work here, to place each item, or which turns do not pass."""
+"""Calls: commit a fused turn, lock all new work here, place each item, or find the turns that do not pass."""
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ async def provider(postgres_migrated: str) -> AsyncIterator[PostgresProvider]:
 
 @pytest.fixture
 def asked(provider: PostgresProvider, monkeypatch: pytest.MonkeyPatch) -> list[Kind]:
-    """What is asked from now on, in order."""
+    """The calls from now on, in order."""
     connection, kinds = provider._connections.commit, list[Kind]()
     run = connection.run
 
@@ -111,7 +111,7 @@ async def test_a_worker_whose_lease_ended_writes_nothing(
 
 
 def rows(admin: psycopg.Connection[Any], name: str) -> list[Sequence[Any]]:
-    """What the tables say of these turns."""
+    """The rows of these turns."""
     asked: tuple[LiteralString, ...] = (
         "SELECT instance_id, status, execution_id, event_count, claims, owner_worker FROM instances"
         " WHERE instance_id LIKE %s ORDER BY 1",
@@ -195,7 +195,7 @@ async def test_work_that_stays_here_is_written_and_answered_as_if_it_were_placed
             epochs.get(item and item.session_id) for item in taken
         ]
         assert await peer.check(*filter(None, taken)) == [True] * 4
-        # Touched: those of the results too.
+        # Touched: the sessions of the results too.
         assert admin.execute(
             "SELECT count(*) FROM sessions WHERE locked_until < clock() + interval '2 s'"
         ).fetchone() == (0,)

@@ -41,7 +41,7 @@ from tests.provider.postgres_stage import administrator, opened, registered
 pytestmark = pytest.mark.anyio
 
 Kind: TypeAlias = Literal["wake", "batch", "check"]
-"""What is asked: to commit a wake, or a batch, or which turns of a batch do not pass."""
+"""Calls: commit a wake, or a batch, or find the turns of a batch that do not pass."""
 
 BOTH: Final[list[Kind]] = ["wake", "batch"]
 REFUSED: Final[list[Kind]] = ["wake", "batch", "check"]
@@ -62,7 +62,7 @@ async def provider(postgres_migrated: str) -> AsyncIterator[PostgresProvider]:
 
 @pytest.fixture
 def asked(provider: PostgresProvider, monkeypatch: pytest.MonkeyPatch) -> list[Kind]:
-    """What is asked from now on, in order."""
+    """The calls from now on, in order."""
     connection, kinds = provider._connections.commit, list[Kind]()
     run = connection.run
 
@@ -377,7 +377,7 @@ async def with_next_wake(
 async def test_an_append_alone_is_as_one_of_a_batch(
     provider: PostgresProvider, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    """Its outcome, the worker to wake, and what is in the tables."""
+    """Its outcome, the worker to wake, and the rows of the tables."""
     peer = await registered(provider)
     await Conversation(provider, "other").append()
     outcomes, wrote = [], []

@@ -27,7 +27,7 @@ ALL: Final = Quotas(instances=10_000_000, unread_events=100, instance_bytes=1_00
 
 
 def _writes(provider: Provider) -> Sequence[Callable[[], Awaitable[object]]]:
-    """What limits are asked for; the first message to an instance measures it."""
+    """Operations that check limits; the first message to an instance measures it."""
     message = NewMessage(instance_id="x1", payload="x", unread_limit=1_000)
     return [
         lambda: provider.create_instance([new_instance("i")]),
@@ -66,7 +66,7 @@ async def test_an_event_is_measured_once(postgres_migrated: str) -> None:
         await provider.create_instance([new_instance("x1")])
         with administrator(postgres_migrated) as admin:
             await _measured(provider, admin, 10)
-            admin.execute("UPDATE history SET event = repeat('x', 1000)")  # nobody looks at them again
+            admin.execute("UPDATE history SET event = repeat('x', 1000)")  # they are not read again
             await _measured(provider, admin, 5)
             assert admin.execute("SELECT event_count, bytes FROM instance_sizes").fetchone() == (15, 15)
 

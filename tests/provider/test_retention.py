@@ -35,7 +35,7 @@ def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 ENDED: Final[tuple[LiteralString, ...]] = (
-    # What runs; what ended lately; old children of a parent that runs; histories that may go, and those that may not.
+    # Running and lately ended instances; old children of a running parent; histories that may go, or may not.
     "INSERT INTO instances (instance_id, name, created_at, updated_at)"
     " SELECT 'x' || i, 'flow', clock(), clock() FROM generate_series(1, %s) i",
     "INSERT INTO ended_executions SELECT 'x' || i, 1, true, clock() + '1 h' FROM generate_series(1, %s) i",

@@ -137,7 +137,7 @@ REFUSED: Final[dict[str, Callable[[Provider], Awaitable[object]]]] = {
     "suspend_rebalancing": lambda p: p.suspend_rebalancing(suspended=True),
     "set_quotas": lambda p: p.set_quotas(Quotas(instances=1)),
 }  # fmt: skip
-"""Of the verbs, those that a client may not do."""
+"""The verbs that a client may not call."""
 
 
 async def test_a_client_does_nothing_else(url: str) -> None:
@@ -224,7 +224,7 @@ WHERE pronamespace = 'affinity'::regnamespace AND (prosecdef OR proconfig::text 
 
 async def test_functions_with_the_rights_of_the_owner(url: str, admin: psycopg.Connection[Any]) -> None:
     """A client has eight, the documents name them, and no function looks for a name in the caller's temporary tables
-    first: triggers run within those with the owner's rights.
+    first: triggers run within them with the owner's rights.
     """
     assert url
     allowed = {name for (name,) in admin.execute(DEFINERS, [CLIENT])}
@@ -313,7 +313,7 @@ async def test_a_client_makes_no_journal_beyond_the_quotas(url: str) -> None:
 
 
 async def test_what_a_client_makes_for_itself_deceives_no_function(url: str, admin: psycopg.Connection[Any]) -> None:
-    """Tables of its session come first in its own search path, and not in that of the functions."""
+    """Tables of its session come first in its own search path, and not in the functions' search path."""
     with psycopg.connect(as_role(url, CLIENT), autocommit=True, options="-c search_path=affinity") as client:
         client.execute("CREATE TEMP TABLE instances (LIKE affinity.instances INCLUDING DEFAULTS)")
         client.execute("CREATE TEMP TABLE quotas (instances bigint, unread_events bigint, instance_bytes bigint)")

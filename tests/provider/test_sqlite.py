@@ -1,4 +1,4 @@
-"""What is SQLite's own beyond the conformance suite: files, migrations, errors, hints, plans, processes."""
+"""SQLite beyond the conformance suite: files, migrations, errors, hints, plans, processes."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ WAIT_SECONDS = 30.0  # seconds of real time for what comes immediately
 
 
 async def test_zero_to_now_equals_step_by_step(tmp_path: Path) -> None:
-    at_once, in_steps = tmp_path / "at_once.db", tmp_path / "in_steps.db"
-    assert await SqliteProvider.migrate(at_once) == (0, len(MIGRATIONS))
+    in_one_step, in_steps = tmp_path / "in_one_step.db", tmp_path / "in_steps.db"
+    assert await SqliteProvider.migrate(in_one_step) == (0, len(MIGRATIONS))
     for version in range(1, len(MIGRATIONS) + 1):
         assert migrate(in_steps, MIGRATIONS[:version]) == (version - 1, version)
-    assert schema(at_once) == schema(in_steps)
-    assert await SqliteProvider.migrate(at_once) == (len(MIGRATIONS), len(MIGRATIONS))
+    assert schema(in_one_step) == schema(in_steps)
+    assert await SqliteProvider.migrate(in_one_step) == (len(MIGRATIONS), len(MIGRATIONS))
 
 
-async def test_ten_processes_migrate_at_once(tmp_path: Path) -> None:
+async def test_ten_processes_migrate_concurrently(tmp_path: Path) -> None:
     path = tmp_path / "affinity.db"
     forks = [Fork(crowd.migrate, str(path)) for _ in range(10)]
     reports = [fork.output().strip() for fork in forks]
@@ -96,7 +96,7 @@ async def test_any_file_name_will_do(tmp_path: Path, name: str) -> None:
 
 
 async def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
-    """With those beside it, whatever the umask is; the mode of a file that is there is left alone."""
+    """With the files beside it, whatever the umask is; the mode of an existing file is left alone."""
     path, shared = tmp_path / "affinity.db", tmp_path / "shared.db"
     shared.touch()
     shared.chmod(0o664)

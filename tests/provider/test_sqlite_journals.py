@@ -64,7 +64,7 @@ asyncio.run(main())
 """
 PARTS: Final = 40
 SEEN_WITHIN: Final = 0.5
-"""Seconds, median; 0.02 on an idle machine. Ten times what is promised: tests run on machines that are busy."""
+"""Seconds, median; 0.02 on an idle machine. Ten times the promise: tests run on machines that are busy."""
 
 
 async def test_a_wake_costs_the_same_in_a_long_journal(tmp_path: Path, steps: Iterator[int]) -> None:
@@ -132,7 +132,7 @@ async def test_a_stream_is_seen_by_another_process(tmp_path: Path) -> None:
 
 
 async def test_a_commit_behind_a_stream_waits_for_the_disk(tmp_path: Path) -> None:
-    """Parts of streams do not, and what is committed after them does, also when setting it failed in between."""
+    """Parts of streams do not, and later commits do, also when setting it failed in between."""
     path = tmp_path / "affinity.db"
     create_file(path)
     with closing(connect(path)) as connection:

@@ -122,7 +122,7 @@ def test_every_path_finds_the_same(path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize("where", [SessionFilter(orphaned=True), SessionFilter(heads=True)], ids=["orphaned", "heads"])
 def test_a_place_in_a_family_is_not_dearer_to_find_among_many_without_parents(path: Path, where: SessionFilter) -> None:
-    """Orphans are looked for among those that have a parent; heads are on the first page, or nearly."""
+    """Orphans are looked for among records that have a parent; heads are on the first page, or nearly."""
     costs = []
     for others in (200, 4_000):
         populate(path, others, like_the_others=False)
@@ -143,7 +143,7 @@ def explain(path: Path, parts: set[str]) -> list[str]:
 
 
 def page(path: Path, where: SessionFilter) -> list[str]:
-    """What a listing finds, in its order."""
+    """The ids that a listing finds, in its order."""
     with closing(connect(path)) as connection:
         found = Database(connection, Clock()).read(list_states, where, 20)
     return [row.session_id for row in found]

@@ -158,7 +158,7 @@ async def traced(peer: Peer) -> list[str]:
 
 
 def mentioned(statements: Sequence[str], text: str) -> list[str]:
-    """Those that name something; ``sessions`` and ``session_id`` are named by all kinds."""
+    """The statements that name something; ``sessions`` and ``session_id`` are named by all kinds."""
     plain = ((statement, statement.replace("session_id", "")) for statement in statements)
     return [statement for statement, shortened in plain if text in shortened]
 

@@ -70,7 +70,7 @@ async def test_a_schema_is_inspected(any_url: str, change: str) -> None:
 
 
 def remove_sessions(url: str) -> None:
-    """What the later release does not use any more."""
+    """Drop a table that the later release does not use any more."""
     if url.startswith("sqlite:"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
             connection.execute("DROP TABLE sessions")
@@ -80,7 +80,7 @@ def remove_sessions(url: str) -> None:
 
 
 def test_every_sequence_is_repaired_by_a_migration(postgres_migrated: str) -> None:
-    """Whoever adds one says of which table it must not be behind."""
+    """A new sequence needs a line that names the table whose numbers it must not repeat."""
     with administrator(postgres_migrated) as admin:
         names = admin.execute("SELECT sequencename FROM pg_sequences WHERE schemaname = current_schema").fetchall()
     assert all(f"'{name}'" in statement for (name,) in names for statement in (sequences._BEHIND, sequences._REPAIR))

@@ -2,8 +2,8 @@
 
 A new connection costs the server a process, its caches and the preparation of each statement: some 15 ms, more than
 what a test of the contract does with it. A test opens ten of them. So the providers of `PostgresHarness` get
-connections that those of an earlier test have closed, in autocommit and outside any transaction, with what the server
-has prepared on them. All else is as on a new connection: the provider checks the timeline, for one.
+connections that providers of an earlier test have closed, in autocommit and outside any transaction, with the
+statements that are prepared on them. All else is as on a new connection: the provider checks the timeline, for one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _connect = connections.connect
 
 
 class KeptWireProtocol(WireProtocol):
-    """On a connection that may have been used before: what is prepared on it is known."""
+    """On a connection that may have been used before: it knows the prepared statements."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ def keep(connection: AsyncConnection[Any]) -> None:
 
 
 def idle_backends() -> list[int]:
-    """Process ids, at the server, of those that no provider uses."""
+    """Process ids, at the server, of connections that no provider uses."""
     return [connection.info.backend_pid for idle in _idle.values() for connection in idle]
 
 

@@ -26,7 +26,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="A,B: only pairs of these; A: only pairs with this one")
     parser.add_argument("--at", default="", help="only points with this text, such as commit_turn or client")
     parser.add_argument("--runs", type=int, help="so many of each area, drawn; by default all")
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of what is drawn")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of the drawn runs")
     parser.add_argument("--points", action="store_true", help="print the points of each operation, and race nothing")
     return parser.parse_args()
 

@@ -1,6 +1,6 @@
-"""Runs two operations, the first of which stops at a chosen call of the database until the second has run.
+"""Runs two operations; the first stops at a chosen call of the database until the second has run.
 
-The points of an operation are the calls that it causes when it runs alone: its client's own ones, and those of the
+The points of an operation are the calls that it causes when it runs alone: calls of its client, and calls of the
 workers until nothing is left to do. A point is before a call or behind it, so that an operation is held between what it
 read and what it commits, and between a commit and its reply.
 """
@@ -49,7 +49,7 @@ ASIDE: Final = frozenset(
         "get_load", "release_unknown_locks", "find_unused_resources",
     }
 )  # fmt: skip
-"""Calls that workers repeat whatever happens, and those that only explain."""
+"""Calls that workers repeat whatever happens, and calls that only explain."""
 
 REPEATS: Final = 3
 """Points at calls of one name; further ones are as these."""
@@ -69,7 +69,7 @@ Where: TypeAlias = str | Copies | None
 """The URL of a PostgreSQL database, or a server with copies of one; None: SQLite."""
 
 Outcome: TypeAlias = str
-"""What an operation returned, or the name of the error that it raised."""
+"""The result of an operation, or the name of the error that it raised."""
 
 
 class Point(NamedTuple):
@@ -78,7 +78,7 @@ class Point(NamedTuple):
     side: Literal["client", "worker"]
     call: str
     nth: int
-    """Of the calls of this name on this side since the operation began, from 1; of fetches, those that brought work."""
+    """Of the calls of this name on this side since the operation began, from 1. A fetch counts if it brought work."""
     place: Literal["before", "after"]
 
     def __str__(self) -> str:
@@ -235,12 +235,12 @@ class RaceEnv(Env):
 
 @dataclass
 class Stage:
-    """What the operations of one run act on. Each run has ids of its own, so that runs share a database."""
+    """The database, client and ids of one run. Each run has ids of its own, so that runs share a database."""
 
     env: RaceEnv
     number: int
     kept: dict[str, Any] = field(default_factory=dict)
-    """What the setup has found out: ids of requests, exports."""
+    """Data of the setup: ids of requests, exports."""
 
     @property
     def client(self) -> affinity.Client:
@@ -289,7 +289,7 @@ class Operation:
 
 
 State: TypeAlias = Mapping[str, Hashable]
-"""What is left at the end, by id."""
+"""The rows that are left at the end, by id."""
 
 
 @dataclass(frozen=True)
@@ -321,7 +321,7 @@ class Ended(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong in one run."""
+    """A violation in one run."""
 
     area: str
     first: str
@@ -387,7 +387,7 @@ class Races:
                         yield finding
 
     async def race(self, first: Operation, second: Operation, point: Point) -> Finding | None:
-        """Hold the first at the point while the second runs; what is wrong then."""
+        """Hold the first at the point while the second runs; returns a violation."""
         stage = await self._stage()
         self.runs += 1
         try:
@@ -424,7 +424,7 @@ class Races:
         return Finding(self.area.name, first.name, second.name, point, wrong) if wrong else None
 
     async def _left_by(self, operation: Operation) -> State:
-        """What is left when only this operation runs."""
+        """The rows that are left when only this operation runs."""
         if operation.name not in self._states:
             stage = await self._stage()
             outcome = await self._alone(stage, operation)
@@ -467,7 +467,7 @@ class Races:
         return outcome
 
     async def _drive(self, stage: Stage, task: asyncio.Future[Outcome]) -> Outcome:
-        """Run until the operation has ended; jump to what is due if it waits for that.
+        """Run until the operation has ended; jump to the next due time if it waits for that.
 
         Raises:
             TimeoutError: it does not end.
@@ -515,7 +515,7 @@ class Races:
 def _differences(
     operations: tuple[Operation, Operation], ended: Ended, allowed: Sequence[Ended], states: Sequence[State]
 ) -> Iterable[str]:
-    """Outcomes, and what is left, that no serial order gives."""
+    """Outcomes and rows that no serial order gives."""
     for place, operation in enumerate(operations):
         outcome = ended.outcomes[place]
         known = {one.outcomes[place] for one in allowed}

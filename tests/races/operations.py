@@ -1,4 +1,4 @@
-"""What the races are between: the operations on one conversation, and on one instance and its session."""
+"""The racing operations on one conversation, and on one instance and its session."""
 
 from __future__ import annotations
 

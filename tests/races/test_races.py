@@ -1,4 +1,4 @@
-"""Races on purpose: that they find what is wrong, the pairs that have been wrong, and a sample of all."""
+"""Races on purpose: that they find violations, the pairs that had one, and a sample of all."""
 
 from __future__ import annotations
 

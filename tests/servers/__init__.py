@@ -21,7 +21,7 @@ __all__ = ["NoPostgres", "Offer", "PostgresServer", "StopMode", "find_postgres",
 
 
 def find_postgres() -> list[Offer]:
-    """What there is on this machine, by ascending major version; of each version the first source that has it."""
+    """The servers of this machine, by ascending major version; of each version the first source that has it."""
     found: dict[int, Offer] = {}
     for source in (external, containers, programs):
         for offer in source():

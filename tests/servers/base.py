@@ -1,4 +1,4 @@
-"""What a PostgreSQL server is to a test, wherever it comes from."""
+"""A PostgreSQL server as tests see it, wherever it comes from."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class PostgresServer(ABC):
         self.start()
 
     def create_database(self, template: str | None = None) -> str:
-        """A new database, empty or a copy of ``template`` (which nobody may be connected to); its name."""
+        """A new database, empty or a copy of ``template`` (without connections to it); returns its name."""
         name = f"test_{uuid.uuid4().hex}"
         how = sql.SQL("STRATEGY file_copy" if self.major >= 15 else "")  # half of the server's time for a new database
         statement = sql.SQL("CREATE DATABASE {} TEMPLATE {} {}")
@@ -67,7 +67,7 @@ class PostgresServer(ABC):
         return name
 
     def drop_database(self, name: str) -> None:
-        """Remove a database, and whoever is connected to it."""
+        """Remove a database, and end the connections to it."""
         self._execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
     def disconnect(self) -> None:
@@ -102,7 +102,7 @@ class Offer:
 
 
 def free_port() -> int:
-    """A port that nobody listens on at the moment."""
+    """A port that no process listens on at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -114,7 +114,7 @@ def settings(*, fsync: bool) -> dict[str, str]:
 
 
 def stop_signal(mode: StopMode) -> signal.Signals:
-    """What ends a server in that way."""
+    """The signal that ends a server in that way."""
     return signal.SIGINT if mode == "fast" else signal.SIGQUIT
 
 

@@ -39,7 +39,7 @@ class ExternalServer(PostgresServer):
 
 
 def external() -> Iterator[Offer]:
-    """Those that the environment names; one that cannot be reached is an error, not a missing one."""
+    """Servers that the environment names; one that cannot be reached is an error, not a missing one."""
     for url in os.environ.get(ENVIRONMENT, "").split():
         with psycopg.connect(url) as connection:
             major = connection.info.server_version // 10_000

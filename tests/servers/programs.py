@@ -69,7 +69,7 @@ class LocalServer(PostgresServer):
 
     @property
     def log(self) -> Path:
-        """What the server says."""
+        """The log of the server."""
         return self._home / "server.log"
 
     def url(self, database: str = "postgres") -> str:
@@ -211,14 +211,14 @@ class Standby(LocalServer):
 
 
 def _guard(home: Path, data: Path) -> subprocess.Popen[bytes]:
-    """What stops the server and removes its data when this process can no longer."""
+    """A process that stops the server and removes its data when this process can no longer."""
     command = ["/bin/sh", "-c", GUARD, "guard", str(home), str(data)]
     nowhere = subprocess.DEVNULL
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True)
 
 
 def programs() -> Iterator[Offer]:
-    """Those of Debian's packages, of ``PATH``, and of the wheels in the ``test`` extra."""
+    """PostgreSQL of Debian's packages, of ``PATH``, and of the wheels in the ``test`` extra."""
     directories = [*sorted(Path("/usr/lib/postgresql").glob("*/bin")), *_on_path(), *_in_wheels()]
     for directory in directories:
         if (major := _version(directory)) is not None:

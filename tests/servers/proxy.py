@@ -135,7 +135,7 @@ class Proxy:
                 last = line.resets  # asked before it is sent: then the test may go on
                 line.client.sendall(data)
                 if last:
-                    _until_received(line.client)  # what is still on its way would be lost
+                    _until_received(line.client)  # data on its way would be lost
                     line.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                     line.client.shutdown(socket.SHUT_RD)  # wakes the other thread, which still has the socket
                     line.client.close()

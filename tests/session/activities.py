@@ -25,7 +25,7 @@ class Chat(BaseModel):
 
 
 class EndedError(BaseException):
-    """What a context raises that is asked to enlist after its run."""
+    """The error of a context that is asked to enlist after its run."""
 
 
 _ids = count(1)
@@ -87,7 +87,7 @@ class CountingStore(MemorySessionStore):
         return await super().save(new, **fences)
 
     async def apply(self, write: StateWrite | None) -> bool:
-        """What a commit does with the state that goes with a result."""
+        """Write the state that goes with a result, as a commit does."""
         try:
             if write is not None:
                 await self.save(write.new, expected_version=write.base_version, epoch=write.epoch)

@@ -1,4 +1,4 @@
-"""The session cache: what is served, what is refused, and that every state is disposed exactly once."""
+"""The session cache: served and refused states, and that every state is disposed exactly once."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ async def test_a_newer_epoch_waits_for_the_last_user_of_the_old_copy() -> None:
 # --- leases that end --------------------------------------------------------------------------------------------------
 
 
-async def test_a_lost_session_is_disposed_at_once(app: Application) -> None:
+async def test_a_lost_session_is_disposed_immediately(app: Application) -> None:
     cache = app.cache()
     await visit(cache)
     await cache.lost("a", 1)

@@ -1,4 +1,4 @@
-"""The session cache: its bounds, the reactive option, sync activities, and everything at once."""
+"""The session cache: its bounds, the reactive option, sync activities, and everything together."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_the_cache_is_what_a_worker_listens_with() -> None:
     assert listener
 
 
-# --- everything at once -----------------------------------------------------------------------------------------------
+# --- everything together ----------------------------------------------------------------------------------------------
 
 
 class RandomUses:

@@ -39,7 +39,7 @@ async def test_the_least_recently_used_copies_go_when_there_are_too_many_bytes(a
     assert (cache.stats.bytes, cache.stats.size, cache.stats.evictions) == (30, 2, 2)
 
 
-async def test_room_for_what_was_hydrated_is_made_at_once(app: Application) -> None:
+async def test_room_for_a_hydrated_state_is_made_immediately(app: Application) -> None:
     cache = cache_of(app, 10)
     await visit(cache, "a")
     async with cache.use(LeaseContext("b")):

@@ -34,7 +34,7 @@ def host() -> Host:
 
 @pytest.fixture(params=["the worker's database", "a store elsewhere"])
 def chats(request: pytest.FixtureRequest, host: Host) -> Sessions[Chat]:
-    """Of which `saved_in` says where its records are."""
+    """`saved_in` says where its records are."""
     return Sessions(Chat, kind="chat", store=None if request.param == "the worker's database" else CountingStore())
 
 
@@ -66,7 +66,7 @@ async def raising(opening: OpenSession[Chat], body: Callable[[Chat], Awaitable[N
         raise ZeroDivisionError
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
+# --- writes -----------------------------------------------------------------------------------------------------------
 
 
 async def test_it_is_written_before_the_result_and_the_rest_with_it(host: Host, chats: Sessions[Chat]) -> None:
@@ -198,7 +198,7 @@ async def test_an_error_in_a_block_around_it_does_not_take_it_back(host: Host, c
 async def test_a_block_that_fails_during_a_checkpoint_does_not_take_it_back(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was staged before builds on the record before: it is refused, and the activity runs again."""
+    """A state that was staged before builds on the former record: it is refused, and the activity runs again."""
     saving, failed = anyio.Event(), anyio.Event()
     save = host.database.save
 
@@ -352,7 +352,7 @@ async def test_an_activity_that_has_ended_has_none(host: Host, chats: Sessions[C
     assert saved_in(host, chats).saves == 0
 
 
-async def test_two_at_once_are_written_one_after_the_other(host: Host, chats: Sessions[Chat]) -> None:
+async def test_two_concurrent_ones_are_written_one_after_the_other(host: Host, chats: Sessions[Chat]) -> None:
     ctx = host.activity()
     opening = chats.open(ctx)
 

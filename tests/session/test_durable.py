@@ -134,7 +134,7 @@ async def test_attempts_that_fail_share_one(url: str, boxes: Boxes) -> None:
 
 
 async def test_an_activity_of_a_reused_id_has_one_of_its_own(url: str, boxes: Boxes) -> None:
-    """Instance, execution and activity are those of an activity that ran before, and whose session uses its box."""
+    """An activity with the same instance, execution and number ran before, and its session uses its box."""
     async with serving(url, boxes) as (client, app):
 
         @app.orchestration

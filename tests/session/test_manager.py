@@ -1,4 +1,4 @@
-"""What people do with records: in the memory of the test, in an SQLite file, in PostgreSQL."""
+"""Managing records: in the memory of the test, in an SQLite file, in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ async def test_delete_removes_the_children_and_returns_them(stage: ClockedStore)
 
 
 async def test_a_repeated_delete_takes_no_other_session(stage: ClockedStore) -> None:
-    """The id of the first begins that of the second, and is gone after the first call."""
+    """The id of the second begins with the id of the first, which is gone after the first call."""
     for session_id in ("customer-1", "customer-17"):
         await stage.put(session_id)
     assert await stage.manager.delete("customer-1") == ["customer-1"]
@@ -305,7 +305,7 @@ async def test_a_family_has_the_messages_and_participants_of_all_its_members(sta
     with pytest.raises(SessionAmbiguous):
         await stage.manager.family("new ")
     with pytest.raises(SessionNotFound):
-        await stage.manager.family("nobody")
+        await stage.manager.family("unknown")
 
 
 async def test_records_are_counted(stage: ClockedStore) -> None:
@@ -390,7 +390,7 @@ async def test_prune_leaves_what_was_written_since_it_was_listed(stage: ClockedS
     assert (pruned.removed, pruned.left) == (["s2"], ["s1", "s3"])
 
 
-async def test_prune_leaves_held_sessions_and_those_with_queued_work(database: ClockedStore) -> None:
+async def test_prune_leaves_held_sessions_and_sessions_with_queued_work(database: ClockedStore) -> None:
     assert database.provider is not None
     for session_id in ("held", "queued", "idle"):
         await database.put(session_id)

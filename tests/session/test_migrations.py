@@ -124,7 +124,7 @@ def test_two_shortest_chains_are_found_before_a_record_meets_them(edges: list[tu
 
 @pytest.mark.parametrize("edges", [[], [(1, 2), (2, 5)], [(1, 2), (1, 3), (2, 4), (3, 4)], [(1, 2), (1, 3), (1, 5)]])
 def test_nothing_else_is_found(edges: list[tuple[int, int]]) -> None:
-    """Two chains to another version are nobody's, nor are two that are longer than a third."""
+    """Two chains to another version do not count, nor two that are longer than a third."""
     made_for(5, *edges).check_migrations()
 
 

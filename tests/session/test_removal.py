@@ -69,7 +69,7 @@ async def test_a_deletion_goes_in_steps_from_the_last_descendants(stage: Clocked
 
 
 async def test_an_interrupted_deletion_goes_on_when_it_is_repeated(stage: ClockedStore) -> None:
-    """What is left hangs together below the record that was named."""
+    """The remaining records hang together below the record that was named."""
     names = await a_tree(stage)
 
     async def interrupted(_: Collection[str]) -> None:
@@ -102,7 +102,7 @@ async def test_a_descendant_that_is_added_meanwhile_is_deleted_too(stage: Clocke
 
 
 async def test_a_circle_of_parents_larger_than_a_step_is_deleted(stage: ClockedStore) -> None:
-    """With what is below it."""
+    """With the records below it."""
     for number in range(10):
         await stage.put(f"c{number}", parent=f"c{(number + 1) % 10}")
     await stage.put("below", parent="c3")

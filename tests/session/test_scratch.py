@@ -1,4 +1,4 @@
-"""Scratch: what is in memory only, and when it starts anew."""
+"""Scratch: fields that are in memory only, and when they start anew."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Sessions` in activities: what is loaded, staged, committed, kept and dropped."""
+"""`Sessions` in activities: loading, staging, committing, keeping and dropping states."""
 
 from __future__ import annotations
 

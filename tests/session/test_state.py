@@ -1,4 +1,4 @@
-"""What is kept of a state: types, projection, metadata, size, and what the caller gives explicitly."""
+"""The stored part of a state: types, projection, metadata, size, and explicit arguments."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_no_type_writes_null_for_a_number(declared: Any, state: Any) -> None:
 
 
 async def test_a_number_becomes_infinite_where_nothing_was(store: CountingStore) -> None:
-    """The bytes would be those of the record: it would pass for a state that has not changed."""
+    """The bytes would equal the record's: it would pass for a state that has not changed."""
     measured = Sessions(Measured, store=store)
     async with measured.open("s"):
         pass

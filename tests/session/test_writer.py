@@ -1,4 +1,4 @@
-"""Whose turn it is: order, cancellation, leases that end, settling, and everything at once."""
+"""Turns of writers: order, cancellation, leases that end, settling, and everything together."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ async def test_other_sessions_run_meanwhile(host: Host, chats: Sessions[Chat]) -
     await host.finish(first)
 
 
-async def test_an_activity_that_opens_twice_at_once_does_not_wait_for_itself(host: Host, chats: Sessions[Chat]) -> None:
+async def test_an_activity_with_two_concurrent_openings_does_not_wait_for_itself(
+    host: Host, chats: Sessions[Chat]
+) -> None:
     before = await settle_later(host, chats, "one")
     ctx = host.activity()
 
@@ -211,7 +213,7 @@ async def test_a_lease_lost_while_open_drops_the_copy_and_the_store_decides(host
         chat.lines.append("one")
         await chats.lost("s", 1)
     assert chats.stats.size == 1
-    assert await host.finish(ctx)  # nobody else has written
+    assert await host.finish(ctx)  # there was no other write
     await chats.sweep()
     assert chats.stats.size == 0
     assert (await host.read(chats)).lines == ["one"]
@@ -238,14 +240,14 @@ async def test_an_older_lease_than_the_cached_one_opens_nothing(host: Host, chat
     assert host.database.loads == 1
 
 
-async def test_all_leases_lost_at_once(host: Host, chats: Sessions[Chat]) -> None:
+async def test_all_leases_lost_together(host: Host, chats: Sessions[Chat]) -> None:
     for session_id in "abc":
         await host.say(chats, ctx=host.activity(session_id))
     await chats.lost_all()
     assert (chats.stats.size, chats.stats.losses) == (0, 3)
 
 
-# --- everything at once -----------------------------------------------------------------------------------------------
+# --- everything together ----------------------------------------------------------------------------------------------
 
 
 class RandomActivities:

@@ -19,7 +19,7 @@ from tests.support.activity_calls import call_test, call_test_blocking
 
 
 class Seen(BaseModel):
-    """What an activity saw of itself."""
+    """The context of one run of an activity."""
 
     n: int
     worker: str
@@ -79,7 +79,7 @@ async def fan_out(context: OrchestrationContext, width: int) -> int:
 
 @app.orchestration
 async def spread(context: OrchestrationContext, width: int) -> int:
-    """One turn on each of many sessions, at once; their number."""
+    """One turn on each of many sessions, concurrently; their number."""
     calls = [context.schedule_activity(step, n).on_session(f"{context.instance_id} {n}") for n in range(width)]
     return len(await context.gather(*calls))
 

@@ -111,7 +111,7 @@ def talks(answer: str = "hello") -> App:
 
 
 def drinks(order: str = "tea", *, bye: bool = True) -> App:
-    """An app that continues as new with each cup but the last, of which it waits a minute to take leave."""
+    """An app that continues as new with each cup but the last; then it waits a minute before it ends."""
     app = App("drinks")
 
     @app.orchestration

@@ -33,7 +33,7 @@ class Entry(BaseModel):
 
 
 class Entered(BaseModel):
-    """What one turn saw."""
+    """The result of one turn."""
 
     count: int
     again: bool

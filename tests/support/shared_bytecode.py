@@ -1,7 +1,7 @@
 """Bytecode that all processes of a test run share, also with ``PYTHONDONTWRITEBYTECODE``.
 
-Import it before what is to be shared. To rewrite the assertions of all test modules takes eight seconds of a core:
-`share` does it once, on two cores, and not in each of the processes that xdist starts.
+Import it before the modules that are to be shared. To rewrite the assertions of all test modules takes eight seconds of
+a core: `share` does it once, on two cores, and not in each of the processes that xdist starts.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def make_app(notes: Sessions[list[str]]) -> App:
 
     @app.orchestration
     async def listen(context: OrchestrationContext) -> str:
-        """What the event says."""
+        """The data of the event."""
         context.set_custom_status("listening")
         return await context.schedule_wait("said", str)
 

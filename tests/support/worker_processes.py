@@ -37,7 +37,7 @@ FAST = {
     "stall_timeout": 10.0,
     "drain_timeout": 20.0,
 }
-"""Short leases, so that a takeover takes seconds; the rules are those of the defaults."""
+"""Short leases, so that a takeover takes seconds; the same rules hold as with the defaults."""
 
 
 class WorkerProcess:
@@ -140,7 +140,7 @@ class WorkerProcess:
 
 
 FORKS: Final = multiprocessing.get_context("forkserver")
-"""What forks processes, of one that has imported what a worker needs."""
+"""Forks processes from a server process that has imported the modules of a worker."""
 
 _POLLS: Final = threading.Lock()
 _poll: Final = popen_forkserver.Popen.poll
@@ -198,7 +198,7 @@ def _is_writable(url: str) -> bool:
 
 
 class Workers:
-    """Starts workers, and ends those that a test left running."""
+    """Starts workers, and ends workers that a test left running."""
 
     def __init__(self, url: str, calls: ActivityCalls | None = None) -> None:
         self.url = url
@@ -216,7 +216,7 @@ class Workers:
         return worker
 
     def running(self) -> list[WorkerProcess]:
-        """Those whose process has not ended."""
+        """The workers whose process has not ended."""
         return [worker for worker in self._all if worker.is_running]
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""What an author can combine, with a crash at each commit: orchestrations, and conversations."""
+"""Combinations of features, with a crash at each commit: orchestrations, and conversations."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ async def nap(ctx: affinity.OrchestrationContext) -> None:
 
 
 async def test_the_clock_stands_still_from_a_crash_to_the_new_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The crash begins while the env looks for what is due next, which is in a day."""
+    """The crash begins while the env looks for the next due time, which is in a day."""
     async with Env(app) as env, anyio.create_task_group() as tasks:
         next_due, start, (worker,) = env._database.next_due, env._start_worker, env._workers
         started: list[datetime] = []

@@ -15,7 +15,7 @@ from affinity.testing import Env
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 TICK = timedelta(milliseconds=1)
-"""What is queued on PostgreSQL is due some microseconds later."""
+"""An item that is queued on PostgreSQL is due some microseconds later."""
 
 SLACK = timedelta(seconds=1)
 """A timer of a conversation fires a little later than its revisit is due."""
@@ -103,7 +103,7 @@ async def env(env_url: str | None) -> AsyncIterator[Env]:
 
 @pytest.mark.parametrize("session_id", [None, "s"])
 async def test_a_jump_beside_an_activity_ends_none_of_its_locks(env: Env, session_id: str | None) -> None:
-    """The leases of both workers, the lock of the item and that of the session are renewed by a real worker."""
+    """The leases of both workers, the lock of the item and the lock of the session are renewed by a real worker."""
     activity = Running(env)
     run = await env.client.start(works, session_id)
     await activity.begun()

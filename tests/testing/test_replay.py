@@ -86,7 +86,7 @@ async def test_earlier_executions_are_replayed() -> None:
         with pytest.raises(InvalidInput, match="execution 4"):
             await env.client.export_history("d", execution_id=4)
         with pytest.raises(UnknownInstance):
-            await env.client.export_history("nobody")
+            await env.client.export_history("unknown")
     assert [each["execution_id"] for each in history["executions"]] == [1, 2, 3]
     assert replay(drinks(), history) == count_of(history)
     with pytest.raises(Nondeterminism) as caught:
@@ -196,7 +196,7 @@ def hoards() -> affinity.App:
 
 
 async def test_a_history_that_is_larger_than_a_page(tmp_path: Path) -> None:
-    """It is written in pieces, none of which is larger than an event."""
+    """It is written in pieces; none is larger than an event."""
     async with Env(hoards()) as env:
         run = await env.client.start("hoard", instance_id="h")
         for _ in range(12):
@@ -210,7 +210,7 @@ async def test_a_history_that_is_larger_than_a_page(tmp_path: Path) -> None:
 
 
 async def test_histories_of_postgresql(postgres_database: str) -> None:
-    """What it stores is what SQLite stores: of earlier executions, of one that was reset, and of a conversation."""
+    """It stores the same as SQLite: of earlier executions, of one that was reset, and of a conversation."""
     async with Env(mixed, url=postgres_database) as env:
         await drunk(env, 1)
         await env.client.conversation(support, "c").ask(UserMessage("hello"))

@@ -73,7 +73,7 @@ async def test_a_reply_is_typed_and_comes_without_a_poll(worker: Worker, client:
 
 
 async def test_many_ask_at_the_same_time(worker: Worker, client: Client) -> None:
-    """Through several executions, each gets the answer to its own question; those with one key get one."""
+    """Through several executions, each gets the answer to its own question; questions with one key get one."""
     await client.start(oracle, 0, instance_id="o")
     answers: list[tuple[int, Answer]] = []
 
@@ -117,7 +117,7 @@ async def test_what_is_no_event_with_data_is_refused(client: Client, wrong: Any)
 async def test_an_end_without_a_reply_is_an_error(
     worker: Worker, client: Client, text: str, status: str, error: str | None
 ) -> None:
-    """For those that wait, and those that ask again; replies that were given stay."""
+    """For waiting questions, and for repeated ones; replies that were given stay."""
     await client.start(oracle, 0, instance_id="o")
     before = await client.ask("o", question("a"), idempotency_key="a", timeout=20)
     for _ in range(2):

@@ -102,7 +102,7 @@ async def test_an_unreadable_event_in_a_history(text: str, any_url: str, client:
 
 
 async def test_claims_are_looked_at_before_anything_is_decoded(any_url: str, client: Client) -> None:
-    """An instance whose rows kill whoever reads them must not be read once more."""
+    """An instance whose rows kill the process that reads them must not be read once more."""
     async with worker_of(any_url):
         await client.start(waits, 1, instance_id="bad")
         await started(client, "bad")

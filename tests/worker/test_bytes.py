@@ -85,7 +85,7 @@ async def test_a_fetch_waits_until_there_is_room(any_url: str, client: Client, m
 
 
 async def test_activities_wait_until_there_is_room(any_url: str, client: Client) -> None:
-    """Of a fan-out with large inputs, no more run at once than fit, and all of them do in the end."""
+    """Of a fan-out with large inputs, no more run at the same time than fit, and all of them do in the end."""
     async with Worker(app, any_url, options()) as worker:
         run = await client.start(fan_out, 12)
         assert await run.wait(60) == 12 * len(MESSAGE)

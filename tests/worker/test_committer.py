@@ -113,7 +113,7 @@ async def test_the_first_outcomes_are_at_work_while_the_rest_is_handed_out() -> 
 
 @pytest.mark.parametrize(("others", "batches"), [(SMALL - 1, 2), (SMALL, 3)])
 async def test_a_small_batch_waits_for_what_the_last_one_has_set_going(others: int, batches: int) -> None:
-    """An activity that ends at once is in the very next batch, unless that is large enough by itself."""
+    """An activity that ends immediately is in the very next batch, unless that is large enough by itself."""
     async with running() as desk:
         submit = partial(desk.submit, 1000)
 
@@ -178,7 +178,7 @@ async def test_of_a_refused_batch_only_the_request_at_fault_fails() -> None:
     "error", [struct.error("'i' format"), UnicodeEncodeError("utf-8", "x", 0, 1, "no"), KeyError()]
 )
 async def test_whatever_a_request_raises_is_its_own(error: Exception) -> None:
-    """Not only what the database says: a value that cannot be packed, or what nobody thought of."""
+    """Not only errors of the database: a value that cannot be packed, or any other error."""
     async with running() as desk:
         desk.database.bad[700] = error
         desk.submit(0)

@@ -59,7 +59,7 @@ async def test_a_killed_holder_is_replaced_within_its_lease(
 
 
 @on_all_databases
-async def test_a_restarted_worker_goes_on_at_once(workers: Workers, client: Client, calls: ActivityCalls) -> None:
+async def test_a_restarted_worker_goes_on_immediately(workers: Workers, client: Client, calls: ActivityCalls) -> None:
     """The same name, another process: it has the session without waiting for a lease, under a new epoch."""
     first = workers.start("stable", worker_lease_timeout=60, work_item_lock_timeout=60, stall_timeout=60)
     await client.start("held_walk", 1, instance_id="walk")
@@ -107,7 +107,7 @@ async def test_a_paused_holder_finds_itself_out_and_corrupts_nothing(
 async def test_a_second_process_of_a_name_fences_the_first(
     workers: Workers, client: Client, calls: ActivityCalls
 ) -> None:
-    """The first stops at once, with an error; its running activity is cancelled, and is done by the second."""
+    """The first stops immediately, with an error; its running activity is cancelled, and is done by the second."""
     first = workers.start("twin")
     await client.start("held_walk", 1, instance_id="walk")
     before = await calls.next()
@@ -122,8 +122,10 @@ async def test_a_second_process_of_a_name_fences_the_first(
 
 
 @on_all_databases
-async def test_sigterm_finishes_and_hands_on_at_once(workers: Workers, client: Client, calls: ActivityCalls) -> None:
-    """Drain: running work ends here, the session's next work starts elsewhere at once, and the exit code is 0."""
+async def test_sigterm_finishes_and_hands_on_immediately(
+    workers: Workers, client: Client, calls: ActivityCalls
+) -> None:
+    """Drain: running work ends here, the session's next work starts elsewhere immediately, and the exit code is 0."""
     leases: dict[str, Any] = {"worker_lease_timeout": 60, "work_item_lock_timeout": 60, "stall_timeout": 60}
     first = workers.start("first", **leases)
     await client.start("held_walk", 2, instance_id="walk")
@@ -230,7 +232,7 @@ async def test_a_session_goes_to_a_worker_that_registers_its_activity(
     assert (await client.wait("rolling", timeout=30))["worker"] == "new"
 
 
-async def test_ten_workers_start_at_once_on_an_empty_database(workers: Workers, client: Client) -> None:
+async def test_ten_workers_start_together_on_an_empty_database(workers: Workers, client: Client) -> None:
     started = [workers.launch(f"worker-{n}") for n in range(10)]
     for worker in started:
         worker.ready()

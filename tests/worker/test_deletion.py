@@ -81,7 +81,7 @@ async def test_a_parent_receives_the_deletion_of_its_child(any_url: str, client:
 async def test_an_event_beyond_the_quota_is_refused_to_its_sender(
     any_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that are in the memory of the execution count, about; the instance goes on."""
+    """Events in the memory of the execution count, about; the instance goes on."""
     monkeypatch.setattr(requests, "MAX_UNREAD_EVENTS", UNREAD_STEP)
     async with Worker(app, any_url, OPTIONS):
         run = await client.start(waits, 1, instance_id="i")

@@ -29,7 +29,7 @@ async def starter(ctx: OrchestrationContext, other: str) -> str:
     started = await ctx.start_detached(worker_bee, 2, instance_id="bee")
     ctx.start_detached(worker_bee, 9, instance_id="bee")  # the id is taken: nothing is started
     ctx.raise_event(started, "honey", 1)
-    ctx.raise_event("nobody", "honey", 1)
+    ctx.raise_event("unknown", "honey", 1)
     ctx.raise_event(other, "honey", 1)
     return started
 
@@ -121,7 +121,7 @@ async def test_a_change_of_the_status_is_waited_for(client: Client) -> None:
     assert ended.finished
     assert await bee.wait_status(changed_from=ended, timeout=30) == ended  # it does not change any more
     with pytest.raises(UnknownInstance):
-        await client.wait_status("nobody", changed_from=ended, timeout=30)
+        await client.wait_status("unknown", changed_from=ended, timeout=30)
 
 
 async def test_a_change_to_another_value_that_is_equal_in_python_is_a_change(client: Client) -> None:

@@ -1,4 +1,4 @@
-"""What is known of an error where it is awaited: its category, its bases and its fields, through every level."""
+"""An error where it is awaited has its category, its bases and its fields, through every level."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def test_a_waiting_client_receives_the_error_details_of_an_orchestration(u
 
 
 async def test_an_error_of_the_application_may_say_more(url: str) -> None:
-    """What is no plain value is left out, and a field that cannot be read is no second failure."""
+    """A field without a plain value is left out, and a field that cannot be read is no second failure."""
     async with Worker(app, url, RuntimeOptions.make(poll_interval=0.2)), Client(url) as client:
         run = await client.start(refusing)
         with pytest.raises(OrchestrationFailed) as caught:

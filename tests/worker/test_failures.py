@@ -1,4 +1,4 @@
-"""What a user sees when code fails: one line with a traceback, and a stack that stays with the failure."""
+"""A failure of code is one line with a traceback, and a stack that stays with the failure."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def misuse(ctx: ActivityContext, number: int) -> None:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """What the worker has logged of failures."""
+    """The failures that the worker has logged."""
     return [one for one in caplog.records if one.name == "affinity.worker" and " failed" in one.getMessage()]
 
 

@@ -50,7 +50,7 @@ STATES = (
     "42P01",  # a table is missing
     "P0001",  # whatever a trigger of somebody else's raises
 )
-"""What a server may say of its environment, and one code that nobody has listed."""
+"""Errors of a server's environment, and one unlisted code."""
 
 FAIL = """
     CREATE TABLE fault (state text);

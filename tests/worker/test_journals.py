@@ -1,4 +1,4 @@
-"""What a worker does for activities with journals: shared reads, and results that go with entries."""
+"""Journals in a worker: shared reads, and results that go with entries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Reads:
-    """Calls of a database, each of which ends when the test says so."""
+    """Calls of a database; each ends when the test says so."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Sequence[str], int]] = []
@@ -81,7 +81,7 @@ async def test_reads_that_come_while_one_is_under_way_share_the_next_call() -> N
     assert sorted(found) == ["a", "b", "b", "c", "d"]
 
 
-async def test_a_read_that_fails_fails_for_those_that_shared_it_and_the_next_goes_on() -> None:
+async def test_a_read_that_fails_fails_for_all_that_shared_it_and_the_next_goes_on() -> None:
     reads = Reads()
     shared = SharedReads(reads)
     reads.error = DataRefused("no")
@@ -194,7 +194,7 @@ def step(*events: tuple[int, Event]) -> Step:
 
 
 async def test_entries_of_a_result_that_no_code_waits_for_are_not_written() -> None:
-    """Those of a wake that an interrupt has cancelled in the same step."""
+    """Entries of a wake that an interrupt has cancelled in the same step."""
     staged = await StagedResult.of([Takes(write())], "s")  # type: ignore[list-item]
     lock = WorkLock(WorkKey("i", 1, 2), Token("t"))
     result = Input(ActivityCompleted(2, "null"), 4, lock=lock, staged=staged)

@@ -38,7 +38,7 @@ async def test_a_record_of_a_later_release_goes_to_a_worker_that_can_read_it(wor
 
 
 async def test_a_record_that_no_worker_can_read_fails_its_activity(any_url: str) -> None:
-    """After ``unregistered_timeout``, as one that nobody registers; not before."""
+    """After ``unregistered_timeout``, as one that no worker registers; not before."""
     options = {"poll_interval": 0.2, "unregistered_timeout": 0.6}
     old = make_app(Sessions(list[str], kind="notes", initial=lambda _: []))
     async with Client(any_url) as client:

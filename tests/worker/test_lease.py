@@ -94,7 +94,7 @@ async def test_a_run_that_ends_after_its_successor_has_begun_takes_nothing_from_
 
 @dataclass
 class Steps:
-    """Two steps on one session, each of which says where it starts, and waits."""
+    """Two steps on one session; each says where it starts, and waits."""
 
     app: App = field(default_factory=lambda: App("steps"))
     starts: list[tuple[str, int]] = field(default_factory=list)
@@ -170,7 +170,7 @@ async def test_the_reply_to_a_turn_that_is_read_after_a_lease_expiry_starts_noth
 async def test_a_worker_whose_own_calls_are_not_answered_gives_its_lease_up(
     postgres_migrated: str, caplog: pytest.LogCaptureFixture, link: str, again: int
 ) -> None:
-    """Though those of the renewing thread are answered. The lease comes back when the others are."""
+    """Though calls of the renewing thread are answered. The lease comes back when the others are."""
     steps = Steps()
     with proxy(postgres_migrated) as network:
         async with Client(postgres_migrated) as client, Worker(steps.app, network.url, named("one")):

@@ -1,5 +1,5 @@
 """A database that has lost what it had committed: nothing of the lost past is served, trusted or written any more, and
-nobody needs to restart a process.
+no process needs a restart.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 MIB: Final = 2**20
 EVENTS: Final = 30
 SIZE: Final = 2_000_000
-"""Characters of each event: 60 MB together, of which a worker without bounds holds five copies."""
+"""Characters of each event: 60 MB together; a worker without bounds holds five copies."""
 
 ROOM: Final = 160 * MIB
-"""What a worker may take beyond what it has taken when it starts to work."""
+"""Memory that a worker may take beyond its memory when it starts to work."""
 
 SMALL: Final = {
     "max_batch_bytes": 4 * MIB,

@@ -1,4 +1,4 @@
-"""What a worker publishes at its metrics port."""
+"""The metrics of a worker at its port."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ async def test_what_there_is_in_the_database_is_published(any_url: str, monkeypa
 
 
 def test_instances_are_counted_a_page_at_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The numbers are those of the last time that all were counted; only what is suspended is always of now."""
+    """The numbers are of the last time that all were counted; only suspended instances are always counted now."""
     monkeypatch.setattr(metrics, "WORK_SECONDS", -1.0)
     queues = QueueStatistics(
         work_items={}, messages={}, oldest_work_item=None, oldest_message=None, suspended=7, waiting_sessions=3
@@ -229,7 +229,7 @@ def _alive(port: int) -> int:
 
 
 def _blockings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was logged of this test's activity."""
+    """The log of this test's activity."""
     said = [record.getMessage() for record in caplog.records]
     return [text for text in said if "has been blocked for more than a second" in text and "hang" in text]
 

@@ -115,7 +115,7 @@ async def test_a_move_waits_for_running_work_and_warns_the_new_holder(workers: W
 
 @pytest.mark.slow  # a worker on SQLite looks every ten seconds
 @on_all_databases
-async def test_an_idle_session_moves_at_once(workers: Workers, client: Client) -> None:
+async def test_an_idle_session_moves_immediately(workers: Workers, client: Client) -> None:
     """Without work of it; the former holder lets its copy go."""
     a = workers.start("a", APP)
     await _start(client, Plan(session_id="idle", rounds=2))

@@ -1,4 +1,4 @@
-"""Options of a worker: defaults, where they come from, and what is refused."""
+"""Options of a worker: defaults, where they come from, and refused values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from affinity import RuntimeOptions
 from affinity.errors import InvalidOptions
 
 
-def test_the_defaults_are_those_of_the_document() -> None:
+def test_the_defaults_are_as_documented() -> None:
     options = RuntimeOptions.make()
     assert options.max_sessions_per_runtime == 100
     assert options.session_lock_timeout == 300
@@ -102,7 +102,7 @@ def test_a_misspelt_variable_is_refused(name: str, meant: str) -> None:
 
 
 def test_variables_of_others_are_left_alone() -> None:
-    """Those of Kubernetes for a Service "affinity-metrics", among others."""
+    """Variables of Kubernetes for a Service "affinity-metrics", among others."""
     link = {"SERVICE_HOST": "10.0.0.1", "SERVICE_PORT": "80", "SERVICE_PORT_HTTP": "80", "PORT_80_TCP_ADDR": "10.0.0.1"}
     environ = {f"AFFINITY_METRICS_{name}": value for name, value in link.items()}
     environ |= {"AFFINITY_WORKERS_PORT": "tcp://10.0.0.1:80", "AFFINITY_TEST_POSTGRES_URL": "x", "AFFINITY_URL": "y"}

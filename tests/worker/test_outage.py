@@ -1,4 +1,4 @@
-"""The database goes away under load, and comes back: nothing is lost, nothing is done twice, and nobody crashes."""
+"""The database goes away under load, and comes back: nothing is lost, nothing is done twice, and no worker crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker fetches after a hint about items of sessions that it holds. Nothing is timed."""
+"""Fetches of a worker after a hint about items of sessions that it holds. Nothing is timed."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Stage:
         return 0
 
     async def fetch(self) -> list[str]:
-        """What one round fetches; and again, if it is due immediately."""
+        """Fetch one round; and again, if it is due immediately."""
         self.fetches.clear()
         while await self.fetcher._fetch_once() == 0.0:
             pass
@@ -238,7 +238,7 @@ async def test_a_hint_to_all_of_many_is_about_all_work() -> None:
     assert await on.fetch() == ["work", "messages"]
 
 
-def test_a_hint_about_other_work_is_not_lost_among_those_about_own_work() -> None:
+def test_a_hint_about_other_work_is_not_lost_among_hints_about_own_work() -> None:
     assert OWN.merge(OWN).only_own
     assert Hint(work=False, cancel=True).merge(OWN) == Hint(cancel=True, only_own=True)
     for other in (Hint(), Hint(only_messages=True)):

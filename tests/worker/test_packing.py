@@ -26,7 +26,7 @@ def options(ordinal: int, **values: object) -> RuntimeOptions:
 
 
 async def test_the_lowest_workers_are_filled(any_url: str, client: Client) -> None:
-    """Three sessions on three workers with room for two each, the highest of which starts first and runs alone."""
+    """Three sessions on three workers with room for two each; the highest starts first and runs alone."""
     async with AsyncExitStack() as stack:
         for ordinal in (2, 1, 0):
             await stack.enter_async_context(Worker(apps.app, any_url, options(ordinal)))
@@ -41,7 +41,7 @@ async def test_the_lowest_workers_are_filled(any_url: str, client: Client) -> No
 async def test_a_worker_that_is_not_needed_leaves_no_session_to_its_name(
     any_url: str, client: Client, ordinal: int, kept: bool
 ) -> None:
-    """One session needs one worker, the lowest: its session waits for its next start, that of another is free."""
+    """One session needs one worker, the lowest: its session waits for its next start, another's session is free."""
     async with Worker(apps.app, any_url, options(ordinal, restart_grace=600.0)):
         await client.start(apps.walk, 1, instance_id="i")
         await client.wait("i", timeout=60)

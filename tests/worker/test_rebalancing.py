@@ -37,7 +37,7 @@ def choose(*loads: WorkerLoad, me: str = "me", pending: int = 0) -> list[str]:
 
 
 def test_a_worker_that_holds_much_more_than_its_share_offers() -> None:
-    """To those that hold less than theirs, a few in each round."""
+    """To workers that hold less than their share, a few in each round."""
     targets = choose(load("me", 100), load("full", 60), load("new", 20), load("newer", 20))
     assert len(targets) == MOST_OFFERS
     assert set(targets) <= {"new", "newer"}
@@ -131,7 +131,7 @@ def used(held: HeldSessions, session_id: str, times: int = 1, epoch: int = 1) ->
 
 
 async def test_idle_sessions_are_offered_once(clock: Clock) -> None:
-    """Not those with work, nor before they were idle for long enough, nor those that are offered; until work comes."""
+    """Without work, idle for long enough, and not offered already; until work comes."""
     held = HeldSessions([], 300.0, held_until_the_end, spawn, clock.monotonic)
     used(held, "idle")
     held.begin("busy", 1)

@@ -73,7 +73,7 @@ async def _run_elsewhere(provider: Provider, history: list[str]) -> None:
 
 
 async def test_an_external_store_takes_the_state_of_its_activity_for_no_other(any_url: str) -> None:
-    """Instance, execution and activity are those of the one that wrote the record last: the key of that write."""
+    """Instance, execution and activity are the same as of the last write of the record: the key of that write."""
     baskets = Sessions(list[str], kind="basket", store=MemorySessionStore())
     shop = App("shop")
     shop.include(baskets)

@@ -103,7 +103,7 @@ async def family(ctx: OrchestrationContext, left: int) -> int:
 
 @pytest.mark.parametrize("any_url", ["sqlite", "new"], indirect=True)
 async def test_workers_and_a_client_prune_side_by_side(any_url: str) -> None:
-    """In processes of their own: each tree goes once and as a whole, what runs stays, and nobody complains."""
+    """In processes of their own: each tree goes once and as a whole, running trees stay, and no error is logged."""
     with open_workers(any_url) as workers:
         options: dict[str, Any] = {"instance_retention": 0.1, "history_retention": 0.1}
         both = [workers.launch(name, "tests.worker.test_retention:app", **options) for name in ("a", "b")]

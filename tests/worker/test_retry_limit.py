@@ -25,7 +25,7 @@ async def hang(context: ActivityContext) -> None:
 
 @app.orchestration
 async def attempts(context: OrchestrationContext, name: str) -> None:
-    # Pauses of 0.01 s, then of a minute. What is between them and the limit is room for a busy machine.
+    # Pauses of 0.01 s, then of a minute. The time between them and the limit is for a busy machine.
     policy = RetryPolicy(max_attempts=10**6, initial_interval=0.01, backoff=6000.0, total_timeout=50.0)
     await context.schedule_activity(name, retry=policy)
 

@@ -1,4 +1,4 @@
-"""Full workers and new sessions: what is idle is released for them, and what was released by hand is gone."""
+"""Full workers and new sessions: idle sessions are released for them, and one that was released by hand is gone."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _held_by_now(held: dict[str, SessionInfo], session_ids: tuple[str, ...]) -> 
     return all(name in held and not held[name].queued for name in session_ids)
 
 
-async def test_the_session_of_an_instance_that_has_ended_is_released_at_once(any_url: str, client: Client) -> None:
+async def test_the_session_of_an_instance_that_has_ended_is_released_immediately(any_url: str, client: Client) -> None:
     """One worker with room for one session: one instance after the other runs on a session of its own."""
     async with Worker(app, any_url, RuntimeOptions.make(**{**OPTIONS, **FULL})):
         for number in range(3):

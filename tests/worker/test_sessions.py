@@ -1,4 +1,4 @@
-"""What a worker remembers of its sessions, and that the database has the last word on when one is over."""
+"""A worker's memory of its sessions; the database decides when a session is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker finds wrong with its app before it takes any work, and what a script needs before there is a worker."""
+"""Errors of an app that a worker finds before it takes any work, and scripts that run before there is a worker."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Shop:
             return seen
 
         @app.orchestration
-        async def everything_at_once(context: OrchestrationContext, items: list[str]) -> list[list[str]]:
+        async def everything_concurrently(context: OrchestrationContext, items: list[str]) -> list[list[str]]:
             calls = (context.schedule_activity(add, item).on_session("basket") for item in items)
             return await context.gather(*calls)
 
@@ -133,10 +133,10 @@ async def test_the_next_worker_goes_on_from_the_record(any_url: str, client: Cli
     assert other.baskets.stats.hydrations == 1
 
 
-async def test_activities_that_run_at_once_take_turns_on_the_state(any_url: str, client: Client, shop: Shop) -> None:
+async def test_concurrent_activities_take_turns_on_the_state(any_url: str, client: Client, shop: Shop) -> None:
     names = [str(n) for n in range(20)]
     async with serving(shop, any_url):
-        seen = await run(client, "everything_at_once", names)
+        seen = await run(client, "everything_concurrently", names)
     assert sorted(map(len, seen)) == list(range(1, 21))
     assert sorted(await items_of(client)) == sorted(names)
 

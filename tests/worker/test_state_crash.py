@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 SESSIONS = 200
 SHARED = 50
-"""So many of the sessions are counted on by two orchestrations at once."""
+"""Sessions on which two orchestrations count at the same time."""
 
 SECONDS = 60.0
 """Of kills and pauses."""
@@ -50,7 +50,7 @@ async def client(any_url: str) -> AsyncIterator[Client]:
 
 @dataclass(frozen=True)
 class SessionOutcome:
-    """What the history and the store say of one session."""
+    """One session in the history and in the store."""
 
     counts: Mapping[str, Sequence[int]]  # by instance: the count after each of its turns
     state: Counter

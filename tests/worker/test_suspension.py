@@ -101,7 +101,7 @@ async def test_code_that_does_not_fit_the_history_suspends_and_code_that_does_go
 
 
 async def test_code_that_tried_in_vain_does_not_try_again_by_itself(any_url: str, client: Client) -> None:
-    """An operator may say so, and it is suspended again; ``resume`` refuses what is not suspended."""
+    """An operator may say so, and it is suspended again; ``resume`` refuses an instance that is not suspended."""
     async with Worker(make_app(asks_for_go), any_url, V1):
         await client.start("flow", 1, instance_id="i")
         await started(client, "i")
@@ -126,7 +126,7 @@ async def test_code_that_tried_in_vain_does_not_try_again_by_itself(any_url: str
 
 
 async def started_to_serve(client: Client) -> None:
-    """A worker has looked into the queues, and for what is suspended, at least once."""
+    """A worker has looked into the queues, and for suspended instances, at least once."""
     other = await client.start("flow", 0)
     await started(client, other.instance_id)
 
@@ -208,7 +208,7 @@ async def test_an_unregistered_version_suspends_until_a_worker_registers_it(any_
 
 
 async def test_an_unregistered_orchestration_is_suspended(any_url: str, client: Client) -> None:
-    """It has not run, and fails by nobody's decision; the worker that registers it runs it."""
+    """It has not run, and does not fail; the worker that registers it runs it."""
     async with Worker(App("lacking"), any_url, V1) as worker:
         await client.start("flow", 41, instance_id="i")
         assert (await suspended(client, "i")).version is None

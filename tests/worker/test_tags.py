@@ -1,4 +1,4 @@
-"""Tags: which workers run an activity, which tag a session has, and what is said where no worker has the tag."""
+"""Tags: which workers run an activity, which tag a session has, and the reason shown if no worker has the tag."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ async def test_the_instance_cache_may_be_dropped_at_any_time(worker: Worker, cli
 
 
 async def test_an_orchestration_moves_to_where_its_session_is(any_url: str, client: Client) -> None:
-    """Two workers: whoever starts the instance, its turns become local to the session's holder."""
+    """Two workers: the turns of an instance become local to the session's holder, wherever it starts."""
     async with (
         Worker(app, any_url, RuntimeOptions.make(**OPTIONS)) as one,
         Worker(app, any_url, RuntimeOptions.make(**OPTIONS)) as two,
@@ -200,7 +200,7 @@ async def test_a_burst_is_shared_and_each_session_begins_where_its_instance_is(a
 async def test_turns_stay_fused_where_each_session_has_a_slot(
     any_url: str, client: Client, monkeypatch: pytest.MonkeyPatch, slots: int, limit: int
 ) -> None:
-    """A fetch that took all there was, and as much as it could, leaves nobody waiting for a slot."""
+    """A fetch that took all there was, and as much as it could, leaves no item waiting for a slot."""
     monkeypatch.setattr("affinity.worker.fetcher.FETCH_LIMIT", limit)
     runs = await client.start_many([Start("walk", 30) for _ in range(20)])
     async with Worker(app, any_url, RuntimeOptions.make(**OPTIONS, worker_concurrency=slots)) as worker:
@@ -230,7 +230,7 @@ async def test_the_sessions_of_one_orchestration_are_for_all_workers(any_url: st
         assert min(len(worker.runtime.sessions) for worker in (one, two)) >= 5  # as above
 
 
-async def test_a_worker_whose_name_is_taken_stops_at_once(any_url: str) -> None:
+async def test_a_worker_whose_name_is_taken_stops_immediately(any_url: str) -> None:
     """Long before it renews its lease, and before it polls."""
     twin = RuntimeOptions.make(
         worker_node_id="twin", worker_lease_timeout=90, work_item_lock_timeout=90, poll_interval=60, stall_timeout=90

@@ -23,7 +23,7 @@ _COLUMNS = ("DISTANCE", "CONVERSATION", "MADE BY", "AT", "HOME", "CREATED")
 @click.option("--beside", is_flag=True, help="Run on the lease of ID, beside it, and share its resources.")
 @command
 def fork(shell: Shell, *, conversation_id: str, new_id: str, at: int | None, detach: bool, beside: bool) -> None:
-    """Begin the conversation NEW with the journal of the conversation ID. What it costs does not grow with the length.
+    """Begin the conversation NEW with the journal of the conversation ID. The cost does not grow with the length.
 
     The state is copied with the whole journal. With --at the fork begins with an initial state: only the application
     can rebuild the state of an earlier entry (`Conversations(rebuild=...)`, and `talk.fork` in a program).

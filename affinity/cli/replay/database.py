@@ -40,7 +40,7 @@ class ReplaySelection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenInstance:
-    """What a replay needs of an instance, whose row may have a large result."""
+    """The fields of an instance that a replay needs: its row may have a large result."""
 
     subject: ReplayedExecution
     version: str | None
@@ -48,7 +48,7 @@ class ChosenInstance:
 
     @classmethod
     def of(cls, instance: Instance) -> ChosenInstance:
-        """What it needs of this one."""
+        """The fields of this instance."""
         why = instance.suspension
         subject = ReplayedExecution(
             instance_id=instance.instance_id,

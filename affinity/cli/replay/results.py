@@ -1,4 +1,4 @@
-"""What became of each history: for people, for scripts, and as JUnit's XML."""
+"""The result of each replay: for people, for scripts, and as JUnit's XML."""
 
 from __future__ import annotations
 

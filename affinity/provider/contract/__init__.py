@@ -51,14 +51,20 @@ Tags
     own. A worker that finds another tag at an item than at its session (`WorkItem.session_tag`) fails the item.
 
 Routes
-    ``worker_queue.route`` is ``'free'`` for session-free items, ``'new'`` for items of a session that no worker holds
-    (``'new:' + worker_id`` while they are offered to that worker), ``'w:' + worker_id`` for items of a held
-    session, and ``'new:' + worker_id`` of a held session with a `PlannedMove` to that worker. Where any worker may take
-    the item, its tag, or its session's tag, follows: ``'free#gpu'``, ``'new#gpu'``.
-    ``orchestrator_queue.route`` is ``'new'`` or ``'w:' + owner``; of a suspended instance it is ``'suspended'``, which
-    no fetch reads. A route is computed when the row is queued, changes when the session moves, and is only a hint for
-    cost: every fetch checks the ``sessions`` or ``instances`` row, which is authoritative, and `WorkerProvider.sweep`
-    repairs stale routes.
+    ``worker_queue.route`` of an item:
+
+    * ``'free'``: it is session-free.
+    * ``'new'``: no worker holds its session.
+    * ``'new:' + worker_id``: the same, and it is offered to that worker; or its session has a `PlannedMove` to it.
+    * ``'w:' + worker_id``: that worker holds its session.
+
+    After ``'free'`` and ``'new'``, which are for any worker, the tag of the item or its session follows:
+    ``'free#gpu'``, ``'new#gpu'``. ``orchestrator_queue.route`` is ``'new'`` or ``'w:' + owner``; of a suspended
+    instance it is ``'suspended'``, which no fetch reads.
+
+    A route is computed when the row is queued, and changes when the session moves. It is only a hint for cost: every
+    fetch checks the ``sessions`` or ``instances`` row, which is authoritative, and `WorkerProvider.sweep` repairs stale
+    routes.
 """
 
 from __future__ import annotations

@@ -89,10 +89,12 @@ class AdministrationProvider(ProviderConnection, Protocol):
         ...
 
     async def prune_histories(self, older_than: float, *, dry_run: bool = False) -> HistoryPruning:
-        """One step of removing the histories of executions that ``continue_as_new``, a reset or a restart ended more
-        than ``older_than`` seconds ago: at most `limits.PRUNE_EVENTS` events, the latest of a history first; and the
-        keys of messages that were sent, or answered, so long ago, with the replies. With ``dry_run`` it removes
-        nothing, and counts all of the histories.
+        """One step of removing histories of former executions, and old keys of messages with their replies.
+
+        An execution is a former one if ``continue_as_new``, a reset or a restart ended it more than ``older_than``
+        seconds ago. A step removes at most `limits.PRUNE_EVENTS` events, the latest of a history first. A key is old if
+        its message was sent, or answered, so long ago. With ``dry_run`` it removes nothing, and counts all of the
+        histories.
         """
         ...
 

@@ -192,7 +192,7 @@ class MessageKey(NamedTuple):
 
 @frozen(kw_only=True)
 class KeyState:
-    """What became of the message of a key, and how far its instance is."""
+    """The state of the message of a key, and of its instance."""
 
     generation: Generation  # of the instance: another one may have its id by now
     name: str  # of the orchestration

@@ -36,7 +36,7 @@ class Sweep:
 
 @frozen(kw_only=True)
 class InstancePruning:
-    """What one step of `Provider.prune_instances` removed, or would remove."""
+    """The result of one step of `Provider.prune_instances`: rows that it removed, or would remove."""
 
     roots: int  # instances without a parent
     instances: int  # the roots and the trees below them
@@ -45,7 +45,7 @@ class InstancePruning:
 
 @frozen(kw_only=True)
 class HistoryPruning:
-    """What one step of `Provider.prune_histories` removed, or all that it would remove."""
+    """The result of one step of `Provider.prune_histories`: rows that it removed, or all that it would remove."""
 
     executions: int
     limit_reached: bool  # a bound was reached: call again

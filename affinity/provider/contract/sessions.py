@@ -85,7 +85,7 @@ class MoveFilter:
 
 
 class MoveReport(NamedTuple):
-    """What the holder of a session adds to the move of this epoch."""
+    """Facts that the holder of a session adds to the move of this epoch."""
 
     epoch: int
     hydrate_seconds: float | None = None  # None: nothing was hydrated
@@ -106,8 +106,8 @@ class PlannedMove:
     them over, and they are offered to the other worker. That one takes the session (`take_session`) when its holder has
     no item of it locked. So what runs ends on the holder and is committed, and then the session moves.
 
-    The plan ends without a move, and the items are routed back, when ``within`` has passed, when the other worker's
-    lease ends or it drains, and when it could take waiting items and does not, one to three times `OFFER_SECONDS`
+    The plan ends without a move in these cases, and the items are routed back: ``within`` has passed; the other
+    worker's lease ends, or it drains; it could take waiting items and does not, one to three times `OFFER_SECONDS`
     later. A session that is claimed in another way, because its holder died or its lock ended, has no plan any more. A
     new start of the holder changes nothing.
 

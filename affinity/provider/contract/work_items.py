@@ -112,7 +112,7 @@ class Timeouts:
 
 @frozen(kw_only=True)
 class FetchOptions:
-    """What a worker asks for when it fetches work items."""
+    """The arguments of a fetch of work items."""
 
     limit: int  # items at most
     max_sessions: int  # sessions that this worker may hold; 0: takes no session work at all

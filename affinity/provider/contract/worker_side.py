@@ -40,10 +40,10 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
     ) -> WorkerLease:
         """Take the worker's name and a lease of ``lease`` seconds.
 
-        A new incarnation replaces the one that had the name, alive or not, and gets all sessions that the name holds by
-        an unexpired session lock and whose work it takes by its tags, each with a new epoch. With ``resume`` the same
-        incarnation returns after its lease has expired: it keeps the sessions, and their epochs, that no other worker
-        has claimed. Clears draining, unless an operator drains the worker (`set_drain_wanted`).
+        A new incarnation replaces the one that had the name, alive or not. It gets the sessions that the name holds by
+        an unexpired session lock, as far as it takes their work by its tags, each with a new epoch. With ``resume`` the
+        same incarnation returns after its lease has expired: it keeps the sessions, and their epochs, that no other
+        worker has claimed. Clears draining, unless an operator drains the worker (`set_drain_wanted`).
 
         The row has the profile, and since when the version of its code is deployed: the latest time that live workers
         of this version, or the name itself, have; else now. It is now, too, when the name had another version with a
@@ -66,9 +66,9 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         """Mark the worker as draining, so that it claims nothing, and free its sessions that have no work item locked
         by it; their items are rerouted. Idempotent: call again as work ends.
 
-        With ``restarts`` the sessions are left to the next start of the worker, but for as many as live workers of the
-        newest version of its app have room for, if that is newer than its own. Sessions with work are freed first, then
-        the last used.
+        With ``restarts`` the sessions are left to the next start of the worker. But if there is a newer version of its
+        app, as many are freed as live workers of the newest version have room for: sessions with work first, then the
+        last used.
 
         Returns:
             The number of sessions that it still holds.
@@ -95,8 +95,9 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         ...
 
     async def fetch_work_item(self, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
-        """Lock up to ``limit`` visible work items to the caller, as many as fit into ``max_bytes`` and at least one;
-        count an attempt of each, but see `FetchOptions.uncounted_after`; touch or claim their sessions.
+        """Lock up to ``limit`` visible work items to the caller, as many as fit into ``max_bytes``, at least one.
+
+        Counts an attempt of each, but see `FetchOptions.uncounted_after`. Touches or claims their sessions.
 
         Eligible, in the order in which they became visible over all kinds:
 
@@ -116,8 +117,8 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         `needs <WorkAbandon.needs>`, is not in ``names`` and a worker has given it back as unknown less than
         ``unknown_after`` seconds ago. Of kinds 2 and 3, the caller gets items by the tags of `FetchOptions.tags`.
 
-        With ``pack`` the caller is outdated in this sense, too, when work of kind 3 is offered to no worker, and a
-        worker of the same set, which runs the same code, is alive, does not drain, has a lower ordinal, and holds fewer
+        With ``pack`` the caller leaves work of kind 3 that is offered to no worker to workers of its set, in the same
+        way: to a worker that runs the same code, is alive, does not drain, has a lower ordinal, and holds fewer
         sessions than its capacity. Workers are of one set when their ids differ only in the number at their end, which
         is the ordinal.
 
@@ -183,11 +184,14 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         their sessions.
 
         An item whose ``fail_after`` has passed is locked to the caller for ``item_lock`` seconds, which is no attempt.
-        So is, with a ``tag_timeout``, an item that has waited so many seconds for a worker with its tag, and none was
-        alive in that time. The session of an item whose ``takeover_after`` has passed is freed (reason ``holder_busy``)
-        if nothing of it runs, no move of it is planned, and another worker takes its work and has room
-        (`WorkerProfile.capacity`); if not, the verb tries again after ``takeover_after``. Nothing when the caller is
-        not alive or not current.
+        So is, with a ``tag_timeout``, an item that has waited so many seconds for a worker with its tag, if none was
+        alive in that time.
+
+        When ``takeover_after`` of an item has passed, its session is freed (reason ``holder_busy``), if nothing of it
+        runs, no move of it is planned, and another worker takes its work and has room (`WorkerProfile.capacity`). If
+        not, the verb tries again after ``takeover_after``.
+
+        Nothing happens when the caller is not alive or not current.
         """
         ...
 
@@ -219,14 +223,16 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
     async def release_idle_session(
         self, identity: WorkerIdentity, options: FetchOptions, *, min_idle: float, only_users: Mapping[str, str]
     ) -> Sequence[str]:
-        """Free idle sessions of the caller, for work that it could claim if it held fewer (`WorkFetch.crowded`) and
-        that no worker has taken: for `OFFER_SECONDS` since it became visible, or at all when the caller is alone.
+        """Free idle sessions of the caller, for work that it could claim if it held fewer (`WorkFetch.crowded`).
 
-        A session is idle when it has no item in the queue and no hold (`SessionHold`) that lasts, and was not touched
-        for ``min_idle`` seconds, or its only user has ended: ``only_users`` maps a session to the one instance that has
+        It is work that no worker has taken for `OFFER_SECONDS` since it became visible; any such work when the caller
+        is alone. As many sessions are freed as there is work for, up to ``options.limit`` items. That work is offered
+        to the caller, so that no other worker frees sessions for it too.
+
+        A session is idle when it has no item in the queue, no hold (`SessionHold`) that lasts, and was not touched for
+        ``min_idle`` seconds, or its only user has ended. ``only_users`` maps a session to the one instance that has
         used it, as far as the caller knows. Sessions whose user has ended are freed first, then the least recently
-        touched; as many as there is work for, up to ``options.limit`` items. That work is offered to the caller, so
-        that no other worker frees sessions for it too. Nothing when the caller is draining, not alive or not current.
+        touched. Nothing happens when the caller is draining, not alive or not current.
 
         Returns:
             The ids of the sessions that were freed.
@@ -333,9 +339,9 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         holds whose time is over, and workers whose lease ended more than ``worker_retention`` seconds ago. It never
         removes records of session state, nor a session that a watch committed during the sweep names.
 
-        With ``retention``, it also does one step of `prune_instances`, for `SWEPT_STATUSES` and trees of at most
-        `limits.PRUNE_TREE_EVENTS` events, from where the last sweep ended, and one step of `prune_histories`; and
-        removes up to `limits.MAX_REROUTE` of the oldest rows of ``session_moves``.
+        With ``retention``, it also does one step of `prune_instances`, from where the last sweep ended, for
+        `SWEPT_STATUSES` and trees of at most `limits.PRUNE_TREE_EVENTS` events. It does one step of `prune_histories`,
+        and removes up to `limits.MAX_REROUTE` of the oldest rows of ``session_moves``.
         """
         ...
 

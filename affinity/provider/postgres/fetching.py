@@ -101,7 +101,7 @@ class FetchOperations(Operations):
     async def _with_claims(
         self, identity: WorkerIdentity, options: FetchOptions, found: WorkFetch, offered: int, unheld: _Unheld
     ) -> WorkFetch:
-        """What was found, and what comes with the sessions that were chosen."""
+        """The result of the fetch: the found items, and the data of the chosen sessions."""
         try:
             claimed, raced = await self._claim(identity, options, offered, unheld, outdated=found.outdated)
         except ProviderError as error:

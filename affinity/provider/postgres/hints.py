@@ -1,10 +1,11 @@
 """Hints: NOTIFY with a letter for each kind, on one channel for each schema and one for each of its workers, so that no
 other process wakes up.
 
-A hint is sent in a statement of its own, after the transaction that it is about: a commit with a NOTIFY takes a lock of
-which the server has one, so that the commits of all workers would wait for each other. It may follow that transaction
-without waiting for its reply (``behind`` of `Calls.run`): it stays a transaction of its own, which locks nothing before
-its commit and, since it writes no row, waits for neither the disk nor a standby.
+A hint is sent in a statement of its own, after the transaction that it is about. A commit with a NOTIFY takes the one
+lock of the server for notifications, so the commits of all workers would wait for each other.
+
+A hint may follow its transaction without waiting for the reply (``behind`` of `Calls.run`). It stays a transaction of
+its own, which locks nothing before its commit. It writes no row, so it waits for neither the disk nor a standby.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What wakes add to their journals, as calls of functions of the schema behind the commit of a turn, or an ack."""
+"""Journal writes of wakes, as calls of functions of the schema behind the commit of a turn, or an ack."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CREATE: Final = "create_"
 _APPEND: Final = "append_"
 
 
-# The counts have the states written before the calls, of which a creation copies them.
+# The counts make PostgreSQL write the states before the calls: a creation of a journal copies them.
 _PASSED: Final = (
     "(SELECT f.place FROM fenced f WHERE f.n IN (SELECT n FROM ours)"
     " AND (SELECT count(*) FROM states_added) + (SELECT count(*) FROM states_written) >= 0)"

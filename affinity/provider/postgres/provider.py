@@ -89,8 +89,8 @@ class PostgresProvider(
     * READ COMMITTED, and row locks taken in one order everywhere: the caller's ``workers`` row, then ``instances``,
       ``worker_queue``, ``sessions``, ``session_states``, ``journals``, each by key. A statement that locks rows out of
       that order skips locked ones.
-    * A condition that decides is in the ``WHERE`` of the statement that locks or writes its row: after a lock wait
-      PostgreSQL checks it again, on the row as it is then and with the time as it is then.
+    * A condition that decides is in the ``WHERE`` of the statement that locks or writes its row. After a lock wait
+      PostgreSQL checks it again, with the row and the time as they are then.
     """
 
     @classmethod
@@ -145,7 +145,7 @@ class PostgresProvider(
 
     @classmethod
     async def inspect_schema(cls, url: str) -> SchemaReport:
-        """What `migrate` would find and do; nothing is changed.
+        """The schema's state, and the migrations that `migrate` would apply; nothing is changed.
 
         Raises:
             InvalidUrl, ConnectionLost, AccessDenied: as for `open`.

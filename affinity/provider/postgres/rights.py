@@ -31,7 +31,7 @@ ROLE_KINDS: Final = ("client", "worker", "scaler")
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What each kind of role may do with some objects.
+    """The rights of each kind of role to some objects.
 
     Args:
         kind: as ``GRANT`` calls it: a view is a table.

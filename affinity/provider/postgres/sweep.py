@@ -47,8 +47,10 @@ class SweepOperations(RetentionOperations):
         worker_retention: float,
         retention: Retention = NO_RETENTION,
     ) -> Sweep:
-        """Sweep, and vacuum the queues if this role owns them: autovacuum runs once a minute by default; meanwhile a
-        busy queue of a hundred rows grows by hundreds of megabytes, which no longer fit into the server's memory.
+        """Sweep, and vacuum the queues if this role owns them.
+
+        Autovacuum runs once a minute by default. Meanwhile a busy queue of a hundred rows grows by hundreds of
+        megabytes, which no longer fit into the server's memory.
         """
         begun = await self._connections.misc.run(_SQL["begin"], {"interval": float(interval)})
         if not begun:

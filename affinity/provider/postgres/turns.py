@@ -337,7 +337,7 @@ def _arguments(names: Sequence[LiteralString]) -> LiteralString:
 
 
 class _Answer:
-    """What the function answered about new work, by the numbers of the items."""
+    """The function's answer about new work, by the numbers of the items."""
 
     __slots__ = ("_epochs", "_holders", "_locked", "_token")
 

@@ -123,7 +123,7 @@ def _check_outdated(
 
 
 class _PeekRow(NamedTuple):
-    """What the first look of a fetch has found."""
+    """The result of the first look of a fetch."""
 
     draining: int
     workers: int  # that could claim
@@ -242,7 +242,7 @@ class _FetchBatch:
         self._found += self._scan(route)
 
     def _scan(self, route: str) -> list[_CandidateRow]:
-        """What may be taken in one range; the stale routes in it are repaired."""
+        """The items that may be taken in one range; stale routes in it are repaired."""
         for spare in SPARES:
             found = [one for one in self._read(route, spare) if self._check_route(one, route)]
             if not self._repair():

@@ -1,4 +1,4 @@
-"""What wakes add to their journals, as part of a commit."""
+"""Journal writes of wakes, as part of a commit."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ class _AppendBatch:
 
 
 class _Room:
-    """What the quotas, and the limits that messages come with, leave room for in one transaction."""
+    """Decides, in one transaction, whether the quotas and the limits of messages leave room for an append."""
 
     def __init__(self, tx: Tx, appends: Sequence[JournalAppend]) -> None:
         self._limits = {

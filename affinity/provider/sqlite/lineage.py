@@ -54,7 +54,7 @@ def fits(tx: Tx, write: JournalWrite) -> bool:
 
 
 def find_refusal(tx: Tx, creation: JournalCreation, *, of_wake: bool) -> CreationResult | None:
-    """What becomes of a creation that is not applied; None: nothing is in its way."""
+    """The outcome of a creation that is not applied; None: nothing is in its way."""
     for journal_id, last_seq, *made in tx.gather(SQL["present"], {"session_id": creation.session_id}):
         is_same = made == [creation.lineage, creation.operator, list(creation.parents)]
         return CreationResult("repeated" if is_same else "taken", journal_id, last_seq)

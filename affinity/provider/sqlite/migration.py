@@ -67,7 +67,7 @@ def migrate(
 
 
 def inspect(path: Path) -> SchemaReport:
-    """What `migrate` would find and do; nothing is changed.
+    """The schema's state, and the migrations that `migrate` would apply; nothing is changed.
 
     Raises:
         SchemaMismatch: it is no SQLite database.

@@ -39,7 +39,7 @@ expensive.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceFetchOptions:
-    """What a worker asks for when it fetches instances."""
+    """The arguments of a fetch of instances."""
 
     limit: int
     names: Collection[str]
@@ -96,7 +96,7 @@ def _release(tx: Tx, identity: WorkerIdentity, one: Release) -> None:
 
 
 def _look(tx: Tx, identity: WorkerIdentity, options: InstanceFetchOptions) -> OrchestrationFetch | None:
-    """What a fetch gives without writing; None when it must write."""
+    """The result of a fetch that needs no write; None when it must write."""
     search = _Search(tx, identity, options)
     row = tx.row(SQL["peek"], search.arguments)
     if row is None:
@@ -212,7 +212,7 @@ class _Search:
             reroute_instances(self._tx, self._unowned, self.own)
 
     def answer(self, draining: bool) -> OrchestrationFetch:
-        """What was found, with its messages."""
+        """The found instances, with their messages."""
         items = [self._item(row, self._messages[row[0]]) for row in self.found.values()]
         more = self._raced or self._left or self._cut or self.full
         return OrchestrationFetch(

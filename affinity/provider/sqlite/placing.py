@@ -105,7 +105,7 @@ class WorkItemPlacer:
 
 
 def blocked_row(item: NewWorkItem, place: int) -> tuple[Any, ...]:
-    """What "insert" takes for an ordered item that is not the first."""
+    """The row for "insert" of an ordered item that is not the first."""
     return (item.key, item.name, None, BLOCKED, item.delay, None, item.payload, item.order, place, *restriction(item))
 
 

@@ -195,7 +195,7 @@ class SqliteProvider:
 
     @classmethod
     async def inspect_schema(cls, path: Path) -> SchemaReport:
-        """What `migrate` would find and do; nothing is changed.
+        """The schema's state, and the migrations that `migrate` would apply; nothing is changed.
 
         Raises:
             SchemaMismatch: it is no SQLite database.

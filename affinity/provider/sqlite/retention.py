@@ -17,7 +17,7 @@ from affinity.provider.statements import load_statements
 SQL: Final = load_statements(__package__, "retention.sql")
 
 _MICROSECOND: Final = 1e-6
-"""What a time may lose as a datetime: no two transactions are as close."""
+"""Precision that a time may lose as a datetime: no two transactions are as close."""
 
 
 def prune_instances(

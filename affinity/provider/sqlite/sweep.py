@@ -50,7 +50,7 @@ def sweep(tx: Tx, *, interval: float, session_retention: float, worker_retention
     moves_removed = moves.remove(tx, retention)
     more = repair.exhausted or max(sessions_removed, holds_removed, moves_removed) >= MAX_REROUTE
     if more:
-        tx.run(SQL["due_at_once"])
+        tx.run(SQL["due_immediately"])
     instances, executions = pruning.sweep(tx, retention)
     return Sweep(
         swept=True,

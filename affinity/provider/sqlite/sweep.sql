@@ -2,7 +2,7 @@
 UPDATE counters SET value = :now
 WHERE name = 'swept_at' AND (value <= :now - :interval OR value > :now);
 
--- due_at_once: let the next sweep come without waiting
+-- due_immediately: let the next sweep come without waiting
 UPDATE counters SET value = 0 WHERE name = 'swept_at';
 
 -- swept_clean: when the last complete sweep ran

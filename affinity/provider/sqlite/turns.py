@@ -146,7 +146,7 @@ def _events(turns: Sequence[Turn]) -> list[tuple[Any, ...]]:
 
 
 def event_rows(instance_id: str, execution_id: int, after: int, events: Sequence[str]) -> list[tuple[Any, ...]]:
-    """What "append" takes for events that are recorded together, behind the first ``after`` of the execution."""
+    """The row for "append" of events that are recorded together, behind the first ``after`` of the execution."""
     rows: list[tuple[Any, ...]] = [
         (instance_id, execution_id, number, event) for number, event in enumerate(events, after + 1)
     ]

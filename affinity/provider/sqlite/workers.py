@@ -128,8 +128,10 @@ def _newer_room(tx: Tx, identity: WorkerIdentity) -> int:
 
 
 def release(tx: Tx, identity: WorkerIdentity, *, restart_grace: float = 0.0) -> None:
-    """End the lease and keep the row: that frees the item locks and instances that name this incarnation, and a later
-    start of the same process still sees whether another one has taken the name since.
+    """End the lease and keep the row.
+
+    That frees the item locks and instances that name this incarnation. A later start of the same process still sees
+    whether another one has taken the name since.
     """
     row = tx.row(SQL["get"], {"worker_id": identity.worker_id})
     if row is None or row[0] != identity.incarnation:

@@ -1,4 +1,4 @@
-"""What a commit of a worker writes, in one line for people."""
+"""The writes of a commit of a worker, in one line for people."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ class Env(AsyncBlock):
         return EnvWorker(self._app, options, open_provider=self._open, traffic=self._traffic, timing=self._timing)
 
     async def _leave_workers(self) -> None:
-        """What runs is cancelled: a test that has ended waits for nothing."""
+        """Cancel running code: a test that has ended waits for nothing."""
         for worker in self._workers:
             worker.is_abandoned = True
         async with anyio.create_task_group() as tasks:
@@ -300,9 +300,11 @@ class Env(AsyncBlock):
         return outcome
 
     def pause(self, worker: int | str = 0) -> None:
-        """Have a worker stand still, as a process by SIGSTOP, until `resume`: no call of it reaches the database, no
-        answer reaches its code, and its lease ends when the clock has moved that far. Code that runs stops at its next
-        call of the database; activities that run keep neither `wait` nor the clock waiting.
+        """Have a worker stand still, as a process by SIGSTOP, until `resume`.
+
+        No call of it reaches the database, and no answer reaches its code. Its lease ends when the clock has moved that
+        far. Running code stops at its next call of the database; running activities keep neither `wait` nor the clock
+        waiting.
 
         Args:
             worker: its number or name.

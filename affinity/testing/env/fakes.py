@@ -12,7 +12,7 @@ from affinity.orchestration.app import ActivityDefinition
 
 
 class Fake:
-    """What runs in place of an activity; see `Env.fake`."""
+    """The stand-in of an activity; see `Env.fake`."""
 
     def __init__(self, definition: ActivityDefinition, outcome: Any, times: int | None) -> None:
         self.calls: list[Any] = []

@@ -1,4 +1,4 @@
-"""What a wait of an `Env` waits for, in one sentence."""
+"""The reason why a wait of an `Env` does not end, in one sentence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_LINE: Final = 200
 
 
 async def explain(client: Client, instance_id: str) -> str:
-    """What an instance, or a conversation, waits for, as `affinity.explain` says it; or how it has ended."""
+    """The reason why an instance, or a conversation, waits, as `affinity.explain` says it; or how it has ended."""
     try:
         found = await client.explain(instance_id)
         if found is not None:

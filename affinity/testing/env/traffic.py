@@ -164,7 +164,7 @@ class _StoreLost(ConnectionLost):
 
 
 class Link:
-    """What one worker has between its code and the database: it can hold its calls back, and be cut."""
+    """The link between a worker's code and the database: it can hold calls back, and be cut."""
 
     def __init__(self, worker_id: str) -> None:
         self.worker_id = worker_id

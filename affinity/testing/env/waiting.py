@@ -1,4 +1,4 @@
-"""What an `Env` asks its database."""
+"""The calls of an `Env` to its database."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from affinity.provider.timeline import Timeline
 
 
 class Waiting(NamedTuple):
-    """What decides, beside the rows themselves, when waiting work goes on."""
+    """Conditions, beside the rows themselves, for when waiting work goes on."""
 
     alive: Sequence[str]
     """Incarnations of the workers that run: their leases do not end."""

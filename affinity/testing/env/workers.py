@@ -52,7 +52,7 @@ def pass_idle_time(listeners: Iterable[object], seconds: float) -> None:
 
 
 class WorkerOfEnv(Protocol):
-    """What an `Env` asks its workers; see `EnvWorker`."""
+    """The calls of an `Env` to its workers; see `EnvWorker`."""
 
     is_abandoned: bool
 

@@ -1,4 +1,4 @@
-"""The areas of which random programs are made."""
+"""The areas that make up random programs."""
 
 from __future__ import annotations
 

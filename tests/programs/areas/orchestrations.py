@@ -1,4 +1,4 @@
-"""Orchestrations, activities and sessions: all statements, many instances at once that share sessions."""
+"""Orchestrations, activities and sessions: all statements, many concurrent instances that share sessions."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def _states(play: Play) -> Mapping[str, Sequence[str]]:
 
 
 async def _check_reason(play: Play, past: Past) -> None:
-    """What waits at rest waits for what only a client can send, and the module that explains says so."""
+    """An instance at rest waits for an event of a client, and `affinity.explain` says so."""
     found = await play.env.client.explain(past.id)
     code = None if found is None else found.code
     assert code in REASONS, f"{past.id} waits at rest: {found}"

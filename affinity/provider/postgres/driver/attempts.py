@@ -19,8 +19,10 @@ LONGEST_PAUSE: Final = 1.0
 
 
 class Attempts:
-    """When the connections of one provider try to connect: the first time immediately; after a loss or a failure after
-    a random time, so that the connections of many workers do not come back at one moment.
+    """Times at which the connections of one provider try to connect.
+
+    The first time immediately; after a loss or a failure, after a random time. So the connections of many workers do
+    not come back at the same moment.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Connections: as few as possible, and so many that a slow listing never delays a commit.
 
-A worker's loop has three (`Connections`): for commits and nothing else; for fetches, hints and short calls; for what
-may take long. Its lease renewer and each client have one for all.
+A worker's loop has three (`Connections`): for commits and nothing else; for fetches, hints and short calls; for long
+calls. Its lease renewer and each client have one for all.
 
 States of one `Connection`::
 
@@ -24,12 +24,12 @@ States of one `Connection`::
 
 Invariants
     * One call at a time on a connection; calls wait for each other in order.
-    * A call belongs to the connection, not to the task that awaits it: that one may be cancelled, and then ends
-      immediately. A call that was not sent is never sent; a call that was sent runs to its end, so that no connection
-      is left in the middle of a reply, and a silent network does not delay a task that has a deadline.
+    * A call belongs to the connection, not to the task that awaits it. The task may be cancelled, and then ends
+      immediately: a silent network does not delay a task that has a deadline. A call that was not sent is then never
+      sent; a call that was sent runs to its end, so that no connection is left in the middle of a reply.
     * A call is one message to the server, in autocommit. A client that is paused at any moment holds no lock.
     * A hint behind a call is a message of its own, sent with it, and a transaction of its own: it is executed also if
-      the call fails, and what becomes of it changes nothing for the call. A call that is repeated is repeated with it.
+      the call fails, and its outcome changes nothing for the call. A call that is repeated is repeated with it.
     * A call runs under its settings (`HOT` or `COLD`): where the call before had others, they are changed first, by a
       message of their own.
     * Silence alone ends no call before `CALL_TIMEOUT`. After ``probe_after`` seconds without a byte, a short call is
@@ -118,7 +118,7 @@ class _WireCall:
 
 
 class Calls:
-    """What a caller may ask."""
+    """The calls of a connection."""
 
     def _call(
         self,

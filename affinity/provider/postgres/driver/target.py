@@ -113,7 +113,7 @@ class Target:
         return text
 
     def connect(self, application_name: str, settings: Mapping[str, str]) -> str:
-        """What psycopg connects to. Settings travel with the connection request: they cost no round trip.
+        """The database that psycopg connects to. Settings travel with the connection request: they cost no round trip.
 
         Settings of the network in the URL, and timeouts in its ``options``, override the defaults.
         """

@@ -19,7 +19,7 @@ LEARN: Final[LiteralString] = (
 """
 
 ESTABLISH: Final[LiteralString] = "SELECT current_token, reached FROM read_timeline()"
-"""What a client asks."""
+"""The query of a client."""
 
 
 class TimelineCheck:
@@ -40,7 +40,7 @@ class TimelineCheck:
 
     @property
     def question(self) -> LiteralString:
-        """What a new connection asks."""
+        """The query of a new connection."""
         return ESTABLISH if self._timeline is None else LEARN
 
     @property

@@ -411,7 +411,7 @@ BEGIN
 END $$;
 
 -- Creates the journals that wakes create, behind what these wakes have added to their journals, which are in the same order;
--- see `JournalWrite`. With `_only`, those of other writes are left out.
+-- see `JournalWrite`. With `_only`, journals of other writes are left out.
 CREATE FUNCTION create_journals(_creations text[], _home text[], _home_epoch bigint[], _only bigint[] = NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN

@@ -24,7 +24,7 @@ from affinity.errors import (
 )
 
 FAILURES: Final = (sqlite3.Error, MemoryError, OverflowError)
-"""What Python's module raises: `MemoryError` for SQLITE_NOMEM, `OverflowError` for an integer of more than 64 bits."""
+"""Errors of Python's module: `MemoryError` for SQLITE_NOMEM, `OverflowError` for an integer of more than 64 bits."""
 
 Failure: TypeAlias = sqlite3.Error | MemoryError | OverflowError
 

@@ -13,7 +13,7 @@ UPDATE counters SET value = max(value + (1 << 32), CAST(:now * 1000000 AS INTEGE
 -- renew_epochs: what anybody has in memory of a session is of an old epoch
 UPDATE sessions SET epoch = (SELECT CAST(value AS INTEGER) FROM counters WHERE name = 'epoch'), claimed_at = :now;
 
--- begin_message_ids: SQLite makes the row with the first message; what is left of the file may be from before that
+-- begin_message_ids: SQLite makes the row with the first message; the rest of the file may be from before that
 INSERT INTO sqlite_sequence (name, seq)
 SELECT 'orchestrator_queue', 0 WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'orchestrator_queue');
 

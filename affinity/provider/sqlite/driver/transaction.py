@@ -1,8 +1,8 @@
 """A transaction on the file, as the operations of the provider see it.
 
-Every operation of the provider is a plain function of a `Tx` and its arguments, run without interruption between
-``BEGIN`` and ``COMMIT``: the clock is read once the write lock is there, and no lock is ever held across a wait of
-the event loop.
+Every operation of the provider is a plain function of a `Tx` and its arguments. It runs without interruption between
+``BEGIN`` and ``COMMIT``: no lock is ever held across a wait of the event loop. The clock is read once the write lock is
+there.
 
 Each step of a statement hands the interpreter lock over and takes it again, which is slow while the event loop is busy:
 a hundred small steps cost far more than one large step. So batches go in and come out as JSON, in one step each.

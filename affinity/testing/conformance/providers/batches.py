@@ -1,4 +1,4 @@
-"""Batches: every verb takes many, each element on its own (design 5.1)."""
+"""Batches: every verb takes many, each element on its own."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Capacity: how many sessions a worker holds, and what it still does when it holds that many (design 4.7); how much one
-fetch takes.
-"""
+"""Capacity: how many sessions a worker holds, its work when it holds that many, and how much one fetch takes."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ class CapacityRules(Rules):
     """``FetchOptions.max_sessions``, and ``limit``."""
 
     async def test_a_full_worker_claims_no_new_session(self, cluster: Cluster) -> None:
-        """A worker at its capacity claims no session; another worker does (design 4.7)."""
+        """A worker at its capacity claims no session; another worker does."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s", "t", "u")
         assert len(await a.take(10, max_sessions=2)) == 2
@@ -25,7 +23,7 @@ class CapacityRules(Rules):
         assert [item.session_id for item in await b.take(10, max_sessions=2)] == ["u"]
 
     async def test_a_full_worker_serves_the_sessions_that_it_holds(self, cluster: Cluster) -> None:
-        """A worker at its capacity still gets items of its sessions and session-free items (design 4.7)."""
+        """A worker at its capacity still gets items of its sessions and session-free items."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         await a.take_one(max_sessions=1)
@@ -34,13 +32,13 @@ class CapacityRules(Rules):
         assert sorted(taken, key=str) == [None, "s", "s"]
 
     async def test_one_session_counts_once(self, cluster: Cluster) -> None:
-        """A session counts once, however many of its items the claim brings (design 4.7)."""
+        """A session counts once, however many of its items the claim brings."""
         a = await cluster.worker("a")
         await cluster.enqueue("s", "s", "t", "s", "t")
         assert len(await a.take(10, max_sessions=2)) == 5
 
     async def test_a_single_fetch_does_not_exceed_the_capacity(self, cluster: Cluster) -> None:
-        """One fetch claims no more sessions than the capacity allows (design 4.7)."""
+        """One fetch claims no more sessions than the capacity allows."""
         a = await cluster.worker("a")
         await cluster.enqueue(*[f"s{number}" for number in range(20)])
         await a.take_all(max_sessions=7)
@@ -77,7 +75,7 @@ class CapacityRules(Rules):
             waiting -= len(fetched.items)
             seen += [message.id for item in fetched.items for message in item.messages]
 
-    async def test_a_small_burst_goes_to_whoever_looks(self, cluster: Cluster) -> None:
+    async def test_a_small_burst_goes_to_the_worker_that_fetches(self, cluster: Cluster) -> None:
         """A burst of at most `MIN_SHARE` items goes to the first worker that fetches (contract: fetch_work_item)."""
         a = await cluster.worker("a")
         await cluster.worker("b")
@@ -135,7 +133,7 @@ class CapacityRules(Rules):
         assert ([item.session_id for item in fetched.items], fetched.limit_reached) == (["s"], False)
 
     async def test_capacity_zero_takes_no_session_work(self, cluster: Cluster) -> None:
-        """A worker with capacity 0 gets session-free items only (design 4.7)."""
+        """A worker with capacity 0 gets session-free items only."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s", None, "t")
         assert [item.session_id for item in await a.take_all(max_sessions=0)] == [None]
@@ -143,7 +141,7 @@ class CapacityRules(Rules):
         assert len(await b.take_all()) == 2
 
     async def test_concurrent_fetches_of_one_worker_do_not_exceed_the_capacity(self, cluster: Cluster) -> None:
-        """Concurrent fetches of one worker through several provider objects stay within its capacity (design 4.7)."""
+        """Concurrent fetches of one worker through several provider objects stay within its capacity."""
         a = await cluster.worker("a")
         fetchers = [await cluster.same_worker(a) for _ in range(4)]
         await cluster.enqueue(*[f"s{number}" for number in range(40)])
@@ -151,7 +149,7 @@ class CapacityRules(Rules):
         assert len(await cluster.holders()) == 5
 
     async def test_workers_fill_up_independently(self, cluster: Cluster) -> None:
-        """Workers that race for sessions each reach their capacity and no more (design 4.7)."""
+        """Workers that race for sessions each reach their capacity and no more."""
         peers = [await cluster.worker(name) for name in "abc"]
         await cluster.enqueue(*[f"s{number}" for number in range(40)])
         await concurrently(*(lambda peer=peer: peer.take_all(max_sessions=4) for peer in peers))
@@ -159,7 +157,7 @@ class CapacityRules(Rules):
         assert [held.count(peer.worker_id) for peer in peers] == [4, 4, 4]
 
     async def test_an_expired_session_makes_room(self, cluster: Cluster) -> None:
-        """A session whose lock has expired does not count (design 4.7)."""
+        """A session whose lock has expired does not count."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         await a.ack(await a.take_one(max_sessions=1))
@@ -177,8 +175,8 @@ class CapacityRules(Rules):
         await a.give_back(item, delay=100, release_session=True)
         assert (await a.take_one(max_sessions=1)).session_id == "t"
 
-    async def test_a_dead_worker_s_sessions_fill_nobody_else(self, cluster: Cluster) -> None:
-        """A worker takes over sessions of a dead worker only within its capacity (design 4.2, 4.7)."""
+    async def test_a_dead_worker_s_sessions_fill_no_other_worker(self, cluster: Cluster) -> None:
+        """A worker takes over sessions of a dead worker only within its capacity."""
         a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
         await cluster.enqueue("s", "t", "u")
         await a.take_all()
@@ -212,7 +210,7 @@ class CapacityRules(Rules):
         assert sorted(taken, key=str) == [None, "held", "offered"]
 
     async def test_packed_sessions_are_not_stranded(self, cluster: Cluster) -> None:
-        """What the lower worker leaves for `NEWER_SECONDS` any worker takes (contract: fetch_work_item, pack)."""
+        """Any worker takes items that the lower worker leaves for `NEWER_SECONDS` (contract: fetch_work_item, pack)."""
         high = await cluster.worker("w-1", capacity=9)
         await cluster.worker("w-0", capacity=9)
         await cluster.enqueue("s")

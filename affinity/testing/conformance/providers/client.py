@@ -62,9 +62,7 @@ class ClientRules(Rules):
         assert (await a.provider.count_work())["messages"] == 3
 
     async def test_the_time_of_a_change_is_kept(self, cluster: Cluster) -> None:
-        """``updated_at`` is the time of the last change by the database's clock (contract: InstanceInfo.updated_at;
-        design 4.1).
-        """
+        """``updated_at`` is the time of the last change by the database's clock (contract: InstanceInfo.updated_at)."""
         a = await cluster.worker("a")
         instance = await a.own("i")
         await cluster.advance(1_000)

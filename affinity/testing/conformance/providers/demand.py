@@ -1,4 +1,4 @@
-"""How many workers the sessions need (design 4.7)."""
+"""How many workers the sessions need."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class DemandRules(Rules):
         await cluster.advance(SESSION_LOCK + 1)
         assert (await self._demand(cluster)).desired == 0
 
-    async def test_the_capacity_is_that_of_those_who_take_sessions(self, cluster: Cluster) -> None:
+    async def test_the_capacity_is_of_workers_that_take_sessions(self, cluster: Cluster) -> None:
         """The capacity is the mean of the workers that are alive, do not drain and take sessions; of the last ones
         when there is none (contract: desired_workers).
         """

@@ -224,7 +224,7 @@ class EpochRules(Rules):
         assert (await cluster.session("s")).epoch == before.epoch
 
     async def test_a_session_that_begins_again_may_write_its_record(self, cluster: Cluster) -> None:
-        """After its row was removed, a session begins with a greater epoch than its record has (design 4.3)."""
+        """After its row was removed, a session begins with a greater epoch than its record has."""
         a = await cluster.worker("a")
         for base in range(3):
             await cluster.enqueue("s")

@@ -1,4 +1,4 @@
-"""Giving work back: what counts as an attempt, what as a failure, and that no count is lost (design 4.9, 4.10)."""
+"""Giving work back: what counts as an attempt, what as a failure, and that no count is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONG_ITEM_LOCK = Timeouts(work_item_lock=LONG_LEASE, session_lock=SESSION_LOCK)
 class GiveBackRules(Rules):
     """`abandon_work_item`, and attempts that end without it."""
 
-    async def test_an_item_given_back_is_free_at_once(self, cluster: Cluster) -> None:
+    async def test_an_item_given_back_is_free_immediately(self, cluster: Cluster) -> None:
         """Any worker can fetch an item that was given back, and its delivery counts (contract: WorkAbandon)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue(None)
@@ -22,7 +22,7 @@ class GiveBackRules(Rules):
         assert (again.attempts, again.failures) == (2, 0)
 
     async def test_giving_back_revokes_the_token(self, cluster: Cluster) -> None:
-        """The token of an item that was given back neither renews, nor acks, nor gives back (design 4.10)."""
+        """The token of an item that was given back neither renews, nor acks, nor gives back."""
         a = await cluster.worker("a")
         await cluster.enqueue(None)
         item = await a.take_one()
@@ -34,7 +34,7 @@ class GiveBackRules(Rules):
         assert (await a.take_one()).attempts == 2
 
     async def test_a_delivery_that_does_not_count_is_taken_out(self, cluster: Cluster) -> None:
-        """A give-back with ``count_attempt=False`` takes its delivery out of ``attempts`` (design 4.9)."""
+        """A give-back with ``count_attempt=False`` takes its delivery out of ``attempts``."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         for _ in range(5):
@@ -107,7 +107,7 @@ class GiveBackRules(Rules):
         assert (await b.take_one()).lock.key == running.lock.key
 
     async def test_attempts_survive_the_death_of_every_worker(self, cluster: Cluster) -> None:
-        """Attempts are stored in the row and survive each worker's death (design 4.9)."""
+        """Attempts are stored in the row and survive each worker's death."""
         await cluster.enqueue("s", None)
         for attempt in range(1, 5):
             killed = await cluster.worker(f"w{attempt}", SHORT_LEASE)
@@ -115,13 +115,13 @@ class GiveBackRules(Rules):
             await cluster.pass_time(SHORT_LEASE + 1)
 
     async def test_attempts_survive_restarts_under_one_name(self, cluster: Cluster) -> None:
-        """Attempts grow when a worker restarts under its name and its session stays with it (design 4.9)."""
+        """Attempts grow when a worker restarts under its name and its session stays with it."""
         await cluster.enqueue("s")
         attempts = [(await (await cluster.worker("a")).take_one()).attempts for _ in range(4)]
         assert attempts == [1, 2, 3, 4]
 
     async def test_attempts_are_counted_while_the_lease_is_dead(self, cluster: Cluster) -> None:
-        """A delivery after the lease's end counts all attempts, and its result can be recorded (design 4.9)."""
+        """A delivery after the lease's end counts all attempts, and its result can be recorded."""
         a = await cluster.worker("a", SHORT_LEASE)
         await cluster.enqueue("s")
         for _ in range(3):

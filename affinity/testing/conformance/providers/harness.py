@@ -1,4 +1,4 @@
-"""What the suite needs of a database beside its provider."""
+"""Control of a database that the suite needs, beside its provider."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class HolderRules(Rules):
         assert about((await cluster.session("s")).expires_in, HOLD - 100)
 
     async def test_a_dead_holder_is_not_kept(self, cluster: Cluster) -> None:
-        """A hold does not keep a session with a worker whose lease has ended (design 4.2; contract: SessionHold)."""
+        """A hold does not keep a session with a worker whose lease has ended (contract: SessionHold)."""
         a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
         await cluster.use(a, "s")
         await b.hold("i", "s", HOLD)
@@ -62,7 +62,7 @@ class HolderRules(Rules):
         assert (await b.take_one()).session_id == "s"
 
     async def test_a_draining_holder_is_not_kept(self, cluster: Cluster) -> None:
-        """A held session is free when its holder drains (design 4.10; contract: SessionHold)."""
+        """A held session is free when its holder drains (contract: SessionHold)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.use(a, "s")
         await b.hold("i", "s", HOLD)

@@ -67,7 +67,7 @@ class HoldRules(Rules):
         await a.hold("i", "s", 1.0)
         assert about((await cluster.session("s")).expires_in, SESSION_LOCK)
 
-    async def test_a_session_that_nobody_holds_is_not_held_by_it(self, cluster: Cluster) -> None:
+    async def test_a_session_without_a_holder_is_not_held_by_it(self, cluster: Cluster) -> None:
         """A hold of a session without a holder creates no row and extends no expired lock (contract: SessionHold)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.hold("i", "never used", HOLD)

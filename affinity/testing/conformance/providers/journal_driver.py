@@ -82,7 +82,7 @@ class Conversation:
         return appended
 
     async def pending(self, limit: int = MANY) -> PendingWork:
-        """What the next wake has to do."""
+        """The work for the next wake."""
         (work,) = await self.journals.get_pending([self.session_id], limit=limit)
         assert work is not None
         return work
@@ -166,7 +166,7 @@ class ConversationOwner:
         return await cls.take(cluster, session_id)
 
     async def new_write(self, **fields: Any) -> JournalWrite:
-        """What a wake writes that has processed all inputs."""
+        """The write of a wake that has processed all inputs."""
         work = await self.conversation.pending()
         processed = work.inputs[-1].seq if work.inputs else work.processed
         fence = {"session_id": self.conversation.session_id, "journal_id": work.journal_id, "base": work.processed}

@@ -1,4 +1,4 @@
-"""What forks need of the journals that they continue: deletion and retention keep it, and no more."""
+"""Forks need parts of the journals that they continue: deletion and retention keep these, and no more."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class JournalForkRules(Rules):
         assert await used(after) == spent
 
     async def test_the_record_of_a_base_is_deleted_alone(self, cluster: Cluster) -> None:
-        """What forks have stays when the record takes the journal with it (contract: delete_journal)."""
+        """Entries of forks stay when the record takes the journal with it (contract: delete_journal)."""
         talk = await _talk(cluster)
         store = await cluster.states()
         await store.save(state("s"))
@@ -119,7 +119,7 @@ class JournalForkRules(Rules):
         assert await talk.journals.get_pending(["s"], limit=1) == [None]
         assert await fork.texts() == ["1", "2", "3", "4"]
 
-    async def test_forks_of_forks_outlive_those_between(self, cluster: Cluster) -> None:
+    async def test_forks_of_forks_outlive_the_forks_between(self, cluster: Cluster) -> None:
         """In each order of deletion, the remaining ones have all their entries (contract: delete_journal)."""
         for order in (("s", "b", "c"), ("c", "b", "s"), ("b", "s", "c")):
             talks = {"s": await _talk(cluster)}
@@ -166,7 +166,7 @@ class JournalForkRules(Rules):
         assert await fork.texts() == await talk.texts() == ["waits"]
 
     async def test_a_fork_is_as_old_as_itself(self, cluster: Cluster) -> None:
-        """What it continues is not removed from it before it has the age (contract: JournalRetention)."""
+        """Entries that it continues are not removed from it before it has the age (contract: JournalRetention)."""
         talk = await _talk(cluster)
         await cluster.advance(100)
         fork = await _fork(talk, "fork", 3)

@@ -214,7 +214,7 @@ class JournalStreamRules(Rules):
                 await self._assert_comes(watch)
 
     async def test_notifications_are_merged(self, cluster: Cluster) -> None:
-        """What came since the last call is one answer (contract: JournalWatch.wait)."""
+        """All changes since the last call are one answer (contract: JournalWatch.wait)."""
         talk = await Conversation.open(cluster)
         async with talk.journals.watch_journals() as watch:
             await talk.journals.notify_journals(["s"])

@@ -1,4 +1,4 @@
-"""What wakes commit to their journals: all or nothing, with the turn or the ack, behind the fence."""
+"""Journal writes of wakes: all or nothing, with the turn or the ack, behind the fence."""
 
 from __future__ import annotations
 
@@ -403,7 +403,7 @@ class JournalWriteRules(Rules):
         await owner.commit_wake(appends=[to_parent], wake_id="w2")
         assert await parent.texts() == ["new"]
 
-    async def test_children_are_those_of_the_journal_that_has_created_them(self, cluster: Cluster) -> None:
+    async def test_children_belong_to_the_journal_that_has_created_them(self, cluster: Cluster) -> None:
         """Of another journal of the same session they are none, but a child that does not know its parent's is one of
         both (contract: JournalFilter.parent_journal).
         """

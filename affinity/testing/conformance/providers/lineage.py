@@ -250,7 +250,7 @@ class LineageRules(Rules):
         assert await journals.texts("n") == ["1", "2", "l3", "3", "r4"]
 
     async def test_a_merge_of_merges_has_each_entry_once(self, journals: Journals) -> None:
-        """What an earlier merge has copied is known again, on either side."""
+        """Entries that an earlier merge has copied are known again, on either side."""
         base = await journals.say("a", "1")
         left = await journals.create(creation_of("l", base))
         right = await journals.create(creation_of("r", base))

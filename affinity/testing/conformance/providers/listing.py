@@ -39,7 +39,7 @@ class ListingRules(Rules):
         assert SESSION_LOCK + 60 <= row.idle < SESSION_LOCK + 70
 
     async def test_a_session_of_a_dead_worker_is_listed_as_not_held(self, cluster: Cluster) -> None:
-        """A session of a dead worker is listed as not held though its own lock has time left (design 4.2)."""
+        """A session of a dead worker is listed as not held though its own lock has time left."""
         a = await cluster.worker("a", SHORT_LEASE)
         await cluster.enqueue("s")
         await a.take_one()

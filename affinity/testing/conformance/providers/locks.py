@@ -12,10 +12,10 @@ LONG_ITEM_LOCK = Timeouts(work_item_lock=LONG_LEASE, session_lock=SESSION_LOCK)
 
 
 class LockRules(Rules):
-    """Renewal needs owner, token and time left; an ack needs a live token (design 4.5, 4.6)."""
+    """Renewal needs owner, token and time left; an ack needs a live token."""
 
     async def test_a_renewal_after_expiry_does_not_resurrect(self, cluster: Cluster) -> None:
-        """An expired lock cannot be renewed, and another worker can fetch its item (design 4.5)."""
+        """An expired lock cannot be renewed, and another worker can fetch its item."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue(None, "s")
         items = await a.take_all()
@@ -26,7 +26,7 @@ class LockRules(Rules):
         assert [item.attempts for item in await b.take(10)] == [2]  # the free one; the session is still held by a
 
     async def test_a_renewal_with_a_wrong_token_fails(self, cluster: Cluster) -> None:
-        """A renewal with a wrong token fails and leaves the lock unchanged (design 4.5)."""
+        """A renewal with a wrong token fails and leaves the lock unchanged."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         item = await a.take_one()
@@ -37,7 +37,7 @@ class LockRules(Rules):
         assert (await a.take_one()).attempts == 2
 
     async def test_a_renewal_by_another_worker_fails(self, cluster: Cluster) -> None:
-        """Another worker cannot renew a lock, even with its token (design 4.5)."""
+        """Another worker cannot renew a lock, even with its token."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue(None)
         item = await a.take_one()
@@ -47,7 +47,7 @@ class LockRules(Rules):
         assert (await b.take_one()).attempts == 2
 
     async def test_a_renewal_by_another_incarnation_fails(self, cluster: Cluster) -> None:
-        """A new incarnation of the same worker cannot renew a lock of the one before (design 4.4, 4.5)."""
+        """A new incarnation of the same worker cannot renew a lock of the one before."""
         old = await cluster.worker("a")
         await cluster.enqueue(None)
         item = await old.take_one()
@@ -66,7 +66,7 @@ class LockRules(Rules):
         assert (await a.provider.count_work())["work_items"] == 0
 
     async def test_an_ack_succeeds_after_the_session_moved(self, cluster: Cluster) -> None:
-        """An item whose session has moved can be acked while its own lock is live (design 4.6)."""
+        """An item whose session has moved can be acked while its own lock is live."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         running = await a.take_one(timeouts=SHORT_SESSION)
@@ -79,7 +79,7 @@ class LockRules(Rules):
         assert await cluster.results() == ["kept"]
 
     async def test_an_ack_of_an_expired_lock_is_refused(self, cluster: Cluster) -> None:
-        """An expired lock cannot be acked even if no worker has fetched the item since (design 4.6)."""
+        """An expired lock cannot be acked even if no worker has fetched the item since."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         item = await a.take_one()
@@ -89,7 +89,7 @@ class LockRules(Rules):
         assert (await a.take_one()).attempts == 2
 
     async def test_an_ack_of_a_redelivered_item_is_refused(self, cluster: Cluster) -> None:
-        """The token of an earlier delivery cannot be acked, and the new delivery is unchanged (design 4.6)."""
+        """The token of an earlier delivery cannot be acked, and the new delivery is unchanged."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue(None)
         lost = await a.take_one()
@@ -101,7 +101,7 @@ class LockRules(Rules):
         assert await cluster.results() == ["right"]
 
     async def test_an_ack_with_a_forged_token_is_refused(self, cluster: Cluster) -> None:
-        """A made-up token of an existing item cannot be acked (design 4.6)."""
+        """A made-up token of an existing item cannot be acked."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         item = await a.take_one()

@@ -461,7 +461,7 @@ class OrderRules(Rules):
             assert left == {1, 2, 3}
 
     async def test_items_that_wait_cost_a_fetch_nothing(self, cluster: Cluster) -> None:
-        """The work of a fetch does not grow with 10,000 items behind the first of their session (design 5.5)."""
+        """The work of a fetch does not grow with 10,000 items behind the first of their session."""
         a = await cluster.worker("a")
         await cluster.enqueue("s", ordered=True)
         (running,) = await a.take(10)

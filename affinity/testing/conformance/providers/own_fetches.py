@@ -65,7 +65,7 @@ class OwnFetchRules(Rules):
             assert await a.release_unknown(delivered=[item]) == 1
 
     async def test_an_unknown_item_is_known_again(self, cluster: Cluster) -> None:
-        """What a worker gave back as unknown comes too, with the time since; if the caller knows it, it is known."""
+        """An item that was given back as unknown comes too, with the time since; it is known if the caller knows it."""
         a = await cluster.worker("a")
         await cluster.use(a, "s")
         await cluster.enqueue("s", name="other")

@@ -25,7 +25,7 @@ class OwnershipRules(Rules):
         assert payloads(item) == ["go"]
         assert (await a.info("i")).owner == "a"
 
-    async def test_nobody_else_gets_the_messages_of_an_owned_instance(self, cluster: Cluster) -> None:
+    async def test_no_other_worker_gets_the_messages_of_an_owned_instance(self, cluster: Cluster) -> None:
         """Only an alive owner gets the messages of its instance (contract: owned instance)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.own("i")
@@ -134,7 +134,7 @@ class OwnershipRules(Rules):
         assert sorted(taken) == names
 
     async def test_the_instances_of_a_dead_worker_are_taken(self, cluster: Cluster) -> None:
-        """Another worker takes a dead worker's instances with their messages, and claims grow by one (design 4.9)."""
+        """Another worker takes a dead worker's instances with their messages, and claims grow by one."""
         a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
         instance = await a.own("i")
         await cluster.pass_time(SHORT_LEASE + 1)
@@ -152,7 +152,7 @@ class OwnershipRules(Rules):
         (item,) = await new.take_instances()
         assert item.claims == 2
 
-    async def test_a_worker_that_resumes_still_owns_what_nobody_took(self, cluster: Cluster) -> None:
+    async def test_a_worker_that_resumes_still_owns_instances_that_no_worker_took(self, cluster: Cluster) -> None:
         """A worker that resumes still owns the instances that no other has taken (contract: owned instance)."""
         a = await cluster.worker("a", SHORT_LEASE)
         instance = await a.own("i")
@@ -163,7 +163,7 @@ class OwnershipRules(Rules):
         assert (await a.commit_one(again)).committed
 
     async def test_claims_are_counted_until_a_turn_is_committed(self, cluster: Cluster) -> None:
-        """``claims`` grows with each taking and a committed turn sets it back to 0 (design 4.9)."""
+        """``claims`` grows with each taking and a committed turn sets it back to 0."""
         for number in range(1, 4):
             peer = await cluster.worker(f"w{number}", SHORT_LEASE)
             item = await peer.own("i")
@@ -198,7 +198,7 @@ class OwnershipRules(Rules):
         assert (await b.commit_one(item)).committed
         assert (await a.info("i")).owner == "b"
 
-    async def test_an_instance_handed_to_nobody_is_for_anyone(self, cluster: Cluster) -> None:
+    async def test_an_instance_that_is_released_is_for_any_worker(self, cluster: Cluster) -> None:
         """Any worker can take an instance that was handed to a dead, draining or unknown worker (contract:
         Release.to).
         """

@@ -97,7 +97,7 @@ class Peer:
         return await self.provider.fetch_work_item(self.identity, options)
 
     async def take(self, limit: int = 1, **choices: Unpack[Choices]) -> list[WorkItem]:
-        """Fetch, and repeat immediately while the provider reports a lost claim (design 4.8)."""
+        """Fetch, and repeat immediately while the provider reports a lost claim."""
         for _ in range(_MAX_RACES):
             try:
                 fetched = await self.fetch(limit, **choices)

@@ -13,7 +13,7 @@ from affinity.testing.conformance.providers.peer import Peer
 
 
 class PlacingRules(Rules):
-    """``TurnResult.placed``, ``NewWorkItem.lock_here`` and ``claim_here`` (design 5.4)."""
+    """``TurnResult.placed``, ``NewWorkItem.lock_here`` and ``claim_here``."""
 
     async def test_a_session_free_item_is_locked_here(self, cluster: Cluster) -> None:
         """A session-free item with ``lock_here`` is locked to the committer with a fresh token and attempt 1 (contract:
@@ -45,7 +45,7 @@ class PlacingRules(Rules):
         assert await a.renew(placed.item) == [True]
 
     async def test_the_fused_turn_takes_the_place_of_ack_and_fetch(self, cluster: Cluster) -> None:
-        """One transaction acks a result, records it and returns the next item locked (design 5.4)."""
+        """One transaction acks a result, records it and returns the next item locked."""
         a = await cluster.worker("a")
         instance = await a.own("i")
         await cluster.enqueue("s")
@@ -72,7 +72,7 @@ class PlacingRules(Rules):
         assert await a.take_all() == []
         assert [item.session_epoch for item in await b.take_all()] == [epoch, epoch]
 
-    async def test_an_item_of_a_session_that_nobody_holds_is_for_anyone(self, cluster: Cluster) -> None:
+    async def test_an_item_of_a_session_without_a_holder_is_for_any_worker(self, cluster: Cluster) -> None:
         """A commit claims no session: any worker can fetch the item (contract: Placed)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
@@ -80,7 +80,7 @@ class PlacingRules(Rules):
         assert await cluster.sessions() == {}
         assert (await b.take_one()).session_id == "s"
 
-    async def test_an_expired_session_is_held_by_nobody(self, cluster: Cluster) -> None:
+    async def test_an_expired_session_has_no_holder(self, cluster: Cluster) -> None:
         """An expired session of the committer itself counts as not held (contract: held session)."""
         a = await cluster.worker("a")
         instance = await a.own("i")
@@ -89,8 +89,8 @@ class PlacingRules(Rules):
         assert await place(a, instance, lock_here(instance, 1, "s")) == Placed(item=None, holder=None)
         assert await cluster.holders() == {}
 
-    async def test_a_session_of_a_dead_worker_is_held_by_nobody(self, cluster: Cluster) -> None:
-        """A session of a dead worker counts as not held though its lock has time left (design 4.2)."""
+    async def test_a_session_of_a_dead_worker_has_no_holder(self, cluster: Cluster) -> None:
+        """A session of a dead worker counts as not held though its lock has time left."""
         a, b = await cluster.worker("a"), await cluster.worker("b", SHORT_LEASE)
         instance = await a.own("i")
         await hold(cluster, b, "s")
@@ -113,7 +113,7 @@ class PlacingRules(Rules):
         assert [item.session_id for item in await a.take_all()] == ["s"]
 
     async def test_a_draining_worker_locks_nothing_here(self, cluster: Cluster) -> None:
-        """Turns of a draining worker commit, and their items are queued for other workers (design 4.10; contract:
+        """Turns of a draining worker commit, and their items are queued for other workers (contract:
         commit_turn).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")
@@ -218,7 +218,7 @@ class PlacingRules(Rules):
         assert (await b.take_one()).session_id == "s"
 
     async def test_an_offer_to_a_full_worker_is_for_anyone_later(self, cluster: Cluster) -> None:
-        """An item offered to a worker at its capacity goes to any worker after a sweep (design 4.7)."""
+        """An item offered to a worker at its capacity goes to any worker after a sweep."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await hold(cluster, a, "other")
@@ -228,7 +228,7 @@ class PlacingRules(Rules):
         assert (await b.take_one()).session_id == "s"
 
     async def test_an_offer_to_a_draining_worker_is_for_anyone_later(self, cluster: Cluster) -> None:
-        """An item offered to a draining worker goes to any worker after a sweep (design 4.10)."""
+        """An item offered to a draining worker goes to any worker after a sweep."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await place(a, instance, claim_here(instance, 1))
@@ -238,7 +238,7 @@ class PlacingRules(Rules):
         assert (await b.take_one()).session_id == "s"
 
     async def test_an_offer_dies_with_its_worker(self, cluster: Cluster) -> None:
-        """An offer ends when its worker dies or leaves (design 4.2)."""
+        """An offer ends when its worker dies or leaves."""
         a, b, c = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b"), await cluster.worker("c")
         first, second = await a.own("i"), await b.own("j")
         await place(a, first, claim_here(first, 1, "s"))
@@ -248,7 +248,7 @@ class PlacingRules(Rules):
         assert {item.session_id for item in await c.take_all()} == {"s", "t"}
 
     async def test_an_offer_follows_the_session_that_somebody_else_claimed(self, cluster: Cluster) -> None:
-        """An offered item goes to the worker that has claimed its session for another item (design 4.11)."""
+        """An offered item goes to the worker that has claimed its session for another item."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await place(a, instance, claim_here(instance, 1))
@@ -276,7 +276,7 @@ class PlacingRules(Rules):
         ]
         assert [item.lock.key.activity_id for item in await b.take_all()] == [1]
 
-    async def test_a_delayed_item_is_offered_to_nobody(self, cluster: Cluster) -> None:
+    async def test_a_delayed_item_is_offered_to_no_worker(self, cluster: Cluster) -> None:
         """A delayed item with ``claim_here`` goes to any worker when it is visible (contract:
         NewWorkItem.claim_here).
         """
@@ -286,7 +286,7 @@ class PlacingRules(Rules):
         await cluster.advance(60)
         assert (await b.take_one()).session_id == "s"
 
-    async def test_a_session_free_item_is_offered_to_nobody(self, cluster: Cluster) -> None:
+    async def test_a_session_free_item_is_offered_to_no_worker(self, cluster: Cluster) -> None:
         """A session-free item with ``claim_here`` goes to any worker (contract: NewWorkItem.claim_here)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")

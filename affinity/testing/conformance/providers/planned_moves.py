@@ -130,7 +130,7 @@ class PlannedMoveRules(Rules):
         assert (await b.take_one()).failures == 1
 
     async def test_the_state_of_the_last_turn_is_there(self, cluster: Cluster) -> None:
-        """What ran on the holder writes its state before the session moves, and nothing after it (contract:
+        """Work on the holder writes its state before the session moves, and nothing after it (contract:
         PlannedMove).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")
@@ -355,7 +355,7 @@ class PlannedMoveRules(Rules):
 
     # -- races
 
-    async def test_a_commit_and_a_plan_at_once(self, cluster: Cluster) -> None:
+    async def test_a_concurrent_commit_and_plan(self, cluster: Cluster) -> None:
         """Either the commit locks the next item here, and the move waits for it; or it does not (contract:
         PlannedMove).
         """
@@ -389,7 +389,7 @@ class PlannedMoveRules(Rules):
                 await b.ack(await b.take_one())
             assert (await cluster.session(session)).worker_id == "b"
 
-    async def test_a_fetch_and_a_plan_at_once(self, cluster: Cluster) -> None:
+    async def test_a_concurrent_fetch_and_plan(self, cluster: Cluster) -> None:
         """Either the holder's fetch takes the item, and the move waits for it; or the named worker has it (contract:
         PlannedMove).
         """
@@ -415,7 +415,7 @@ class PlannedMoveRules(Rules):
                 await cluster.sweep_all()  # the fetch may have had the item locked, and the plan skipped it
                 assert await b.ack(await b.take_one()) == [True]
 
-    async def test_two_plans_at_once(self, cluster: Cluster) -> None:
+    async def test_two_concurrent_plans(self, cluster: Cluster) -> None:
         """One of two plans counts, and one worker takes the session (contract: move_session)."""
         a, b, c = await cluster.worker("a"), await cluster.worker("b"), await cluster.worker("c")
         for round_ in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""Sessions that are released early: by hand, with a turn, or to make room for others (design 4.7)."""
+"""Sessions that are released early: by hand, with a turn, or to make room for others."""
 
 from __future__ import annotations
 

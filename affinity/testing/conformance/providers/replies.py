@@ -245,12 +245,12 @@ class ReplyRules(Rules):
 
 
 async def send(peer: Peer, *messages: NewMessage) -> list[Delivery]:
-    """What becomes of the messages."""
+    """The deliveries of the messages."""
     return list(await peer.provider.send_message(messages))
 
 
 async def states(peer: Peer, *keys: str) -> list[KeyState | None]:
-    """What became of messages to the instance of these tests."""
+    """The states of messages to the instance of these tests."""
     return list(await peer.provider.get_replies([MessageKey("i", key) for key in keys]))
 
 

@@ -143,7 +143,7 @@ class RetentionRules(Rules):
         assert first.after is not None
         assert await _pruned(a, 0.0) == number - first.instances
 
-    async def test_two_who_prune_at_once_take_each_instance_once(self, cluster: Cluster) -> None:
+    async def test_two_concurrent_prunes_take_each_instance_once(self, cluster: Cluster) -> None:
         """Concurrent pruning removes each instance once (contract: prune_instances)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         for n in range(5):

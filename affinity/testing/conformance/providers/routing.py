@@ -51,8 +51,8 @@ class RoutingRules(Rules):
         assert row.epoch == item.session_epoch
         assert SESSION_LOCK - 5 < row.expires_in <= SESSION_LOCK
 
-    async def test_the_holder_gets_further_items_and_nobody_else_does(self, cluster: Cluster) -> None:
-        """Only the holder gets further items of a held session (design 4.11)."""
+    async def test_only_the_holder_gets_further_items(self, cluster: Cluster) -> None:
+        """Only the holder gets further items of a held session."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         first = await a.take_one()
@@ -63,7 +63,7 @@ class RoutingRules(Rules):
         assert {item.session_epoch for item in further} == {first.session_epoch}
 
     async def test_items_that_waited_go_to_the_one_who_claims_first(self, cluster: Cluster) -> None:
-        """All items queued before a claim go to the worker that claims the session (design 4.11)."""
+        """All items queued before a claim go to the worker that claims the session."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s", "s", "s")
         first = await a.take_one()
@@ -188,7 +188,7 @@ class RoutingRules(Rules):
         assert (await b.fetch()).next_due is None
 
     async def test_a_claim_race_has_one_winner(self, cluster: Cluster) -> None:
-        """Of workers that race for a session, one gets all its items (design 4.11)."""
+        """Of workers that race for a session, one gets all its items."""
         peers = [await cluster.worker(name) for name in "abcd"]
         await cluster.enqueue(*["s", "t", "u"] * 5)
         taken = await concurrently(*(peer.take_all for peer in peers))
@@ -198,8 +198,8 @@ class RoutingRules(Rules):
         assert winners == set((await cluster.holders()).items())
         assert sum(len(items) for items in taken) == 15
 
-    async def test_the_loser_of_a_race_gets_other_work_at_once(self, cluster: Cluster) -> None:
-        """A worker that loses a race gets other work with its next fetch (design 4.8)."""
+    async def test_the_loser_of_a_race_gets_other_work_immediately(self, cluster: Cluster) -> None:
+        """A worker that loses a race gets other work with its next fetch."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         for attempt in range(10):
             keys = await cluster.enqueue(f"s{attempt}", f"t{attempt}")
@@ -214,7 +214,7 @@ class RoutingRules(Rules):
         assert sorted(item.lock.key for items in taken for item in items) == keys
 
     async def test_foreign_work_does_not_make_a_fetch_dearer(self, cluster: Cluster) -> None:
-        """The work of a fetch does not grow with 10,000 items of other workers' sessions (design 5.5)."""
+        """The work of a fetch does not grow with 10,000 items of other workers' sessions."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         sessions = [f"s{number}" for number in range(100)]
         await cluster.enqueue(*sessions)

@@ -131,7 +131,7 @@ class StateBatchRules(Rules):
         assert await (await cluster.states()).load("s") is None
 
     @each_way
-    async def test_of_two_writers_at_once_one_passes(self, cluster: Cluster, way: Way) -> None:
+    async def test_of_two_concurrent_writers_one_passes(self, cluster: Cluster, way: Way) -> None:
         """Of two concurrent writes from one version, one passes (StateWrite)."""
         a = await cluster.worker("a")
         peers = [await cluster.same_worker(a) for _ in range(2)]

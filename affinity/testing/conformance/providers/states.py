@@ -123,7 +123,7 @@ class StateRules(Rules):
 
     @each_way
     async def test_a_moved_session_takes_a_result_without_state(self, cluster: Cluster, way: Way) -> None:
-        """A result without a state is accepted after the session moved (design 4.6)."""
+        """A result without a state is accepted after the session moved."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         late = await a.take_one(timeouts=LONG_ITEM_LOCK)
@@ -136,9 +136,7 @@ class StateRules(Rules):
 
     @each_way
     async def test_a_new_start_of_the_same_worker_is_another_writer(self, cluster: Cluster, way: Way) -> None:
-        """A new incarnation writes under a greater epoch, and a state of the one before is refused (design 4.3,
-        4.4).
-        """
+        """A new incarnation writes under a greater epoch, and a state of the one before is refused."""
         old = await cluster.worker("a")
         await cluster.enqueue("s", "s")
         late, other = await old.take(10, timeouts=LONG_ITEM_LOCK)

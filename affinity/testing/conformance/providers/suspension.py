@@ -39,7 +39,7 @@ class SuspensionRules(Rules):
         row = await a.info("i")
         assert (row.status, row.suspension) == ("running", None)
 
-    async def test_a_suspended_instance_is_fetched_by_nobody(self, cluster: Cluster) -> None:
+    async def test_a_suspended_instance_is_fetched_by_no_worker(self, cluster: Cluster) -> None:
         """A suspended instance is not fetched and commits no turn; its history and messages stay (contract: suspended
         instance).
         """

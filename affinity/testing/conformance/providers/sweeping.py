@@ -44,7 +44,7 @@ class SweepRules(Rules):
         assert await cluster.holders() == {"s": "a"}
 
     async def test_a_session_begins_again_with_a_greater_epoch(self, cluster: Cluster) -> None:
-        """A session that begins again after its row was removed has a greater epoch (design 4.3)."""
+        """A session that begins again after its row was removed has a greater epoch."""
         a = await cluster.worker("a")
         epochs = []
         for _ in range(3):
@@ -92,7 +92,7 @@ class SweepRules(Rules):
         assert (swept.rerouted, swept.sessions_removed, swept.workers_removed, swept.limit_reached) == (0, 0, 0, False)
 
     async def test_work_of_a_dead_holder_is_found(self, cluster: Cluster) -> None:
-        """A sweep reroutes the items of a dead worker's sessions (design 5.5)."""
+        """A sweep reroutes the items of a dead worker's sessions."""
         a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
         await cluster.enqueue("s")
         await a.take_one()
@@ -115,7 +115,7 @@ class SweepRules(Rules):
         assert len(await b.take_all()) == size + 1
 
     async def test_no_item_is_stranded_by_work_queued_during_a_move(self, cluster: Cluster) -> None:
-        """A sweep repairs the stale route of an item that was queued during a move (design 5.5)."""
+        """A sweep repairs the stale route of an item that was queued during a move."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         for number in range(10):
             await cluster.enqueue(f"s{number}")

@@ -11,10 +11,10 @@ LONG_ITEM_LOCK = Timeouts(work_item_lock=LONG_LEASE, session_lock=SESSION_LOCK)
 
 
 class TakeoverRules(Rules):
-    """Two conditions own a session: its lock, and the lease of its worker (design 4.2, 4.3)."""
+    """Two conditions own a session: its lock, and the lease of its worker."""
 
-    async def test_nobody_takes_a_session_over_while_its_lock_lasts(self, cluster: Cluster) -> None:
-        """No other worker takes a session over while its lock lasts, even when it is idle (design 4.11)."""
+    async def test_no_worker_takes_a_session_over_while_its_lock_lasts(self, cluster: Cluster) -> None:
+        """No other worker takes a session over while its lock lasts, even when it is idle."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         await a.ack(await a.take_one())
@@ -23,7 +23,7 @@ class TakeoverRules(Rules):
         assert await b.take() == []
 
     async def test_another_worker_takes_over_after_expiry(self, cluster: Cluster) -> None:
-        """After expiry another worker takes over with a greater epoch (design 4.3)."""
+        """After expiry another worker takes over with a greater epoch."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         first = await a.take_one()
@@ -35,7 +35,7 @@ class TakeoverRules(Rules):
         assert await cluster.holders() == {"s": "b"}
 
     async def test_a_restarted_worker_takes_over_after_expiry(self, cluster: Cluster) -> None:
-        """After expiry a new incarnation of the same worker takes over with a greater epoch (design 4.3)."""
+        """After expiry a new incarnation of the same worker takes over with a greater epoch."""
         old = await cluster.worker("a")
         await cluster.enqueue("s")
         first = await old.take_one()
@@ -45,8 +45,8 @@ class TakeoverRules(Rules):
         second = await (await cluster.worker("a")).take_one()
         assert (second.session_epoch or 0) > (first.session_epoch or 0)
 
-    async def test_the_same_incarnation_keeps_its_epoch_when_nobody_held_in_between(self, cluster: Cluster) -> None:
-        """An incarnation that claims its session again keeps the epoch if no other held it in between (design 4.3)."""
+    async def test_the_same_incarnation_keeps_its_epoch_when_no_worker_held_in_between(self, cluster: Cluster) -> None:
+        """An incarnation that claims its session again keeps the epoch if no other held it in between."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         first = await a.take_one()
@@ -56,9 +56,7 @@ class TakeoverRules(Rules):
         assert (await a.take_one()).session_epoch == first.session_epoch
 
     async def test_the_same_incarnation_gets_a_new_epoch_when_another_held_in_between(self, cluster: Cluster) -> None:
-        """An incarnation that claims its session again gets a greater epoch if another held it in between
-        (design 4.3).
-        """
+        """An incarnation that claims its session again gets a greater epoch if another held it in between."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         epochs = []
         for holder in (a, b, a):
@@ -70,7 +68,7 @@ class TakeoverRules(Rules):
         assert epochs == sorted(set(epochs))
 
     async def test_a_session_is_free_when_the_lease_of_its_holder_ends(self, cluster: Cluster) -> None:
-        """A session is free when its worker's lease ends, before its own lock expires (design 4.2)."""
+        """A session is free when its worker's lease ends, before its own lock expires."""
         a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
         await cluster.enqueue("s")
         first = await a.take_one()
@@ -83,7 +81,7 @@ class TakeoverRules(Rules):
         assert await cluster.holders() == {"s": "b"}
 
     async def test_a_session_is_free_when_its_holder_drains(self, cluster: Cluster) -> None:
-        """A session of a draining worker is free immediately, without a sweep (design 4.10; contract: drain_worker)."""
+        """A session of a draining worker is free immediately, without a sweep (contract: drain_worker)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         await a.ack(await a.take_one())
@@ -122,8 +120,8 @@ class TakeoverRules(Rules):
         assert await b.take() == []
         assert (await a.take_one()).session_id == "s"
 
-    async def test_nobody_takes_over_while_work_runs_longer_than_the_lock(self, cluster: Cluster) -> None:
-        """Renewals of an item keep its session beyond the session lock timeout (design 4.2)."""
+    async def test_no_worker_takes_over_while_work_runs_longer_than_the_lock(self, cluster: Cluster) -> None:
+        """Renewals of an item keep its session beyond the session lock timeout."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         running = await a.take_one()
@@ -135,7 +133,7 @@ class TakeoverRules(Rules):
         assert await a.ack(running) == [True]
 
     async def test_unrelated_work_keeps_no_session_alive(self, cluster: Cluster) -> None:
-        """Work of other sessions does not extend a session's lock (design 4.2)."""
+        """Work of other sessions does not extend a session's lock."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s", "t", None)
         items = {item.session_id: item for item in await a.take_all(timeouts=LONG_ITEM_LOCK)}
@@ -162,7 +160,7 @@ class TakeoverRules(Rules):
         assert again.session_epoch == first.session_epoch
 
     async def test_an_expired_session_free_item_goes_to_anyone(self, cluster: Cluster) -> None:
-        """Any worker can fetch a session-free item whose lock expired, and its attempt counts (design 4.9)."""
+        """Any worker can fetch a session-free item whose lock expired, and its attempt counts."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue(None)
         await a.take_one()
@@ -172,7 +170,7 @@ class TakeoverRules(Rules):
         assert (await b.take_one()).attempts == 2
 
     async def test_when_both_have_expired_anyone_gets_the_item(self, cluster: Cluster) -> None:
-        """Any worker can fetch an item when its lock and its session's lock have expired (design 4.2)."""
+        """Any worker can fetch an item when its lock and its session's lock have expired."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         first = await a.take_one()
@@ -183,7 +181,7 @@ class TakeoverRules(Rules):
         assert (second.session_epoch or 0) > (first.session_epoch or 0)
 
     async def test_a_running_item_stays_with_its_worker_when_the_session_expires(self, cluster: Cluster) -> None:
-        """A locked item stays with its worker when its session expires; the next item does not (design 4.6)."""
+        """A locked item stays with its worker when its session expires; the next item does not."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         running = await a.take_one(timeouts=LONG_ITEM_LOCK)

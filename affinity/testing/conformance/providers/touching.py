@@ -16,14 +16,14 @@ SLACK = 10.0  # TOUCH_SLACK of the timeout, and the time that the test takes
 
 
 class TouchRules(Rules):
-    """A session lock is extended by the work of its session, and of no other (design 4.2)."""
+    """A session lock is extended by the work of its session, and of no other."""
 
     async def test_a_fetch_extends_its_session_and_no_other(self, cluster: Cluster) -> None:
-        """A fetch touches the session of the item and no other (design 4.2)."""
+        """A fetch touches the session of the item and no other."""
         await self._play(cluster, self._fetch)
 
     async def test_a_renewal_extends_its_session_and_no_other(self, cluster: Cluster) -> None:
-        """A renewal touches the session of the item and no other (design 4.2)."""
+        """A renewal touches the session of the item and no other."""
         await self._play(cluster, self._renew)
 
     async def test_an_ack_extends_its_session_and_no_other(self, cluster: Cluster) -> None:

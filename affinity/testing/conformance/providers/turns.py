@@ -145,7 +145,7 @@ class TurnRules(Rules):
         result = await a.commit_one(instance, acks=[item.lock])
         assert (result.committed, list(result.lost_acks)) == (False, [item.lock])
 
-    async def test_cancelling_an_activity_takes_it_from_whoever_runs_it(self, cluster: Cluster) -> None:
+    async def test_cancelling_an_activity_takes_it_from_the_worker_that_runs_it(self, cluster: Cluster) -> None:
         """A cancelled activity loses its lock: checks and renewals fail, and its result is refused (contract:
         Turn.cancel_activities).
         """

@@ -26,7 +26,7 @@ class UnknownRules(Rules):
         await cluster.enqueue(None, "s")
         assert len(await a.take_all(names=OTHERS)) == 2
 
-    async def test_an_item_given_back_as_unknown_is_passed_over_by_those_who_do_not_know_it(
+    async def test_an_item_given_back_as_unknown_is_passed_over_by_workers_that_do_not_know_it(
         self, cluster: Cluster
     ) -> None:
         """An unknown item goes to a worker that registers its name, with or without a session (contract:
@@ -40,7 +40,7 @@ class UnknownRules(Rules):
             known = await b.take_one()
             assert (known.session_id, known.attempts) == (session_id, 1)
 
-    async def test_an_item_that_nobody_knows_is_delivered_to_anyone_in_the_end(self, cluster: Cluster) -> None:
+    async def test_an_item_that_no_worker_knows_is_delivered_to_any_in_the_end(self, cluster: Cluster) -> None:
         """After ``unknown_after`` an unknown item goes to any worker, with the time for which it was unknown (contract:
         FetchOptions.unknown_after).
         """
@@ -140,7 +140,7 @@ class UnknownRules(Rules):
         assert await a.take_instances(names=OTHERS) == []
         assert [item.instance_id for item in await b.take_instances()] == ["i"]
 
-    async def test_an_instance_that_nobody_knows_is_delivered_to_anyone_in_the_end(self, cluster: Cluster) -> None:
+    async def test_an_instance_that_no_worker_knows_is_delivered_to_any_in_the_end(self, cluster: Cluster) -> None:
         """After ``unknown_after`` an unknown instance goes to any worker, with the time for which it was unknown
         (contract: fetch_orchestration_item).
         """
@@ -207,7 +207,7 @@ class UnknownRules(Rules):
 
     @staticmethod
     async def _disclaim(peer: Peer, **needs: Unpack[_Needs]) -> None:
-        """What a worker does with an activity that it does not register, or cannot run for another reason."""
+        """Take an item, and give it back as a worker does that does not register the activity, or cannot run it."""
         item = await peer.take_one(names=OTHERS)
         release = item.session_id is not None
         await peer.give_back(item, unknown=True, count_attempt=False, release_session=release, **needs)

@@ -22,7 +22,7 @@ class WorkerRules(Rules):
         assert not lease.draining
 
     async def test_the_clock_is_the_database_s(self, cluster: Cluster) -> None:
-        """All processes read the database's clock, as aware UTC datetimes (design 4.1)."""
+        """All processes read the database's clock, as aware UTC datetimes."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         before = await a.renew_lease(LONG_LEASE)
         await cluster.advance(1_000)
@@ -42,7 +42,7 @@ class WorkerRules(Rules):
             assert SHORT_LEASE - 5 < lease.expires_in <= SHORT_LEASE
 
     async def test_a_renewal_does_not_resurrect_a_lease_that_has_ended(self, cluster: Cluster) -> None:
-        """A renewal of an ended lease returns None and the worker stays dead (design 4.5; contract: renew_worker)."""
+        """A renewal of an ended lease returns None and the worker stays dead (contract: renew_worker)."""
         a = await cluster.worker("a", SHORT_LEASE)
         await cluster.enqueue(None)
         await cluster.advance(SHORT_LEASE + 1)
@@ -83,7 +83,7 @@ class WorkerRules(Rules):
         assert len(await second.take_all()) == 2
 
     async def test_a_fenced_process_commits_nothing(self, cluster: Cluster) -> None:
-        """A fenced process can commit no turn (design 4.4; contract: Turn)."""
+        """A fenced process can commit no turn (contract: Turn)."""
         first = await cluster.worker("a")
         instance = await first.own("i")
         await cluster.worker("a")
@@ -103,7 +103,7 @@ class WorkerRules(Rules):
         assert await cluster.holders() == {"s": "a"}
 
     async def test_resuming_after_expiry_keeps_sessions_and_epochs(self, cluster: Cluster) -> None:
-        """A worker that resumes after its lease expired keeps its sessions and epochs (design 4.3)."""
+        """A worker that resumes after its lease expired keeps its sessions and epochs."""
         a = await cluster.worker("a", SHORT_LEASE)
         await cluster.enqueue("s")
         item = await a.take_one()
@@ -113,7 +113,7 @@ class WorkerRules(Rules):
         assert (await a.take_one()).session_epoch == item.session_epoch
         assert (await cluster.session("s")).epoch == item.session_epoch
 
-    async def test_resuming_keeps_only_what_nobody_took(self, cluster: Cluster) -> None:
+    async def test_resuming_keeps_only_sessions_that_no_worker_took(self, cluster: Cluster) -> None:
         """A worker that resumes does not get back sessions that another worker has claimed (contract:
         register_worker).
         """
@@ -148,8 +148,8 @@ class WorkerRules(Rules):
         await a.register(resume=True)
         assert await a.renew_lease() is not None
 
-    async def test_a_restart_keeps_its_sessions_at_once_with_new_epochs(self, cluster: Cluster) -> None:
-        """A restarted worker gets the sessions of its name immediately, with new epochs (design 4.3, 4.4)."""
+    async def test_a_restart_keeps_its_sessions_immediately_with_new_epochs(self, cluster: Cluster) -> None:
+        """A restarted worker gets the sessions of its name immediately, with new epochs."""
         old = await cluster.worker("a")
         await cluster.enqueue("s", "t")
         epochs = {item.session_id: item.session_epoch or 0 for item in await old.take(10)}
@@ -158,7 +158,7 @@ class WorkerRules(Rules):
         assert {row.incarnation for row in rows.values()} == {new.identity.incarnation}
         assert all(row.held and row.epoch > epochs[row.session_id] for row in rows.values())
 
-    async def test_a_restart_after_its_lease_ended_keeps_what_nobody_took(self, cluster: Cluster) -> None:
+    async def test_a_restart_after_its_lease_ended_keeps_sessions_that_no_worker_took(self, cluster: Cluster) -> None:
         """A restart after the lease ended keeps sessions with unexpired locks that no other claimed (contract:
         register_worker).
         """
@@ -202,7 +202,7 @@ class WorkerRules(Rules):
         assert len(await a.take()) == 1
 
     async def test_a_draining_worker_claims_nothing(self, cluster: Cluster) -> None:
-        """A draining worker claims neither a session nor an instance (design 4.10; contract: drain_worker)."""
+        """A draining worker claims neither a session nor an instance (contract: drain_worker)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.drain()
         await cluster.enqueue("s")
@@ -229,7 +229,7 @@ class WorkerRules(Rules):
         assert await a.drain() == 0
         assert [item.session_id for item in await b.take(10)] == ["busy"]
 
-    async def test_leaving_frees_everything_at_once(self, cluster: Cluster) -> None:
+    async def test_leaving_frees_everything_immediately(self, cluster: Cluster) -> None:
         """Leaving frees sessions, locked items and instances immediately (contract: release_worker)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s", None)

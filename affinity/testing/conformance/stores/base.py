@@ -1,4 +1,4 @@
-"""What the themes of the suite share: a fixture for an empty store, and helpers that write and read records."""
+"""Common parts of the suite's themes: a fixture for an empty store, and helpers that write and read records."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def plain(metadata: SessionMetadata) -> tuple[object, ...]:
     return (about.kind, about.name, about.parent, dict(about.labels), about.message_count, list(about.participants))
 
 
-async def at_once(*calls: Callable[[], Awaitable[_Result]]) -> list[_Result]:
+async def run_concurrently(*calls: Callable[[], Awaitable[_Result]]) -> list[_Result]:
     """Run calls concurrently, and repeat calls that end in contention; their results in the order of the calls."""
     results: dict[int, _Result] = {}
 

@@ -20,7 +20,7 @@ from affinity.testing.conformance.stores.base import (
 
 
 class DeleteRules(StoreRules):
-    """What `delete` removes, and what it leaves."""
+    """The records that `delete` removes, and the ones that it leaves."""
 
     async def test_the_named_records_are_removed(self, store: SessionStore) -> None:
         """The ids of the removed records are returned in the order in which they were named."""

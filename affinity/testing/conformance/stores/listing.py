@@ -61,9 +61,7 @@ class ListRules(StoreRules):
             wanted = sorted(new.session_id for new in written if _meets(new, where))
             assert sorted(await ids(store, where)) == wanted, where
 
-    async def test_conditions_combine_with_those_of_time_and_id(
-        self, harness: StoreHarness, store: SessionStore
-    ) -> None:
+    async def test_conditions_combine_with_time_and_id(self, harness: StoreHarness, store: SessionStore) -> None:
         """All conditions of one filter hold together."""
         for name in ("a1", "a2", "b1"):
             await store.save(state(name, kind="chat", name="n", labels={"x": "1"}))

@@ -1,4 +1,4 @@
-"""What is checked at rest: each conversation by itself, and the conversations and clients against each other."""
+"""Checks at rest: each conversation by itself, and the conversations and clients against each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.programs.areas.conversations.script import Do
 from tests.programs.play import Play
 
 REASONS = {"request", "input", "revisit", "wake_failed"}
-"""What a conversation at rest may wait for."""
+"""Reasons why a conversation may wait at rest."""
 
 
 REMOVING: Final[Collection[Do]] = {"delete", "forget"}
@@ -45,7 +45,7 @@ class Checks:
         """All of them.
 
         Raises:
-            AssertionError: says which conversation, and what is wrong.
+            AssertionError: a rule is broken; names the conversation.
         """
         imported = {act.made: act.inherited for act in self.played.acts if act.op.do == "copy"}
         async for info in self.client.list_conversations(prefix=f"{NAME}-"):
@@ -113,7 +113,7 @@ class Checks:
         return "no reason" if found is None else found.sentence
 
     async def _pending(self, name: str) -> None:
-        """Requests and revisits are those of the entries."""
+        """Requests and revisits agree with the entries."""
         info, folded, talk = self.infos[name], self.folded[name], self.talk(name)
         requests = {each.request_id for each in await talk.requests()}
         revisits = {each.key for each in await talk.revisits()}
@@ -164,7 +164,7 @@ class Checks:
         return info.status == "idle" and any(self._has_reason(each, path | {child}) for each in others)
 
     def _results(self, name: str) -> None:
-        """What a parent was given is what the child has made of it."""
+        """A parent was given the result that the child has produced."""
         for event in self.folded[name].ended.values():
             child = self.folded.get(event.child)
             if event.outcome in {"completed", "max_cycles"} and child is not None and child.results:
@@ -199,7 +199,7 @@ class Checks:
         return journal if journal and number and number.journal_id == journal.page.journal_id else None
 
     def _sent(self, act: Act) -> None:
-        """What was accepted is in the journal, once."""
+        """Each accepted event is in the journal, once."""
         first = act.repeats
         if first is not None and first.seq is not None and first.seq.journal and not self.has_pruned:
             if isinstance(act.error, EventIdConflict):
@@ -227,7 +227,7 @@ class Checks:
                 return
             (wake,) = wakes
             span = wake.completed
-            assert span["base"] < act.seq <= span["processed"], f"{_shown(act)}: the reply is that of another wake"
+            assert span["base"] < act.seq <= span["processed"], f"{_shown(act)}: the reply comes from another wake"
             made = [each for each in reply.events if not each.kind.startswith("user.")]  # answers that have expired
             assert made == wake.events, f"{_shown(act)}: {made}, not {wake.events}"
             for each in act.again:
@@ -237,7 +237,7 @@ class Checks:
             assert failed or not journal.is_whole, f"{_shown(act)} has failed, and no wake has"
 
     async def _ended(self, act: Act) -> None:
-        """What was terminated, or deleted, does not come back."""
+        """A terminated or deleted conversation does not come back."""
         if act.error is not None or act.op.do not in {"terminate", "delete"}:
             return
         info = self.infos.get(act.name)

@@ -99,7 +99,7 @@ class Act:
 
 @dataclass(eq=False)
 class Feed:
-    """What one reader has been given."""
+    """The items that one reader has been given."""
 
     name: str
     items: list[FeedItem] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Feed:
 
 @dataclass(eq=False)
 class Played:
-    """What the clients have done."""
+    """The acts of the clients, and the items of the readers."""
 
     acts: list[Act] = field(default_factory=list)
     feeds: list[Feed] = field(default_factory=list)

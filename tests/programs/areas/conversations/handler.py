@@ -55,7 +55,7 @@ class Script(JournalEvent):
 
 
 class Seen(JournalEvent):
-    """What a wake was given: its first entry."""
+    """The inputs of a wake: its first entry."""
 
     inputs: list[int]  # numbers
     expired: list[str]  # ids of requests
@@ -194,7 +194,7 @@ async def _do_more(port: Port, chat: Chat, step: Sequence[Any]) -> None:
 
 
 class WakePort:
-    """The effects are those of a wake."""
+    """The effects of a wake."""
 
     def __init__(self, wake: affinity.Wake, children: Conversations[Chat]) -> None:
         self._wake, self._children = wake, children
@@ -298,8 +298,8 @@ def rebuilt(entries: Sequence[JournalEntry]) -> Chat:
 
 
 def make() -> tuple[Conversations[Chat], Conversations[Chat]]:
-    """The conversations that clients begin, and their children. Each call makes others: their states in memory are
-    those of one database.
+    """The conversations that clients begin, and their children. Each call makes others: their states in memory are of
+    one database.
     """
     made = [Conversations(Chat, kind=kind, events=OWN_EVENTS, limits=LIMITS, rebuild=rebuilt) for kind in (NAME, CHILD)]
     roots, children = made

@@ -21,7 +21,7 @@ TYPES = EventTypes(OWN_EVENTS)
 
 @dataclass(eq=False)
 class Attempt:
-    """What one attempt of a wake has committed."""
+    """The commit of one attempt of a wake."""
 
     wake_id: str
     entries: Sequence[Entry]
@@ -40,7 +40,7 @@ class Attempt:
 
     @property
     def events(self) -> list[JournalEvent]:
-        """What the handler has appended."""
+        """The events that the handler has appended."""
         return [read(each) for each in self.entries if is_of_handler(each)]
 
     @property
@@ -59,7 +59,7 @@ class Journal:
     entries: Sequence[Entry]
     lineage: Sequence[JournalLineage]
     inherited: int = 0
-    """The number up to which entries are those of others."""
+    """The number up to which entries are of other journals."""
     attempts: Sequence[Attempt] = field(default_factory=list)
     """Of its own wakes, in order."""
 

@@ -21,7 +21,7 @@ from tests.programs.areas.conversations.journal import Attempt, Journal, fields,
 from tests.programs.calls import NOT_CALLED
 
 ERRORS = ("OSError", "Broken")
-"""Those that the steps raise."""
+"""Errors that the steps raise."""
 
 ANSWERS = ("user.tool_confirmation", "user.custom_tool_result")
 
@@ -47,7 +47,7 @@ class Result:
 
 @dataclass(eq=False)
 class Folded:
-    """What the journal says of the conversation."""
+    """The conversation according to its journal."""
 
     mark: int
     """The number up to which all inputs are processed."""
@@ -65,11 +65,11 @@ class Folded:
     made: dict[str, str] = field(default_factory=dict)
     """How its wakes have made other conversations, by the ids of these."""
     results: list[Result] = field(default_factory=list)
-    """What its wakes may have given to a parent."""
+    """Results that its wakes may have given to a parent."""
 
 
 class Fold:
-    """Goes through a journal, in order, and checks each entry against those before it."""
+    """Goes through a journal, in order, and checks each entry against the earlier ones."""
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
@@ -87,10 +87,10 @@ class Fold:
         self.now = Folded(0 if lineage is None and self.knows_all else first, chat)
 
     async def run(self) -> Folded:
-        """What the journal says.
+        """Fold the journal.
 
         Raises:
-            AssertionError: an entry contradicts those before it.
+            AssertionError: an entry contradicts earlier ones.
         """
         journal = self.journal
         numbers = [each.seq for each in journal.entries]
@@ -235,7 +235,7 @@ class Fold:
         return seen.due
 
     def _add(self, attempt: Attempt, port: EntryPort) -> None:
-        """What the wake has begun."""
+        """The delegations that the wake has begun."""
         now = self.now
         if not self._is_dropped(attempt):
             now.requests |= dict.fromkeys(port.requests, attempt.first)

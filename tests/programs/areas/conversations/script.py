@@ -1,4 +1,4 @@
-"""What clients and handlers of conversations do, as data.
+"""The actions of clients and handlers of conversations, as data.
 
 A *step* is what a handler does: a tuple of its name and its arguments. It travels in the message, in the request or in
 the revisit that makes a handler do it.
