@@ -220,7 +220,7 @@ async def test_a_custom_status_that_was_set_later_is_gone(shop: FailingShop, cli
     await run.raise_event("go", "on")
 
     async def is_marked() -> bool:
-        return (await run.status()).custom_status == "once"
+        return bool((await run.status()).custom_status == "once")
 
     await until(is_marked)
     await client.reset("i", to_event=2)
