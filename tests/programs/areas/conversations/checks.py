@@ -158,8 +158,8 @@ class Checks:
         info = self.infos.get(child)
         if info is None or child in path:
             return False
-        if info.status == "requires_action":
-            return True
+        if info.status == "requires_action" or self.journals[child].page.instance_status is None:
+            return True  # it waits for an answer; or an operator has removed its instance, and it for the next event
         others = self.folded[child].delegations.values()
         return info.status == "idle" and any(self._has_reason(each, path | {child}) for each in others)
 
