@@ -207,11 +207,14 @@ class Program:
         """Notify the parent and the children, and close the traces of wakes that were cancelled."""
         if not (self.terminated or self.delegations or self.cancelled or self.is_unread):
             return
-        while True:
+        is_read = False
+        while self.children is not None or not is_read:
+            is_cancelled = self.terminated is None
+            if is_cancelled:  # the journal takes inputs until the instance has ended, and delegations among them
+                self.signal = self.ctx.schedule_wait(SIGNAL)
             outcome = await self._attempt({**self._new_task(), "terminated": self.terminated is True})
             self.children = None if outcome is None else outcome.get("children")
-            if self.children is None:
-                return
+            is_read = not (is_cancelled and self.signal.settled)
 
     @property
     def _may_park(self) -> bool:

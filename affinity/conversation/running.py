@@ -508,7 +508,8 @@ class _Attempt(Generic[S]):
             self.writing.revisits.clear()
             pending = await self.journals.get_revisits(self.writing.session_id)
             self.writing.ended_revisits = [each.key for each in pending]
-            self.work = replace(self.work, next_due=None)
+            if not any(each.expires_at is not None and not each.expired for each in self.work.requests):
+                self.work = replace(self.work, next_due=None)
 
     def _notify_parent(
         self, ended: Delegation, outcome: ChildOutcome, *, result: Any = None, error: SpanError | None = None

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 import affinity
 from affinity import AgentMessage, ChildEnded, RetryPolicy, ToolConfirmation, UserInterrupt, UserMessage
-from affinity.conversation import ConversationIdle, running, writing
+from affinity.conversation import ConfirmationAnswer, ConversationIdle, running, writing
 from affinity.conversation.writing import WakeWriting
 from affinity.errors import (
     AffinityError,
@@ -296,6 +296,26 @@ async def test_a_delegation_has_bounded_cycles(url: str) -> None:
 
         assert await until(both)
         assert len(await said(below)) == 6
+
+
+async def test_a_request_of_a_child_without_cycles_expires(url: str) -> None:
+    """Its refusal is an input, as an answer is."""
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, Brief):
+                wake.require(ToolConfirmation("tool"), expires_in=2)
+            elif isinstance(event, ConfirmationAnswer):
+                wake.append(AgentMessage(f"expired {event.expired}"))
+
+    child = research(handler)
+    async with stage(url, parent_of(child, max_cycles=2), child) as on:
+        talk = on.talk("c/tea", child)
+        await on.talk().ask(UserMessage("tea"), timeout=30)
+        await until(lambda: talk.history(kinds=["agent.tool_confirmation"]))
+        await talk.send(UserMessage("more"))
+        assert await until(lambda: said(on.talk())) == ["c/tea max_cycles None 2"]
+        assert await until(lambda: said(talk)) == ["expired True"]
 
 
 async def test_the_failure_of_a_child_is_an_event_of_the_parent(url: str) -> None:

@@ -281,6 +281,17 @@ def test_an_end_behind_a_trace_that_an_attempt_has_closed_is_as_in_earlier_histo
     assert "cancelled_wakes" not in json.loads(live.execution.pending_activities[wake_of(live)].input)
 
 
+def test_an_input_that_comes_while_a_cancelled_instance_ends_is_read_too() -> None:
+    """It may be a delegation: the journal takes inputs until the instance has ended."""
+    live = begin()
+    live.feed(ev.CancelRequested("stop"))
+    signal(live, "wake", seq=2)
+    assert ev.ActivityScheduled in kinds(live.complete(wake_of(live), '{"outcome":"done","processed":0}'))
+    assert live.outcome is None
+    live.complete(wake_of(live), '{"outcome":"done","processed":0}')
+    assert isinstance(live.outcome, ev.OrchestrationCancelled)
+
+
 def closing(**start: Any) -> Live:
     """A conversation whose wake has failed, and the recording of that too."""
     live = begin(**start)

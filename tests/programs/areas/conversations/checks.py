@@ -155,9 +155,13 @@ class Checks:
             assert self._has_reason(child, {name}), f"{name} waits for {delegation} of {child}, {self.infos.get(child)}"
 
     def _has_reason(self, child: str, path: set[str]) -> bool:
+        if self._was(child, "remove", "forget"):  # what is missing then cannot notify the parent
+            return True
         info = self.infos.get(child)
         if info is None or child in path:
             return False
+        if info.pending_from is not None and self._was(child, "cancel"):
+            return True  # what comes while the last turn of a cancelled instance is written, nothing reads
         if info.status == "requires_action":
             return True
         others = self.folded[child].delegations.values()
