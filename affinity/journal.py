@@ -405,7 +405,7 @@ class JournalPage:
     closed: bool
     parent: str | None
     # Journal id of the parent whose wake has created it. Another journal of that session is none of its parents. None:
-    # it has no parent, or that had no journal, or the journal was created before this was kept.
+    # it has no parent, or the parent had no journal.
     parent_journal: int | None = None
     instance_status: str | None  # of its instance, in the same snapshot; None: there is no instance
     entries: Sequence[Entry]
@@ -458,7 +458,7 @@ class JournalFilter:
     kind: str | None = None
     prefix: str | None = None  # of the session id
     parent: str | None = None
-    parent_journal: int | None = None  # as `JournalPage.parent_journal`; a journal that has None fits, too
+    parent_journal: int | None = None  # as `JournalPage.parent_journal`
     closed: bool | None = None
     with_requests: bool = False  # with pending requests
     after: tuple[datetime, str] | None = None  # keyset cursor

@@ -475,7 +475,7 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
         if page is None or page.parent is None or page.instance_status in FINISHED:
             return
         parent = await self._find(page.parent)
-        if parent is None or has_ended(parent) or page.parent_journal not in {None, parent.journal_id}:
+        if parent is None or has_ended(parent) or page.parent_journal != parent.journal_id:
             return
         with anyio.move_on_after(timeout):
             with suppress(UnknownConversation):  # another call has removed it

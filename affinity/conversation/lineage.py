@@ -149,7 +149,7 @@ class CreationPlanner:
         """See `CommonCalls.fork` and `CommonCalls.detach`."""
         own, *ancestors = await self._lineage(source)
         spent = spent_before([own, *ancestors]) if lineage == "detach" else {}
-        is_carried = lineage == "detach" and (spent or "usage" in (extras or {}))
+        is_carried = lineage == "detach" and (spent or not {"usage", "usage_by_writer"}.isdisjoint(extras or {}))
         copies, state = True, None
         if at is not None:
             page = await self.page(JournalQuery(session_id=source, limit=1))

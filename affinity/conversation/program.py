@@ -55,7 +55,7 @@ class Delegation(TypedDict):
     id: str
     parent: str
     parent_kind: str
-    parent_journal: NotRequired[int | None]  # journal id
+    parent_journal: int | None  # journal id
     max_cycles: int
     cycles: int  # wakes so far
 

@@ -522,7 +522,7 @@ class _Attempt(Generic[S]):
             cycles=ended["cycles"],
             error=error,
         )
-        append = end_of_delegation(event, ended["parent"], ended["parent_kind"], ended.get("parent_journal"))
+        append = end_of_delegation(event, ended["parent"], ended["parent_kind"], ended["parent_journal"])
         size = self.end_bytes + (len(append.entry.payload) if append.entry else 0)
         if result is not None and size > MAX_BATCH_BYTES // 2:
             error = SpanError(type="PayloadTooLarge", message=TOO_MANY_ENDS)

@@ -62,9 +62,9 @@ class _Conversation(_Node):
     format: int
     kind: str
     processed: int
-    last_seq: int | None = None  # of its entries; 0: it has none; None: of an export that does not say it
-    usage: dict[str, int] = {}  # of what compressions have left out
-    usage_by_writer: dict[str, tuple[int, dict[str, int]]] | None = None  # the same; None: of an export without it
+    last_seq: int  # of its entries; 0: it has none
+    usage: dict[str, int]  # of what compressions have left out
+    usage_by_writer: dict[str, tuple[int, dict[str, int]]]  # the same
 
 
 class _Entry(BaseModel):
@@ -174,7 +174,7 @@ async def read_lines(lines: Lines) -> Imported:
             raise InvalidInput(f"line {number} is none of a conversation's export: {problem_of(error)}") from error
     if found is None:
         raise InvalidInput("an export of a conversation begins with a line of the conversation")
-    if found.conversation.last_seq not in {None, found.last_seq}:
+    if found.conversation.last_seq != found.last_seq:
         raise InvalidInput(
             f"the export ends with entry {found.last_seq}, of {found.conversation.last_seq}: it is cut off"
         )

@@ -115,12 +115,9 @@ def extras_of(spent: Spent) -> dict[str, JsonValue]:
 
 def _carried(row: JournalLineage) -> Spent | None:
     """The extras of a row; None: they carry nothing."""
-    extras = from_json(row.extras)
-    if not isinstance(extras, dict) or not isinstance(usage := extras.get("usage"), dict):
+    shares = from_json(row.extras).get("usage_by_writer")
+    if shares is None:
         return None
-    shares = extras.get("usage_by_writer")
-    if not isinstance(shares, dict):  # an earlier release has made it
-        return {f"journal {row.journal_id}": Share(0, usage)} if usage else {}
     return {writer: Share(entries, used) for writer, (entries, used) in shares.items()}
 
 

@@ -557,7 +557,7 @@ class Wake(CommonCalls[None]):
             raise ConversationKindMismatch(child_id, f"it is of kind {page.kind!r}, not {kind!r}")
         if page.parent != self.conversation_id:
             raise NotAParent(child_id, f"it is no child of {self.conversation_id!r}")
-        if page.parent_journal not in {None, self._writing.work.journal_id}:
+        if page.parent_journal != self._writing.work.journal_id:
             raise NotAParent(
                 child_id,
                 f"it is a child of an earlier conversation with the id {self.conversation_id!r}, which was deleted "

@@ -141,12 +141,18 @@ async def test_usage_is_carried_on_and_no_extras_change_it(url: str) -> None:
     async with stage(url, spend) as found:
         await say(found.talk("a"), "one")
         short = await found.talk("a").compress(into="s", summarise=summarise)
-        detached = await short.detach("d", extras={"usage": {"tokens": 1}})
+        detached = await short.detach("d", extras={"usage": {"tokens": 1}, "usage_by_writer": 1})
         fork = await short.fork("f", extras={"usage": {"tokens": "many"}})
         imported = found.talk("i")
         await imported.import_([line async for line in fork.export()])
         for talk in (short, detached, fork, await detached.detach("e"), imported):
             assert await talk.usage() == {"tokens": 10}
+
+
+async def test_extras_are_no_usage_of_a_conversation_without_any(idle: Stage) -> None:
+    await idle.talk("a").send(UserMessage("one"))
+    detached = await idle.talk("a").detach("d", extras={"usage_by_writer": 1})
+    assert await (await detached.detach("e")).usage() == {}
 
 
 async def test_usage_counts_each_entry_once(url: str) -> None:
@@ -207,21 +213,6 @@ async def test_usage_of_a_long_loop_of_compressions(url: str) -> None:
         merged = await one.merge("other", into="merged")
         assert await merged.usage() == {"tokens": 40}
         assert len(json.dumps(dict((await other.ancestors())[0].extras))) < 2_000
-
-
-async def test_usage_that_an_earlier_release_has_carried_on_is_counted(idle: Stage) -> None:
-    talk = idle.talk("a")
-    await talk.send(UserMessage("one"))
-    short = await talk.compress(into="s", summarise=summarise)
-    head, *rest = [line async for line in short.export()]
-    about = json.loads(head)["conversation"] | {"usage": {"tokens": 10}}
-    del about["usage_by_writer"]
-    imported = idle.talk("i")
-    await imported.import_([json.dumps({"conversation": about}), *rest])
-    assert await imported.usage() == {"tokens": 10}
-    fork = await imported.fork("f")
-    merged = await fork.merge("i", into="m")
-    assert await merged.usage() == {"tokens": 10}
 
 
 async def test_a_state_is_exported_with_its_entries(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ async def test_an_import_that_is_refused_reports_its_progress_and_continues_with
     await stage.manager.delete("c")
     await stage.put("b", b'"old"')
     with pytest.raises(
-        SessionWriteConflict, match=r"'b': line 3: .*written before it: 1\).*skip or replace"
+        SessionWriteConflict, match=r"'b': line 3: .*written before it: 1\).*skip the line or replace the record"
     ) as refusal:
         await stage.manager.import_([lines[0], "\n", *lines[1:]])
     assert (refusal.value.session_id, refusal.value.expected_version) == ("b", 0)

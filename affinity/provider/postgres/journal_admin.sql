@@ -6,7 +6,7 @@ WITH page AS MATERIALIZED (
       AND (%(kind)s::text IS NULL OR j.kind = %(kind)s)
       AND (%(prefix)s::text IS NULL OR starts_with(j.session_id, %(prefix)s))
       AND (%(parent)s::text IS NULL OR j.parent = %(parent)s)
-      AND (%(parent_journal)s::bigint IS NULL OR (j.parent_journal <> %(parent_journal)s) IS NOT TRUE)
+      AND (%(parent_journal)s::bigint IS NULL OR j.parent_journal = %(parent_journal)s)
       AND (%(closed)s::boolean IS NULL OR j.closed = %(closed)s)
       AND (NOT %(with_requests)s OR j.journal_id = ANY (ARRAY (
           SELECT r.journal_id FROM journal_requests r WHERE (r.expires_at > (SELECT clock())) IS NOT FALSE)))

@@ -5,7 +5,7 @@ WITH page AS MATERIALIZED (
     WHERE j.session_id IS NOT NULL AND (j.created_at, j.session_id) < (:before, :before_id)
       AND (:session_id IS NULL OR j.session_id = :session_id)
       AND (:kind IS NULL OR j.kind = :kind) AND (:parent IS NULL OR j.parent = :parent)
-      AND (:parent_journal IS NULL OR j.parent_journal IS NULL OR j.parent_journal = :parent_journal)
+      AND (:parent_journal IS NULL OR j.parent_journal = :parent_journal)
       AND (:prefix IS NULL OR substr(j.session_id, 1, length(:prefix)) = :prefix)
       AND (:closed IS NULL OR j.closed = :closed)
     ORDER BY j.created_at DESC, j.session_id DESC
