@@ -692,7 +692,7 @@ async def _find_unclosed(journals: JournalAccess, session_id: str, wakes: Sequen
         query = JournalQuery(session_id=session_id, wake_id=wake, kinds=ends, newest_first=True, limit=1)
         page = await journals.read(query)
         if page is not None and page.entries:
-            unclosed.clear()  # what it has committed closes the traces of those before
+            unclosed.clear()  # its commit has closed the traces of the wakes before
         if page is None or not page.entries or page.entries[0].kind != CONVERSATION_IDLE:
             unclosed.append(wake)
     return unclosed

@@ -90,7 +90,7 @@ def report(found: SchemaVersion, migrations: Sequence[Migration], behind: Sequen
 
 
 def report_applied(progress: Progress, migration: Migration, before: int, after: int) -> None:
-    """A migration was applied, between these two versions. Those that make a new schema have one line together."""
+    """A migration was applied, between these two versions. The migrations of a new schema have one line together."""
     if before:
         progress(f"migration: {migration.name} applied")
     elif migration.version == after:

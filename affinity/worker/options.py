@@ -315,7 +315,7 @@ def check_environment(environ: Mapping[str, str] | None = None) -> None:
 
 
 def _similar_option(variable: str) -> str | None:
-    """The option of which the name is almost that of the variable; None where it is one, or is like none."""
+    """The option whose name the variable almost has; None if it has the name of one, or is like none."""
     known = [*_OTHER_VARIABLES, *RuntimeOptions.model_fields]
     name = variable[len(ENVIRONMENT_PREFIX) :].lower()
     if variable in {ENVIRONMENT_PREFIX + each.upper() for each in known}:

@@ -1,4 +1,4 @@
-"""What is refused before a database is touched, and what the help says."""
+"""Misuse that is refused before a database is touched, and the help."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ async def test_a_terminated_conversation_takes_no_more_events(url: str) -> None:
 
 
 async def test_an_interrupt_cancels_the_first_wake_of_a_journal_that_was_recreated(url: str) -> None:
-    """Its numbers are smaller than those of the journal before, which the instance knows."""
+    """Its numbers are smaller than in the journal before, which the instance knows."""
     entered = anyio.Event()
 
     async def slow(wake: affinity.Wake, chat: Chat) -> None:

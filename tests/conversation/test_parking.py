@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_conversation_is_idle_while_its_wake_is_parked(url: str) -> None:
-    """Its status, and its work, are those of one that waits."""
+    """It has the status, and the work, of one that waits."""
     async with stage(url) as on:
         await on.talk().ask(UserMessage("one"), timeout=30)
         assert await on.talk().status() == "idle"

@@ -260,7 +260,7 @@ def test_a_revisit_is_not_delayed_by_the_next_execution() -> None:
     ],
 )
 def test_an_input_of_a_new_journal_is_not_lost(outcome: str, is_due: bool) -> None:
-    """Its numbers are smaller than those of the journal before, whose inputs sent no signals."""
+    """Its numbers are smaller than in the journal before, whose inputs sent no signals."""
     live = with_parked_wake()
     live.complete(wake_of(live), '{"outcome":"done","processed":100}')
     signal(live, "wake", seq=2)  # the first input of the new journal has queued the wake

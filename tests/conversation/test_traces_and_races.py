@@ -154,7 +154,7 @@ async def test_racing_senders_and_wakes_lose_nothing_and_do_nothing_twice(sqlite
 
 
 async def test_no_wake_up_is_lost_of_a_session_that_is_recreated(sqlite_url: str) -> None:
-    """The journal is deleted under its instance, and its numbers begin again: below those that were processed."""
+    """The journal is deleted under its instance, and its numbers begin again, below the processed ones."""
     async with stage(sqlite_url) as on:
         talk = on.talk()
         for text in ("one", "two", "three"):

@@ -165,7 +165,7 @@ def test_messages_carry_their_execution() -> None:
 
 
 def test_a_message_may_name_the_run_behind_it() -> None:
-    """What is none is no reason to refuse the message."""
+    """A malformed run is no reason to refuse the message."""
     done = ev.ActivityCompleted(2, "1")
     text = encode_message(3, done, ActivityRun('w-"0"', 2))
     assert read_message(text) == (3, done, ActivityRun('w-"0"', 2))

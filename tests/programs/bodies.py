@@ -58,7 +58,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Talk:
+class SendToConversation:
     """An activity sends a conversation an event, or asks it."""
 
     to: int = 0
@@ -151,7 +151,7 @@ Statement: TypeAlias = Annotated[
     | Timer
     | Wait
     | Answer
-    | Talk
+    | SendToConversation
     | Moved
     | Select
     | Gather
@@ -213,7 +213,7 @@ _LEAVES: Final[SearchStrategy[Statement]] = st.one_of(
     st.builds(Timer, seconds=_seconds),
     st.builds(Wait, name=_names, hold=st.none() | _sessions),
     st.builds(Answer),
-    st.builds(Talk, to=st.integers(0, 2), waits=st.sampled_from((False, False, False, True))),
+    st.builds(SendToConversation, to=st.integers(0, 2), waits=st.sampled_from((False, False, False, True))),
     st.builds(Moved, session=_sessions),
 )
 """Statements that can be a part of a select."""

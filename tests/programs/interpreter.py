@@ -90,7 +90,7 @@ def threaded(ctx: affinity.ActivityContext, task: bodies.Activity) -> int:
 
 
 @app.activity(name=f"{NAME}.talk")
-async def talk(ctx: affinity.ActivityContext, task: bodies.Talk) -> None:
+async def talk(ctx: affinity.ActivityContext, task: bodies.SendToConversation) -> None:
     """The conversation gets one event, however often this runs."""
     await calls.call("ask" if task.waits else "tell", task.to, mark_of(ctx), [("say", 1)])
 
@@ -184,13 +184,22 @@ def _begin(ctx: affinity.OrchestrationContext, statement: Statement) -> Any:
 
 def _is_leaf(statement: Statement) -> bool:
     return isinstance(
-        statement, (bodies.Activity, bodies.Timer, bodies.Wait, bodies.Answer, bodies.Talk, bodies.Moved, bodies.Child)
+        statement,
+        (
+            bodies.Activity,
+            bodies.Timer,
+            bodies.Wait,
+            bodies.Answer,
+            bodies.SendToConversation,
+            bodies.Moved,
+            bodies.Child,
+        ),
     )
 
 
 def _future(ctx: affinity.OrchestrationContext, statement: Statement) -> DurableFuture[Any]:
     match statement:
-        case bodies.Activity() | bodies.Talk():
+        case bodies.Activity() | bodies.SendToConversation():
             return _activity(ctx, statement)
         case bodies.Timer():
             return ctx.schedule_timer(statement.seconds)
@@ -208,8 +217,10 @@ def _future(ctx: affinity.OrchestrationContext, statement: Statement) -> Durable
     raise TypeError(statement)
 
 
-def _activity(ctx: affinity.OrchestrationContext, task: bodies.Activity | bodies.Talk) -> DurableFuture[Any]:
-    if isinstance(task, bodies.Talk):
+def _activity(
+    ctx: affinity.OrchestrationContext, task: bodies.Activity | bodies.SendToConversation
+) -> DurableFuture[Any]:
+    if isinstance(task, bodies.SendToConversation):
         return ctx.schedule_activity(talk, task)
     total = LIMIT_SECONDS if task.limited else None
     policy = affinity.RetryPolicy(max_attempts=task.attempts, initial_interval=5, total_timeout=total)

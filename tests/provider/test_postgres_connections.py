@@ -673,7 +673,7 @@ async def test_an_abandoned_call_that_is_not_answered_delays_no_other_call(
 async def test_an_error_that_comes_with_a_cancellation_is_no_news(
     connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No caller is notified, and asyncio does not complain that nobody has looked at it."""
+    """No caller is notified, and asyncio does not complain that its result is unread."""
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     end = Connection._end

@@ -264,7 +264,7 @@ async def test_an_attempt_to_connect_that_ends_late_closes_its_connection(
 async def test_every_socket_has_keepalives_and_a_timeout_of_its_own_unless_the_url_sets_them(
     postgres_database: str,
 ) -> None:
-    """Also those that only listen: they send nothing, and would wait forever."""
+    """Also connections that only listen: they send nothing, and would wait forever."""
     names = ("keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout")
     for query, expected in [("", ["1", "10", "5", "3", "25000"]), ("?keepalives_idle=7&tcp_user_timeout=9000", None)]:
         async with aclosing(Connections(Target.parse(postgres_database + query), "affinity")) as links:

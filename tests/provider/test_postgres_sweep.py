@@ -1,4 +1,4 @@
-"""PostgreSQL: a sweep looks at a part of what there is, and the next one goes on from there, whoever runs it; and it
+"""PostgreSQL: a sweep looks at a part of what there is, and the next one, of any worker, goes on from there; and it
 vacuums.
 """
 

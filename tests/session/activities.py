@@ -64,7 +64,7 @@ async def fail(opening: OpenSession[Chat], line: str = "half") -> None:
 
 
 class CountingStore(MemorySessionStore):
-    """Counts what is asked of it, and fails when asked to."""
+    """Counts its calls, and fails when asked to."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -90,7 +90,7 @@ async def test_a_flush_waits_for_what_was_submitted_a_moment_ago() -> None:
 
 
 async def test_the_first_outcomes_are_at_work_while_the_rest_is_handed_out() -> None:
-    """Whoever hears of its outcome in the first piece has its next request on the way before the last one hears."""
+    """A caller whose outcome is in the first piece sends its next request before the last caller has its outcome."""
     count = 5 * HAND_OUT
     async with running() as desk:
         desk.database.gate.set()
@@ -219,7 +219,7 @@ async def test_the_outcome_of_a_batch_whose_reply_was_lost_is_unknown() -> None:
 
 
 async def test_a_batch_that_takes_too_long_is_written_in_halves() -> None:
-    """And nobody hears of it; the order stays."""
+    """And no caller is notified of it; the order stays."""
     async with running() as desk:
         desk.database.largest = 3
         desk.submit(0)

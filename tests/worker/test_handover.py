@@ -1,4 +1,4 @@
-"""Sessions that change hands between real processes: held while nobody works on them, and announced when they move."""
+"""Sessions that change hands between real processes: held while no work runs on them, and announced when they move."""
 
 from __future__ import annotations
 

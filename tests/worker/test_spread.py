@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(180)
 WIDTH = 60  # far less than one worker has slots for
 MOST = WIDTH * 3 // 4
 TRIES = 5
-"""Fan-outs of which one must be spread: how far depends on which worker polls at that moment."""
+"""Fan-outs; one of them must be spread: how far depends on which worker polls at that moment."""
 
 
 @on_all_databases

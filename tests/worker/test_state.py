@@ -234,7 +234,7 @@ async def test_an_activity_whose_block_is_cancelled_leaves_no_trace(any_url: str
 async def test_a_worker_that_ends_in_the_middle_leaves_the_state_to_the_next_one(
     sqlite_url: str, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody ever hears what became of a commit. The next worker of this process, with the same `Sessions`, does not
+    """The outcome of a commit is never known. The next worker of this process, with the same `Sessions`, does not
     wait for it.
     """
     asked = anyio.Event()

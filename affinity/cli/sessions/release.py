@@ -16,7 +16,7 @@ from affinity.provider.contract import SessionRelease
 def release(shell: Shell, *, session_ids: tuple[str, ...]) -> None:
     """Release the sessions ID…: any worker may claim them then, and their holders have room for others.
 
-    ID is the whole id. The record stays, and so does what is queued. A session whose holder runs work of it is busy,
+    ID is the whole id. The record stays, and so does queued work. A session whose holder runs work of it is busy,
     and stays where it is: exit code 6, also when others are released.
 
     Examples:

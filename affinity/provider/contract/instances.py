@@ -42,7 +42,7 @@ class NewInstance:
     on_exists: str | None = None  # payload sent to ``parent_id`` when the id was taken
     parent_generation: Generation | None = None  # of the parent that creates it
     on_deleted: str | None = None  # payload sent to that parent when the instance is deleted before it has ended
-    session_id: str | None = None  # shown in logs and listings; a child has that of its parent
+    session_id: str | None = None  # shown in logs and listings; a child has its parent's
     generation: Generation = field(default_factory=lambda: Generation(secrets.token_hex(8)))
 
 

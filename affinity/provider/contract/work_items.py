@@ -56,7 +56,7 @@ class NewWorkItem:
     # were committed before it, or that come before it in the batch.
     ordered: bool = False
     # Kept out of the queue until an append with an input queues it in place of its message (`JournalAppend.message`);
-    # until then it is no work of its session, and no verb of the queue shows it. The journal is that of the instance's
+    # until then it is no work of its session, and no verb of the queue shows it. The journal has the instance's
     # id. Queued by the commit, unlocked, if that has inputs behind its watermark after the commit, or if there is
     # none. An instance has one such item, the last; it is gone with its execution. Without the options below and above.
     parked: bool = False

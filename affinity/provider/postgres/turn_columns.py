@@ -140,7 +140,7 @@ def consume_params(turns: Sequence[Turn]) -> Columns:
 
 
 def parking_params(parking: Parking, *, locks: bool) -> Columns:
-    """The parameters of ``park_items``, without those that this batch has no use for.
+    """The parameters of ``park_items`` that this batch needs.
 
     Args:
         parking: of the batch.

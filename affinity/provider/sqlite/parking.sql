@@ -1,4 +1,4 @@
--- busy: those among some instances whose journal has inputs behind its watermark, of its own or inherited; or that have none
+-- busy: of some instances, the ones whose journal has inputs behind its watermark, of its own or inherited; or that have none
 SELECT json_group_array(a.value)
 FROM json_each(:instance_ids) AS a
 LEFT JOIN journals AS j ON j.session_id = a.value
@@ -33,7 +33,7 @@ ON CONFLICT DO NOTHING;
 -- remove: items of instances
 DELETE FROM parked_items WHERE instance_id IN (SELECT value FROM json_each(:rows));
 
--- cancel: remove those that turns give up
+-- cancel: remove parked items that turns give up
 DELETE FROM parked_items WHERE (instance_id, execution_id, activity_id) IN (
     SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(:rows)
 );

@@ -1,9 +1,10 @@
 """Committing turns: the write of the hot loop.
 
-A batch is one transaction. Each turn is checked against its fence; those that pass are applied together, statement
-by statement rather than turn by turn, so that a batch of fifty runs as many statements as a single turn. Order matters
-in three places: instances move on before messages are sent (a finished one takes none), children are created before
-anything is sent to them, and what a turn cancels goes last, as it may have been queued by that same turn. Items are
+A batch is one transaction. Each turn is checked against its fence. Passing turns are applied together, statement by
+statement: a batch of fifty runs as many statements as a single turn.
+
+Order matters in three places. Instances move on before messages are sent: a finished one takes none. Children are
+created before messages to them. Cancelled work goes last, as the same turn may have queued it. Items are
 parked between the writes of the wakes to their own journals, whose inputs keep them in the queue, and the writes to
 others, which may unpark them.
 """

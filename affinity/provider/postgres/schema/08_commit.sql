@@ -583,7 +583,7 @@ END $$;
 -- of a worker that has little to do with conversations. As `commit_fused_turn`, for the same reason.
 
 -- Commits such a turn as `commit_turns` and `write_journals` do, or raises `refuse`. It also refuses a turn if the state is of
--- another session than the result, or of a session without a row, or if the item may not be parked: then those two functions commit
+-- another session than the result, or of a session without a row, or if the item may not be parked: then these two functions commit
 -- it. The entries are of this wake; none is an input, and none has an event id. A parked item is of the instance whose journal
 -- this is.
 CREATE FUNCTION commit_wake(

@@ -418,7 +418,7 @@ class ParkingRules(Rules):
         assert (await owner.conversation.append()).unparked
 
     async def test_another_journal_wakes_it(self, cluster: Cluster) -> None:
-        """The journal is that of its instance's id, whichever that is (contract: NewWorkItem.parked)."""
+        """The journal has its instance's id, whichever journal that is (contract: NewWorkItem.parked)."""
         owner = await ConversationOwner.begin(cluster)
         await _park(owner)
         assert await owner.conversation.delete()

@@ -67,7 +67,7 @@ class ResetRules(Rules):
         assert (await a.commit_one(item, consumed=message_ids(item))).committed
 
     async def test_a_reset_without_a_custom_status_removes_it(self, cluster: Cluster) -> None:
-        """The custom status is that of the reset (contract: Reset.custom_status)."""
+        """The reset gives the custom status (contract: Reset.custom_status)."""
         a = await cluster.worker("a")
         later = await a.go_on(await self._three_events(a), custom_status='"set"')
         assert (await a.info("i")).custom_status == '"set"'

@@ -155,7 +155,7 @@ class Checks:
             assert self._has_reason(child, {name}), f"{name} waits for {delegation} of {child}, {self.infos.get(child)}"
 
     def _has_reason(self, child: str, path: set[str]) -> bool:
-        if self._was(child, "remove", "forget"):  # what is missing then cannot notify the parent
+        if self._was(child, "remove", "forget"):  # a missing child cannot notify the parent
             return True
         info = self.infos.get(child)
         if info is None or child in path:

@@ -80,9 +80,9 @@ class Fold:
         is_known = self.knows_all and lineage != "import" and not any(each.is_copied for each in inherited)
         chat = kept[-1] if kept else Chat() if is_known else None
         if any(each.lineage == "import" and '"merge"' in each.extras for each in journal.lineage):
-            chat = None  # a merge does not say which entries are those of the side whose state it has
+            chat = None  # a merge does not say which entries are of the side whose state it has
         if lineage != "merge" and any(each.is_copied for each in journal.entries):
-            chat = None  # cut within a merge, the state is that of the last entry of either side
+            chat = None  # cut within a merge, it has the state of the last entry of either side
         first = journal.attempts[0].completed["base"] if journal.attempts else journal.page.processed
         self.now = Folded(0 if lineage is None and self.knows_all else first, chat)
 

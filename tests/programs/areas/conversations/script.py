@@ -3,7 +3,7 @@
 A *step* is what a handler does: a tuple of its name and its arguments. It travels in the message, in the request or in
 the revisit that makes a handler do it.
 
-A call of ``reset``, ``remove``, ``cancel`` and ``forget`` is that of an operator, who knows instances and records only.
+A call of ``reset``, ``remove``, ``cancel`` and ``forget`` comes from an operator, who knows instances and records only.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Op:
 
     do: Do = "pause"
     on: int = 0
-    """The conversation: below `ROOTS`, one that clients begin; else one of those that are there."""
+    """The conversation: below `ROOTS`, one that clients begin; else any existing one."""
     part: str = ""
     """Behind the id of one that clients begin: ``/a`` is a child of it."""
     steps: Steps = ()
