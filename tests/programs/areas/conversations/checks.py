@@ -181,7 +181,9 @@ class Checks:
             if event.outcome in {"completed", "max_cycles"} and child is not None and child.results:
                 made = self.journals[event.child]
                 begun = [each.seq for each in made.entries if each.event_id == f"delegation/{event.delegation}"]
-                found = [each for each in child.results if begun and each.processed >= begun[0]][: event.cycles]
+                found = [each for each in child.results if begun and each.processed >= begun[0]]
+                if not self._was(event.child, "reset", "remove"):  # which begin to count again
+                    found = found[: event.cycles]
                 if event.outcome == "completed":
                     found = [each for each in found if each.may_end]
                 is_known = begun and made.is_whole
