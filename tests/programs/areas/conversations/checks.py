@@ -152,7 +152,14 @@ class Checks:
         if self.infos[name].status == "terminated":
             return
         for delegation, child in self.folded[name].delegations.items():
+            if self._was(child, "delete") and not self._has_taken(child, delegation):
+                continue  # a deletion that finds no child removes one that is created meanwhile, without notifying
             assert self._has_reason(child, {name}), f"{name} waits for {delegation} of {child}, {self.infos.get(child)}"
+
+    def _has_taken(self, child: str, delegation: str) -> bool:
+        """Whether the present journal of a child has the input of a delegation."""
+        journal = self.journals.get(child)
+        return journal is not None and any(each.event_id == f"delegation/{delegation}" for each in journal.entries)
 
     def _has_reason(self, child: str, path: set[str]) -> bool:
         if self._was(child, "remove", "forget"):  # a missing child cannot notify the parent
@@ -174,7 +181,9 @@ class Checks:
             if event.outcome in {"completed", "max_cycles"} and child is not None and child.results:
                 made = self.journals[event.child]
                 begun = [each.seq for each in made.entries if each.event_id == f"delegation/{event.delegation}"]
-                found = [each for each in child.results if begun and each.processed >= begun[0]][: event.cycles]
+                found = [each for each in child.results if begun and each.processed >= begun[0]]
+                if not self._was(event.child, "reset", "remove"):  # which begin to count again
+                    found = found[: event.cycles]
                 if event.outcome == "completed":
                     found = [each for each in found if each.may_end]
                 is_known = begun and made.is_whole
