@@ -1,4 +1,4 @@
-"""The table of moves: what it costs a turn (nothing), what its readers read, what the release before leaves there."""
+"""The table of moves: what it costs a turn (nothing), and what its readers read."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_on_sqlite_a_turn_that_moves_nothing_runs_no_trigger(
         path = tmp_path / f"{name}.db"
         await migrate(f"sqlite:///{path}")
         if name == "without":
-            for trigger in ("session_begun", "session_claimed", "session_reclaimed"):
+            for trigger in ("session_begun", "session_claimed"):
                 _run(f"sqlite:///{path}", f"DROP TRIGGER {trigger}")
         with monkeypatch.context() as patch:
             patch.setattr("affinity.provider.sqlite.provider.connect", traced)

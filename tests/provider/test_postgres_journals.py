@@ -619,10 +619,10 @@ async def test_a_slow_reader_is_notified_that_any_journal_may_have_changed(
         assert set(await watch.wait(PATIENCE) or ()) == {"again"}
 
 
-async def test_a_notice_of_inputs_names_the_same_sessions_to_the_release_before(
+async def test_a_notice_says_whether_it_is_of_inputs_only(
     postgres_migrated: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes each line for the id of a session, and there is none whose id is empty."""
+    """By an empty line, which is no id of a session."""
     notices: list[list[str]] = []
     receive = _JournalListener.receive
 

@@ -16,7 +16,7 @@ from typing import Final
 import anyio
 import pytest
 
-from affinity.journal import JournalPruning, JournalRetention, StreamCursor
+from affinity.journal import StreamCursor
 from affinity.provider.sqlite import Clock, SqliteProvider, journal_admin
 from affinity.provider.sqlite.driver.database import Database, connect
 from affinity.testing.conformance.providers.builders import message_ids
@@ -185,25 +185,3 @@ async def test_a_listing_reads_the_index_of_its_condition(tmp_path: Path, statem
     read, behind = plan[plan.index("MATERIALIZE page") + 1 :][:2]
     assert read.startswith(f"SEARCH j USING INDEX {index} ("), plan
     assert "TEMP B-TREE" not in behind, plan
-
-
-async def test_a_deletion_by_the_release_before_is_cleaned_up(tmp_path: Path) -> None:
-    """It knows no journals: its statement takes the journal from the session, and retention removes the entries."""
-    path = tmp_path / "affinity.db"
-    create_file(path)
-    async with aclosing(await SqliteProvider.open(path)) as provider:
-        talk = Conversation(provider)
-        await talk.append()
-        with closing(sqlite3.connect(path)) as release_before, release_before:
-            release_before.execute(
-                "INSERT INTO session_states (session_id, version, created_at, updated_at, schema_version, encoding,"
-                " kind, labels, participants, state) VALUES ('s', 1, 0, 0, 1, 'plain', 'chat', '{}', '[]', x'00')"
-            )
-            release_before.execute("DELETE FROM session_states WHERE session_id = 's'")
-        assert await talk.journals.get_pending(["s"], limit=1) == [None]
-        assert (await talk.append()).created
-        assert await talk.journals.prune_journals(JournalRetention(), limit=10) == JournalPruning(entries=1, after=None)
-        with closing(sqlite3.connect(path)) as connection:
-            assert connection.execute("SELECT count(*) FROM journals").fetchone() == (1,)
-            assert connection.execute("SELECT count(*) FROM journal_entries").fetchone() == (1,)
-        assert await talk.journals.prune_journals(JournalRetention(), limit=10) == JournalPruning(entries=0, after=None)

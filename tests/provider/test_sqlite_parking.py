@@ -84,13 +84,18 @@ def count_parked(path: Path) -> int:
     [
         "UPDATE instances SET status = 'completed' WHERE instance_id = 's'",
         "UPDATE instances SET execution_id = execution_id + 1 WHERE instance_id = 's'",
-        "DELETE FROM instances WHERE instance_id = 's'",
     ],
 )
 async def test_the_end_of_an_execution_removes_its_item(path: Path, peer: Peer, statement: str) -> None:
     """Whichever statement ends it."""
     await with_parked_item(peer)
     run(path, statement)
+    assert count_parked(path) == 0
+
+
+async def test_the_deletion_of_an_instance_removes_its_item(path: Path, peer: Peer) -> None:
+    await with_parked_item(peer)
+    assert await peer.provider.delete_instance(["s"], force=True) == ["deleted"]
     assert count_parked(path) == 0
 
 

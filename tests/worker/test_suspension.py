@@ -272,7 +272,7 @@ async def test_an_event_that_does_not_fit_its_wait_does_no_harm(any_url: str, cl
 async def test_a_message_marked_as_of_an_instance_that_goes_on_wakes_no_suspended_one(
     any_url: str, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A sender that has not seen the suspension, or an older release, marks it so; it is kept for later."""
+    """A sender that has not seen the suspension marks it so; it is kept for later."""
     async with Worker(make_app(asks_for_go), any_url, V1):
         await client.start("flow", 1, instance_id="i")
         await started(client, "i")

@@ -472,7 +472,8 @@ WITH room AS MATERIALIZED (
         locked_until = greatest(
             clock() + %(session_lock)s * interval '1 s',
             CASE WHEN s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s THEN s.locked_until END),
-        touched_at = clock(), claimed_at = clock()
+        touched_at = clock(), claimed_at = clock(),
+        freed_by = NULL, next_worker = NULL, next_until = NULL, next_reason = NULL
     WHERE s.locked_until <= clock()
        OR (s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s)
        OR EXISTS (SELECT FROM ended e WHERE e.worker_id = s.worker_id AND e.incarnation = s.incarnation)

@@ -53,9 +53,10 @@ WITH idle AS MATERIALIZED (
     SELECT %(max_sessions)s - count(*) AS n FROM sessions s
     WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
 ), taken AS (
-    -- A hold lasts at the new holder. The plan ends here, not by the trigger: the clock of a test may stand still.
+    -- A hold lasts at the new holder.
     UPDATE sessions s
-    SET next_worker = NULL, next_until = NULL, next_reason = NULL, worker_id = %(worker)s, incarnation = %(incarnation)s, epoch = nextval('epochs'),
+    SET worker_id = %(worker)s, incarnation = %(incarnation)s, epoch = nextval('epochs'),
+        freed_by = NULL, next_worker = NULL, next_until = NULL, next_reason = NULL,
         locked_until = greatest(clock() + %(session_lock)s * interval '1 s', latest_hold(s.session_id)),
         touched_at = clock(), claimed_at = clock()
     FROM idle WHERE s.session_id = idle.session_id AND idle.n <= (SELECT n FROM room)

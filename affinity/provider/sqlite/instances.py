@@ -20,7 +20,7 @@ from affinity.provider.contract import (
     Restart,
 )
 from affinity.provider.rows import to_instance
-from affinity.provider.sqlite import messages, quotas, suspension, turns
+from affinity.provider.sqlite import messages, parking, quotas, suspension, turns
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.statements import load_statements
@@ -94,6 +94,8 @@ def _delete(tx: Tx, instance_id: str, *, force: bool, tree: bool) -> Deletion:
         tx, [NewMessage(instance_id=name, generation=generation, payload=text) for name, generation, text in orphaned]
     )
     turns.clear(tx, doomed)
-    for statement in (suspension.SQL["forget"], SQL["delete_history"], SQL["delete_instances"]):
-        tx.many(statement, doomed)
+    tx.many(suspension.SQL["forget"], doomed)
+    tx.many(parking.SQL["remove"], doomed)
+    for what in ("history", "ended", "sizes", "keys", "instances"):
+        tx.many(SQL[f"delete_{what}"], doomed)
     return "deleted"

@@ -96,5 +96,14 @@ WHERE c.on_deleted IS NOT NULL AND c.status NOT IN ('completed', 'failed', 'canc
 -- delete_history: all executions of instances
 DELETE FROM history WHERE instance_id IN (SELECT value FROM json_each(:rows));
 
+-- delete_ended: the ends of all executions of instances
+DELETE FROM ended_executions WHERE instance_id IN (SELECT value FROM json_each(:rows));
+
+-- delete_sizes: what is measured of instances
+DELETE FROM instance_sizes WHERE instance_id IN (SELECT value FROM json_each(:rows));
+
+-- delete_keys: keys of messages to instances
+DELETE FROM message_keys WHERE instance_id IN (SELECT value FROM json_each(:rows));
+
 -- delete_instances: the rows themselves
 DELETE FROM instances WHERE instance_id IN (SELECT value FROM json_each(:rows));

@@ -73,17 +73,12 @@ def get_revisits(tx: Tx, session_ids: Sequence[str]) -> list[list[Revisit]]:
 # -- deletion
 
 
-def find_journals(tx: Tx, session_ids: Sequence[str]) -> dict[str, int]:
-    """Journal ids by session, for the sessions that have one."""
-    if not session_ids:
-        return {}
-    return dict(tx.gather(SQL["ids"], {"session_ids": to_json(list(session_ids))}))
-
-
 def delete_journals(tx: Tx, session_ids: Sequence[str]) -> list[bool]:
-    found = find_journals(tx, session_ids)
-    tx.many(SQL["delete"], list(found))
-    remove(tx, list(found.values()))
+    found: dict[str, int] = dict(tx.gather(SQL["ids"], {"session_ids": to_json(list(session_ids))}))
+    journal_ids = list(found.values())
+    for name in ("delete", "delete_requests", "delete_revisits", "delete_streams"):
+        tx.many(SQL[name], journal_ids)
+    remove(tx, journal_ids)
     return [found.pop(session_id, None) is not None for session_id in session_ids]
 
 
@@ -101,12 +96,10 @@ def remove(tx: Tx, journal_ids: Sequence[int]) -> None:
         base_id, parents, is_continued, is_parent, is_empty = row
         if is_parent and is_empty:
             continue
-        if is_continued:
-            tx.run(SQL["trim"], at)
-        elif is_parent:
-            tx.run(SQL["trim"], at)
+        tx.run(SQL["trim"], at)
+        if is_parent and not is_continued:
             tx.run(SQL["set_empty"], at)
-        else:
+        elif not is_continued:
             tx.run(SQL["remove"], at)
             tx.run(SQL["remove_parents"], at)
             left += json.loads(parents)

@@ -55,8 +55,17 @@ LIMIT :limit;
 SELECT json_group_array(json_array(j.session_id, j.journal_id))
 FROM json_each(:session_ids) AS a CROSS JOIN journals AS j ON j.session_id = a.value;
 
--- delete: take journals from their sessions; their requests, revisits and streams go with that
-UPDATE journals SET session_id = NULL WHERE session_id IN (SELECT value FROM json_each(:rows));
+-- delete: take journals from their sessions; a row stays until no fork continues it and its entries are gone
+UPDATE journals SET session_id = NULL WHERE journal_id IN (SELECT value FROM json_each(:rows));
+
+-- delete_requests: of journals
+DELETE FROM journal_requests WHERE journal_id IN (SELECT value FROM json_each(:rows));
+
+-- delete_revisits: of journals
+DELETE FROM journal_revisits WHERE journal_id IN (SELECT value FROM json_each(:rows));
+
+-- delete_streams: of journals
+DELETE FROM journal_streams WHERE journal_id IN (SELECT value FROM json_each(:rows));
 
 -- deleted: of a deleted journal: the journals that it was made from, whether others continue it, whether others were made from
 -- it, and whether it is empty
@@ -67,7 +76,7 @@ SELECT j.base_id,
        j.first_seq > j.last_seq
 FROM journals AS j WHERE j.journal_id = :journal_id AND j.session_id IS NULL;
 
--- remove: a journal, with its entries
+-- remove: a journal that has no entries
 DELETE FROM journals WHERE journal_id = :journal_id;
 
 -- remove_parents: where it came from

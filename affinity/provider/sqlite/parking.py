@@ -1,4 +1,4 @@
-"""Parked work items: an input of their journal queues them. Triggers remove them with their execution."""
+"""Parked work items: an input of their journal queues them. A trigger removes them with their execution."""
 
 from __future__ import annotations
 

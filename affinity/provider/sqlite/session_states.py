@@ -155,12 +155,11 @@ def find_doomed(tx: Tx, asked: RecordDeletion) -> list[str]:
 
 def delete(tx: Tx, asked: RecordDeletion) -> list[str]:
     doomed = find_doomed(tx, asked)
-    journals = journal_admin.find_journals(tx, doomed)
     sessions.renew_epochs(tx, doomed)
     tx.many(SQL["unlabel"], doomed)
     tx.many(SQL["forget_participants"], doomed)
     tx.many(SQL["delete"], doomed)
-    journal_admin.remove(tx, list(journals.values()))
+    journal_admin.delete_journals(tx, doomed)
     return doomed
 
 

@@ -23,8 +23,8 @@ LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarn
 -- next_epochs: the last of :count fresh epochs
 UPDATE counters SET value = value + :count WHERE name = 'epoch' RETURNING CAST(value AS INTEGER);
 
--- inherit: give sessions to the new incarnation of their worker
-UPDATE sessions SET incarnation = :incarnation, epoch = j.value ->> 1, claimed_at = :now
+-- inherit: give sessions to the new incarnation of their worker; a planned move stays
+UPDATE sessions SET incarnation = :incarnation, epoch = j.value ->> 1, claimed_at = :now, freed_by = NULL
 FROM json_each(:rows) AS j
 WHERE sessions.session_id = j.value ->> 0;
 
@@ -39,7 +39,7 @@ ON CONFLICT (session_id) DO UPDATE SET
     epoch = excluded.epoch,
     locked_until = excluded.locked_until,
     touched_at = excluded.touched_at,
-    next_worker = NULL, next_until = NULL, next_reason = NULL;
+    freed_by = NULL, next_worker = NULL, next_until = NULL, next_reason = NULL;
 
 -- notify_watchers: queue the messages of watches, on the routes of their owners; finished instances get none
 -- A JSON object gets a last member that says where the session is now, and why.

@@ -336,7 +336,6 @@ DECLARE
 BEGIN
     IF TG_OP = 'UPDATE' THEN
         why := CASE
-            WHEN NEW.epoch = OLD.epoch THEN NULL
             WHEN NEW.worker_id = OLD.worker_id AND NEW.incarnation = OLD.incarnation THEN
                 -- A timeline that begins gives new epochs too; it has ended the leases before.
                 (SELECT 'foreign_write' FROM alive_workers w
@@ -354,13 +353,6 @@ BEGIN
             ), 'idle_expired')
             ELSE 'lease_expired'
         END;
-        -- A claim ends the plan; a new start of the holder, whose registration takes what it holds, does not.
-        IF NEW.claimed_at <> OLD.claimed_at THEN
-            UPDATE sessions SET freed_by = NULL, next_worker = NULL, next_until = NULL, next_reason = NULL
-            WHERE session_id = NEW.session_id AND (freed_by IS NOT NULL OR next_worker IS NOT NULL);
-        ELSIF NEW.locked_until > OLD.locked_until THEN
-            UPDATE sessions SET freed_by = NULL WHERE session_id = NEW.session_id AND freed_by IS NOT NULL;
-        END IF;
     END IF;
     IF why IS NULL THEN
         RETURN NULL;
@@ -391,8 +383,7 @@ END $$;
 CREATE TRIGGER session_begun AFTER INSERT ON sessions
 FOR EACH ROW WHEN (NEW.worker_id <> '') EXECUTE FUNCTION record_session_move();
 CREATE TRIGGER session_claimed AFTER UPDATE OF epoch ON sessions
-FOR EACH ROW WHEN (NEW.epoch <> OLD.epoch OR OLD.freed_by IS NOT NULL OR OLD.next_worker IS NOT NULL)
-EXECUTE FUNCTION record_session_move();
+FOR EACH ROW WHEN (NEW.epoch <> OLD.epoch) EXECUTE FUNCTION record_session_move();
 CREATE TRIGGER session_moved AFTER UPDATE OF worker_id, incarnation ON sessions
 FOR EACH ROW WHEN (OLD.worker_id <> '' AND (OLD.worker_id <> NEW.worker_id OR OLD.incarnation <> NEW.incarnation))
 EXECUTE FUNCTION notify_watchers();

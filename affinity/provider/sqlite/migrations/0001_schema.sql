@@ -138,18 +138,6 @@ BEGIN
     )
     WHERE reason IS NOT NULL
     ON CONFLICT DO NOTHING;
-    UPDATE sessions SET freed_by = NULL
-    WHERE session_id = NEW.session_id AND (NEW.worker_id <> OLD.worker_id OR NEW.incarnation <> OLD.incarnation)
-      AND freed_by IS NOT NULL;
-    -- A new start of the holder changes nothing of the plan.
-    UPDATE sessions SET next_worker = NULL, next_until = NULL, next_reason = NULL
-    WHERE session_id = NEW.session_id AND NEW.worker_id <> OLD.worker_id AND next_worker IS NOT NULL;
-END;
-
-CREATE TRIGGER session_reclaimed AFTER UPDATE OF epoch ON sessions
-WHEN NEW.epoch = OLD.epoch AND OLD.freed_by IS NOT NULL AND NEW.locked_until > OLD.locked_until
-BEGIN
-    UPDATE sessions SET freed_by = NULL WHERE session_id = NEW.session_id;
 END;
 
 -- What keeps a session where it is. session_lock: seconds, for code that ends the hold without knowing the worker's timeouts.
@@ -423,7 +411,7 @@ CREATE TABLE parked_items (
     payload      TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Removes rows that end with an execution, and rows of a removed instance, whichever statement ends or removes it.
+-- Records the end of an execution, and removes its parked item, whichever statement ends it.
 CREATE TRIGGER execution_ended AFTER UPDATE OF status, execution_id ON instances
 WHEN NEW.execution_id <> OLD.execution_id
   OR NEW.status IN ('completed', 'failed', 'cancelled') AND OLD.status NOT IN ('completed', 'failed', 'cancelled')
@@ -432,14 +420,6 @@ BEGIN
     VALUES (NEW.instance_id, OLD.execution_id, NEW.execution_id = OLD.execution_id, NEW.updated_at)
     ON CONFLICT (instance_id, execution_id) DO UPDATE SET is_last = excluded.is_last, ended_at = excluded.ended_at;
     DELETE FROM parked_items WHERE instance_id = NEW.instance_id;
-END;
-
-CREATE TRIGGER instance_deleted AFTER DELETE ON instances
-BEGIN
-    DELETE FROM ended_executions WHERE instance_id = OLD.instance_id;
-    DELETE FROM instance_sizes WHERE instance_id = OLD.instance_id;
-    DELETE FROM message_keys WHERE instance_id = OLD.instance_id;
-    DELETE FROM parked_items WHERE instance_id = OLD.instance_id;
 END;
 
 -- Records of session state.
@@ -600,22 +580,3 @@ CREATE TABLE journal_parents (
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX journal_parents_by_parent ON journal_parents (parent_id);
-
--- A journal is deleted: its row stays, without a session, until no fork continues it and its entries are gone.
-CREATE TRIGGER journal_deleted AFTER UPDATE OF session_id ON journals WHEN NEW.session_id IS NULL
-BEGIN
-    DELETE FROM journal_requests WHERE journal_id = NEW.journal_id;
-    DELETE FROM journal_revisits WHERE journal_id = NEW.journal_id;
-    DELETE FROM journal_streams WHERE journal_id = NEW.journal_id;
-END;
-
-CREATE TRIGGER journal_removed AFTER DELETE ON journals
-BEGIN
-    DELETE FROM journal_entries WHERE journal_id = OLD.journal_id;
-END;
-
--- A journal is deleted with the record of its session.
-CREATE TRIGGER journal_deleted_with_record AFTER DELETE ON session_states
-BEGIN
-    UPDATE journals SET session_id = NULL WHERE session_id = OLD.session_id;
-END;

@@ -96,18 +96,6 @@ BEGIN
     )
     WHERE reason IS NOT NULL
     ON CONFLICT DO NOTHING;
-    UPDATE sessions SET freed_by = NULL
-    WHERE session_id = NEW.session_id AND (NEW.worker_id <> OLD.worker_id OR NEW.incarnation <> OLD.incarnation)
-      AND freed_by IS NOT NULL;
-    -- A new start of the holder changes nothing of the plan.
-    UPDATE sessions SET next_worker = NULL, next_until = NULL, next_reason = NULL
-    WHERE session_id = NEW.session_id AND NEW.worker_id <> OLD.worker_id AND next_worker IS NOT NULL;
-END;
-
-CREATE TRIGGER session_reclaimed AFTER UPDATE OF epoch ON sessions
-WHEN NEW.epoch = OLD.epoch AND OLD.freed_by IS NOT NULL AND NEW.locked_until > OLD.locked_until
-BEGIN
-    UPDATE sessions SET freed_by = NULL WHERE session_id = NEW.session_id;
 END;
 
 -- What keeps a session where it is. session_lock: seconds, for code that ends the hold without knowing the worker's timeouts.

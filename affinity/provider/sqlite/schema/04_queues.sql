@@ -121,7 +121,7 @@ CREATE TABLE parked_items (
     payload      TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Removes rows that end with an execution, and rows of a removed instance, whichever statement ends or removes it.
+-- Records the end of an execution, and removes its parked item, whichever statement ends it.
 CREATE TRIGGER execution_ended AFTER UPDATE OF status, execution_id ON instances
 WHEN NEW.execution_id <> OLD.execution_id
   OR NEW.status IN ('completed', 'failed', 'cancelled') AND OLD.status NOT IN ('completed', 'failed', 'cancelled')
@@ -130,12 +130,4 @@ BEGIN
     VALUES (NEW.instance_id, OLD.execution_id, NEW.execution_id = OLD.execution_id, NEW.updated_at)
     ON CONFLICT (instance_id, execution_id) DO UPDATE SET is_last = excluded.is_last, ended_at = excluded.ended_at;
     DELETE FROM parked_items WHERE instance_id = NEW.instance_id;
-END;
-
-CREATE TRIGGER instance_deleted AFTER DELETE ON instances
-BEGIN
-    DELETE FROM ended_executions WHERE instance_id = OLD.instance_id;
-    DELETE FROM instance_sizes WHERE instance_id = OLD.instance_id;
-    DELETE FROM message_keys WHERE instance_id = OLD.instance_id;
-    DELETE FROM parked_items WHERE instance_id = OLD.instance_id;
 END;

@@ -106,22 +106,3 @@ CREATE TABLE journal_parents (
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX journal_parents_by_parent ON journal_parents (parent_id);
-
--- A journal is deleted: its row stays, without a session, until no fork continues it and its entries are gone.
-CREATE TRIGGER journal_deleted AFTER UPDATE OF session_id ON journals WHEN NEW.session_id IS NULL
-BEGIN
-    DELETE FROM journal_requests WHERE journal_id = NEW.journal_id;
-    DELETE FROM journal_revisits WHERE journal_id = NEW.journal_id;
-    DELETE FROM journal_streams WHERE journal_id = NEW.journal_id;
-END;
-
-CREATE TRIGGER journal_removed AFTER DELETE ON journals
-BEGIN
-    DELETE FROM journal_entries WHERE journal_id = OLD.journal_id;
-END;
-
--- A journal is deleted with the record of its session.
-CREATE TRIGGER journal_deleted_with_record AFTER DELETE ON session_states
-BEGIN
-    UPDATE journals SET session_id = NULL WHERE session_id = OLD.session_id;
-END;
