@@ -351,7 +351,9 @@ async def test_an_id_of_another_kind_is_refused_with_both_kinds(url: str) -> Non
         with pytest.raises(ConversationKindMismatch, match="it is of kind 'chat', not 'other': connect with"):
             await on.talk("c", other).send(UserMessage("x"))
         await on.client.start(instance, instance_id="i")
-        with pytest.raises(ConversationKindMismatch, match="an instance of another orchestration has this id: use another id"):
+        with pytest.raises(
+            ConversationKindMismatch, match="an instance of another orchestration has this id: use another id"
+        ):
             await on.talk("i").send(UserMessage("x"))
         with pytest.raises(InvalidOptions, match=r"'chat' defines no conversations: give the affinity\.Conversations"):
             on.client.conversation("chat", "c")  # type: ignore[arg-type]
