@@ -6,8 +6,9 @@ name. Installed beside each other, the files of the later one replace files of t
 
 from __future__ import annotations
 
+import os
 import sys
-from importlib.metadata import PackageNotFoundError, distribution
+from contextlib import suppress
 from typing import Final
 
 VERSION: Final = "0.1.0"
@@ -19,6 +20,10 @@ def check_installation() -> None:
     Raises:
         ImportError: it has; the message names the remedy.
     """
+    if not any(map(_has_metadata, sys.path)):
+        return
+    from importlib.metadata import PackageNotFoundError, distribution  # takes longer than the rest of an import
+
     try:
         other, _ = distribution("affinity"), distribution("affinity-workflows")
     except PackageNotFoundError:
@@ -29,6 +34,13 @@ def check_installation() -> None:
         f"the distribution affinity {other.version} is installed beside affinity-workflows, and both have a package"
         " affinity: run `pip uninstall affinity`, then `pip install --force-reinstall --no-deps affinity-workflows`"
     )
+
+
+def _has_metadata(directory: str) -> bool:
+    """Whether metadata of a distribution `affinity` is in a directory of the import path."""
+    with suppress(OSError):
+        return any(name.lower().startswith("affinity-") for name in os.listdir(directory or "."))
+    return False
 
 
 def main() -> None:

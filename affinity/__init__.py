@@ -4,144 +4,148 @@ The public names: what an application imports, and every type that these take or
 `affinity.errors`; the types of a provider are in `affinity.provider.contract`.
 """
 
+import importlib
+import typing
+
 import affinity_workflows
 
 affinity_workflows.check_installation()
 
-from affinity.client import (
-    Activity,
-    ActivityStatus,
-    Client,
-    Connectable,
-    ConversationInfo,
-    ConversationPage,
-    EndedStatus,
-    ExecutionSummary,
-    ExternalEvent,
-    Failure,
-    Handle,
-    HistoryRecord,
-    IfEnded,
-    Instance,
-    InstanceTree,
-    Page,
-    PrunedInstances,
-    SessionMoveOutcome,
-    Start,
-    StartOutcome,
-    TreeNode,
-    WorkStatistics,
-    open_store,
-)
-from affinity.conversation import (
-    AgentMessage,
-    Ancestor,
-    AnswerEvent,
-    ChildDelegated,
-    ChildEnded,
-    ChildOutcome,
-    ConfirmationAnswer,
-    ConversationHandle,
-    ConversationIdle,
-    ConversationLimits,
-    Conversations,
-    ConversationStatus,
-    ConversationStatusChanged,
-    CustomToolResult,
-    CustomToolUse,
-    DefineOutcome,
-    Delegate,
-    EventFeed,
-    FeedItem,
-    JournalEntry,
-    JournalEvent,
-    PendingRequest,
-    PendingRevisit,
-    Reply,
-    RequestEvent,
-    RequestExpired,
-    Retracted,
-    SpanCompleted,
-    SpanError,
-    SpanStarted,
-    StopReason,
-    Streamed,
-    ToolConfirmation,
-    ToolResult,
-    ToolUse,
-    UnknownEvent,
-    UserInterrupt,
-    UserMessage,
-    Wake,
-)
-from affinity.orchestration import (
-    ActivityCancelledSignal,
-    ActivityContext,
-    ActivityDefinition,
-    ActivityFuture,
-    App,
-    BranchCancelledSignal,
-    DurableFuture,
-    Event,
-    EventValue,
-    OrchestrationCancelledSignal,
-    OrchestrationContext,
-    OrchestrationDefinition,
-    ReceivedEvent,
-    RetryPolicy,
-    RetryStrategy,
-    Selected,
-    SessionListener,
-    SessionMoved,
-)
-from affinity.provider import migrate
-from affinity.provider.contract import (
-    Delivery,
-    FleetLoad,
-    InstanceStatus,
-    MessageState,
-    MoveReason,
-    Quotas,
-    Resumption,
-    SessionInfo,
-    SessionMove,
-    SessionRelease,
-    Suspension,
-    WorkerDemand,
-    WorkerInfo,
-    WorkerLoad,
-    WorkItemState,
-)
-from affinity.records import (
-    Participant,
-    RecordTimes,
-    SessionFilter,
-    SessionMetadata,
-    SessionRecord,
-    SessionState,
-    SessionStore,
-    SessionSummary,
-    StateEncoding,
-    StateWrite,
-)
-from affinity.session import (
-    CacheStats,
-    Imported,
-    ImportTimes,
-    MemorySessionStore,
-    OnExists,
-    OpenSession,
-    Pruned,
-    Resource,
-    SessionCache,
-    SessionFamily,
-    SessionManager,
-    SessionPage,
-    Sessions,
-    StateCodec,
-    SyncOpenSession,
-)
-from affinity.worker import RuntimeOptions, Worker
+if typing.TYPE_CHECKING:
+    from affinity.client import (
+        Activity,
+        ActivityStatus,
+        Client,
+        Connectable,
+        ConversationInfo,
+        ConversationPage,
+        EndedStatus,
+        ExecutionSummary,
+        ExternalEvent,
+        Failure,
+        Handle,
+        HistoryRecord,
+        IfEnded,
+        Instance,
+        InstanceTree,
+        Page,
+        PrunedInstances,
+        SessionMoveOutcome,
+        Start,
+        StartOutcome,
+        TreeNode,
+        WorkStatistics,
+        open_store,
+    )
+    from affinity.conversation import (
+        AgentMessage,
+        Ancestor,
+        AnswerEvent,
+        ChildDelegated,
+        ChildEnded,
+        ChildOutcome,
+        ConfirmationAnswer,
+        ConversationHandle,
+        ConversationIdle,
+        ConversationLimits,
+        Conversations,
+        ConversationStatus,
+        ConversationStatusChanged,
+        CustomToolResult,
+        CustomToolUse,
+        DefineOutcome,
+        Delegate,
+        EventFeed,
+        FeedItem,
+        JournalEntry,
+        JournalEvent,
+        PendingRequest,
+        PendingRevisit,
+        Reply,
+        RequestEvent,
+        RequestExpired,
+        Retracted,
+        SpanCompleted,
+        SpanError,
+        SpanStarted,
+        StopReason,
+        Streamed,
+        ToolConfirmation,
+        ToolResult,
+        ToolUse,
+        UnknownEvent,
+        UserInterrupt,
+        UserMessage,
+        Wake,
+    )
+    from affinity.orchestration import (
+        ActivityCancelledSignal,
+        ActivityContext,
+        ActivityDefinition,
+        ActivityFuture,
+        App,
+        BranchCancelledSignal,
+        DurableFuture,
+        Event,
+        EventValue,
+        OrchestrationCancelledSignal,
+        OrchestrationContext,
+        OrchestrationDefinition,
+        ReceivedEvent,
+        RetryPolicy,
+        RetryStrategy,
+        Selected,
+        SessionListener,
+        SessionMoved,
+    )
+    from affinity.provider import migrate
+    from affinity.provider.contract import (
+        Delivery,
+        FleetLoad,
+        InstanceStatus,
+        MessageState,
+        MoveReason,
+        Quotas,
+        Resumption,
+        SessionInfo,
+        SessionMove,
+        SessionRelease,
+        Suspension,
+        WorkerDemand,
+        WorkerInfo,
+        WorkerLoad,
+        WorkItemState,
+    )
+    from affinity.records import (
+        Participant,
+        RecordTimes,
+        SessionFilter,
+        SessionMetadata,
+        SessionRecord,
+        SessionState,
+        SessionStore,
+        SessionSummary,
+        StateEncoding,
+        StateWrite,
+    )
+    from affinity.session import (
+        CacheStats,
+        Imported,
+        ImportTimes,
+        MemorySessionStore,
+        OnExists,
+        OpenSession,
+        Pruned,
+        Resource,
+        SessionCache,
+        SessionFamily,
+        SessionManager,
+        SessionPage,
+        Sessions,
+        StateCodec,
+        SyncOpenSession,
+    )
+    from affinity.worker import RuntimeOptions, Worker
 
 __all__ = [
     "Activity",
@@ -268,3 +272,32 @@ __all__ = [
     "migrate",
     "open_store",
 ]
+
+_PACKAGES: typing.Final = (
+    "orchestration",
+    "records",
+    "provider.contract",
+    "provider",
+    "session",
+    "client",
+    "worker",
+    "conversation",
+)
+"""Where the public names are; later packages need earlier ones."""
+
+_MODULES: typing.Final = frozenset({"errors", "journal", "limits", "telemetry"}.union(_PACKAGES))
+
+if not typing.TYPE_CHECKING:  # else type checkers would accept any name
+
+    def __getattr__(name: str) -> object:
+        """Import a public name or a module when it is first used: a program uses few of them."""
+        if name in _MODULES:
+            return importlib.import_module(f"affinity.{name}")
+        if name not in __all__:
+            raise AttributeError(f"module 'affinity' has no attribute {name!r}")
+        packages = (importlib.import_module(f"affinity.{package}") for package in _PACKAGES)
+        value = globals()[name] = next(getattr(found, name) for found in packages if hasattr(found, name))
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted([*__all__, *_MODULES])

@@ -49,9 +49,16 @@ NOT_PUBLIC: Final = {
 
 
 def test_the_facade_lists_exactly_what_it_has() -> None:
+    """For type checkers it imports all names; they are there at run time when they are used."""
+    imports = ast.walk(ast.parse(Path(affinity.__file__).read_text()))
+    typed = {name.name for node in imports if isinstance(node, ast.ImportFrom) for name in node.names}
+    assert typed == set(affinity.__all__)
+    assert not any(isinstance(getattr(affinity, name), ModuleType) for name in affinity.__all__)
     found = {name for name, value in vars(affinity).items() if not name.startswith("_") and not inspect.ismodule(value)}
     assert found == set(affinity.__all__)
-    assert not any(isinstance(getattr(affinity, name), ModuleType) for name in affinity.__all__)
+    assert {*affinity.__all__, "errors", "telemetry", "client"} < {*dir(affinity)}
+    with pytest.raises(AttributeError, match="no attribute 'Aktivity'"):
+        affinity.Aktivity  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_every_public_name_has_a_docstring() -> None:
@@ -120,8 +127,8 @@ def test_the_documentation_names_what_is_public() -> None:
     assert sorted(re.findall(r"`(\w+)`", "\n".join(table))) == sorted(affinity.__all__)
 
 
-NO_CODE: Final = {"activity", "db", "fish", "instance_id", "session_id"}
-"""A logger, files, and attributes of log records and spans, after "affinity."."""
+NO_CODE: Final = {"activity", "db", "instance_id", "session_id"}
+"""A logger, a file, and attributes of log records and spans, after "affinity."."""
 
 DOCUMENTS: Final = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py")])
 

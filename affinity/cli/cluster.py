@@ -12,8 +12,9 @@ import click
 
 from affinity import provider
 from affinity.cli.arguments import LIMIT
+from affinity.cli.help import Command
 from affinity.cli.output import compact, pairs, seconds, table
-from affinity.cli.shell import Command, Shell, command, with_client
+from affinity.cli.shell import Shell, command, with_client
 from affinity.client import Client
 from affinity.explain.names import differences
 from affinity.provider.contract import FleetLoad, Quotas, WorkerInfo
@@ -23,7 +24,7 @@ WATCH_SECONDS: Final = 1.0
 """Between two looks of `affinity workers --watch`."""
 
 
-@click.command(cls=Command, short_help="Show the workers.")
+@click.command(cls=Command)
 @click.option("--desired", is_flag=True, help="Show instead how many workers the sessions need.")
 @click.option("--watch", is_flag=True, help="Show them every second, until Ctrl-C; with --json one line each time.")
 @command
@@ -97,7 +98,7 @@ def _worker_row(worker: WorkerInfo) -> tuple[object, ...]:
     )
 
 
-@click.command(cls=Command, short_help="Drain workers without ending them.")
+@click.command(cls=Command)
 @click.argument("worker_ids", metavar="WORKER...", nargs=-1, required=True)
 @command
 def drain(shell: Shell, *, worker_ids: tuple[str, ...]) -> None:
@@ -119,7 +120,7 @@ def drain(shell: Shell, *, worker_ids: tuple[str, ...]) -> None:
     shell.show({"workers": dict.fromkeys(worker_ids, "draining")}, lambda: None)
 
 
-@click.command(cls=Command, short_help="Bring the database's schema up to date.")
+@click.command(cls=Command)
 @click.option("--dry-run", is_flag=True, help="Change nothing; show the schema, and what would be done.")
 @click.option("--grant-client", "clients", metavar="ROLE", multiple=True, help="Let it start, raise, cancel and read.")
 @click.option("--grant-worker", "workers", metavar="ROLE", multiple=True, help="Let it do all but change the schema.")
@@ -183,7 +184,7 @@ def _show_schema(shell: Shell, found: SchemaReport) -> None:
     shell.show(document, lambda: pairs(lines))
 
 
-@click.command(cls=Command, short_help="Show how full the workers are; suspend rebalancing.")
+@click.command(cls=Command)
 @click.option("--suspend/--resume", default=None, help="Have no worker offer sessions to others any more, or again.")
 @command
 def rebalance(shell: Shell, *, suspend: bool | None) -> None:
@@ -226,7 +227,7 @@ def _rounded(share: float | None) -> str | None:
     return None if share is None else f"{share:.1f}"
 
 
-@click.command(cls=Command, short_help="Show or set the limits of the database.")
+@click.command(cls=Command)
 @click.option("--instances", type=LIMIT, help="Instances in the database, ended ones included; `none`: no limit.")
 @click.option("--unread-events", type=LIMIT, help="Events of one instance that it has not read.")
 @click.option("--instance-bytes", type=LIMIT, help="Bytes of one instance: its history and what waits for it.")

@@ -16,8 +16,9 @@ import click
 from pydantic_core import to_json
 from rich.console import Console
 
+from affinity.cli.help import SIGNALLED, Command
 from affinity.cli.output import printable
-from affinity.cli.shell import SIGNALLED, Command, check_call
+from affinity.cli.shell import check_call
 from affinity.demo.conversations import DATASET_SIZE, load_conversations
 from affinity.demo.display import LEASE_SECONDS, RECOVERY_SLACK, DemoReport, Display
 from affinity.demo.run import DemoFailed, DemoPlan, run_demo
@@ -26,7 +27,7 @@ MAX_DIFFERENCES: Final = 20
 """Differences that are printed; of the others only their number."""
 
 
-@click.command(cls=Command, short_help="Replay real conversations, kill a worker, verify the result.")
+@click.command(cls=Command)
 @click.option("--url", help="A database to run on; it may hold other data  [default: a fresh SQLite file]")
 @click.option("--workers", type=click.IntRange(1, 64), default=3, show_default=True, help="Worker processes.")
 @click.option(

@@ -9,9 +9,10 @@ from typing import Any, Final, get_args
 import click
 
 from affinity.cli.files import written
+from affinity.cli.help import Command
 from affinity.cli.instances import error_details
 from affinity.cli.output import cell, clock, compact, pairs, printable, seconds, table
-from affinity.cli.shell import Command, PageOptions, Progress, Shell, command, paged, with_client
+from affinity.cli.shell import PageOptions, Progress, Shell, command, paged, with_client
 from affinity.client import (
     Activity,
     Client,
@@ -33,7 +34,7 @@ _EVENT_COLUMNS: Final = ("#", "TIME", "EVENT", "WORKER", "ATTEMPT", "DETAILS")
 _COLUMNS: Final = ("INSTANCE", "ORCHESTRATION", "STATUS", "SESSION", "OWNER", "EVENTS", "CREATED", "CUSTOM STATUS")
 
 
-@click.command(cls=Command, short_help="Show how an instance is.")
+@click.command(cls=Command)
 @click.argument("instance_id", metavar="ID")
 @click.option("--stack", is_flag=True, help="Also the stack of its error. (--json has it always.)")
 @command
@@ -98,7 +99,7 @@ def _details(instance: Instance) -> list[tuple[str, object]]:
     ]
 
 
-@click.command(cls=Command, short_help="Show what happened in an instance.")
+@click.command(cls=Command)
 @click.argument("instance_id", metavar="ID")
 @click.option("--execution", type=click.IntRange(min=1), help="Which, after continue_as_new  [default: the last]")
 @click.option("--export", "output", metavar="FILE", help="Write all executions to FILE, for `affinity replay`.")
@@ -160,7 +161,7 @@ def _event_row(event: HistoryRecord) -> tuple[object, ...]:
     return event.event_id, at, event.type, event.worker_id, run, details
 
 
-@click.command("list", cls=Command, short_help="List instances, newest first.")
+@click.command("list", cls=Command)
 @click.option(
     "--status", multiple=True, type=click.Choice(get_args(InstanceStatus)), help="Only these; may be repeated."
 )
@@ -246,7 +247,7 @@ def _activity(one: Activity) -> str:
     return f"{one.name}: attempt {one.attempt} waits for a worker{where}{why}"
 
 
-@click.command(cls=Command, short_help="Show the executions of an instance.")
+@click.command(cls=Command)
 @click.argument("instance_id", metavar="ID")
 @click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True, help="Executions at most.")
 @click.option("--before", type=click.IntRange(min=1), help="Only executions before this one.")
@@ -268,7 +269,7 @@ def _execution_row(one: ExecutionSummary) -> tuple[object, ...]:
     return one.execution_id, one.status, one.event_count, one.started_at, one.ended_at
 
 
-@click.command(cls=Command, short_help="Show an instance and its sub-orchestrations.")
+@click.command(cls=Command)
 @click.argument("instance_id", metavar="ID")
 @click.option(
     "--limit", type=click.IntRange(1, MAX_PAGE), default=MAX_PAGE, show_default=True, help="Instances at most."
@@ -290,7 +291,7 @@ def _node_row(node: TreeNode) -> tuple[object, ...]:
     return "  " * node.depth + node.instance_id, label, node.status, node.created_at
 
 
-@click.command(cls=Command, short_help="Show how much there is to do.")
+@click.command(cls=Command)
 @click.option(
     "--limit", type=click.IntRange(1, MAX_COUNT), default=MAX_COUNT, show_default=True, help="Where counts stop."
 )

@@ -9,8 +9,9 @@ import anyio
 import click
 
 from affinity.cli.arguments import DURATION, JSON
+from affinity.cli.help import FAILED, REFUSED, UNKNOWN, Command
 from affinity.cli.output import compact, counted, printable, table
-from affinity.cli.shell import FAILED, REFUSED, UNKNOWN, Command, Progress, Shell, command, confirm, with_client
+from affinity.cli.shell import Progress, Shell, command, confirm, with_client
 from affinity.client import Client, EndedStatus, IfEnded, Instance
 from affinity.orchestration import Event, EventValue
 from affinity.orchestration.wire import details_document
@@ -28,7 +29,7 @@ _Removed: TypeAlias = dict[str, int]
 """The numbers of a report, by what they count."""
 
 
-@click.command(cls=Command, short_help="Start an orchestration.")
+@click.command(cls=Command)
 @click.argument("name")
 @click.option("--input", "value", type=JSON, default=None, help="Its input: JSON text, @FILE, or - for stdin.")
 @click.option("--id", "instance_id", help="Instance id; makes the command idempotent  [default: random]")
@@ -86,7 +87,7 @@ def start(
     anyio.run(run)
 
 
-@click.command("raise", cls=Command, short_help="Send an event to an instance.")
+@click.command("raise", cls=Command)
 @click.argument("instance_id", metavar="ID")
 @click.argument("event")
 @click.option("--data", type=JSON, default=None, help="What it carries: JSON text, @FILE, or - for stdin.")
@@ -103,7 +104,7 @@ def raise_event(shell: Shell, instance_id: str, event: str, data: Any, key: str 
     shell.show({"instance_id": instance_id, "event": event, "delivered": True}, lambda: None)
 
 
-@click.command(cls=Command, short_help="Send an event, and print the reply to it.")
+@click.command(cls=Command)
 @click.argument("instance_id", metavar="ID")
 @click.argument("event")
 @click.option("--data", type=JSON, default=None, help="What it carries: JSON text, @FILE, or - for stdin.")
@@ -142,7 +143,7 @@ def ask(
     shell.show({"instance_id": instance_id, "event": event, "reply": reply}, lambda: click.echo(compact(reply)))
 
 
-@click.command(cls=Command, short_help="Ask an instance to end.")
+@click.command(cls=Command)
 @click.argument("instance_id", metavar="ID")
 @click.option("--reason", default="cancelled from the command line", show_default=True)
 @command
@@ -152,7 +153,7 @@ def cancel(shell: Shell, instance_id: str, reason: str) -> None:
     shell.show({"instance_id": instance_id, "cancel_requested": True}, lambda: None)
 
 
-@click.command(cls=Command, short_help="Resume suspended instances, or drained workers.")
+@click.command(cls=Command)
 @click.argument("instance_ids", metavar="[ID]...", nargs=-1)
 @click.option("--worker", "workers", metavar="WORKER", multiple=True, help="Instead: let this worker take work again.")
 @click.option("--all", "everything", is_flag=True, help="All suspended instances.")
@@ -202,7 +203,7 @@ def _resume_workers(shell: Shell, worker_ids: tuple[str, ...]) -> None:
     shell.show({"workers": dict.fromkeys(worker_ids, "resumed")}, lambda: None)
 
 
-@click.command(cls=Command, short_help="Open an instance again at an earlier event.")
+@click.command(cls=Command)
 @click.argument("instance_id", metavar="ID")
 @click.option("--to-event", type=click.IntRange(min=1), required=True, help="The last event that counts.")
 @command
@@ -221,7 +222,7 @@ def reset(shell: Shell, instance_id: str, to_event: int) -> None:
     shell.show(document, lambda: click.echo(f"execution {execution}"))
 
 
-@click.command(cls=Command, short_help="Remove an instance and its history.")
+@click.command(cls=Command)
 @click.argument("instance_id", metavar="ID")
 @click.option("--force", is_flag=True, help="Also when it is still running.")
 @click.option("--keep-children", is_flag=True, help="Leave its sub-orchestrations.")
@@ -232,7 +233,7 @@ def delete(shell: Shell, instance_id: str, force: bool, keep_children: bool) -> 
     shell.show({"instance_id": instance_id, "deleted": True}, lambda: None)
 
 
-@click.command(cls=Command, short_help="Wait for an instance and print its result.")
+@click.command(cls=Command)
 @click.argument("instance_id", metavar="ID")
 @click.option("--timeout", type=float, help="Seconds  [default: forever]")
 @command
@@ -266,7 +267,7 @@ def error_details(instance: Instance) -> dict[str, Any]:
     return {} if instance.error_details is None else details_document(instance.error_details)
 
 
-@click.command(cls=Command, short_help="Remove instances that ended long ago.")
+@click.command(cls=Command)
 @click.option("--older-than", type=DURATION, required=True, help="Ended so long ago: 90s, 15m, 12h, 30d, 4w.")
 @click.option(
     "--status",

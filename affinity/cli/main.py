@@ -1,27 +1,75 @@
-"""The command group: the common options, and the commands."""
+"""The command group: what is common to all commands, and which commands there are.
+
+A command is imported when it is called. Help needs none of them, and so nothing of affinity but this module.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Final
 
 import click
+from click.shell_completion import CompletionItem
 
-from affinity.cli import cluster, inspection, instances, stop, worker
-from affinity.cli.conversation import conversation
-from affinity.cli.demo import demo
-from affinity.cli.output import printable
-from affinity.cli.replay import replay
-from affinity.cli.sessions import sessions
-from affinity.cli.shell import INTERRUPTED, MISUSED, exit_code, keep_examples
-from affinity.errors import AffinityError
+from affinity.cli.help import INTERRUPTED, MISUSED, HelpGroup
 from affinity_workflows import VERSION
 
+_COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "ask": ("instances.ask", "Send an event, and print the reply to it."),
+    "cancel": ("instances.cancel", "Ask an instance to end."),
+    "conversation": ("conversation.conversation", "Show, ask and answer conversations."),
+    "delete": ("instances.delete", "Remove an instance and its history."),
+    "demo": ("demo.demo", "Replay real conversations, kill a worker, verify the result."),
+    "drain": ("cluster.drain", "Drain workers without ending them."),
+    "executions": ("inspection.executions", "Show the executions of an instance."),
+    "history": ("inspection.history", "Show what happened in an instance."),
+    "list": ("inspection.list_instances", "List instances, newest first."),
+    "migrate": ("cluster.migrate", "Bring the database's schema up to date."),
+    "prune": ("instances.prune", "Remove instances that ended long ago."),
+    "quotas": ("cluster.quotas", "Show or set the limits of the database."),
+    "raise": ("instances.raise_event", "Send an event to an instance."),
+    "rebalance": ("cluster.rebalance", "Show how full the workers are; suspend rebalancing."),
+    "replay": ("replay.replay", "Check that code fits the histories of instances."),
+    "reset": ("instances.reset", "Open an instance again at an earlier event."),
+    "resume": ("instances.resume", "Resume suspended instances, or drained workers."),
+    "sessions": ("sessions.sessions", "Show and manage sessions: leases and records."),
+    "show": ("inspection.show", "Show how an instance is."),
+    "start": ("instances.start", "Start an orchestration."),
+    "stats": ("inspection.stats", "Show how much there is to do."),
+    "stop": ("stop.stop", "Drain and end a worker of this machine, and wait for its end."),
+    "tree": ("inspection.tree", "Show an instance and its sub-orchestrations."),
+    "wait": ("instances.wait", "Wait for an instance and print its result."),
+    "worker": ("worker.worker", "Run the orchestrations and activities of an app."),
+    "workers": ("cluster.workers", "Show the workers."),
+}
+"""The module and the name of each command, and its line in the help."""
 
-class Group(click.Group):
-    """A group that gives every error of ours, and Ctrl-C, a line on stderr and an exit code instead of a traceback."""
 
-    def __init__(self, name: str | None = None, *, help: str | None = None, **rest: Any) -> None:
-        super().__init__(name, help=keep_examples(help), **rest)
+class _LazyGroup(HelpGroup):
+    """A group that imports a command when it is called, and that gives every error of ours, and Ctrl-C, a line on
+    stderr and an exit code instead of a traceback.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*_COMMANDS]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        (module, function), summary = _COMMANDS[name][0].split("."), _COMMANDS[name][1]
+        found: click.Command = getattr(import_module(f"affinity.cli.{module}"), function)
+        found.short_help = summary
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        found = {name: summary for name, (_, summary) in _COMMANDS.items() if name.startswith(incomplete)}
+        items = [CompletionItem(name, help=summary) for name, summary in found.items()]
+        return items + click.Command.shell_complete(self, ctx, incomplete)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:  # click before 8.2 would exit with 0
@@ -30,6 +78,10 @@ class Group(click.Group):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
+        from affinity.cli.output import printable
+        from affinity.cli.shell import exit_code
+        from affinity.errors import AffinityError
+
         try:
             return super().invoke(ctx)
         except AffinityError as error:
@@ -40,7 +92,7 @@ class Group(click.Group):
             ctx.exit(INTERRUPTED)
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(VERSION)
 @click.option("--url", help="The database, for all commands; each takes the option too, and that one wins.")
 @click.pass_context
@@ -70,38 +122,7 @@ def main(ctx: click.Context, url: str | None) -> None:
       6    what has the id does not allow this now: finished, running, in use, busy; or a limit is reached
       130  interrupted by Ctrl-C
 
-    Tab completes commands and options after: eval "$(_AFFINITY_COMPLETE=bash_source affinity)"
-    (zsh_source, fish_source).
+    Completion with the Tab key, in the start file of the shell (bash_source, zsh_source, fish_source):
+      eval "$(_AFFINITY_COMPLETE=bash_source affinity)"
     """
     ctx.obj = url
-
-
-for command in (
-    worker.worker,
-    stop.stop,
-    instances.start,
-    instances.raise_event,
-    instances.ask,
-    instances.wait,
-    inspection.show,
-    inspection.history,
-    inspection.list_instances,
-    inspection.executions,
-    inspection.tree,
-    inspection.stats,
-    replay,
-    instances.cancel,
-    instances.resume,
-    instances.reset,
-    instances.delete,
-    instances.prune,
-    sessions,
-    conversation,
-    cluster.workers,
-    cluster.drain,
-    cluster.migrate,
-    cluster.quotas,
-    cluster.rebalance,
-    demo,
-):
-    main.add_command(command)

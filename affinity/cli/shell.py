@@ -1,23 +1,22 @@
-"""The common parts of the commands: database option, exit codes, output for scripts, client, questions, progress."""
+"""The common parts of the commands: database option, exit codes of errors, output for scripts, client, progress."""
 
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import anyio
 import click
 from pydantic_core import to_json
 
+from affinity.cli.help import FAILED, MISUSED, NO_DATABASE, REFUSED, TIMED_OUT, UNKNOWN
 from affinity.cli.output import printable
-from affinity.client import Client
 from affinity.errors import (
     AffinityError,
     ClientError,
@@ -38,6 +37,9 @@ from affinity.limits import MAX_PAGE
 from affinity.provider import has_password
 from affinity.worker.options import check_environment
 
+if TYPE_CHECKING:
+    from affinity.client import Client
+
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -50,16 +52,10 @@ DEFAULT_URL: Final = "sqlite:///affinity.db"
 DEFAULT_PAGE: Final = 50
 """Items on a page of a list."""
 
-FAILED, MISUSED, NO_DATABASE, TIMED_OUT, UNKNOWN, REFUSED, INTERRUPTED = 1, 2, 3, 4, 5, 6, 130
-
 URL_IS_VISIBLE: Final = (
     "Warning: the password in --url can be read by every user of this machine (`ps`): put the URL into AFFINITY_URL, or"
     " the password into ~/.pgpass"
 )
-
-SIGNALLED: Final = 128
-"""Plus the number of the signal: the exit code of a process that a signal ended, as shells report it."""
-
 
 _CODES: Final[Sequence[tuple[tuple[type[AffinityError], ...], int]]] = (
     ((InvalidInput,), MISUSED),
@@ -135,21 +131,6 @@ def check_call(url: str | None) -> None:
         click.echo(URL_IS_VISIBLE, err=True)
 
 
-class Command(click.Command):
-    """A command whose help keeps the line breaks of its examples."""
-
-    def __init__(self, name: str | None, *, help: str | None = None, **rest: Any) -> None:
-        super().__init__(name, help=keep_examples(help), **rest)
-
-
-def keep_examples(text: str | None) -> str | None:
-    """Tell click not to fill the paragraphs of a help text that have indented lines."""
-    if text is None:
-        return None
-    paragraphs = inspect.cleandoc(text).split("\n\n")
-    return "\n\n".join(f"\b\n{paragraph}" if "\n  " in paragraph else paragraph for paragraph in paragraphs)
-
-
 def command(function: Callable[..., R]) -> Callable[..., R]:
     """Give a command ``--url`` and ``--json``, and call it with a `Shell` before its own arguments."""
 
@@ -167,6 +148,7 @@ def command(function: Callable[..., R]) -> Callable[..., R]:
 
 def with_client(shell: Shell, work: Callable[[Client], Awaitable[T]]) -> T:
     """Open a client, do ``work`` with it, and close it."""
+    from affinity.client import Client
 
     async def run() -> T:
         async with Client(shell.url) as client:

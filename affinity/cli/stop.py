@@ -15,7 +15,8 @@ from typing import Final, Protocol
 
 import click
 
-from affinity.cli.shell import REFUSED, TIMED_OUT, UNKNOWN, Command, Shell
+from affinity.cli.help import REFUSED, TIMED_OUT, UNKNOWN, Command
+from affinity.cli.shell import Shell
 
 INIT: Final = 1
 """The first process of a container. It ignores signals that it has no handler for, as during its imports, so SIGTERM is
@@ -29,7 +30,7 @@ POLL_SECONDS: Final = 0.05
 """Between two looks for a process, where the system has no descriptors of processes."""
 
 
-@click.command(cls=Command, short_help="Drain and end a worker of this machine, and wait for its end.")
+@click.command(cls=Command)
 @click.argument("pid", type=click.IntRange(1, 2**31 - 1))
 @click.option("--timeout", type=click.FloatRange(min=0), help="Seconds to wait for its end  [default: forever]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, for scripts.")

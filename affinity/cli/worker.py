@@ -14,9 +14,10 @@ from typing import Any, Final, TypeVar, get_args
 import anyio
 import click
 
+from affinity.cli.help import FAILED, SIGNALLED, Command
 from affinity.cli.loading import load_app
 from affinity.cli.logs import LogFormat, configure_logging
-from affinity.cli.shell import FAILED, SIGNALLED, Command, Shell, command
+from affinity.cli.shell import Shell, command
 from affinity.worker import RuntimeOptions, Worker
 from affinity.worker.options import describe_options
 
@@ -40,7 +41,7 @@ def _runtime_options(function: F) -> F:
     return function
 
 
-@click.command(cls=Command, short_help="Run the orchestrations and activities of an app.")
+@click.command(cls=Command)
 @click.argument("target", metavar="MODULE:APP")
 @_runtime_options
 @click.option(

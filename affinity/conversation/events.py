@@ -36,7 +36,7 @@ class JournalEvent(BaseModel):
     A subclass declares ``kind`` last, as a ``Literal`` with a default.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, defer_build=True)
 
     if TYPE_CHECKING:
 

@@ -1,6 +1,21 @@
 """The worker: where orchestration and provider meet."""
 
-from affinity.worker.options import RuntimeOptions
-from affinity.worker.worker import Worker
+import importlib
+import typing
+
+if typing.TYPE_CHECKING:
+    from affinity.worker.options import RuntimeOptions
+    from affinity.worker.worker import Worker
 
 __all__ = ["RuntimeOptions", "Worker"]
+
+_MODULES: typing.Final = {"RuntimeOptions": "options", "Worker": "worker"}
+
+if not typing.TYPE_CHECKING:  # else type checkers would accept any name
+
+    def __getattr__(name: str) -> object:
+        """Import a name when it is first used: clients and conversations need parts of this package, and no worker."""
+        if name not in _MODULES:
+            raise AttributeError(f"module 'affinity.worker' has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(f"affinity.worker.{_MODULES[name]}"), name)
+        return value

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
 import os
 import re
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, cast, get_args
 
@@ -78,7 +81,7 @@ class RuntimeOptions(BaseModel):
     """
 
     # The docstrings below are the descriptions in `--help` and in docs/run/options.md.
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     if not TYPE_CHECKING:  # else type checkers would not know the options any more
 
@@ -262,16 +265,28 @@ class OptionDescription:
 
 def describe_options() -> Sequence[OptionDescription]:
     """All options of a worker, in their order."""
+    texts = _docstrings()
     return [
         OptionDescription(
             name=name,
             flag=_FLAGS.get(name) or f"--{name.replace('_', '-')}",
             type=(kind := _type_of(field.annotation)),
             default=_default_text(name, field.default, kind),
-            description=" ".join((field.description or "").split()),
+            description=" ".join(texts[name].split()),
         )
         for name, field in RuntimeOptions.model_fields.items()
     ]
+
+
+def _docstrings() -> Mapping[str, str]:
+    """The docstrings of the options, of the source: reading it takes as long as all else that a worker imports here."""
+    (definition,) = ast.parse(inspect.getsource(RuntimeOptions)).body
+    assert isinstance(definition, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, text in pairwise(definition.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+            found[ast.unparse(field.target)] = str(ast.literal_eval(text.value))
+    return found
 
 
 def _type_of(annotation: Any) -> type[int | float | str]:

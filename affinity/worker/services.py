@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import anyio
 
 from affinity.provider.contract import Provider, WorkerIdentity
 from affinity.records import frozen
 from affinity.worker.lease import LeaseState
-from affinity.worker.metrics import Metrics
 from affinity.worker.notifier import FetchState, Notifier
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.retry import DatabaseHealth
+
+if TYPE_CHECKING:
+    from affinity.worker.metrics import Metrics  # and with it Prometheus, which only a worker needs
 
 
 @frozen()

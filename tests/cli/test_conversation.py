@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 import affinity
-from affinity.cli.shell import MISUSED, REFUSED, TIMED_OUT, UNKNOWN
+from affinity.cli.help import MISUSED, REFUSED, TIMED_OUT, UNKNOWN
 from affinity.conversation import UserMessage
 from affinity.limits import MAX_PAGE
 from examples.chat_api.chat import chats

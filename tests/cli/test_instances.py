@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from affinity import Client
-from affinity.cli.shell import FAILED, MISUSED, NO_DATABASE, REFUSED, TIMED_OUT, UNKNOWN
+from affinity.cli.help import FAILED, MISUSED, NO_DATABASE, REFUSED, TIMED_OUT, UNKNOWN
 from affinity.client import HistoryRecord
 from affinity.limits import MAX_ID_BYTES, MAX_PAYLOAD_BYTES
 from affinity.orchestration.events import ActivityScheduled, EventRefused, RawJson

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 
-from affinity.cli.shell import INTERRUPTED, MISUSED
+from affinity.cli.help import INTERRUPTED, MISUSED
 from tests.cli.conftest import Play, document, refused, run, succeed
 from tests.support.worker_processes import PATIENCE, ROOT
 

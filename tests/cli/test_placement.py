@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from affinity.cli.shell import INTERRUPTED, MISUSED, REFUSED, UNKNOWN
+from affinity.cli.help import INTERRUPTED, MISUSED, REFUSED, UNKNOWN
 from tests.cli.conftest import Play, document, launch, refused, run, succeed
 from tests.support.worker_processes import PATIENCE, open_workers
 

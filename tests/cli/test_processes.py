@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from affinity.cli import main
-from affinity.cli.shell import INTERRUPTED, MISUSED, NO_DATABASE
+from affinity.cli.help import INTERRUPTED, MISUSED, NO_DATABASE
 from tests.cli.conftest import document, launch, refused, succeed
 from tests.support.cli_runner import new_runner
 from tests.support.worker_processes import PATIENCE, ROOT, open_workers

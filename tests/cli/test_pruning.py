@@ -8,7 +8,7 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from affinity.cli.shell import INTERRUPTED, MISUSED, UNKNOWN
+from affinity.cli.help import INTERRUPTED, MISUSED, UNKNOWN
 from affinity.client import Client
 from affinity.journal import JournalAppend, JournalStart, NewEntry
 from tests.cli.conftest import Play, document, refused, run, succeed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from affinity.cli.shell import MISUSED, REFUSED
+from affinity.cli.help import MISUSED, REFUSED
 from tests.cli.conftest import document, refused, succeed
 
 NONE = {"instances": None, "unread_events": None, "instance_bytes": None}

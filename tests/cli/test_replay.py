@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from affinity import App, Client, Worker
-from affinity.cli.shell import FAILED, INTERRUPTED, MISUSED, NO_DATABASE, UNKNOWN
+from affinity.cli.help import FAILED, INTERRUPTED, MISUSED, NO_DATABASE, UNKNOWN
 from affinity.errors import AffinityError
 from affinity.provider import change_rights, migrate
 from tests.cli.conftest import document, launch, refused, run, succeed

@@ -14,8 +14,8 @@ import click
 import pytest
 
 from affinity.cli import shell
+from affinity.cli.help import INTERRUPTED, MISUSED, NO_DATABASE, REFUSED, UNKNOWN
 from affinity.cli.sessions import sessions
-from affinity.cli.shell import INTERRUPTED, MISUSED, NO_DATABASE, REFUSED, UNKNOWN
 from affinity.client import open_store
 from affinity.provider.sqlite.session_store import SqliteSessionStore
 from affinity.records import SessionMetadata, SessionState, SessionStore

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
-from affinity.cli.shell import MISUSED, TIMED_OUT, UNKNOWN
+from affinity.cli.help import MISUSED, TIMED_OUT, UNKNOWN
 from affinity.cli.stop import end_process
 from tests.cli.conftest import document, refused, run, succeed
 from tests.support.worker_processes import PATIENCE, ROOT, open_workers

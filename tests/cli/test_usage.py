@@ -11,9 +11,11 @@ import pytest
 
 from affinity import RuntimeOptions
 from affinity.cli import main
+from affinity.cli.help import FAILED, MISUSED, NO_DATABASE, REFUSED, TIMED_OUT, UNKNOWN
 from affinity.cli.loading import load_app
 from affinity.cli.output import cell, clock, printable, seconds, table
-from affinity.cli.shell import FAILED, MISUSED, NO_DATABASE, REFUSED, TIMED_OUT, UNKNOWN, exit_code
+from affinity.cli.shell import exit_code
+from affinity.cli.worker import worker
 from affinity.errors import (
     AffinityError,
     ConnectionLost,
@@ -34,6 +36,8 @@ from affinity.errors import (
 from affinity.worker.options import describe_options
 from tests.cli.conftest import refused, run, succeed
 
+CONTEXT = click.Context(main)
+
 UNREACHABLE = "postgresql://someone:secret@127.0.0.1:1/db?connect_timeout=2"
 """Nothing listens on port 1."""
 
@@ -50,9 +54,10 @@ def test_help_teaches_by_example_and_documents_exit_codes() -> None:
         assert f"\n    {code:<3}  " in text
 
 
-@pytest.mark.parametrize("name", sorted(main.commands))
+@pytest.mark.parametrize("name", main.list_commands(CONTEXT))
 def test_every_command_has_help_and_the_common_options(name: str) -> None:
-    found = main.commands[name]
+    found = main.get_command(CONTEXT, name)
+    assert found is not None
     calls: list[tuple[str, ...]] = [(name,)]
     if isinstance(found, click.Group) and not found.invoke_without_command:
         calls = [(name, each) for each in found.commands]
@@ -65,7 +70,7 @@ def test_every_command_has_help_and_the_common_options(name: str) -> None:
 
 def test_every_runtime_option_has_a_flag_that_is_explained() -> None:
     """Help and documentation come from one description, which no option lacks."""
-    flags = {param.name: param.opts for param in main.commands["worker"].params}
+    flags = {param.name: param.opts for param in worker.params}
     text = " ".join(succeed("worker", "--help").split())
     for option in describe_options():
         assert flags[option.name] == [option.flag]

@@ -169,8 +169,8 @@ def test_commands_and_options_in_the_text_exist(page: Path) -> None:
         if text.split()[0] in ("lease", "client", "store"):  # names of connections in the database
             continue
         for word in text.replace("…", " ").split():
-            if isinstance(command, click.Group) and word in command.commands:
-                command = command.commands[word]
+            if isinstance(command, click.Group) and (found := command.get_command(click.Context(command), word)):
+                command = found
             elif word.startswith("--"):
                 names = {"--help"} | {option for parameter in command.params for option in parameter.opts}
                 assert word.split("=")[0] in names, text

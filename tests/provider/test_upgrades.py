@@ -97,10 +97,10 @@ async def test_a_role_without_rights_to_sequences_starts(postgres_migrated: str)
 
 
 async def test_a_new_schema_is_one_line_of_progress_and_an_upgrade_one_for_each_migration(
-    tmp_path: Path, postgres_url: str
+    tmp_path: Path, postgres_database: str
 ) -> None:
     later = [EXPANDS.replace("later", name) for name in ("a", "b", "c")]
-    for url in (f"sqlite:///{tmp_path}/new.db", postgres_url):
+    for url in (f"sqlite:///{tmp_path}/new.db", postgres_database):
         lines: list[str] = []
         version = await upgrade(url, later[0], progress=lines.append)
         await upgrade(url, *later, progress=lines.append)

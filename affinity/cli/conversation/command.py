@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from affinity.cli.conversation import lineage, retention, send, show
-from affinity.cli.shell import keep_examples
+from affinity.cli.help import HelpGroup
 
 
-class _Group(click.Group):
-    """A group whose help keeps the line breaks of its examples."""
-
-    def __init__(self, name: str | None, *, help: str | None = None, **rest: Any) -> None:
-        super().__init__(name, help=keep_examples(help), **rest)
-
-
-@click.group(cls=_Group, short_help="Show, ask and answer conversations.")
+@click.group(cls=HelpGroup)
 def conversation() -> None:
     """Show conversations, send them events, answer their requests.
 

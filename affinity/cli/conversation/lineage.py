@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import click
 
 from affinity.cli.conversation.opening import open_conversation
+from affinity.cli.help import Command
 from affinity.cli.output import printable, table
-from affinity.cli.shell import Command, Shell, command, with_client
+from affinity.cli.shell import Shell, command, with_client
 from affinity.client import Client
 from affinity.conversation import Ancestor
 

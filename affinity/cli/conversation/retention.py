@@ -7,8 +7,9 @@ from typing import Final
 import click
 
 from affinity.cli.arguments import DURATION
+from affinity.cli.help import Command
 from affinity.cli.output import counted
-from affinity.cli.shell import Command, Progress, Shell, command, confirm, with_client
+from affinity.cli.shell import Progress, Shell, command, confirm, with_client
 from affinity.client import Client
 from affinity.limits import MAX_QUOTA
 

@@ -9,8 +9,9 @@ import click
 
 from affinity.cli.arguments import JSON
 from affinity.cli.conversation.opening import event_of, open_conversation
+from affinity.cli.help import Command
 from affinity.cli.output import printable
-from affinity.cli.shell import Command, Shell, command, confirm, with_client
+from affinity.cli.shell import Shell, command, confirm, with_client
 from affinity.client import Client
 from affinity.conversation import ConversationHandle, Reply
 from affinity.conversation.handle import DELETE_SECONDS

@@ -11,8 +11,9 @@ import click
 from pydantic_core import to_jsonable_python
 
 from affinity.cli.conversation.opening import open_conversation
+from affinity.cli.help import Command
 from affinity.cli.output import clock, compact, counted, pairs, printable, table
-from affinity.cli.shell import Command, PageOptions, Shell, command, paged, with_client
+from affinity.cli.shell import PageOptions, Shell, command, paged, with_client
 from affinity.client import Client, ConversationInfo, ConversationPage
 from affinity.conversation import (
     ConversationStatus,

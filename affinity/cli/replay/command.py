@@ -10,10 +10,11 @@ import click
 
 from affinity.cli.arguments import DURATION, LIMIT
 from affinity.cli.files import written
+from affinity.cli.help import FAILED, UNKNOWN, Command
 from affinity.cli.loading import load_app
 from affinity.cli.replay.database import DatabaseReplay, ReplaySelection
 from affinity.cli.replay.results import ReplayedExecution, ReplayReport, junit
-from affinity.cli.shell import FAILED, UNKNOWN, Command, Progress, Shell, command
+from affinity.cli.shell import Progress, Shell, command
 from affinity.errors import OrchestrationError
 from affinity.orchestration import App
 from affinity.orchestration.exported import parse_export, replayed
@@ -26,7 +27,7 @@ DEFAULT_STATUS: Final[tuple[InstanceStatus, ...]] = ("running", "suspended")
 DEFAULT_SAMPLE: Final = 500
 
 
-@click.command(cls=Command, short_help="Check that code fits the histories of instances.")
+@click.command(cls=Command)
 @click.argument("target", metavar="MODULE:APP")
 @click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @click.option(

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
+from affinity.cli.help import Command, HelpGroup
 from affinity.cli.output import seconds, table
 from affinity.cli.sessions import delete, move, moves, release, show, transfer
-from affinity.cli.shell import Command, Shell, command, keep_examples, with_client
+from affinity.cli.shell import Shell, command, with_client
 from affinity.client import Client
 from affinity.provider.contract import SessionInfo
 
 _COLUMNS = ("SESSION", "HELD", "WORKER", "EPOCH", "IDLE", "ENDS IN", "QUEUED", "MOVES TO")
 
 
-class _Group(click.Group):
-    """A group whose help keeps the line breaks of its examples."""
-
-    def __init__(self, name: str | None, *, help: str | None = None, **rest: Any) -> None:
-        super().__init__(name, help=keep_examples(help), **rest)
-
-
-@click.group(cls=_Group, invoke_without_command=True, short_help="Show and manage sessions: leases and records.")
+@click.group(cls=HelpGroup, invoke_without_command=True)
 @click.option("--worker", help="Without a subcommand: as for `leases`.")
 @click.option("--held", is_flag=True, help="Without a subcommand: as for `leases`.")
 @command

@@ -9,9 +9,10 @@ from typing import cast
 import click
 
 from affinity.cli.arguments import DURATION, LABEL
+from affinity.cli.help import Command
 from affinity.cli.output import counted, printable
 from affinity.cli.sessions.filters import labels_of
-from affinity.cli.shell import Command, Progress, Shell, command, confirm, with_client
+from affinity.cli.shell import Progress, Shell, command, confirm, with_client
 from affinity.client import Client
 from affinity.errors import SessionNotFound
 from affinity.session import Pruned

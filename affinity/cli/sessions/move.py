@@ -5,8 +5,9 @@ from __future__ import annotations
 import click
 
 from affinity.cli.arguments import DURATION
+from affinity.cli.help import REFUSED, Command
 from affinity.cli.output import table
-from affinity.cli.shell import REFUSED, Command, Shell, command, with_client
+from affinity.cli.shell import Shell, command, with_client
 from affinity.client import Client, SessionMoveOutcome
 from affinity.client.administration import MOVE_SECONDS
 

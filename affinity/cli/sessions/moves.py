@@ -6,8 +6,9 @@ from typing import get_args
 
 import click
 
+from affinity.cli.help import Command
 from affinity.cli.output import clock, compact, printable, table
-from affinity.cli.shell import DEFAULT_PAGE, Command, Shell, command, with_client
+from affinity.cli.shell import DEFAULT_PAGE, Shell, command, with_client
 from affinity.client import Client
 from affinity.limits import MAX_PAGE
 from affinity.provider.contract import MoveReason, SessionMove

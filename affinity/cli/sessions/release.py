@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
+from affinity.cli.help import REFUSED, Command
 from affinity.cli.output import table
-from affinity.cli.shell import REFUSED, Command, Shell, command, with_client
+from affinity.cli.shell import Shell, command, with_client
 from affinity.client import Client
 from affinity.provider.contract import SessionRelease
 

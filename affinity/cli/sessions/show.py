@@ -7,9 +7,10 @@ from typing import Any, Final
 
 import click
 
+from affinity.cli.help import Command
 from affinity.cli.output import compact, pairs, table
 from affinity.cli.sessions.filters import filter_of, filters
-from affinity.cli.shell import Command, PageOptions, Shell, command, paged, with_client
+from affinity.cli.shell import PageOptions, Shell, command, paged, with_client
 from affinity.client import Client
 from affinity.client.views import read_cursor
 from affinity.records import SessionSummary

@@ -12,10 +12,11 @@ import anyio
 import click
 
 from affinity.cli.files import written
+from affinity.cli.help import Command
 from affinity.cli.loading import load_app
 from affinity.cli.output import counted
 from affinity.cli.sessions.filters import filter_of, filters
-from affinity.cli.shell import Command, Progress, Shell, command, with_client
+from affinity.cli.shell import Progress, Shell, command, with_client
 from affinity.client import Client
 from affinity.records import SessionFilter
 from affinity.session import Imported, SessionManager, Sessions
