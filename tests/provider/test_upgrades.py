@@ -41,7 +41,7 @@ async def test_a_schema_that_has_contracted_names_the_release_that_it_needs(
 ) -> None:
     """Code that does not know what replaces that which is gone, is refused by workers and migrations alike."""
     for module in (postgres, sqlite):
-        monkeypatch.setattr(module, "this_release", lambda: "9.1")
+        monkeypatch.setattr(module, "VERSION", "9.1")
     await upgrade(any_url, EXPANDS, CONTRACTS)
     for refused in (open_provider, migrate):
         with pytest.raises(SchemaMismatch, match=r"use affinity 9\.1 or later"):
