@@ -34,7 +34,7 @@ class Activity:
     status: ActivityStatus
     attempt: int | None = 1  # the one that runs, is next, or was the last; None: not known
     worker_id: str | None = None  # that runs it, or whose run gave the result
-    scheduled_at: datetime | None = None  # None: by a release that did not keep it
+    scheduled_at: datetime | None = None  # None: as of `HistoryRecord.recorded_at`
     ended_at: datetime | None = None  # when its result was recorded
     next_attempt_at: datetime | None = None  # while it waits after a failed attempt
     last_error: str | None = None  # "ValueError: …", of the attempt before, or of the one that failed

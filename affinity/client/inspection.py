@@ -123,10 +123,10 @@ class Inspection(ClientBase):
         async def read(at: HistoryCursor) -> tuple[list[HistoryRecord], HistoryCursor | None]:
             if at.execution_id == _PRESENT:
                 at = at._replace(execution_id=(await self.status(instance_id)).execution_id)
-            if not known:
+            page = await self._read_page(at)
+            if at.after + len(page.events) not in known:
                 origins = await retry(partial(self._provider.read_origins, instance_id, at.execution_id))
                 known.update({origin.event_id: origin for origin in origins})
-            page = await self._read_page(at)
             records = [record_of(n, text, known.get(n)) for n, text in enumerate(page.events, at.after + 1)]
             return records, at._replace(after=at.after + len(records)) if page.more else None
 

@@ -79,7 +79,7 @@ class HistoryRecord:
     event_id: int  # its position, from 1
     type: str  # "activity_scheduled", "event_raised", …
     fields: Mapping[str, Any]  # the rest of the event, payloads as plain JSON values
-    recorded_at: datetime | None = None  # None: by a release that did not keep it
+    recorded_at: datetime | None = None  # None: the history was removed while it was read
     worker_id: str | None = None  # the worker that ran the activity, if it is a result; else the one that recorded it
     attempt: int | None = None  # of the activity, if it is a result
 
@@ -99,8 +99,8 @@ class ExecutionSummary:
     execution_id: int
     status: ExecutionStatus
     event_count: int  # events of it that are kept
-    started_at: datetime | None  # None: not known
-    ended_at: datetime | None  # None: it has not ended, or its end is not known
+    started_at: datetime | None  # None: it has no events yet, and the execution before it is removed
+    ended_at: datetime | None  # None: it has not ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -30,7 +31,7 @@ from affinity.errors import (
     WaitTimeout,
 )
 from affinity.limits import MAX_ID_BYTES, MAX_PAYLOAD_BYTES
-from affinity.orchestration.events import CancelRequested, EventRaised, OrchestrationStarted
+from affinity.orchestration.events import CancelRequested, EventRaised, GuidCreated, OrchestrationStarted
 from affinity.orchestration.waits import moved_name
 from affinity.orchestration.wire import ANY_EXECUTION, decode_message
 from tests.client.conftest import Puppet
@@ -279,6 +280,21 @@ async def test_status_and_history(client: Client, puppet: Puppet) -> None:
     assert await client.history("t", execution_id=99) == []
     with pytest.raises(UnknownInstance):
         await client.history("unknown")
+
+
+async def test_events_that_come_while_pages_are_read_have_their_time(
+    client: Client, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.start("brew", {"kind": "green"}, instance_id="t")
+    await puppet.record("t", GuidCreated("g"))
+    monkeypatch.setattr(client._provider, "read_history", partial(client._provider.read_history, max_bytes=1))
+    records = client.iter_history("t")
+    first = await anext(records)
+    await client.raise_event("t", "e")
+    await puppet.end("t")
+    found = [first, *[record async for record in records]]
+    assert [record.type for record in found][-1] == "orchestration_completed"
+    assert all(record.recorded_at is not None and record.worker_id == "puppet" for record in found)
 
 
 async def test_a_history_is_read_in_pages(client: Client, puppet: Puppet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,8 @@ class ExecutionInfo:
 
     execution_id: int
     event_count: int
-    started_at: datetime | None  # None: not known
-    ended_at: datetime | None  # None: it is the current one, or its end is not known
+    started_at: datetime | None  # None: it has no events yet, and the execution before it is removed
+    ended_at: datetime | None  # None: it has not ended
     last_event: str | None  # its first `EVENT_HEAD` characters
 
 
