@@ -114,8 +114,15 @@ def _resources(db: Tables) -> Iterator[str]:
 
 @RULES.of("session_states")
 def _session_states(db: Tables) -> Iterator[str]:
-    """Of an epoch that was issued, maybe of another session, beside which it is; it knows its generation."""
+    """Of an epoch that was issued, maybe of another session, beside which it is, and that had not ended; it knows its
+    generation.
+    """
+    moves = db.groups("session_moves", "session_id")
     for me, row in db.by("session_states", "session_id").items():
+        own = {move["epoch"]: move["moved_at"] for move in moves.get(me, ())}
+        later = [epoch for epoch, at in own.items() if epoch > (row["epoch"] or 0) and at < row["updated_at"]]
+        if row["epoch"] in own and later:
+            yield f"{me!r} was written under epoch {row['epoch']}, which had ended with {min(later)}"
         if row["epoch"] is not None and row["epoch"] > db.last_epoch:
             yield f"{me!r} was written under epoch {row['epoch']}; the last one is {db.last_epoch}"
         if not row["generation"] or row["version"] < 1 or row["updated_at"] < row["created_at"]:

@@ -129,6 +129,12 @@ def test_two_results_of_one_activity() -> None:
         judge(past(started(PLAIN), scheduled(PLAIN), result, result))
 
 
+def test_a_result_of_an_attempt_that_another_one_has_followed() -> None:
+    judge(DONE, seen=Seen(attempts={MARK: 1}))
+    with pytest.raises(AssertionError, match="attempt 2 had begun"):
+        judge(DONE, seen=Seen(attempts={MARK: 2}))
+
+
 def test_a_timer_that_fires_early() -> None:
     events = (started(Timer(10)), ev.TimerCreated(10.0), ev.TimerFired(2), ev.OrchestrationCompleted("[null]"))
     judge(past(*events, after=[0, 0, 10]))

@@ -305,6 +305,7 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
         lambda at: at.change("session_states", {"session_id": "s"}, epoch=1_000_000),
         lambda at: at.change("session_states", {"session_id": "s"}, generation=""),
         lambda at: at.change("session_states", {"session_id": "s"}, version=0),
+        lambda at: at.copy("session_moves", {"session_id": "s"}, epoch=1_000, moved_at=0.0),
     ),
     "session_labels": (
         lambda at: at.drop("session_labels", session_id="s"),
