@@ -5,8 +5,9 @@ SELECT 'holder-' || n, 'holder-' || n, clock() + interval '1 day', clock(), '{}'
 FROM generate_series(1, %(workers)s - 1) AS n
 
 -- instances: they wait for an event, and are spread over all workers
-INSERT INTO instances (instance_id, name, status, owner_worker, owner_incarnation, event_count, created_at, updated_at)
-SELECT 'waiting-' || n, 'flow', 'running', w.worker_id, w.incarnation, 2,
+INSERT INTO instances (instance_id, generation, name, status, owner_worker, owner_incarnation, event_count, created_at,
+    updated_at)
+SELECT 'waiting-' || n, '1', 'flow', 'running', w.worker_id, w.incarnation, 2,
     clock() - n * interval '1 ms' - interval '1 h', clock() - interval '1 h'
 FROM generate_series(1, %(instances)s) AS n
 JOIN (SELECT row_number() OVER (ORDER BY worker_id) - 1 AS place, * FROM workers) w ON w.place = n %% %(workers)s
@@ -20,8 +21,8 @@ CROSS JOIN (VALUES (1, '{"type":"orchestration_started","name":"flow","input":"n
 
 -- ended: as many as a tenth of those that wait; none is due yet
 WITH made AS (
-    INSERT INTO instances (instance_id, name, status, owner_worker, event_count, output, created_at, updated_at)
-    SELECT 'ended-' || n, 'flow', 'completed', 'holder-1', 2, 'true', clock() - n * interval '10 ms' - interval '1 h',
+    INSERT INTO instances (instance_id, generation, name, status, owner_worker, event_count, output, created_at, updated_at)
+    SELECT 'ended-' || n, '1', 'flow', 'completed', 'holder-1', 2, 'true', clock() - n * interval '10 ms' - interval '1 h',
         clock() - interval '1 h'
     FROM generate_series(1, %(instances)s / 10) AS n
     RETURNING instance_id
@@ -45,8 +46,8 @@ FROM generate_series(1, %(sessions)s) AS n CROSS JOIN LATERAL (SELECT clock() - 
 
 -- due: instances that ended long ago
 WITH made AS (
-    INSERT INTO instances (instance_id, name, status, event_count, output, created_at, updated_at)
-    SELECT %(prefix)s || n, 'flow', 'completed', 2, 'true', clock() - interval '2 days', clock() - interval '2 days'
+    INSERT INTO instances (instance_id, generation, name, status, event_count, output, created_at, updated_at)
+    SELECT %(prefix)s || n, '1', 'flow', 'completed', 2, 'true', clock() - interval '2 days', clock() - interval '2 days'
     FROM generate_series(1, %(batch)s) AS n
     RETURNING instance_id
 ), recorded AS (

@@ -98,12 +98,12 @@ def crowd_tables(admin: psycopg.Connection[Any], crowd: Crowd) -> None:
         *(queued * 5 if crowd == "lopsided" else offered + queued),
         "INSERT INTO sessions SELECT w || i, w, w || '-1', nextval('epochs'), clock() + '1 h', clock(), clock()"
         " FROM generate_series(1, %s / 4) i, unnest(ARRAY['a', 'other']) w",
-        "INSERT INTO instances (instance_id, name, owner_worker, owner_incarnation, created_at, updated_at)"
-        " SELECT 'x' || i, 'flow', 'other', 'other-1', clock(), clock() FROM generate_series(1, %s) i",
+        "INSERT INTO instances (instance_id, generation, name, owner_worker, owner_incarnation, created_at, updated_at)"
+        " SELECT 'x' || i, '1', 'flow', 'other', 'other-1', clock(), clock() FROM generate_series(1, %s) i",
         "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)"
         " SELECT 'x' || i, 'w:other', clock(), '' FROM generate_series(1, %s) i",
-        "INSERT INTO instances (instance_id, name, status, created_at, updated_at)"
-        " SELECT 'sick' || i, 'flow', 'suspended', clock(), clock() FROM generate_series(1, %s) i",
+        "INSERT INTO instances (instance_id, generation, name, status, created_at, updated_at)"
+        " SELECT 'sick' || i, '1', 'flow', 'suspended', clock(), clock() FROM generate_series(1, %s) i",
         "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)"
         " SELECT 'sick' || i, 'suspended', clock(), '' FROM generate_series(1, %s) i",
         "INSERT INTO history SELECT 'x' || i, 1, 1, '' FROM generate_series(1, %s) i",

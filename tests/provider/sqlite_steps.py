@@ -32,12 +32,12 @@ FOREIGN_ROWS: Final = (
     " enqueued_at, payload) SELECT 'y', 1, i, 'work', 'offered' || i, 'new:other', 1e12, 0, '' FROM numbers",
     "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, route, visible_at, enqueued_at, payload,"
     " order_session, order_number) SELECT 'z', 1, i, 'work', 'blocked', 0, 0, '', 'ordered', 10 + i FROM numbers",
-    "INSERT INTO instances (instance_id, name, owner_worker, owner_incarnation, created_at, updated_at)"
-    " SELECT 'x' || i, 'flow', 'other', 'other-1', 0, 0 FROM numbers",
+    "INSERT INTO instances (instance_id, generation, name, owner_worker, owner_incarnation, created_at, updated_at)"
+    " SELECT 'x' || i, '1', 'flow', 'other', 'other-1', 0, 0 FROM numbers",
     "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)"
     " SELECT 'x' || i, 'w:other', 0, '' FROM numbers",
-    "INSERT INTO instances (instance_id, name, status, created_at, updated_at)"
-    " SELECT 'sick' || i, 'flow', 'suspended', 0, 0 FROM numbers",
+    "INSERT INTO instances (instance_id, generation, name, status, created_at, updated_at)"
+    " SELECT 'sick' || i, '1', 'flow', 'suspended', 0, 0 FROM numbers",
     "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)"
     " SELECT 'sick' || i, 'suspended', 0, '' FROM numbers",
     "INSERT INTO history (instance_id, execution_id, event_id, event) SELECT 'x' || i, 1, 1, '' FROM numbers",

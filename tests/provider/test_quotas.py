@@ -37,8 +37,8 @@ def _writes(provider: Provider) -> Sequence[Callable[[], Awaitable[object]]]:
 
 
 INSTANCES: Final[tuple[LiteralString, ...]] = (
-    "INSERT INTO instances (instance_id, name, event_count, created_at, updated_at)"
-    " SELECT 'x' || i, 'flow', 1, clock(), clock() FROM generate_series(1, %s) i",
+    "INSERT INTO instances (instance_id, generation, name, event_count, created_at, updated_at)"
+    " SELECT 'x' || i, '1', 'flow', 1, clock(), clock() FROM generate_series(1, %s) i",
     "INSERT INTO history SELECT 'x' || i, 1, 1, '' FROM generate_series(1, %s) i",
     "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)"
     " SELECT 'x' || i, 'new', clock(), '' FROM generate_series(1, %s) i",
@@ -106,8 +106,8 @@ async def test_a_message_is_not_lost_while_a_limit_is_lifted(postgres_migrated: 
 async def test_on_sqlite_limits_cost_the_same_among_many(tmp_path: Path, steps: Iterator[int]) -> None:
     """Whether there are 100 instances or 5,000."""
     rows_of = (
-        "INSERT INTO instances (instance_id, name, event_count, created_at, updated_at)"
-        " SELECT 'x' || i, 'flow', 1, 0, 0 FROM numbers",
+        "INSERT INTO instances (instance_id, generation, name, event_count, created_at, updated_at)"
+        " SELECT 'x' || i, '1', 'flow', 1, 0, 0 FROM numbers",
         "INSERT INTO history (instance_id, execution_id, event_id, event) SELECT 'x' || i, 1, 1, '' FROM numbers",
     )
     costs = []

@@ -36,12 +36,12 @@ def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
 
 ENDED: Final[tuple[LiteralString, ...]] = (
     # Running and lately ended instances; old children of a running parent; histories that may go, or may not.
-    "INSERT INTO instances (instance_id, name, created_at, updated_at)"
-    " SELECT 'x' || i, 'flow', clock(), clock() FROM generate_series(1, %s) i",
+    "INSERT INTO instances (instance_id, generation, name, created_at, updated_at)"
+    " SELECT 'x' || i, '1', 'flow', clock(), clock() FROM generate_series(1, %s) i",
     "INSERT INTO ended_executions SELECT 'x' || i, 1, true, clock() + '1 h' FROM generate_series(1, %s) i",
     "INSERT INTO ended_executions SELECT 'sick' || i, 1, false, clock() + '1 h' FROM generate_series(1, %s) i",
-    "INSERT INTO instances (instance_id, name, status, parent_id, created_at, updated_at)"
-    " SELECT 'child' || i, 'flow', 'completed', 'x1', clock(), '2001-01-01' FROM generate_series(1, %s) i",
+    "INSERT INTO instances (instance_id, generation, name, status, parent_id, created_at, updated_at)"
+    " SELECT 'child' || i, '1', 'flow', 'completed', 'x1', clock(), '2001-01-01' FROM generate_series(1, %s) i",
     "INSERT INTO ended_executions SELECT 'child' || i, 1, true, '2001-01-01'::timestamptz + i * '1 s'::interval"
     " FROM generate_series(1, %s) i",
 )
@@ -60,8 +60,8 @@ async def test_a_step_reads_what_it_looks_at(
         admin.execute(statement, [MANY])
     if analyzed:
         admin.execute("VACUUM ANALYZE")
-    admin.execute("INSERT INTO instances (instance_id, name, status, created_at, updated_at)"
-                  " VALUES ('due', 'flow', 'completed', clock(), '2000-01-01')")  # fmt: skip
+    admin.execute("INSERT INTO instances (instance_id, generation, name, status, created_at, updated_at)"
+                  " VALUES ('due', '1', 'flow', 'completed', clock(), '2000-01-01')")  # fmt: skip
     admin.execute("INSERT INTO ended_executions VALUES ('due', 1, true, '2000-01-01')")
     async with opened(postgres_migrated, **AUTO_EXPLAIN) as provider:
         await registered(provider, "other")
@@ -85,8 +85,8 @@ async def test_a_tree_that_takes_too_long_holds_no_sweep_up(
     """Sweeps go on behind it, and come back to it."""
     monkeypatch.setattr(retention, "PRUNE_WINDOW", 1)
     for name, second in (("large", 1), ("small", 2)):
-        admin.execute("INSERT INTO instances (instance_id, name, status, created_at, updated_at)"
-                      " VALUES (%s, 'flow', 'completed', clock(), '2001-01-01')", [name])  # fmt: skip
+        admin.execute("INSERT INTO instances (instance_id, generation, name, status, created_at, updated_at)"
+                      " VALUES (%s, '1', 'flow', 'completed', clock(), '2001-01-01')", [name])  # fmt: skip
         admin.execute("INSERT INTO ended_executions VALUES (%s, 1, true, make_timestamptz(2001, 1, 1, 0, 0, %s))",
                       [name, second])  # fmt: skip
     admin.execute("INSERT INTO history SELECT 'large', 1, 1, ''")
@@ -104,9 +104,10 @@ async def test_on_sqlite_a_step_costs_the_same_among_many(
     """Whether 100 of each kind have ended, or 5,000."""
     monkeypatch.setattr(sqlite_retention, "PRUNE_WINDOW", FEW // 2)
     old = (
-        "INSERT INTO instances (instance_id, name, status, parent_id, created_at, updated_at)"
-        " SELECT 'child' || i, 'flow', 'completed', 'x1', 0, i FROM numbers",
-        "INSERT INTO instances (instance_id, name, created_at, updated_at) VALUES ('x1', 'flow', 0, 0)",
+        "INSERT INTO instances (instance_id, generation, name, status, parent_id, created_at, updated_at)"
+        " SELECT 'child' || i, '1', 'flow', 'completed', 'x1', 0, i FROM numbers",
+        "INSERT INTO instances (instance_id, generation, name, created_at, updated_at)"
+        " VALUES ('x1', '1', 'flow', 0, 0)",
         "INSERT INTO ended_executions SELECT 'child' || i, 1, 1, i FROM numbers",
         "INSERT INTO ended_executions SELECT 'x' || i, 1, 1, 1e12 FROM numbers",
         "INSERT INTO ended_executions SELECT 'y' || i, 1, 0, 1e12 FROM numbers",

@@ -8,7 +8,7 @@ CREATE DOMAIN instance_status AS text COLLATE "C"
 CREATE TABLE instances (
     instance_id text COLLATE "C" PRIMARY KEY,
     -- Tells two instances of one id apart: part of each fence.
-    generation text COLLATE "C" NOT NULL DEFAULT gen_random_uuid()::text,
+    generation text COLLATE "C" NOT NULL,
     name text COLLATE "C" NOT NULL,
     version text COLLATE "C",
     execution_id bigint NOT NULL DEFAULT 1,

@@ -171,7 +171,7 @@ CREATE INDEX session_watches_by_instance ON session_watches (instance_id);
 -- was started with; its children have it too. unread: messages that its turns have consumed and its code has not read.
 CREATE TABLE instances (
     instance_id       TEXT PRIMARY KEY,
-    generation        TEXT NOT NULL DEFAULT (lower(hex(randomblob(8)))),
+    generation        TEXT NOT NULL,
     name              TEXT NOT NULL,
     version           TEXT,
     execution_id      INTEGER NOT NULL DEFAULT 1,
