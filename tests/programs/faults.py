@@ -18,16 +18,13 @@ OUTAGE: Final = 5
 MAX_FAULTS: Final = 4
 """Fewer than the attempts of an activity, or of a turn, that make it poison."""
 
-_FAULTS: Final = st.builds(
-    Fault,
-    at=st.integers(1, 60),
-    kind=st.sampled_from(("refuse", "outage", "lost", "before", "behind", "takeover", "stall")),
-)
-_STALLS: Final = st.builds(Fault, at=st.integers(1, 20), kind=st.just("stall"))
-"""Early ones: another worker takes over what has begun."""
-
-FAULTS: Final[SearchStrategy[tuple[Fault, ...]]] = st.one_of(
-    *[st.lists(_FAULTS, max_size=MAX_FAULTS)] * 5, st.lists(_STALLS, max_size=MAX_FAULTS)
+FAULTS: Final[SearchStrategy[tuple[Fault, ...]]] = st.lists(
+    st.builds(
+        Fault,
+        at=st.integers(1, 60),
+        kind=st.sampled_from(("refuse", "outage", "lost", "before", "behind", "takeover", "stall")),
+    ),
+    max_size=MAX_FAULTS,
 ).map(tuple)
 
 
