@@ -43,7 +43,10 @@ def _sessions(db: Tables) -> Iterator[str]:
             yield f"{me!r} is held, and was freed by {row['freed_by']}"
         if (row["next_worker"] is None) != (row["next_reason"] is None):
             yield f"{me!r} moves to {row['next_worker']!r} because of {row['next_reason']}"
-        if row["next_worker"] is not None and db.workers and (holder is None or row["next_worker"] not in alive):
+        is_swept = row["locked_until"] < db.now - SLACK  # until then the plan of one that was freed may be left
+        if row["next_worker"] is None or not db.workers or (holder is None and not is_swept):
+            continue
+        if holder is None or row["next_worker"] not in alive:
             yield f"{me!r} is to move from {row['worker_id']!r} to {row['next_worker']!r}: one of them does not run"
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from affinity import Wake
+from affinity.conversation import ConversationHandle
 from affinity.conversation.running import _Attempt
 from tests.conftest import Servers
 from tests.programs.__main__ import Look, main
@@ -50,6 +53,27 @@ async def test_a_delegation_that_ends_before_that_of_its_child_is_found(monkeypa
     await run(program)
     monkeypatch.setattr(_Attempt, "_count_delegated", lambda attempt, wake: None)
     with pytest.raises(AssertionError, match=r"was given .* result='said 2'"):
+        await run(program)
+
+
+async def test_a_handler_that_asks_its_own_conversation_in_vain_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = (("tell", 1, (("say", 2),)), ("compress", "x"), ("ask", 0, ()), ("question", 0))
+    program = Program({"conversations": ConversationScript(((Op("send", steps=steps),),))})
+    await run(program)
+
+    async def allow(handle: ConversationHandle) -> None:
+        pass
+
+    monkeypatch.setattr(ConversationHandle, "_check_not_blocked", allow)
+    with pytest.raises(AssertionError, match="has asked itself: WaitTimeout"):
+        await run(program)
+
+
+async def test_what_a_wake_has_made_and_is_not_there_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program({"conversations": ConversationScript(((Op("send", steps=(("compress", "x"),)),),))})
+    await run(program)
+    monkeypatch.setattr(Wake, "_create", AsyncMock())
+    with pytest.raises(AssertionError, match="has made conversations-0~x, by compress, which is not there"):
         await run(program)
 
 
