@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.worker_processes import ROOT
 
+FILES: Final = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "examples").glob("*.py"))
 MISUSES: Final = ROOT / "tests" / "typing" / "misuses.py"
 
 
@@ -57,7 +58,15 @@ def test_each_misuse_is_refused_and_nothing_else(check: Callable[[Path], set[int
     assert check(MISUSES) == wanted
 
 
+@HAS_MYPY
+@pytest.mark.parametrize("arguments", [["-p", "examples.chat_api", "-p", "examples.local_llm"], FILES])
+def test_mypy_accepts_the_examples(arguments: list[str]) -> None:
+    """The others in `tests/examples/test_snippets.py`."""
+    command = [sys.executable, "-m", "mypy", "--strict", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
 @HAS_PYRIGHT
-def test_the_examples_pass_in_an_editor() -> None:
-    """Mypy reads them in `tests/examples/test_snippets.py`."""
+def test_pyright_accepts_the_examples() -> None:
     assert pyright(ROOT / "examples") == set()
