@@ -12,6 +12,8 @@ import affinity_workflows
 affinity_workflows.check_installation()
 
 if typing.TYPE_CHECKING:
+    from affinity import errors as errors
+    from affinity import telemetry as telemetry
     from affinity.client import (
         Activity,
         ActivityStatus,
@@ -300,4 +302,4 @@ if not typing.TYPE_CHECKING:  # else type checkers would accept any name
         return value
 
     def __dir__() -> list[str]:
-        return sorted([*__all__, *_MODULES])
+        return sorted({*globals(), *__all__, *_MODULES})

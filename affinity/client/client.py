@@ -49,6 +49,7 @@ from affinity.errors import (
 from affinity.limits import MAX_PAGE, check_id
 from affinity.orchestration.app import MISSING
 from affinity.orchestration.codec import Codec
+from affinity.orchestration.context import OrchestrationContext
 from affinity.orchestration.typed import EventValue
 from affinity.provider import open_provider
 from affinity.provider.contract import (
@@ -66,6 +67,7 @@ from affinity.records import SessionStore
 from affinity.session.manager import SessionManager
 from affinity.session.stores import RetryingStore
 
+I = TypeVar("I")  # noqa: E741 - the usual letter for an input type
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -108,8 +110,18 @@ class Client(Administration, ConversationCalls):
     @overload
     async def start(
         self,
-        orchestration: Callable[..., Coroutine[Any, Any, R]],
-        input: Any = ...,
+        orchestration: Callable[[OrchestrationContext, I], Coroutine[Any, Any, R]],
+        input: I,
+        *,
+        instance_id: str | None = ...,
+        version: str | None = ...,
+        session_id: str | None = ...,
+        if_ended: IfEnded = ...,
+    ) -> Handle[R]: ...
+    @overload
+    async def start(
+        self,
+        orchestration: Callable[[OrchestrationContext], Coroutine[Any, Any, R]],
         *,
         instance_id: str | None = ...,
         version: str | None = ...,
@@ -216,7 +228,12 @@ class Client(Administration, ConversationCalls):
         return restarted
 
     @overload
-    def handle(self, instance_id: str, orchestration: Callable[..., Coroutine[Any, Any, R]]) -> Handle[R]: ...
+    def handle(
+        self,
+        instance_id: str,
+        orchestration: Callable[[OrchestrationContext, Any], Coroutine[Any, Any, R]]
+        | Callable[[OrchestrationContext], Coroutine[Any, Any, R]],
+    ) -> Handle[R]: ...
     @overload
     def handle(self, instance_id: str, orchestration: str | None = ...) -> Handle[Any]: ...
     def handle(self, instance_id: str, orchestration: Orchestration | None = None) -> Handle[Any]:

@@ -29,20 +29,28 @@ Content: TypeAlias = str | list[dict[str, JsonValue]]
 """Text, or blocks as the formats of messages have them: ``{"type": "text", "text": …}`` and others."""
 
 
-@dataclass_transform(kw_only_default=False, field_specifiers=(Field, PrivateAttr))
-class JournalEvent(BaseModel):
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+
+    @dataclass_transform(kw_only_default=False, frozen_default=True, field_specifiers=(Field, PrivateAttr))
+    class _EventType(ModelMetaclass):
+        """The metaclass of events for type checkers: that of models says that all fields are keywords."""
+
+    class _HasKind:
+        """No field, which would be the first one by position. As a ``str`` no subclass could narrow it to a Literal."""
+
+        kind: Any
+else:
+    _EventType, _HasKind = type(BaseModel), object
+
+
+class JournalEvent(BaseModel, _HasKind, metaclass=_EventType):
     """Base of all events. Fields can be given by position, in the order of their declaration.
 
-    A subclass declares ``kind`` last, as a ``Literal`` with a default.
+    A subclass declares ``kind`` last, as a ``Literal`` with a default: by it events are distinguished, and found.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, defer_build=True)
-
-    if TYPE_CHECKING:
-
-        @property
-        def kind(self) -> str:
-            """By which events are distinguished, and found."""
 
     def __init__(self, *args: Any, **fields: Any) -> None:
         """Raise `pydantic.ValidationError` when a field does not fit, and TypeError for one that the class has not."""
@@ -396,7 +404,8 @@ class JournalEntry:
     @property
     def kind(self) -> str:
         """Of the event."""
-        return self.event.kind
+        kind: str = self.event.kind
+        return kind
 
     def to_json(self) -> str:
         """The entry as one JSON object, on one line."""

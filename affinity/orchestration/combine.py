@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Self, TypeVar
 
 from affinity.errors import OrchestrationMisuse
 from affinity.orchestration.scheduler import DurableFuture, Scheduler, refuse_iterable
@@ -12,21 +10,31 @@ from affinity.orchestration.scheduler import DurableFuture, Scheduler, refuse_it
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Selected(Generic[T]):
-    """The result of ``select``; unpacks as ``index, value``."""
+class Selected(tuple[int, T]):
+    """The result of ``select``: a pair, ``index, value``.
 
-    index: int
-    """Position of the winner among the arguments."""
+    Attributes:
+        future: the winner itself, to compare with the arguments; for a coroutine, the branch that ran it.
+    """
 
-    value: T
-    """Its result."""
-
+    __match_args__ = ("index", "value", "future")
     future: DurableFuture[T]
-    """The winner itself, to compare with the arguments; for a coroutine, the branch that ran it."""
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.index, self.value))
+    def __new__(cls, index: int, value: T, future: DurableFuture[T]) -> Self:
+        """The result of this future, which is the argument at this position."""
+        made = super().__new__(cls, (index, value))
+        made.future = future
+        return made
+
+    @property
+    def index(self) -> int:  # type: ignore[override]  # no one searches a pair
+        """Position of the winner among the arguments."""
+        return self[0]
+
+    @property
+    def value(self) -> T:
+        """Its result."""
+        return self[1]
 
 
 class Combined(DurableFuture[T]):

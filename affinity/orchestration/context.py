@@ -44,6 +44,8 @@ from affinity.orchestration.typed import Event, EventValue, ReceivedEvent, encod
 from affinity.orchestration.waits import SessionMoved, check_event_name
 
 T = TypeVar("T")
+T2 = TypeVar("T2")
+T3 = TypeVar("T3")
 D = TypeVar("D")
 I = TypeVar("I")  # noqa: E741 - the usual letter for an input type
 R = TypeVar("R")
@@ -414,7 +416,17 @@ class OrchestrationContext:
         # Another version may take another type of input, which this one need not know.
         raise ContinueAsNewSignal(_encode_untyped(input, "input of continue_as_new"), version)
 
-    def select(self, *awaitables: Awaitable[T]) -> DurableFuture[Selected[T]]:
+    @overload
+    def select(self, one: Awaitable[T], /) -> DurableFuture[Selected[T]]: ...
+    @overload
+    def select(self, one: Awaitable[T], two: Awaitable[T2], /) -> DurableFuture[Selected[T | T2]]: ...
+    @overload
+    def select(
+        self, one: Awaitable[T], two: Awaitable[T2], three: Awaitable[T3], /
+    ) -> DurableFuture[Selected[T | T2 | T3]]: ...
+    @overload
+    def select(self, *awaitables: Awaitable[T]) -> DurableFuture[Selected[T]]: ...
+    def select(self, *awaitables: Awaitable[Any]) -> DurableFuture[Selected[Any]]:
         """Wait for the first of several durable futures and coroutines; the others are cancelled.
 
         ``index, value = await ctx.select(...)``. If the first one failed, its error is raised.

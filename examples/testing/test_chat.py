@@ -34,8 +34,8 @@ async def conversation(ctx: affinity.OrchestrationContext) -> list[int]:
     """Remember messages until one says bye, or none comes for a day."""
     counts: list[int] = []
     while True:
-        chosen, text = await ctx.select(ctx.schedule_wait("message", str), ctx.schedule_timer(86_400))
-        if chosen == 1 or text == "bye":
+        _, text = await ctx.select(ctx.schedule_wait("message", str), ctx.schedule_timer(86_400))
+        if text is None or text == "bye":
             return counts
         counts.append(await ctx.schedule_activity(remember, text).on_session("ann"))
 

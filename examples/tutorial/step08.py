@@ -25,8 +25,8 @@ async def long_conversation(ctx: affinity.OrchestrationContext, before: Progress
     progress = before or Progress(session_id=await ctx.new_guid())
     for _ in range(TURNS_PER_EXECUTION):
         message = ctx.schedule_wait("message", str, hold_session=progress.session_id, hold_for=600)
-        chosen, text = await ctx.select(message, ctx.schedule_timer(86_400))
-        if chosen == 1:
+        _, text = await ctx.select(message, ctx.schedule_timer(86_400))
+        if text is None:  # the timer
             return progress.turns
         reply = await ctx.schedule_activity(answer, text).on_session(progress.session_id)
         progress.turns += 1

@@ -145,9 +145,9 @@ async def test_bad_inputs_are_refused_and_nothing_is_written(client: Client) -> 
     with pytest.raises(NotSerializable):
         await client.start("brew", float("nan"), instance_id="t")
     with pytest.raises(NotSerializable, match="brew"):
-        await client.start(brew, {"kind": "green"}, instance_id="t")
+        await client.start(brew, {"kind": "green"}, instance_id="t")  # type: ignore[arg-type]
     with pytest.raises(OrchestrationMisuse, match="takes no input"):
-        await client.start(rest, 5, instance_id="t")
+        await client.start(rest, 5, instance_id="t")  # type: ignore[arg-type]
 
     async def stranger(context: OrchestrationContext) -> None:
         pass

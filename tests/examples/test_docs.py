@@ -233,7 +233,7 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 def test_names_of_the_public_objects_exist() -> None:
     """`ctx.name`, `client.name`, `app.name`, `affinity.name` in the text: attributes of what they stand for."""
     names = {
-        "affinity": {*dir(affinity), "session_id", "activity", "db"},  # of log records; a logger; a file
+        "affinity": {*dir(affinity), "session_id", "instance_id", "activity", "db"},  # of log records; a logger; a file
         "app": attributes(affinity.App),
         "client": attributes(affinity.Client),
         "ctx": attributes(affinity.OrchestrationContext) | attributes(affinity.ActivityContext),
