@@ -229,7 +229,8 @@ class SessionRecordRefused(InvalidInput):
             f"{where}the record of session {session_id!r} could not be loaded, so it is not stored: {reason}; mend the "
             f"record, or use code whose type and migrations can load it{then}"
         )
-        self.session_id, self.reason = session_id, reason
+        self.session_id: str = session_id
+        self.reason: str = reason
 
 
 # --- the database ---------------------------------------------------------------------------------------------------
@@ -385,10 +386,12 @@ class QuotaExceeded(ClientError):
     }
 
     def __init__(self, quota: str, limit: int, instance_id: str | None = None) -> None:
-        of, self.remedy = self._TEXTS[quota]
+        of, remedy = self._TEXTS[quota]
+        self.remedy: str = remedy
         where = "" if instance_id is None else f" by instance {instance_id!r}"
         super().__init__(f"the limit of {limit} {of} is reached{where}: {self.remedy}")
-        self.quota, self.limit = quota, limit
+        self.quota: str = quota
+        self.limit: int = limit
 
 
 class TooManyUnreadEvents(QuotaExceeded):
@@ -581,7 +584,7 @@ class WakeFailed(ConversationError, ReportedError):
         super().__init__(conversation_id, f"its wake has failed: {error_type}: {message}")
         self.error_type = error_type
         self.message = message
-        self.details = ErrorDetails()
+        self.details: ErrorDetails = ErrorDetails()
         self.stack = stack
 
 
@@ -605,7 +608,7 @@ class OrchestrationFailed(OrchestrationError, ReportedError):
         super().__init__(f"{error_type}: {message}")
         self.error_type = error_type
         self.message = message
-        self.details = details or ErrorDetails()
+        self.details: ErrorDetails = details or ErrorDetails()
         self.stack = stack
 
 
@@ -648,7 +651,7 @@ class Nondeterminism(OrchestrationError):
     """
 
     def __init__(self, expected: str, actual: str, *, event_id: int) -> None:
-        self.difference = f"nondeterministic orchestration: history has {expected}, but the code now does {actual}"
+        self.difference: str = f"nondeterministic orchestration: history has {expected}, but the code now does {actual}"
         super().__init__(self.difference)
         self.expected = expected
         self.actual = actual
@@ -680,7 +683,7 @@ class ActivityError(AffinityError, ReportedError):
         self.activity = activity
         self.error_type = error_type
         self.message = message
-        self.details = details or ErrorDetails()
+        self.details: ErrorDetails = details or ErrorDetails()
         self.stack = stack
 
 
@@ -770,7 +773,7 @@ class SessionAmbiguous(SessionError):
         listed = ", ".join(map(repr, candidates))
         super().__init__(f"{prefix!r} is the beginning of several session ids: {listed}; give more of it")
         self.prefix = prefix
-        self.candidates = list(candidates)
+        self.candidates: list[str] = list(candidates)
 
 
 class SessionLoadFailed(SessionError):
@@ -786,7 +789,8 @@ class SessionLoadFailed(SessionError):
 
     def __init__(self, session_id: str, message: str) -> None:
         super().__init__(f"the state of session {session_id!r} could not be loaded: {message}")
-        self.session_id, self.reason = session_id, message
+        self.session_id: str = session_id
+        self.reason: str = message
 
 
 class SessionMigrationMissing(SessionLoadFailed):
@@ -800,12 +804,14 @@ class SessionMigrationMissing(SessionLoadFailed):
     """
 
     category = "migration_missing"
-    recorded_fields = ("session_id", "from_version", "to_version")
+    recorded_fields: ClassVar[tuple[str, ...]] = ("session_id", "from_version", "to_version")
 
     def __init__(self, session_id: str, from_version: int, to_version: int, registered: int, description: str) -> None:
         super().__init__(session_id, f"no migration from schema version {from_version} to {to_version}: {description}")
-        self.from_version, self.to_version = from_version, to_version
-        self.registered, self.description = registered, description
+        self.from_version: int = from_version
+        self.to_version: int = to_version
+        self.registered: int = registered
+        self.description: str = description
 
 
 class SessionRecordTooNew(SessionMigrationMissing):
@@ -834,11 +840,12 @@ class SessionMigrationAmbiguous(SessionLoadFailed):
     """
 
     category = "migration_chain_ambiguous"
-    recorded_fields = ("session_id", "from_version", "to_version")
+    recorded_fields: ClassVar[tuple[str, ...]] = ("session_id", "from_version", "to_version")
 
     def __init__(self, session_id: str, from_version: int, to_version: int, message: str) -> None:
         super().__init__(session_id, message)
-        self.from_version, self.to_version = from_version, to_version
+        self.from_version: int = from_version
+        self.to_version: int = to_version
 
 
 class SessionMigrationFailed(SessionLoadFailed):
@@ -850,11 +857,12 @@ class SessionMigrationFailed(SessionLoadFailed):
     """
 
     category = "migration_failed"
-    recorded_fields = ("session_id", "from_version", "to_version")
+    recorded_fields: ClassVar[tuple[str, ...]] = ("session_id", "from_version", "to_version")
 
     def __init__(self, session_id: str, from_version: int, to_version: int, message: str) -> None:
         super().__init__(session_id, f"the migration from {from_version} to {to_version} raised {message}")
-        self.from_version, self.to_version = from_version, to_version
+        self.from_version: int = from_version
+        self.to_version: int = to_version
 
 
 class SessionSaveFailed(SessionError):
@@ -933,7 +941,8 @@ class SessionWriteConflict(SessionError):
     def __init__(self, session_id: str, expected_version: int | None, version: int | None, message: str) -> None:
         super().__init__(f"session {session_id!r}: {message}")
         self.session_id = session_id
-        self.expected_version, self.version = expected_version, version
+        self.expected_version: int | None = expected_version
+        self.version: int | None = version
 
 
 _PROBLEMS_SHOWN: Final = 3

@@ -22,7 +22,7 @@ from functools import cache
 from typing import Any, Final
 from weakref import WeakSet
 
-logger = logging.getLogger("affinity.telemetry")
+logger: logging.Logger = logging.getLogger("affinity.telemetry")
 
 SESSION_ATTRIBUTE: Final = "affinity.session_id"
 """Of log records (None outside a session) and of spans (absent outside a session)."""

@@ -23,7 +23,7 @@ from affinity.worker.options import describe_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-logger = logging.getLogger("affinity.worker")
+logger: logging.Logger = logging.getLogger("affinity.worker")
 
 STUCK_SECONDS: Final = 1.0
 """How long activities that ignore their cancellation may still keep a worker that has otherwise ended."""

@@ -25,7 +25,7 @@ from affinity.provider import open_provider
 from affinity.provider.contract import FINISHED, Hint, InstanceInfo, Provider
 from affinity.tasks import BackgroundTask, check_loop
 
-logger = logging.getLogger("affinity.client")
+logger: logging.Logger = logging.getLogger("affinity.client")
 
 FIRST_DELAY: Final = 0.005
 """Seconds between the first two polls of an instance: a short orchestration has ended by then."""

@@ -23,7 +23,7 @@ from affinity.limits import MAX_BATCH
 from affinity.provider.contract.journal_side import JournalWatch
 from affinity.tasks import check_loop
 
-logger = logging.getLogger("affinity.client")
+logger: logging.Logger = logging.getLogger("affinity.client")
 
 SAFETY_SECONDS: Final = 1.0
 """Between two polls."""
@@ -46,9 +46,9 @@ class Change:
     __slots__ = ("_has_changed", "_waiting", "notified_at", "only_wakes", "session_id")
 
     def __init__(self, session_id: str, only_wakes: bool, now: float) -> None:
-        self.session_id = session_id
-        self.only_wakes = only_wakes
-        self.notified_at = now  # by the loop's clock
+        self.session_id: str = session_id
+        self.only_wakes: bool = only_wakes
+        self.notified_at: float = now  # by the loop's clock
         self._has_changed = False
         self._waiting: asyncio.Future[None] | None = None
 
@@ -210,7 +210,7 @@ class ChangeScope:
 
     def __init__(self, changes: Changes, session_id: str, only_wakes: bool) -> None:
         self._changes = changes
-        self.change = Change(session_id, only_wakes, asyncio.get_running_loop().time())
+        self.change: Change = Change(session_id, only_wakes, asyncio.get_running_loop().time())
 
     async def __aenter__(self) -> Change:
         self._changes.add(self.change)

@@ -58,7 +58,7 @@ _PRESENT: Final = -1
 _READINGS: Final = 3
 """Attempts to read the activities of an execution that does not end meanwhile."""
 
-logger = logging.getLogger("affinity.client")
+logger: logging.Logger = logging.getLogger("affinity.client")
 
 EXPLAIN_SECONDS: Final = 3.0
 """For how long a wait whose time is over reads why, at most."""

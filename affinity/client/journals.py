@@ -37,7 +37,7 @@ from affinity.limits import PRUNE_EVENTS
 from affinity.provider.contract import Hint
 from affinity.provider.contract.journal_side import JournalProvider, merge_changes
 
-logger = logging.getLogger("affinity.client")
+logger: logging.Logger = logging.getLogger("affinity.client")
 
 NOTIFY_SECONDS: Final = 0.05
 """Notices of appends within this time are sent together. A notice is not sent if a hint of its journal has come

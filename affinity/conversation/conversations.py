@@ -25,7 +25,7 @@ from affinity.session import OpenSession, Sessions, StateCodec
 
 S = TypeVar("S")
 
-logger = logging.getLogger("affinity.conversation")
+logger: logging.Logger = logging.getLogger("affinity.conversation")
 
 Rebuild: TypeAlias = Callable[[Sequence[JournalEntry]], S | Awaitable[S]]
 Handler: TypeAlias = Callable[[Wake, S], Awaitable[None]]
@@ -104,11 +104,11 @@ class Conversations(Sessions[S]):
         super().__init__(state, kind=kind, **options)
         self._handler: Handler[S] | None = None
         self._has_warned = False
-        self.retry = RetryPolicy()
-        self.max_cycles = DEFAULT_CYCLES
+        self.retry: RetryPolicy = RetryPolicy()
+        self.max_cycles: int = DEFAULT_CYCLES
         self.wake_timeout: float | None = None
-        self.readable = frozenset(check_id(each, "kind") for each in readable)
-        self.spec = ConversationKind(
+        self.readable: frozenset[str] = frozenset(check_id(each, "kind") for each in readable)
+        self.spec: ConversationKind = ConversationKind(
             name=self.kind, types=EventTypes(events), limits=limits if limits is not None else ConversationLimits()
         )
         self._app: App | None = None

@@ -50,7 +50,7 @@ class JournalEvent(BaseModel, _HasKind, metaclass=_EventType):
     A subclass declares ``kind`` last, as a ``Literal`` with a default: by it events are distinguished, and found.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, defer_build=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, defer_build=True)
 
     def __init__(self, *args: Any, **fields: Any) -> None:
         """Raise `pydantic.ValidationError` when a field does not fit, and TypeError for one that the class has not."""
@@ -293,7 +293,7 @@ class RequestExpired(JournalEvent):
 class SpanError(BaseModel):
     """The error with which a span has ended."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
 
     type: str  # name of the exception's class
     message: str

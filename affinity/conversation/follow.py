@@ -138,7 +138,7 @@ class PageReader:
     """
 
     def __init__(self, types: EventTypes, position: FeedPosition, kinds: Collection[str], *, stream: bool) -> None:
-        self.position = position if stream else FeedPosition(position.seq)
+        self.position: FeedPosition = position if stream else FeedPosition(position.seq)
         """After the item that was given last."""
         self._types = types
         self._kinds = frozenset(kinds)

@@ -66,7 +66,7 @@ class ReplyReader:
 
     def __init__(self, conversation_id: str, seq: int, types: EventTypes, *, is_new: bool = True) -> None:
         """``is_new``: the input was appended just now; otherwise its own entry is read too."""
-        self.position = seq if is_new else max(seq - 1, 0)
+        self.position: int = seq if is_new else max(seq - 1, 0)
         """Up to where entries are read."""
         self.is_input = True if is_new else None
         """False: the entry is none, or was processed before it became one of this journal. None: it was not read."""

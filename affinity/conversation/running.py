@@ -68,7 +68,7 @@ from affinity.worker.results import withdraw
 
 S = TypeVar("S")
 
-logger = logging.getLogger("affinity.conversation")
+logger: logging.Logger = logging.getLogger("affinity.conversation")
 
 EPOCHS: Final = 2**40
 ATTEMPTS: Final = 2**10

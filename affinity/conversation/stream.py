@@ -25,7 +25,7 @@ from affinity.errors import NotSerializable, PayloadTooLarge, ProviderError, pro
 from affinity.journal import StreamPart
 from affinity.limits import MAX_STREAM_BYTES, check_depth, check_payload
 
-logger = logging.getLogger("affinity.conversation")
+logger: logging.Logger = logging.getLogger("affinity.conversation")
 
 FLUSH_SECONDS: Final = 0.02
 """Between two calls that write parts: a reader sees fluent text, and many tokens share a call."""
@@ -87,10 +87,13 @@ class StreamWriter:
     """The stream of one attempt of a wake. Of a worker's loop; `write` may be called from any thread."""
 
     def __init__(self, streams: Streams, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
-        self.session_id, self.journal_id, self.wake_id, self.attempt = session_id, journal_id, wake_id, attempt
-        self.is_used = False
+        self.session_id: str = session_id
+        self.journal_id: int = journal_id
+        self.wake_id: str = wake_id
+        self.attempt: int = attempt
+        self.is_used: bool = False
         """Something was written: the commit must clear the stream."""
-        self.is_ended = False
+        self.is_ended: bool = False
         self._streams = streams
         self._values: deque[tuple[str, bool]] = deque()  # text as it is, or JSON (True)
         self._size = 0

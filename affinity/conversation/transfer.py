@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, JsonValue
 from pydantic_core import from_json, to_json
@@ -44,7 +44,7 @@ _Id = Annotated[str, AfterValidator(partial(check_id, what="it"))]
 class _Node(BaseModel):
     """A conversation of the lineage."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
 
     conversation_id: str | None
     journal_id: int
@@ -70,7 +70,7 @@ class _Conversation(_Node):
 class _Entry(BaseModel):
     """An entry."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
 
     seq: int
     kind: Annotated[str, AfterValidator(check_kind)]

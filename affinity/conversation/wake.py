@@ -239,12 +239,12 @@ class Wake(CommonCalls[None]):
         self._revisits = parts.inputs.revisits
         self._usage: dict[str, int] = {}
         self._number = 0
-        self.id = parts.wake_id
-        self.attempt = parts.attempt
-        self.parent = parts.inputs.parent
-        self.pending = parts.inputs.pending
-        self.due = parts.inputs.due
-        self.context = parts.context
+        self.id: str = parts.wake_id
+        self.attempt: int = parts.attempt
+        self.parent: str | None = parts.inputs.parent
+        self.pending: Sequence[JournalEntry] = parts.inputs.pending
+        self.due: Sequence[PendingRevisit] = parts.inputs.due
+        self.context: ActivityContext = parts.context
 
     @property
     def events(self) -> Sequence[JournalEvent]:

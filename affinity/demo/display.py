@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final
@@ -24,7 +25,7 @@ class Display:
     """The output of a run while it runs."""
 
     def __init__(self, console: Console) -> None:
-        self.say = console.print
+        self.say: Callable[..., None] = console.print
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._next_line = 0.0
 

@@ -41,12 +41,12 @@ class DemoWorker:
     """A worker in a process of its own, with its log in a file."""
 
     def __init__(self, settings: WorkerSettings, folder: Path) -> None:
-        self.name = settings.options.worker_node_id
-        self.title = self.name.removeprefix(f"{settings.run}-")
-        self.killed_at = 0.0  # Unix seconds
+        self.name: str = settings.options.worker_node_id
+        self.title: str = self.name.removeprefix(f"{settings.run}-")
+        self.killed_at: float = 0.0  # Unix seconds
         self._log = folder / f"{self.name}.log"
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(  # noqa: S603 -- this interpreter, on a module of ours
+            self.process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 -- this interpreter, on a module of ours
                 [sys.executable, "-m", "affinity.demo.worker", self.name],
                 stdin=subprocess.PIPE,
                 stdout=log,

@@ -87,7 +87,7 @@ class Explainer:
         self, provider: Provider, path: tuple[str, ...] = (), workers: Sequence[WorkerInfo] | None = None
     ) -> None:
         self.provider = provider
-        self.path = path
+        self.path: tuple[str, ...] = path
         self._workers = workers
 
     async def alive(self) -> Sequence[WorkerInfo]:

@@ -131,7 +131,7 @@ class ActivityDefinition(Definition):
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         super().__init__(name, function)
-        self.is_async = _is_async(function)
+        self.is_async: bool = _is_async(function)
         """Whether a call returns a coroutine; other activities run in a thread."""
         self.journal_inputs = 0
         """How many inputs it begins with, by `JournalAccess.get_pending` of its instance: a worker reads them while it
@@ -254,7 +254,7 @@ class App:
     """
 
     def __init__(self, name: str = "app") -> None:
-        self.name = _checked_name(name, "app name")
+        self.name: str = _checked_name(name, "app name")
         self._activities: dict[str, ActivityDefinition] = {}
         self._orchestrations: dict[str, OrchestrationDefinition] = {}
         self._latest: dict[str, OrchestrationDefinition] = {}

@@ -33,8 +33,8 @@ class Codec:
     __slots__ = ("_adapter", "_limit", "_short", "declared", "what")
 
     def __init__(self, declared: Any, what: str, limit: int = MAX_PAYLOAD_BYTES) -> None:
-        self.declared = declared
-        self.what = what
+        self.declared: Any = declared
+        self.what: str = what
         self._limit = limit
         self._short = min(MAX_PAYLOAD_DEPTH, limit // 4)  # a character has at most four bytes
         try:

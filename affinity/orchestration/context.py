@@ -75,11 +75,11 @@ class OrchestrationContext:
         self._definition = definition
         self._scheduler = scheduler
         self._status: str | None = None
-        self.instance_id = scheduler.instance_id
-        self.execution_id = scheduler.execution_id
-        self.session_id = scheduler.session_id
-        self.name = definition.name
-        self.version = definition.version
+        self.instance_id: str = scheduler.instance_id
+        self.execution_id: int = scheduler.execution_id
+        self.session_id: str | None = scheduler.session_id
+        self.name: str = definition.name
+        self.version: str = definition.version
 
     @property
     def is_replaying(self) -> bool:

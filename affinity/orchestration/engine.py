@@ -116,13 +116,13 @@ class Execution:
         *,
         traced: bool = False,
     ) -> None:
-        self.definition = definition
-        self.instance_id = instance_id
-        self.execution_id = execution_id
-        self.session_id = session_id
+        self.definition: OrchestrationDefinition = definition
+        self.instance_id: str = instance_id
+        self.execution_id: int = execution_id
+        self.session_id: str | None = session_id
         self.outcome: ev.Outcome | None = None
         """How it ended; None while it runs."""
-        self.has_keys = False
+        self.has_keys: bool = False
         """Whether an event has a key, so that a client may wait for a reply."""
         self.error: BaseException | None = None
         """The orchestration's exception in this process, with its traceback, for the log; None after a replay."""

@@ -67,7 +67,7 @@ class ActivityFuture(CommandFuture[T]):
         self._tag: str | None = None
         self._wait: float | None = None
         self._fail_after: float | None = None
-        self.parked = False
+        self.parked: bool = False
         """To be set before the next await: it runs when the journal with the instance's id has an input. Only on a
         session, without its other options; an instance has one such activity at a time.
         """
@@ -223,7 +223,7 @@ class EventFuture(CommandFuture[T]):
         super().__init__(scheduler)
         # A wait that is never awaited is no mistake: its event stays in the inbox.
         scheduler.mark_awaited(self)
-        self.name = name
+        self.name: str = name
         self._codec = codec
         self._hold = hold
         self._accepted: tuple[T] | None = None  # the decoded event, between `accepts` and `receive`

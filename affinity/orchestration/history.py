@@ -68,10 +68,10 @@ class History:
     )
 
     def __init__(self) -> None:
-        self.position = 0
+        self.position: int = 0
         """Id of the last event."""
         self.now: Callable[[], float] = float
-        self.latest = 0.0
+        self.latest: float = 0.0
         """The latest time in the history, in Unix seconds; the clock of another database server may be behind it."""
         self.new_guid: Callable[[], str] = str
         self.children: dict[int, str] = {}

@@ -50,9 +50,9 @@ class Inbox:
     __slots__ = ("_arrivals", "_buffers", "_refused", "_unread", "_waiting", "buffered", "buffered_size")
 
     def __init__(self) -> None:
-        self.buffered = 0
+        self.buffered: int = 0
         """Events that no wait has received, refused ones included."""
-        self.buffered_size = 0
+        self.buffered_size: int = 0
         """Characters of their data."""
         self._arrivals = 0
         self._buffers: dict[str, deque[_Arrival]] = {}

@@ -61,11 +61,11 @@ class Scheduler:
     )
 
     def __init__(self, instance_id: str, execution_id: int, session_id: str | None = None) -> None:
-        self.instance_id = instance_id
-        self.execution_id = execution_id
-        self.session_id = session_id
-        self.history = History()
-        self.inbox = Inbox()
+        self.instance_id: str = instance_id
+        self.execution_id: int = execution_id
+        self.session_id: str | None = session_id
+        self.history: History = History()
+        self.inbox: Inbox = Inbox()
         self.ready: deque[Task[Any]] = deque()
         self.tasks: dict[Task[Any], None] = {}
         """Tasks that have not ended, in the order of their start."""
@@ -83,8 +83,8 @@ class Scheduler:
         """Futures created and not awaited or combined yet. A future that is left at the end is a forgotten await."""
         self.custom_status: str | None = None
         """As JSON text; until this execution sets one, the custom status of the former execution."""
-        self.closed = False
-        self.logger = ReplaySafeLogger(self)
+        self.closed: bool = False
+        self.logger: ReplaySafeLogger = ReplaySafeLogger(self)
 
     def trace(self, wanted: bool) -> None:
         """Note which line of the application makes each request, or do so no more."""
@@ -232,7 +232,7 @@ class DurableFuture(Generic[T]):
     __slots__ = ("_owner", "_scheduler", "_value", "_waiters", "error", "settled")
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self.settled = False
+        self.settled: bool = False
         """Whether a result or an error is there."""
         self.error: BaseException | None = None
         self._scheduler = scheduler
@@ -324,7 +324,7 @@ class CommandFuture(DurableFuture[T]):
 
     def __init__(self, scheduler: Scheduler) -> None:
         DurableFuture.__init__(self, scheduler)  # not `super()`, which costs as much as the rest
-        self.schedule_id = 0
+        self.schedule_id: int = 0
         """Event id of the command; 0 until it is scheduled."""
         scheduler.pending.append(self)
         scheduler.never_awaited[self] = None

@@ -44,9 +44,9 @@ class Event(Generic[D, R]):
             InvalidId: the name is not allowed.
             InvalidApp: a type has no JSON form.
         """
-        self.name = check_event_name(name)
-        self.data_codec = Codec(type, f"data of event {name!r}")
-        self.reply_codec = Codec(reply, f"reply to event {name!r}")
+        self.name: str = check_event_name(name)
+        self.data_codec: Codec = Codec(type, f"data of event {name!r}")
+        self.reply_codec: Codec = Codec(reply, f"reply to event {name!r}")
 
     def __call__(self, data: D) -> EventValue[R]:
         """The event with its data, for `raise_event` or `ask`.
@@ -99,8 +99,8 @@ class ReceivedEvent(Generic[D, R]):
     __slots__ = ("_event", "_is_answered", "_scheduler", "data", "key")
 
     def __init__(self, event: Event[D, R], data: D, key: str | None, scheduler: Scheduler) -> None:
-        self.data = data
-        self.key = key
+        self.data: D = data
+        self.key: str | None = key
         self._event = event
         self._scheduler = scheduler
         self._is_answered = False

@@ -22,7 +22,7 @@ from typing import Final, LiteralString, TypeAlias
 from affinity.errors import SchemaMismatch
 from affinity_workflows import VERSION
 
-logger = logging.getLogger("affinity.provider")
+logger: logging.Logger = logging.getLogger("affinity.provider")
 
 Progress: TypeAlias = Callable[[str], object]
 """Receives a readable line at each step of a migration, and while it waits."""

@@ -55,7 +55,7 @@ class SeenTimeline:
 
     def __init__(self) -> None:
         self.token: str | None = None
-        self.reached = 0
+        self.reached: int = 0
         self._given: str | None = None
 
     def note(self, token: str, reached: int | None, before: int) -> None:

@@ -34,7 +34,7 @@ LABEL: Final = "affinity.resource/"
 DISPOSE_SECONDS: Final = 30.0
 """A ``dispose`` or ``close`` that takes longer is cancelled and logged, so that a worker can stop."""
 
-logger = logging.getLogger("affinity.session")
+logger: logging.Logger = logging.getLogger("affinity.session")
 
 
 class _Shared(Generic[T]):
@@ -99,10 +99,13 @@ class Resource(Generic[T]):
             each is None for each in durable
         ):
             raise InvalidOptions("a resource needs open=; or, to outlive the process, name=, create= and destroy=")
-        self._create, self._destroy, self.name = create, destroy, "" if name is None else check_id(name, "name")
+        self._create, self._destroy = create, destroy
+        self.name: str = "" if name is None else check_id(name, "name")
         check_id(LABEL + self.name, "the label of the resource")
         self._open = open if open is not None else lambda handle: handle
-        self._close, self.key, self.on_error = close, key, on_error
+        self._close = close
+        self.key: Callable[[str], str] = key
+        self.on_error: Literal["keep", "dispose"] = on_error
         self._shared: dict[str, _Shared[T]] = {}
 
     def __len__(self) -> int:
@@ -291,7 +294,7 @@ class SharedCall:
     """A call that concurrent callers share: one makes it, and the others wait; if it is cancelled, another one does."""
 
     def __init__(self) -> None:
-        self.is_done = False  # it has succeeded
+        self.is_done: bool = False  # it has succeeded
         self._failure: Exception | None = None
         self._ended: anyio.Event | None = None  # while the call runs
 

@@ -106,10 +106,10 @@ class CacheEntry(Generic[S]):
         self.is_retired = self.is_disposing = False
         self.is_kept = False  # while it is retired: its successor follows it
         self.home: tuple[str, int] | None = None  # the session, and its epoch, on whose lease it is; None: its own
-        self.hydration = SharedCall()
-        self.unused = anyio.Event()  # set when it is retired and unpinned
-        self.gone = anyio.Event()  # set when it is no longer in the cache
-        self.saving = anyio.Lock(fast_acquire=True)  # keeps the checkpoints of one session in order
+        self.hydration: SharedCall = SharedCall()
+        self.unused: anyio.Event = anyio.Event()  # set when it is retired and unpinned
+        self.gone: anyio.Event = anyio.Event()  # set when it is no longer in the cache
+        self.saving: Any = anyio.Lock(fast_acquire=True)  # keeps the checkpoints of one session in order
 
     @property
     def is_hydrated(self) -> bool:

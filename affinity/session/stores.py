@@ -271,7 +271,7 @@ class RetryingStore:
         resources: ResourceStore | None = None,
     ) -> None:
         self._store = store
-        self.resources = None if resources is None else RetryingResources(resources, reading)
+        self.resources: RetryingResources | None = None if resources is None else RetryingResources(resources, reading)
         """The resources of the same database."""
         self._reading, self._writing = reading, writing
 

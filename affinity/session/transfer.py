@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from tempfile import SpooledTemporaryFile
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias, get_args
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json, to_json
@@ -108,7 +108,7 @@ _Text = Annotated[str, AfterValidator(_check_text)]
 class _ExportLine(BaseModel):
     """The form of a line."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     session_id: _Id
     kind: _Text = ""

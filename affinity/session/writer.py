@@ -128,17 +128,17 @@ class SessionWriter(Generic[S]):
     ) -> None:
         self._queue, self._schema, self._cache = queue, queue.schema, queue.cache
         self._ctx = ctx
-        self.user = id(ctx)
-        self.address = address_of(ctx)
+        self.user: int = id(ctx)
+        self.address: tuple[str, int] = address_of(ctx)
         self.store = store
         self._is_new = is_new  # the store has no record, unless this writer has made a checkpoint
-        self.is_granted = False
+        self.is_granted: bool = False
         self._granted: anyio.Event | None = None  # made when a block has to wait: an event costs several microseconds
         self._pending_blocks = 0  # that are open, or wait, or load
         self._open_blocks = 0
         self._is_enlisted = False
         self._has_ended = False  # the activity's code
-        self.already_applied = False
+        self.already_applied: bool = False
         self._cached: CachedState[S] | None = None  # pinned until settled; None before, and when it was dropped
         self._staged: EncodedState | None = None
         self._base: RecordVersion | None = None  # the record that the next write replaces

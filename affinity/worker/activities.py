@@ -47,7 +47,7 @@ from affinity.worker.results import StagedResult, discard, requeue_after_conflic
 from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions, record_need
 
-logger = logging.getLogger("affinity.worker")
+logger: logging.Logger = logging.getLogger("affinity.worker")
 
 UNKNOWN_PAUSE = 0.5
 """Seconds that a session's item stays invisible after it was given back as unknown, so that another worker can fetch
@@ -139,7 +139,7 @@ class ActivityRunner:
             resources=services.provider,
         )
         self._journals = WorkerJournals(services)
-        self.readers = {name: n for name, each in app.activities.items() if (n := each.journal_inputs)}
+        self.readers: dict[str, int] = {name: n for name, each in app.activities.items() if (n := each.journal_inputs)}
         """Activities that begin with the pending inputs of a journal, and how many they take."""
         self._options = services.options
         self._lease = services.lease
@@ -158,13 +158,15 @@ class ActivityRunner:
         """Receives the result of an activity, good or bad, and what must be kept with it; set by the worker."""
         # By lock: after an expiry an item may be fetched again while its former run, of the same key, still ends.
         self._running: dict[WorkLock, _Running] = {}
-        self.size = 0  # characters of the payloads of what runs
+        self.size: int = 0  # characters of the payloads of what runs
         # Items that go back with their session once its other work has ended.
         self._leaving: dict[str, list[WorkAbandon]] = {}
         self._limiter = anyio.CapacityLimiter(services.options.worker_concurrency)
         self._threads = _Threads()
         self._empty = anyio.Event()
-        self.isolation = Isolation(lambda: bool(self._running), self._count_isolated, self._notifier.on_slot_freed)
+        self.isolation: Isolation = Isolation(
+            lambda: bool(self._running), self._count_isolated, self._notifier.on_slot_freed
+        )
 
     def __len__(self) -> int:
         return len(self._running)

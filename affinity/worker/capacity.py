@@ -31,7 +31,7 @@ class Capacity:
     ) -> None:
         self.input_size = 0
         """Characters of the messages and results that are in no committed turn yet."""
-        self.placement = TurnPlacement(worker_tags(services.options), sessions.tag_of)
+        self.placement: TurnPlacement = TurnPlacement(worker_tags(services.options), sessions.tag_of)
         """Which new work of a turn this worker may run, by tags."""
         self._options = services.options
         self._concurrency = services.options.worker_concurrency

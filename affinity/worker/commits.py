@@ -28,7 +28,7 @@ from affinity.worker.results import StagedResult, requeue_after_conflict
 from affinity.worker.services import WorkerServices
 from affinity.worker.turns import BuiltTurn
 
-logger = logging.getLogger("affinity.worker")
+logger: logging.Logger = logging.getLogger("affinity.worker")
 
 
 class Commits:
@@ -44,7 +44,9 @@ class Commits:
         self._health = health = services.health
         self._notified: set[str] = set()  # instances with a turn in flight whose readers have been notified
         metrics, most = services.metrics, services.options.max_batch_bytes
-        self.turns = GroupCommit(self._write_turns, health, max_weight=most, observe=metrics.batch("turn"))
+        self.turns: GroupCommit[Turn, TurnResult] = GroupCommit(
+            self._write_turns, health, max_weight=most, observe=metrics.batch("turn")
+        )
         self._acks = GroupCommit(
             self._write_acks, health, idempotent=True, max_weight=most, observe=metrics.batch("ack")
         )

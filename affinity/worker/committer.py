@@ -43,7 +43,7 @@ from affinity.errors import Contention, DatabaseChanged, DataRefused, ProviderEr
 from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES
 from affinity.worker.retry import Backoff, DatabaseHealth
 
-logger = logging.getLogger("affinity.worker")
+logger: logging.Logger = logging.getLogger("affinity.worker")
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")

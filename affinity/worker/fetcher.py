@@ -34,7 +34,7 @@ from affinity.worker.replays import Replays
 from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions, needs_met
 
-logger = logging.getLogger("affinity.worker")
+logger: logging.Logger = logging.getLogger("affinity.worker")
 
 HINT_SECONDS = 60.0
 """How long one wait for a hint may take; only bounds a system call."""

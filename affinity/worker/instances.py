@@ -76,7 +76,7 @@ from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions
 from affinity.worker.turns import NO_RUNS, BuiltTurn, build_turn
 
-logger = logging.getLogger("affinity.worker")
+logger: logging.Logger = logging.getLogger("affinity.worker")
 
 _input = constructor(Input)
 
@@ -133,9 +133,9 @@ class InstanceTable:
         self._gave_back: set[str] = set()  # instances that gave messages back since a fetch left them out
         # Of results on their way; settled ones stay until they are garbage.
         self._staged: WeakSet[StagedResult] = WeakSet()
-        self.size = 0  # characters of the histories of all live instances
-        self.turns = 0
-        self.replays = 0
+        self.size: int = 0  # characters of the histories of all live instances
+        self.turns: int = 0
+        self.replays: int = 0
 
     def __len__(self) -> int:
         return len(self._live)

@@ -71,7 +71,7 @@ class Isolation:
         self._count = count
         self._over = over
         self._isolated: _IsolatedItem | None = None
-        self.is_on = False
+        self.is_on: bool = False
         """Whether there is an isolated item: read for each activity, so it is no property."""
 
     @property
@@ -118,7 +118,8 @@ class Isolation:
     def clear(self) -> None:
         """Isolate the item no more."""
         if self._isolated is not None:
-            self._isolated, self.is_on = None, False
+            self._isolated = None
+            self.is_on = False
             self._over()
 
     def _handle_count(self, one: _IsolatedItem, counted: bool | None) -> None:

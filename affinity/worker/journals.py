@@ -47,7 +47,7 @@ class WorkerJournals:
     def __init__(self, services: WorkerServices) -> None:
         self._provider = services.provider
         self._retry = services.health.retry
-        self.monotonic = services.timing.monotonic
+        self.monotonic: Callable[[], float] = services.timing.monotonic
         self._notifier = services.notifier
         self._pending = SharedReads(self._read_pending)
         self._ahead: dict[str, _Ahead] = {}  # by session, oldest first

@@ -61,7 +61,7 @@ from affinity.worker.notifier import FetchState, Notifier
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.retry import FIRST_PAUSE, DatabaseHealth
 
-logger = logging.getLogger("affinity.worker")
+logger: logging.Logger = logging.getLogger("affinity.worker")
 
 T = TypeVar("T")
 
@@ -226,19 +226,19 @@ class LeaseState:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.worker_id = worker_id
-        self.locks = HeldLocks()
-        self.calls = UnansweredCalls()
-        self.ends_at = math.inf
+        self.locks: HeldLocks = HeldLocks()
+        self.calls: UnansweredCalls = UnansweredCalls()
+        self.ends_at: float = math.inf
         """When it ends as far as this process can know, in monotonic seconds. After a pause of the whole process the
         worker's loop may run before the lease renewer notices that the lease has ended.
         """
-        self.term = 0
-        self.is_expired = False
+        self.term: int = 0
+        self.is_expired: bool = False
         self.is_draining = False
-        self.is_drained_by_operator = False
-        self.drain_wanted = anyio.Event()
+        self.is_drained_by_operator: bool = False
+        self.drain_wanted: anyio.Event = anyio.Event()
         """Set when an operator drains the worker."""
-        self.ended = anyio.Event()
+        self.ended: anyio.Event = anyio.Event()
         self.error: BaseException | None = None
         """Why the worker has ended."""
         self.delivered: LRUCache[WorkLock, None] = LRUCache(maxsize=10 * MAX_BATCH)

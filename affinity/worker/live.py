@@ -17,7 +17,7 @@ from affinity.records import ActivityRun
 from affinity.worker.replays import Replay
 from affinity.worker.results import StagedResult
 
-logger = logging.getLogger("affinity.worker")
+logger: logging.Logger = logging.getLogger("affinity.worker")
 
 NOOP = TimerFired(schedule_id=0)
 """Stands for a message to an execution that has ended: consumed with the next turn, and dropped by replay like any

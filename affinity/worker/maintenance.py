@@ -24,7 +24,7 @@ from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions
 from affinity_workflows import VERSION
 
-logger = logging.getLogger("affinity.worker")
+logger: logging.Logger = logging.getLogger("affinity.worker")
 
 MAINTENANCE_SECONDS = 1.0
 """Between two rounds of maintenance: bounds how late an unhinted cancellation or an expired session is noticed."""

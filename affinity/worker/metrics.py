@@ -47,7 +47,7 @@ class Metrics:
     """The metrics of one worker, in a registry of their own, so that several workers of one process do not collide."""
 
     def __init__(self, worker_id: str) -> None:
-        self.registry = CollectorRegistry()
+        self.registry: CollectorRegistry = CollectorRegistry()
         self._labels = {"worker": worker_id}
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -81,7 +81,7 @@ class Metrics:
         text = "Time from the queueing of an activity to its first start"
         started = _Histograms("schedule_to_start_seconds", text, START_SECONDS, self._labels)
         self.registry.register(started)
-        self.observe_start = started.observer()
+        self.observe_start: Callable[[float], None] = started.observer()
         text = "Resources that nothing uses and no worker destroys"
         self._unclaimed = gauge("unclaimed_resources", text, "resource")
         self._lapses = counter("lease_lapses", "Times that the worker's lease ran out").labels(**self._labels)

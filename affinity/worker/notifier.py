@@ -82,8 +82,8 @@ class Notifier:
     """
 
     def __init__(self, provider: Provider, worker_id: str, poll_interval: float, state: FetchState) -> None:
-        self.fetch_wanted = anyio.Event()
-        self.check_wanted = anyio.Event()
+        self.fetch_wanted: anyio.Event = anyio.Event()
+        self.check_wanted: anyio.Event = anyio.Event()
         """Running work may have been cancelled, or an operator has resumed this worker."""
         self._provider = provider
         self._worker_id = worker_id

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -81,7 +81,7 @@ class RuntimeOptions(BaseModel):
     """
 
     # The docstrings below are the descriptions in `--help` and in docs/run/options.md.
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
     if not TYPE_CHECKING:  # else type checkers would not know the options any more
 

@@ -18,7 +18,7 @@ from affinity.worker.options import PACK
 from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions
 
-logger = logging.getLogger("affinity.worker")
+logger: logging.Logger = logging.getLogger("affinity.worker")
 
 OVER_SHARE = 1.2
 """A worker offers sessions while it holds more than so many times its share by capacity…"""

@@ -16,7 +16,7 @@ from affinity.explain.names import ORCHESTRATIONS, described, differences, has_c
 from affinity.provider.contract import WorkerInfo
 from affinity.worker.services import WorkerServices
 
-logger = logging.getLogger("affinity.worker")
+logger: logging.Logger = logging.getLogger("affinity.worker")
 
 COMPARE_SECONDS = 60.0
 """Between two looks at what the other workers registered."""

@@ -14,7 +14,7 @@ from affinity.orchestration.app import Destroyable
 from affinity.records import DurableResource
 from affinity.worker.services import WorkerServices
 
-logger = logging.getLogger("affinity.worker")
+logger: logging.Logger = logging.getLogger("affinity.worker")
 
 SWEEP_SECONDS: Final = 2.0
 """Between two searches for resources that nothing uses; only by workers that include some."""

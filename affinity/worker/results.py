@@ -21,7 +21,7 @@ from affinity.orchestration import ActivityContext
 from affinity.provider.contract import WorkAbandon, WorkLock
 from affinity.records import Participant, StateWrite
 
-logger = logging.getLogger("affinity.worker")
+logger: logging.Logger = logging.getLogger("affinity.worker")
 
 AnyParticipant: TypeAlias = Participant | JournalParticipant
 

@@ -33,6 +33,7 @@ from affinity.provider.contract import (
     Provider,
     QueueStatistics,
     WorkerIdentity,
+    WorkerProfile,
 )
 from affinity.worker.activities import ActivityRunner
 from affinity.worker.capacity import Capacity
@@ -53,7 +54,7 @@ from affinity.worker.sent_events import SentEvents
 from affinity.worker.services import REAL_TIME, Timing, WorkerServices
 from affinity.worker.sessions import HeldSessions
 
-logger = logging.getLogger("affinity.worker")
+logger: logging.Logger = logging.getLogger("affinity.worker")
 
 DEMAND_SECONDS = 2.0
 """How long a draining worker waits for the number of workers that are needed."""
@@ -83,12 +84,14 @@ class Runtime:
         self._health = health
         self._tasks: TaskGroup | None = None
         self._drain_limit: anyio.CancelScope | None = None
-        self.restart_grace = options.restart_grace
+        self.restart_grace: float = options.restart_grace
         """For how long the sessions stay with the name when this incarnation has left."""
         state = FetchState()
         notifier = Notifier(provider, identity.worker_id, options.poll_interval, state)
-        self.lease = LeaseState(identity.worker_id, state, notifier, metrics.count_lease_expiry, timing.monotonic)
-        self.services = services = WorkerServices(
+        self.lease: LeaseState = LeaseState(
+            identity.worker_id, state, notifier, metrics.count_lease_expiry, timing.monotonic
+        )
+        self.services: WorkerServices = WorkerServices(
             provider=provider,
             identity=identity,
             options=options,
@@ -99,22 +102,25 @@ class Runtime:
             lease=self.lease,
             timing=timing,
         )
+        services = self.services
         code = options.code_version or code_version(app)
-        self.profile = describe_worker(options, app, code)
-        self.sessions = HeldSessions(
+        self.profile: WorkerProfile = describe_worker(options, app, code)
+        self.sessions: HeldSessions = HeldSessions(
             listeners,
             options.session_lock_timeout,
             partial(provider.check_session, identity),
             self._spawn,
             timing.monotonic,
         )
-        self.commits = Commits(services)
-        self.activities = ActivityRunner(app, services, sessions=self.sessions, commits=self.commits, spawn=self._spawn)
-        self.capacity = Capacity(services, self.activities, self.sessions, self.commits)
-        self.replays = Replays(self._read_history, self.commits.flush_in_time)
-        self.sent_events = SentEvents(services)
-        self.registrations = Registrations(services)
-        self.instances = InstanceTable(
+        self.commits: Commits = Commits(services)
+        self.activities: ActivityRunner = ActivityRunner(
+            app, services, sessions=self.sessions, commits=self.commits, spawn=self._spawn
+        )
+        self.capacity: Capacity = Capacity(services, self.activities, self.sessions, self.commits)
+        self.replays: Replays = Replays(self._read_history, self.commits.flush_in_time)
+        self.sent_events: SentEvents = SentEvents(services)
+        self.registrations: Registrations = Registrations(services)
+        self.instances: InstanceTable = InstanceTable(
             app,
             services,
             code=code,
@@ -126,7 +132,7 @@ class Runtime:
             sent_events=self.sent_events,
             registrations=self.registrations,
         )
-        self.fetcher = Fetcher(
+        self.fetcher: Fetcher = Fetcher(
             app,
             services,
             capacity=self.capacity,
@@ -136,9 +142,9 @@ class Runtime:
             instances=self.instances,
             replays=self.replays,
         )
-        self.maintenance = Maintenance(services, self.sessions, names=orchestration_names(app), code=code)
-        self.rebalancer = Rebalancer(services, self.sessions)
-        self.resources = ResourceSweeper(services, app.resources)
+        self.maintenance: Maintenance = Maintenance(services, self.sessions, names=orchestration_names(app), code=code)
+        self.rebalancer: Rebalancer = Rebalancer(services, self.sessions)
+        self.resources: ResourceSweeper = ResourceSweeper(services, app.resources)
         # Each of these parts needs one that is made after it.
         self.activities.deliver_result = self.instances.deliver_result
         self.maintenance.fail_waiting = self.activities.fail_waiting

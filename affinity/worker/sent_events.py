@@ -18,7 +18,7 @@ from affinity.orchestration.events import EventSent
 from affinity.provider.contract import MessageKey
 from affinity.worker.services import WorkerServices
 
-logger = logging.getLogger("affinity.worker")
+logger: logging.Logger = logging.getLogger("affinity.worker")
 
 LOOK_UP_SECONDS: Final = 1.0
 """Between two look-ups."""

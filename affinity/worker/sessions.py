@@ -26,7 +26,7 @@ from affinity.limits import MAX_BATCH
 from affinity.orchestration.app import AssignmentListener, MovePolicy, SessionListener
 from affinity.session import Sessions
 
-logger = logging.getLogger("affinity.worker")
+logger: logging.Logger = logging.getLogger("affinity.worker")
 
 CheckSession: TypeAlias = Callable[[Sequence[str]], Awaitable[Sequence[float | None]]]
 """`Provider.check_session` of this worker: for each session the seconds for which it is still held, or None."""
@@ -69,7 +69,7 @@ class HeldSessions:
         spawn: Spawn,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.listeners = tuple(listeners)
+        self.listeners: tuple[SessionListener, ...] = tuple(listeners)
         self._spawn = spawn
         self._monotonic = monotonic
         self._policies = [one for one in self.listeners if isinstance(one, MovePolicy)]

@@ -53,7 +53,7 @@ from affinity.worker.runtime import Runtime
 from affinity.worker.services import REAL_TIME
 from affinity_workflows import VERSION
 
-logger = logging.getLogger("affinity.worker")
+logger: logging.Logger = logging.getLogger("affinity.worker")
 
 T = TypeVar("T")
 
@@ -91,9 +91,9 @@ class Worker(AsyncBlock):
         listeners: Iterable[SessionListener] = (),
         migrate: bool = True,
     ) -> None:
-        self.options = options or RuntimeOptions.from_environment()
-        self.identity = _new_identity(self.options.worker_node_id)
-        self.metrics = Metrics(self.identity.worker_id)
+        self.options: RuntimeOptions = options or RuntimeOptions.from_environment()
+        self.identity: WorkerIdentity = _new_identity(self.options.worker_node_id)
+        self.metrics: Metrics = Metrics(self.identity.worker_id)
         self.metrics_port: int | None = None
         self._progress = LoopProgress()
         self._timing = REAL_TIME
@@ -104,7 +104,7 @@ class Worker(AsyncBlock):
         self._labels = _describe_process(app)
         self._health = DatabaseHealth(self.identity.worker_id)
         self._drain_begun = False
-        self.drained = False
+        self.drained: bool = False
         """Whether a drain came to its end: False when SIGINT cut it short."""
         self._entered = False
         self._leaving = anyio.Event()

@@ -27,7 +27,7 @@ def conversation() -> None:
     """
 
 
-for command in (
+for _command in (
     show.list_conversations,
     show.show,
     show.events,
@@ -44,4 +44,4 @@ for command in (
     lineage.ancestors,
     retention.prune,
 ):
-    conversation.add_command(command)
+    conversation.add_command(_command)

@@ -89,7 +89,7 @@ def _lease_row(session: SessionInfo) -> tuple[object, ...]:
     )
 
 
-for subcommand in (
+for _subcommand in (
     show.list_records,
     show.count,
     show.show,
@@ -102,4 +102,4 @@ for subcommand in (
     transfer.export,
     transfer.import_records,
 ):
-    sessions.add_command(subcommand)
+    sessions.add_command(_subcommand)

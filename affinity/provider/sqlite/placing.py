@@ -53,7 +53,7 @@ class WorkItemPlacer:
         self._tokens = tokens
         self._identity = identity
         self._may_lock = may_lock
-        self.leases = sessions.read_leases(tx, session_ids)
+        self.leases: dict[str, Lease] = sessions.read_leases(tx, session_ids)
         """Rows of the sessions that the items name."""
         self._orders = OrderPlacer(tx)
         self._rows: list[Any] = []

@@ -32,7 +32,7 @@ class Child:
     """One worker, and what its env asks of it."""
 
     def __init__(self) -> None:
-        self.peer = Peer(self._answer)
+        self.peer: Peer = Peer(self._answer)
         self._traffic = Traffic()
         self._traffic.on_commit = self._ask
         self._started = anyio.Event()

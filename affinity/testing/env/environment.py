@@ -110,7 +110,7 @@ class Env(AsyncBlock):
         self._replaced = set[str]()  # workers that a crash in a commit has ended for good
         self._crashes: list[BackgroundTask] = []
         self._stack = AsyncExitStack()
-        self.jumps = 0
+        self.jumps: int = 0
         """How often the clock has jumped."""
 
     async def __aenter__(self) -> Self:

@@ -46,7 +46,7 @@ class ProcessWorker:
         self._setup = {"app": app, "names": names, "url": url}
         self._traffic, self._now, self._on_end = traffic, now, on_end
         self.is_abandoned = self._is_killed = False
-        self.is_paused = False
+        self.is_paused: bool = False
         """See `EnvWorker`."""
         self._peer = Peer(self._answer)
         self._status: Fields = {
@@ -83,7 +83,7 @@ class ProcessWorker:
         if "error" in started:
             await self.crash()
             raise InvalidApp(started["error"])
-        self.identity = WorkerIdentity(
+        self.identity: WorkerIdentity = WorkerIdentity(
             worker_id=self._options.worker_node_id, incarnation=Incarnation(started["incarnation"])
         )
         self._note(started)

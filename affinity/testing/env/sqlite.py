@@ -70,7 +70,7 @@ class SqliteDatabase:
         self._path = directory / "env.db"
         self._path.write_bytes(_template or b"")
         self._clock = StillClock(self._path)
-        self.url = f"sqlite:///{self._path}"
+        self.url: str = f"sqlite:///{self._path}"
         with closing(sqlite3.connect(self._path)) as connection, connection:
             connection.execute(_NEW_TOKEN)
         self._database = Database(connect(self._path), self._clock)

@@ -81,16 +81,16 @@ class Traffic:
     """The calls on the event loop of one `Env`."""
 
     def __init__(self) -> None:
-        self.in_flight = 0
-        self.changes = 0
+        self.in_flight: int = 0
+        self.changes: int = 0
         """Calls so far that have brought or changed something, or may have."""
-        self.commits = 0
+        self.commits: int = 0
         """Commits of workers that have begun."""
         self.turns = 0
         """Turns of instances that workers have sent."""
         self.on_commit: OnCommit | None = None
         """Injects faults: what it raises is what the worker gets for its commit."""
-        self.refusals = 0
+        self.refusals: int = 0
         """Calls of workers that the database is to refuse."""
         self._names: dict[Any, str] = {}  # of the activities that were queued, by key
         self._ended = anyio.Event()
@@ -168,10 +168,10 @@ class Link:
 
     def __init__(self, worker_id: str) -> None:
         self.worker_id = worker_id
-        self.is_cut = False
-        self.is_renewed = False
+        self.is_cut: bool = False
+        self.is_renewed: bool = False
         """Whether the lease was renewed since the last `go_on`."""
-        self.times_resumed = 0
+        self.times_resumed: int = 0
         """How often the worker has gone on."""
         self._resumed: anyio.Event | None = None
 

@@ -105,7 +105,7 @@ class EnvWorker(Worker):
         self._renewing = threading.Lock()  # held by a renewal of leases, and while the clock jumps
         self._traffic = traffic
         self._open_provider = open_provider
-        self.is_abandoned = False
+        self.is_abandoned: bool = False
         """Whether it ends without a drain."""
         self._link = Link(options.worker_node_id)
         self._held_at = 0.0

@@ -56,7 +56,7 @@ class Text(Packed):
     oid = 25
 
     def __init__(self, value: str | None) -> None:
-        self.packed = None if value is None else value.encode()
+        self.packed: bytes | None = None if value is None else value.encode()
 
 
 class Int(Packed):
@@ -66,7 +66,7 @@ class Int(Packed):
     oid = 20
 
     def __init__(self, value: int | None) -> None:
-        self.packed = None if value is None else _BIGINT(value)
+        self.packed: bytes | None = None if value is None else _BIGINT(value)
 
 
 class Bool(Packed):
@@ -76,7 +76,7 @@ class Bool(Packed):
     oid = 16
 
     def __init__(self, value: bool) -> None:
-        self.packed = b"\1" if value else b"\0"
+        self.packed: bytes | None = b"\1" if value else b"\0"
 
 
 class Blob(Packed):
@@ -86,7 +86,7 @@ class Blob(Packed):
     oid = 17
 
     def __init__(self, value: bytes) -> None:
-        self.packed = bytes(value)
+        self.packed: bytes | None = bytes(value)
 
 
 class Texts(Packed):
@@ -105,7 +105,7 @@ class Texts(Packed):
             else:
                 raw = value.encode()
                 parts += _LENGTH(len(raw)), raw
-        self.packed = _head(25, length) + b"".join(parts)
+        self.packed: bytes | None = _head(25, length) + b"".join(parts)
 
 
 class Blobs(Packed):
@@ -120,7 +120,7 @@ class Blobs(Packed):
         for value in values:
             length += 1
             parts += (_NULL,) if value is None else (_LENGTH(len(value)), value)
-        self.packed = _head(17, length) + b"".join(parts)
+        self.packed: bytes | None = _head(17, length) + b"".join(parts)
 
 
 class Ints(Packed):
@@ -137,7 +137,7 @@ class Ints(Packed):
             packed = _ints(len(values))(*parts)
         except struct.error:  # for a NULL, which few columns have
             packed = b"".join([_NULL if value is None else _INT(8, value) for value in values])
-        self.packed = _head(20, len(values)) + packed
+        self.packed: bytes | None = _head(20, len(values)) + packed
 
 
 class Floats(Packed):
@@ -148,7 +148,7 @@ class Floats(Packed):
 
     def __init__(self, values: Iterable[float | None]) -> None:
         parts = [_NULL if value is None else _FLOAT(8, value) for value in values]
-        self.packed = _head(701, len(parts)) + b"".join(parts)
+        self.packed: bytes | None = _head(701, len(parts)) + b"".join(parts)
 
 
 class Bools(Packed):
@@ -159,4 +159,4 @@ class Bools(Packed):
 
     def __init__(self, values: Iterable[bool | None]) -> None:
         parts = [_BOOLS[value] for value in values]
-        self.packed = _head(16, len(parts)) + b"".join(parts)
+        self.packed: bytes | None = _head(16, len(parts)) + b"".join(parts)

@@ -66,7 +66,7 @@ from affinity.provider.postgres.driver.timeline import TimelineCheck
 from affinity.provider.postgres.driver.wire import Outcome, Params, Row, Statement, WireProtocol
 from affinity.provider.timeline import Timeline
 
-logger = logging.getLogger("affinity.provider")
+logger: logging.Logger = logging.getLogger("affinity.provider")
 
 T = TypeVar("T")
 
@@ -530,7 +530,7 @@ class Connections:
         self, target: Target, application_name: str, *, one_connection: bool = False, probe_after: float = PROBE_AFTER
     ) -> None:
         self.target = target
-        self.timeline = TimelineCheck(None)
+        self.timeline: TimelineCheck = TimelineCheck(None)
         self._is_migrated = False  # before, the function of the check does not exist
         self.application_name = application_name
         attempts = Attempts()
@@ -546,6 +546,8 @@ class Connections:
                 probe_after=probe_after,
             )
 
+        self.commit: Connection
+        self.fetch: Connection
         if one_connection:
             self.commit = self.fetch = slow = connection(application_name, HOT)
         else:
@@ -554,14 +556,14 @@ class Connections:
             slow = connection(f"{application_name} misc", COLD)
         self._all = {self.commit, self.fetch, slow}
         # Leases, give-backs, histories, hints, what a client asks.
-        self.quick = Role((self.fetch, slow), HOT)
+        self.quick: Role = Role((self.fetch, slow), HOT)
         # Session states on their own: one of them may take seconds.
-        self.states = Role((slow, self.fetch), HOT)
+        self.states: Role = Role((slow, self.fetch), HOT)
         # Single rows: resources, moves, what an administrator sets.
-        self.rows = Role((slow,), COLD)
+        self.rows: Role = Role((slow,), COLD)
         # What may take long: listings, the sweep; deletions.
-        self.misc = Role((slow,), COLD, is_short=False)
-        self.deletions = Role((slow, self.fetch), HOT, is_short=False)
+        self.misc: Role = Role((slow,), COLD, is_short=False)
+        self.deletions: Role = Role((slow, self.fetch), HOT, is_short=False)
 
     async def follow(self, timeline: Timeline | None) -> None:
         """Refuse any other timeline than this one from now on.

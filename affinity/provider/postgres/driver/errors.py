@@ -31,7 +31,7 @@ from affinity.provider.postgres.driver.target import Target
 from affinity.provider.schema import HOW_TO_MIGRATE
 from affinity.provider.urls import redact
 
-logger = logging.getLogger("affinity.provider")
+logger: logging.Logger = logging.getLogger("affinity.provider")
 
 FIRST_WRITE: Final = "session_states_pkey"
 """Two first writes of one record: the second one must look at what the other wrote. Of all rows that must be new this

@@ -122,7 +122,7 @@ class WireProtocol:
         self._failure: Exception | None = None  # of the first of two statements
         self._notified: Notified | None = None
         self._lost: Callable[[Exception], None]
-        self.moved_at = self._loop.time()
+        self.moved_at: float = self._loop.time()
         """The loop's time at which bytes last came in or went out after a wait."""
 
     @property

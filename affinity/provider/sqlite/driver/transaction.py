@@ -33,7 +33,7 @@ class Tx:
 
     def __init__(self, connection: sqlite3.Connection, now: float) -> None:
         self._connection = connection
-        self.now = now
+        self.now: float = now
 
     def rows(self, sql: LiteralString, arguments: Arguments = ()) -> list[Row]:
         """All rows of a statement."""

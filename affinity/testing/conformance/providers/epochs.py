@@ -75,8 +75,8 @@ NO_CHANGES: Final[dict[str, Change]] = {
     "a save of another session": _save_another,
 }
 
-each_change = pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-each_non_change = pytest.mark.parametrize("change", NO_CHANGES.values(), ids=NO_CHANGES.keys())
+each_change: pytest.MarkDecorator = pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+each_non_change: pytest.MarkDecorator = pytest.mark.parametrize("change", NO_CHANGES.values(), ids=NO_CHANGES.keys())
 
 
 class EpochRules(Rules):

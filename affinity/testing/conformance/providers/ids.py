@@ -27,7 +27,7 @@ IDS: Final = {
     "longest in bytes": "🙂" * (MAX_ID_BYTES // 4),
 }
 
-exotic_id = pytest.mark.parametrize("exotic", IDS.values(), ids=IDS.keys())
+exotic_id: pytest.MarkDecorator = pytest.mark.parametrize("exotic", IDS.values(), ids=IDS.keys())
 
 
 class IdRules(Rules):

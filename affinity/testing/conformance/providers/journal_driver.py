@@ -68,7 +68,7 @@ class Conversation:
 
     def __init__(self, provider: Provider, session_id: str = "s") -> None:
         self.provider = provider
-        self.journals = journals(provider)
+        self.journals: JournalProvider = journals(provider)
         self.session_id = session_id
 
     @classmethod
@@ -146,7 +146,7 @@ class ConversationOwner:
     def __init__(self, peer: Peer, conversation: Conversation, at: OrchestrationItem) -> None:
         self.peer = peer
         self.conversation = conversation
-        self.at = at
+        self.at: OrchestrationItem = at
 
     @classmethod
     async def take(cls, cluster: Cluster, session_id: str = "s") -> ConversationOwner:

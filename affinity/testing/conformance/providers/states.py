@@ -41,7 +41,9 @@ class Way:
         return result.committed
 
 
-each_way = pytest.mark.parametrize("way", [Way(fused=False), Way(fused=True)], ids=["ack", "turn"])
+each_way: pytest.MarkDecorator = pytest.mark.parametrize(
+    "way", [Way(fused=False), Way(fused=True)], ids=["ack", "turn"]
+)
 
 
 class StateRules(Rules):

@@ -45,7 +45,7 @@ NAMES: Final = {
     "last": "\U0010fffd",
 }
 
-each_name = pytest.mark.parametrize("name", NAMES.values(), ids=NAMES.keys())
+each_name: pytest.MarkDecorator = pytest.mark.parametrize("name", NAMES.values(), ids=NAMES.keys())
 
 
 class StoreIdRules(StoreRules):
