@@ -70,3 +70,14 @@ def test_mypy_accepts_the_examples(arguments: list[str]) -> None:
 @HAS_PYRIGHT
 def test_pyright_accepts_the_examples() -> None:
     assert pyright(ROOT / "examples") == set()
+
+
+@HAS_PYRIGHT
+def test_the_types_of_the_package_are_declared() -> None:
+    """Not inferred, which checkers do in different ways."""
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", "--ignoreexternal"]
+    done = subprocess.run(
+        [*command, "--verifytypes", "affinity"],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["typeCompleteness"]["completenessScore"] > 0.98
