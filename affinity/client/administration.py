@@ -88,6 +88,7 @@ class Administration(Inspection):
         A new execution begins with the events up to this one; the former one stays readable, by its number. If a step
         of the code continues after the event, the whole step is repeated. Outstanding work at that point is scheduled
         again: activities run again, unless they had ended before. External events that came later come again.
+        Events that no turn had read when the instance ended are gone.
         Session state is not rewound, nor is anything else that activities have done. See docs/learn/orchestrations.md.
 
         Args:
