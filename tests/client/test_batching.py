@@ -11,7 +11,7 @@ import pytest
 
 from affinity.client import changes as changes_module
 from affinity.client.batching import Batcher
-from affinity.client.changes import Changes
+from affinity.client.changes import SAFETY_SECONDS, Changes
 from affinity.errors import ClientError, ConnectionLost, DataRefused
 from affinity.limits import MAX_BATCH
 
@@ -198,7 +198,7 @@ async def test_without_hints_the_longest_waits_look_once_a_second() -> None:
             await change.wait()  # notified when the subscription is open
             while True:
                 await change.wait()
-                looks.append((anyio.current_time(), number))
+                looks.append((change.notified_at, number))
 
     async with watching(Watch()) as changes, anyio.create_task_group() as tasks:
         for number in range(waiting):
@@ -207,10 +207,12 @@ async def test_without_hints_the_longest_waits_look_once_a_second() -> None:
             while len({number for _, number in looks}) < waiting or len(looks) < 2 * waiting:
                 await anyio.sleep(0.05)
         tasks.cancel_scope.cancel()
-    ends = [n for n, ((at, _), (later, _)) in enumerate(pairwise(looks), 1) if later - at > 0.5]
-    rounds = [looks[begin:end] for begin, end in zip([0, *ends], [*ends, len(looks)], strict=True)]
-    assert all(len(each) <= MAX_BATCH for each in rounds)
-    assert all(len({number for _, number in each}) == len(each) for each in rounds)
+    rounds: dict[float, list[int]] = {}
+    for at, number in looks:
+        rounds.setdefault(at, []).append(number)
+    assert all(len(each) <= MAX_BATCH for each in rounds.values())
+    assert all(len(set(each)) == len(each) for each in rounds.values())
+    assert all(later - at >= SAFETY_SECONDS for at, later in pairwise(sorted(rounds)))
 
 
 async def test_a_subscription_that_breaks_is_opened_again_and_all_look(monkeypatch: pytest.MonkeyPatch) -> None:
