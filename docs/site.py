@@ -1,6 +1,6 @@
 """Build the site: ``python docs/site.py FOLDER``. A warning, such as a link that leads nowhere, is an error.
 
-The pages are those of this folder in the order of `index.md`, decisions, and a reference that is made from docstrings.
+The pages are this folder in the order of `index.md`, decisions, and a reference made from docstrings.
 Links out of this folder lead to the repository.
 """
 

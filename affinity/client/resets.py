@@ -137,7 +137,8 @@ def build_reset(info: InstanceInfo, cut: Cut, children: Mapping[str, InstanceInf
             for event in cut.kept
             if isinstance(event, ev.SessionWatched)
         ],
-        custom_status=(carried + statuses)[-1] if carried + statuses else None,
+        # Without its start, no code has run since the reset before, which has set the status.
+        custom_status=(carried + statuses)[-1] if carried else info.custom_status,
     )
 
 

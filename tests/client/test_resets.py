@@ -215,6 +215,19 @@ async def test_the_custom_status_is_the_one_that_was_there(shop: FailingShop, cl
     assert await run.wait(30) == ["first", "on", "second"]
 
 
+async def test_a_custom_status_stays_while_the_start_after_a_reset_waits(any_url: str, client: Client) -> None:
+    shop = FailingShop()
+    async with Worker(shop.app, any_url, OPTIONS):
+        run = await client.start("staged", 1, instance_id="i")
+        await run.raise_event("go", "on")
+        await run.wait(30)
+    for _ in range(2):
+        await client.reset("i", to_event=1)
+        assert (await run.status()).custom_status == "first"
+    async with Worker(shop.app, any_url, OPTIONS):
+        assert await run.wait(30) == ["first", "on", "second"]
+
+
 async def test_a_custom_status_that_was_set_later_is_gone(shop: FailingShop, client: Client) -> None:
     run = await client.start("marked", 1, instance_id="i")
     await run.raise_event("go", "on")
