@@ -252,7 +252,7 @@ ChildCursor: TypeAlias = tuple[str, datetime, str]
 
 
 def child_cursor(row: SessionSummary | SessionRecord) -> ChildCursor:
-    """The place of a record that has a parent among the children of all."""
+    """The cursor for the page of `SessionStore.children` that begins after this record, which has a parent."""
     return row.metadata.parent or "", row.updated_at, row.session_id
 
 

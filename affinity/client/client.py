@@ -303,9 +303,9 @@ class Client(Administration, ConversationCalls):
         Args:
             instance_id: the instance; it follows ``continue_as_new``.
             event: with its data.
-            idempotency_key: of a second call with the same key, by this client or another one, the instance gets no
-                event, and the reply is the same. By default a random one. It is kept as by `raise_event`, and so is the
-                reply.
+            idempotency_key: the instance receives one event per key. A later call with the same key, by any client,
+                delivers nothing and returns the same reply. Default: a random key. The key and the reply are kept as
+                for `raise_event`.
             start: when there is no instance of this id, one is started: an orchestration, ``(orchestration, input)``,
                 or a `Start`. When it has ended without an event of this key, ``if_ended`` of the `Start` applies.
             timeout: seconds; None: forever.

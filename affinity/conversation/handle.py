@@ -143,9 +143,10 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
             ConversationTerminated: before the event was processed; or an operator has ended the instance.
             UnknownConversation: it was deleted before the event was processed.
             UnknownEntry: the event was sent before, and its reply is not there; see `reply`.
-            WakeMisuse: the handler of a wake of this very conversation asks, or a task that it has started; or a
-                handler for which the handler of this one waits, in the same process. Nothing is sent, unless both begin
-                to wait at one moment. A circle by way of another process is not found out.
+            WakeMisuse: the wait would be a deadlock. The caller is the handler of this conversation's wake, or a task
+                that it started; or that handler waits for a reply of the caller's conversation, directly or through
+                others. Only waits in this process are detected. Nothing is sent, unless two handlers begin to wait for
+                each other at the same moment.
             ClientError, InvalidInput: as for `send`; or the timeout is negative, or not a number.
         """
         check_timeout(timeout)

@@ -21,9 +21,9 @@ class ProviderConnection(Protocol):
 
     @property
     def timeline(self) -> str:
-        """Names the timeline of the database (`affinity.provider.timeline`), as the reads so far have found it. It is
-        equal before a call and after a later read: nothing that the call has written or seen was lost meanwhile. Where
-        it is not equal, it may have been.
+        """The name of the database's timeline (`affinity.provider.timeline`), as of the last read. If it is the same
+        before a call and after a later read, nothing that the call wrote or saw was lost in between. If it differs,
+        something may have been lost.
         """
         ...
 

@@ -202,7 +202,8 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         ...
 
     async def report_session_moves(self, reports: Sequence[MoveReport]) -> Sequence[MoveReason | None]:
-        """Add what hydrates have cost to moves; of several of one move, the first counts.
+        """Add the reported costs of hydrates to their moves. If a move has several reports, the first with a cost
+        counts.
 
         Returns:
             The reason of each move; None where there is no move of that epoch (any more).
