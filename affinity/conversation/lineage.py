@@ -21,7 +21,7 @@ from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
 from affinity.conversation.events import AgentMessage, Content, JournalEntry, UserMessage, text_of
-from affinity.conversation.follow import SPAN_COMPLETED
+from affinity.conversation.follow import SPAN_COMPLETED, entries_removed
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind
 from affinity.conversation.transfer import Imported, entry_line, lineage_lines, record_line
 from affinity.conversation.usage import Share, Spent, Tally, extras_of, spent_before, total_of, united
@@ -276,10 +276,14 @@ class CreationPlanner:
             yield line
         if record is not None:
             yield record_line(record)
-        last_seq, after, more = page.last_seq, 0, True
+        head, after, more = page, 0, True
         while more:
-            query = JournalQuery(session_id=source, after=after, before=last_seq + 1, limit=MAX_PAGE)
+            query = JournalQuery(session_id=source, after=after, before=head.last_seq + 1, limit=MAX_PAGE)
             page = await self.page(query)
+            if not page.journal_id == head.journal_id == lineage[0].journal_id:
+                raise UnknownConversation(source, "it was deleted during its export, and another one has its id")
+            if page.first_seq > max(after + 1, head.first_seq):
+                raise entries_removed(source, after, page.first_seq)
             for entry in page.entries:
                 yield entry_line(entry)
             after, more = (page.entries[-1].seq if page.entries else after), page.more

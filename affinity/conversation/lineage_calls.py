@@ -179,7 +179,8 @@ class LineageCalls(CommonCalls[M], Generic[M]):
         its entries as far as they are there at the beginning, which fit each other. `import_` reads them.
 
         Raises:
-            UnknownConversation, ConversationKindMismatch: as for `fork`.
+            UnknownConversation, ConversationKindMismatch: as for `fork`; or it was deleted meanwhile.
+            EntriesRemoved: retention has removed entries meanwhile.
         """
         async for line in self._planner.export(self.conversation_id):
             yield line

@@ -17,7 +17,15 @@ from affinity import AgentMessage, JournalEntry, UserMessage
 from affinity.client import Quotas
 from affinity.conversation import wake as waking
 from affinity.conversation.handle import ConversationHandle
-from affinity.errors import Contention, ConversationExists, InvalidInput, SessionRecordRefused, WakeFailed
+from affinity.errors import (
+    Contention,
+    ConversationExists,
+    EntriesRemoved,
+    InvalidInput,
+    SessionRecordRefused,
+    UnknownConversation,
+    WakeFailed,
+)
 from affinity.journal import JournalQuery
 from affinity.records import SessionRecord, SessionState, SessionStore
 from affinity.session.transfer import ImportTimes
@@ -268,6 +276,32 @@ async def test_an_export_gives_up_when_wakes_do_not_end(url: str, monkeypatch: p
         monkeypatch.setattr(store, "load", late)
         with anyio.fail_after(60), pytest.raises(Contention, match="ran a wake in each of 10 attempts"):
             [line async for line in talk.export()]
+
+
+async def test_an_export_of_a_conversation_that_is_made_again_meanwhile_fails(idle: Stage) -> None:
+    """Its lines would be of two conversations."""
+    talk = idle.talk("a")
+    await talk.send(UserMessage("one"))
+    lines = talk.export()
+    head = json.loads(await anext(lines))
+    await talk.delete()
+    await talk.send(UserMessage("other"))
+    assert head["conversation"]["last_seq"] == 1
+    with pytest.raises(UnknownConversation, match="another one has its id"):
+        await anext(lines)
+
+
+async def test_an_export_that_retention_overtakes_fails(url: str) -> None:
+    """An import of its lines would be refused: the first entries are missing."""
+    async with stage(url) as found:
+        talk = found.talk("a")
+        await say(talk, "one")
+        lines = talk.export()
+        assert "conversation" in await anext(lines)
+        assert "record" in await anext(lines)
+        assert await found.client.prune_conversations(max_entries=1)
+        with pytest.raises(EntriesRemoved):
+            await anext(lines)
 
 
 async def test_an_export_that_was_changed_is_refused(idle: Stage) -> None:

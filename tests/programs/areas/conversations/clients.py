@@ -52,7 +52,7 @@ EXPECTED: Final[dict[Do, tuple[type[AffinityError], ...]]] = {
     "detach": (*_NEW, UnknownEntry),
     "merge": (*_NEW, InvalidInput),
     "compress": _NEW,
-    "copy": _NEW,
+    "copy": (*_NEW, EntriesRemoved),
     "prune": (),
     "move": (),
     "release": (),
