@@ -60,6 +60,22 @@ async def test_a_drain_lets_an_activity_end(tmp_path: Path) -> None:
         assert await run.wait(timeout=20) == ("worker-0", 1)
 
 
+async def test_an_env_is_not_at_rest_while_its_only_worker_goes_on() -> None:
+    """Until its process has answered, it is not alive yet: nothing would ever happen."""
+    async with ProcessEnv(app, find_app(app)) as env, anyio.create_task_group() as tasks:
+        (name,) = env.workers
+        await env.run_until_idle()
+        env.pause(name)
+        run = await env.client.start(waits)
+        await run.raise_event("go")
+        await env.advance(3600)
+        tasks.start_soon(env.resume, name)
+        await anyio.lowlevel.checkpoint()
+        assert env._workers[0].is_recovering
+        with anyio.fail_after(60):
+            await run.wait()
+
+
 async def test_a_process_that_cannot_answer_ends_the_waits() -> None:
     async with ProcessEnv(app, find_app(app)) as env:
         await env.run_until_idle()

@@ -48,6 +48,7 @@ class ProcessWorker:
         self.is_abandoned = self._is_killed = False
         self.is_paused: bool = False
         """See `EnvWorker`."""
+        self._is_resuming = False
         self._peer = Peer(self._answer)
         self._status: Fields = {
             "changes": 0,
@@ -142,7 +143,8 @@ class ProcessWorker:
     @property
     def is_recovering(self) -> bool:
         """See `EnvWorker`."""
-        return not (self._is_killed or self.is_paused) and bool(self._status["is_recovering"])
+        says_so = not self.is_paused and bool(self._status["is_recovering"])
+        return not self._is_killed and (self._is_resuming or says_so)
 
     @property
     def runs_code(self) -> bool:
@@ -208,8 +210,12 @@ class ProcessWorker:
 
     async def resume(self) -> None:
         """See `EnvWorker`."""
-        await self._ask("resume")
-        self.is_paused = False
+        self._is_resuming = True
+        try:
+            await self._ask("resume")
+            self.is_paused = False
+        finally:
+            self._is_resuming = False
 
     async def _ask(self, name: str, **fields: Any) -> None:
         if self._failure is not None:
