@@ -272,7 +272,7 @@ WITH fleet AS MATERIALIZED (
 )
 SELECT c.offered, c.unheld, c.own + c.free > 0 AND NOT EXISTS (SELECT FROM picked) AS raced, i.next_due,
     s.free > s.most_free AND s.most_free < %(limit)s OR s.unheld > s.most_unheld AND s.most_unheld < %(limit)s AS left,
-    c.cut, (SELECT max(total) FROM picked),
+    c.cut, (SELECT max(total) FROM picked) AS size,
     (SELECT count(*) FROM ranked WHERE kind IN (1, 3) OR sessions <= (SELECT n FROM room)) > %(limit)s AS more,
     (SELECT n FROM room) <= 0 AS crowded, (SELECT n FROM fleet) AS workers,
     (SELECT draining FROM fleet) AS draining, (SELECT sessions FROM assigned) AS assigned,

@@ -1,4 +1,4 @@
-"""The base class of the provider's operations, and the parameters that they share."""
+"""The base class of the provider's operations, and the parameters and rows that they share."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import secrets
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import count
+from typing import NamedTuple, TypeVar
 
 from affinity.provider.contract import WorkerIdentity, WorkKey, WorkLock
 from affinity.provider.postgres.driver.arrays import Ints, Texts
 from affinity.provider.postgres.driver.connections import Connections
-from affinity.provider.postgres.driver.wire import Params
+from affinity.provider.postgres.driver.wire import Params, Row
+
+H = TypeVar("H", bound=NamedTuple)
 
 
 class Operations:
@@ -53,6 +56,14 @@ def lock_columns(locks: Sequence[WorkLock]) -> Params:
 def same_time(value: datetime) -> datetime:
     """A time as psycopg returns it."""
     return value
+
+
+def split(head: type[H], rows: Sequence[Row]) -> tuple[H, list[Row]]:
+    """The rows of a left join: the columns of ``head`` from the first row, and the columns behind them from each row
+    that has some: the first of them is not NULL.
+    """
+    width = len(head._fields)
+    return head._make(rows[0][:width]), [row[width:] for row in rows if row[width] is not None]
 
 
 def flags(total: int, positions: Iterable[int]) -> list[bool]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from itertools import groupby
-from typing import Final
+from operator import attrgetter
+from typing import Final, NamedTuple
 
 from psycopg.types.numeric import Int8
 
 from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES, MAX_PAGE_EVENTS, MAX_REROUTE, MIN_SHARE, SHARE_DIVISOR
 from affinity.provider.contract import (
+    Generation,
     HistoryCursor,
     HistoryPage,
     OrchestrationFetch,
@@ -19,14 +21,38 @@ from affinity.provider.contract import (
     WorkerIdentity,
 )
 from affinity.provider.postgres.driver.arrays import Bools, Ints, Texts
-from affinity.provider.postgres.driver.wire import Row
-from affinity.provider.postgres.operations import Operations, caller_params
+from affinity.provider.postgres.operations import Operations, caller_params, split
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "orchestrations.sql")
 
 _WINDOW: Final = 16
 """Messages looked at for each instance asked for; more of the same instance come with it anyhow."""
+
+
+class _FetchRow(NamedTuple):
+    """What the rows of ``fetch`` have in common; behind it, a `_MessageRow`."""
+
+    more: bool
+    next_due: float | None
+    left: bool | None
+    fenced: bool
+
+
+class _MessageRow(NamedTuple):
+    """A message, with its instance."""
+
+    instance_id: str
+    generation: Generation
+    execution_id: int
+    name: str
+    version: str | None
+    event_count: int
+    claims: int
+    unknown_for: float | None
+    session_id: str | None
+    message_id: int
+    payload: str
 
 
 class OrchestrationOperations(Operations):
@@ -56,8 +82,9 @@ class OrchestrationOperations(Operations):
             "reroute": Int8(MAX_REROUTE),
         }
         rows = await self._connections.fetch.run(_SQL["fetch"], params)
-        items = [_item(list(group)) for id_, group in groupby(rows, key=lambda row: row[3]) if id_ is not None]
-        more, next_due, left, *_, fenced = rows[0]
+        (more, next_due, left, fenced), found = split(_FetchRow, rows)
+        messages = map(_MessageRow._make, found)
+        items = [_item(list(group)) for _, group in groupby(messages, attrgetter("instance_id"))]
         if items and (more or left):
             next_due = 0.0
         return OrchestrationFetch(
@@ -103,17 +130,17 @@ class OrchestrationOperations(Operations):
         await self._connections.quick.run(_SQL["release"], params)
 
 
-def _item(rows: Sequence[Row]) -> OrchestrationItem:
-    _, _, _, instance_id, generation, execution_id, name, version, event_count, claims, unknown_for, *_ = rows[0]
+def _item(rows: Sequence[_MessageRow]) -> OrchestrationItem:
+    first = rows[0]
     return OrchestrationItem(
-        instance_id=instance_id,
-        generation=generation,
-        execution_id=execution_id,
-        name=name,
-        version=version,
-        event_count=event_count,
-        claims=claims,
-        unknown_for=unknown_for,
-        messages=[QueuedMessage(row[11], row[12]) for row in rows],
-        session_id=rows[0][13],
+        instance_id=first.instance_id,
+        generation=first.generation,
+        execution_id=first.execution_id,
+        name=first.name,
+        version=first.version,
+        event_count=first.event_count,
+        claims=first.claims,
+        unknown_for=first.unknown_for,
+        messages=[QueuedMessage(row.message_id, row.payload) for row in rows],
+        session_id=first.session_id,
     )
