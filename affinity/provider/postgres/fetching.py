@@ -26,7 +26,7 @@ from affinity.provider.contract import (
 )
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.wire import Params
-from affinity.provider.postgres.operations import Operations, caller_params, split
+from affinity.provider.postgres.operations import Operations, caller_params, columns, present
 from affinity.provider.postgres.work_items import lengths
 from affinity.provider.rows import not_negative
 from affinity.provider.statements import load_statements, without
@@ -91,12 +91,6 @@ class _OwnRow(NamedTuple):
     recorded_at: datetime
 
 
-class _ClaimRow(NamedTuple):
-    """What the rows of ``claim`` have in common; behind it, an `ItemRow`."""
-
-    raced: bool
-
-
 class ItemRow(NamedTuple):
     """A work item that a statement has locked."""
 
@@ -118,6 +112,10 @@ class ItemRow(NamedTuple):
     failure: WaitFailure | None = None  # of ``end_waits``
 
 
+_FACTS, _ITEM = columns(_FetchRow, ItemRow)
+_OWN, _OWN_ITEM = columns(_OwnRow, ItemRow)
+
+
 class FetchOperations(Operations):
     """`fetch_work_item`."""
 
@@ -128,9 +126,9 @@ class FetchOperations(Operations):
         params = {**caller_params(identity), **_choices(options), **_SHARES, "token": self._token(identity)}
         statement = _FETCH[options.tags != NO_TAGS]
         rows = await self._connections.fetch.run(statement, {**params, "names": Texts(options.names)})
-        fetch, items = split(_FetchRow, rows)
+        fetch = _FetchRow._make(rows[0][_FACTS])
         found = WorkFetch(
-            items=[to_work_item(ItemRow(*item)) for item in items],
+            items=[to_work_item(ItemRow(*item)) for item in present(rows, _ITEM)],
             claim_lost=bool(fetch.raced),
             next_due=not_negative(fetch.next_due),
             unclaimed_remaining=bool(fetch.left),
@@ -157,15 +155,18 @@ class FetchOperations(Operations):
         statement = _FETCH_OWN[options.tags != NO_TAGS]
         params |= {"names": Texts(options.names), "readers": Texts(options.readers), "most": Int8(MAX_FETCHED_INPUT)}
         rows = await self._connections.fetch.run(statement, params)
-        parts = [split(_OwnRow, [row]) for row in rows]
-        taken = [(to_work_item(ItemRow(*item)), own) for own, items in parts for item in items]
-        first, _ = parts[0]
+        own = [_OwnRow._make(row[_OWN]) for row in rows]
+        items = [to_work_item(ItemRow(*item)) for item in present(rows, _OWN_ITEM)]
         return WorkFetch(
-            items=[item for item, _ in taken],
-            claim_lost=first.raced,
+            items=items,
+            claim_lost=own[0].raced,
             next_due=None,
-            limit_reached=first.waiting > len(taken),
-            pending={item.lock.key.instance_id: _one_input(own) for item, own in taken if own.journal_id is not None},
+            limit_reached=own[0].waiting > len(items),
+            pending={
+                item.lock.key.instance_id: _one_input(row)
+                for item, row in zip(items, own, strict=False)
+                if row.journal_id is not None
+            },
         )
 
     async def _with_claims(
@@ -196,8 +197,8 @@ class FetchOperations(Operations):
             "reroute": Int8(MAX_REROUTE),
         }
         *_, rows = await self._connections.fetch.pipeline(_CLAIM[options.tags != NO_TAGS], params)
-        claim, items = split(_ClaimRow, rows)
-        return [to_work_item(ItemRow(*item)) for item in items], bool(claim.raced)
+        ((raced, *_), *_) = rows
+        return [to_work_item(ItemRow(n, *item)) for _, n, *item in rows if n is not None], bool(raced)
 
 
 def _is_any_unheld(unheld: _Unheld) -> bool:

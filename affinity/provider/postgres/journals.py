@@ -32,7 +32,7 @@ from affinity.provider.postgres.driver.arrays import Bools, Int, Ints, Text, Tex
 from affinity.provider.postgres.driver.errors import BATCH_REFUSED
 from affinity.provider.postgres.driver.wire import Params, Row, Statement
 from affinity.provider.postgres.hints import hint_statement
-from affinity.provider.postgres.operations import Operations, split
+from affinity.provider.postgres.operations import Operations, columns, present
 from affinity.provider.repeats import refuse_other_events
 from affinity.provider.statements import load_statements
 
@@ -45,7 +45,7 @@ _MAX_ROUNDS: Final = 5
 
 
 class _PendingRow(NamedTuple):
-    """What the rows of ``pending`` for one session have in common; behind it, an `Entry`."""
+    """What the first row of a session in ``pending`` begins with."""
 
     n: int
     journal_id: int
@@ -63,7 +63,7 @@ class _PendingRow(NamedTuple):
 
 
 class _PlainRow(NamedTuple):
-    """What a row of ``read_plain`` begins with; behind it, a `_JournalRow`."""
+    """What a row of ``read_plain`` begins with."""
 
     n: int
     is_inherited: bool  # some of the entries: they are not here
@@ -71,11 +71,11 @@ class _PlainRow(NamedTuple):
 
 
 class _ReadRow(NamedTuple):
-    """What the rows of ``read`` for one query begin with; behind it, a `_JournalRow`."""
+    """What a row of ``read`` begins with; without a stream, its columns are NULL."""
 
     n: int
     found: int
-    wake_id: str | None
+    wake_id: str | None  # of the stream
     attempt: int
     number: int
     numbers: list[int] | None
@@ -83,7 +83,7 @@ class _ReadRow(NamedTuple):
 
 
 class _JournalRow(NamedTuple):
-    """Of a `JournalPage`, in the rows of one query; behind it, an `Entry`."""
+    """The fields of a `JournalPage` that are of its journal."""
 
     journal_id: int
     kind: str
@@ -94,6 +94,11 @@ class _JournalRow(NamedTuple):
     parent: str | None
     parent_journal: int | None
     instance_status: str | None
+
+
+_PENDING, _INPUT = columns(_PendingRow, Entry)
+_PLAIN, _PLAIN_JOURNAL, _PLAIN_ENTRY = columns(_PlainRow, _JournalRow, Entry)
+_READ, _READ_JOURNAL, _READ_ENTRY = columns(_ReadRow, _JournalRow, Entry)
 
 
 class JournalOperations(Operations):
@@ -285,10 +290,11 @@ def _rounds(session_ids: Sequence[str]) -> list[int]:
 
 
 def _to_pending(rows: Sequence[Row], limit: int) -> PendingWork:
-    head, entries = split(_PendingRow, rows)
-    inputs = [Entry._make(entry) for entry in entries[:limit]]
+    head = _PendingRow._make(rows[0][_PENDING])
+    inputs = [Entry._make(entry) for entry in present(rows, _INPUT)][:limit]
     requests = json.loads(head.requests) if head.requests else []
-    revisits = [(to_revisit(row), due_in) for *row, due_in in json.loads(head.revisits or "[]")]
+    later = json.loads(head.revisits) if head.revisits else []
+    revisits = [(to_revisit(row), due_in) for *row, due_in in later]
     waits = [due_in for *_, due_in in (*requests, *revisits) if due_in is not None and due_in > 0]
     due = [revisit for revisit, due_in in revisits if due_in <= 0]
     return PendingWork(
@@ -324,28 +330,27 @@ def _is_plain(query: JournalQuery) -> bool:
 
 def _to_plain_page(rows: Sequence[Row], limit: int) -> JournalPage | None:
     """None: some of its entries are inherited."""
-    last, _ = split(_PlainRow, rows[-1:])
+    last = _PlainRow._make(rows[-1][_PLAIN])
     if last.is_inherited:
         return None
-    _, journals = split(_PlainRow, rows)
-    journal, entries = split(_JournalRow, journals)
+    entries = [Entry._make(entry) for entry in present(rows, _PLAIN_ENTRY)]
     return JournalPage(
-        **journal._asdict(),
-        entries=[Entry._make(entry) for entry in entries[:limit]],
+        **_JournalRow._make(rows[0][_PLAIN_JOURNAL])._asdict(),
+        entries=entries[:limit],
         more=last.has_more or len(entries) > limit,
         stream=[],
     )
 
 
 def _to_page(session_id: str, rows: Sequence[Row]) -> JournalPage:
-    head, journals = split(_ReadRow, rows)
-    journal, entries = split(_JournalRow, journals)
+    head, journal = _ReadRow._make(rows[0][_READ]), _JournalRow._make(rows[0][_READ_JOURNAL])
+    entries = [Entry._make(entry) for entry in present(rows, _READ_ENTRY)]
     last = None
     if head.wake_id is not None:
         last = StreamCursor(wake_id=head.wake_id, attempt=head.attempt, number=head.number)
     return JournalPage(
         **journal._asdict(),
-        entries=[Entry._make(entry) for entry in entries],
+        entries=entries,
         more=head.found > len(entries),
         stream=[
             StreamPart(

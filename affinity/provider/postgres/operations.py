@@ -5,15 +5,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from itertools import count
-from typing import NamedTuple, TypeVar
+from itertools import accumulate, count, pairwise
+from typing import NamedTuple
 
 from affinity.provider.contract import WorkerIdentity, WorkKey, WorkLock
 from affinity.provider.postgres.driver.arrays import Ints, Texts
 from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.driver.wire import Params, Row
-
-H = TypeVar("H", bound=NamedTuple)
 
 
 class Operations:
@@ -58,12 +56,16 @@ def same_time(value: datetime) -> datetime:
     return value
 
 
-def split(head: type[H], rows: Sequence[Row]) -> tuple[H, list[Row]]:
-    """The rows of a left join: the columns of ``head`` from the first row, and the columns behind them from each row
-    that has some: the first of them is not NULL.
-    """
-    width = len(head._fields)
-    return head._make(rows[0][:width]), [row[width:] for row in rows if row[width] is not None]
+def columns(*records: type[NamedTuple]) -> list[slice]:
+    """Where a row has the columns of each of these records, which are side by side."""
+    ends = accumulate((len(record._fields) for record in records), initial=0)
+    return [slice(start, end) for start, end in pairwise(ends)]
+
+
+def present(rows: Sequence[Row], joined: slice) -> list[Row]:
+    """The columns of a left join, from the rows that have them: the first of them is not NULL."""
+    first = joined.start
+    return [row[joined] for row in rows if row[first] is not None]
 
 
 def flags(total: int, positions: Iterable[int]) -> list[bool]:

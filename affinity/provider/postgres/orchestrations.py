@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from itertools import groupby
-from operator import attrgetter
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from psycopg.types.numeric import Int8
@@ -21,7 +21,8 @@ from affinity.provider.contract import (
     WorkerIdentity,
 )
 from affinity.provider.postgres.driver.arrays import Bools, Ints, Texts
-from affinity.provider.postgres.operations import Operations, caller_params, split
+from affinity.provider.postgres.driver.wire import Row
+from affinity.provider.postgres.operations import Operations, caller_params, columns
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "orchestrations.sql")
@@ -31,7 +32,7 @@ _WINDOW: Final = 16
 
 
 class _FetchRow(NamedTuple):
-    """What the rows of ``fetch`` have in common; behind it, a `_MessageRow`."""
+    """What each row of ``fetch`` begins with; then, side by side, an `_InstanceRow` and a `QueuedMessage`."""
 
     more: bool
     next_due: float | None
@@ -39,8 +40,8 @@ class _FetchRow(NamedTuple):
     fenced: bool
 
 
-class _MessageRow(NamedTuple):
-    """A message, with its instance."""
+class _InstanceRow(NamedTuple):
+    """The instance of a message."""
 
     instance_id: str
     generation: Generation
@@ -51,8 +52,10 @@ class _MessageRow(NamedTuple):
     claims: int
     unknown_for: float | None
     session_id: str | None
-    message_id: int
-    payload: str
+
+
+_FACTS, _INSTANCE, _MESSAGE = columns(_FetchRow, _InstanceRow, QueuedMessage)
+_instance_id: Final = itemgetter(_INSTANCE.start)
 
 
 class OrchestrationOperations(Operations):
@@ -82,9 +85,8 @@ class OrchestrationOperations(Operations):
             "reroute": Int8(MAX_REROUTE),
         }
         rows = await self._connections.fetch.run(_SQL["fetch"], params)
-        (more, next_due, left, fenced), found = split(_FetchRow, rows)
-        messages = map(_MessageRow._make, found)
-        items = [_item(list(group)) for _, group in groupby(messages, attrgetter("instance_id"))]
+        more, next_due, left, fenced = _FetchRow._make(rows[0][_FACTS])
+        items = [_item(list(group)) for id_, group in groupby(rows, _instance_id) if id_ is not None]
         if items and (more or left):
             next_due = 0.0
         return OrchestrationFetch(
@@ -130,17 +132,8 @@ class OrchestrationOperations(Operations):
         await self._connections.quick.run(_SQL["release"], params)
 
 
-def _item(rows: Sequence[_MessageRow]) -> OrchestrationItem:
-    first = rows[0]
+def _item(rows: Sequence[Row]) -> OrchestrationItem:
     return OrchestrationItem(
-        instance_id=first.instance_id,
-        generation=first.generation,
-        execution_id=first.execution_id,
-        name=first.name,
-        version=first.version,
-        event_count=first.event_count,
-        claims=first.claims,
-        unknown_for=first.unknown_for,
-        messages=[QueuedMessage(row.message_id, row.payload) for row in rows],
-        session_id=first.session_id,
+        **_InstanceRow._make(rows[0][_INSTANCE])._asdict(),
+        messages=[QueuedMessage._make(row[_MESSAGE]) for row in rows],
     )

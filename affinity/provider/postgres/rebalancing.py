@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from affinity.provider.contract import FleetLoad, WorkerIdentity
 from affinity.provider.postgres.driver.wire import Row
-from affinity.provider.postgres.operations import Operations, caller_params, split
+from affinity.provider.postgres.operations import Operations, caller_params
 from affinity.provider.rows import to_load
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "rebalancing.sql")
 _EXCHANGE: Final = (_SQL["report"], _SQL["load"])
-
-
-class _LoadRow(NamedTuple):
-    """What the rows of ``load`` have in common; behind it, a worker."""
-
-    suspended: bool | None
 
 
 class RebalancingOperations(Operations):
@@ -36,5 +30,5 @@ class RebalancingOperations(Operations):
 
 
 def _fleet(rows: Sequence[Row]) -> FleetLoad:
-    (suspended,), workers = split(_LoadRow, rows)
-    return to_load(bool(suspended), workers)
+    ((suspended, *_), *_) = rows
+    return to_load(bool(suspended), [(worker_id, *load) for _, worker_id, *load in rows if worker_id is not None])

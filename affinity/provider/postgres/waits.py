@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from psycopg.types.numeric import Int8
 
@@ -11,16 +11,10 @@ from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import EndedWaits, WorkerIdentity
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.fetching import ItemRow, to_work_item
-from affinity.provider.postgres.operations import Operations, caller_params, split
+from affinity.provider.postgres.operations import Operations, caller_params
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "waits.sql")
-
-
-class _WaitsRow(NamedTuple):
-    """What the rows of ``end_waits`` have in common; behind it, an `ItemRow`."""
-
-    sessions: list[str] | None
 
 
 class WaitOperations(Operations):
@@ -37,8 +31,8 @@ class WaitOperations(Operations):
             "token": self._token(identity),
         }
         rows = await self._connections.rows.run(_SQL["end_waits"], params)
-        (sessions,), items = split(_WaitsRow, rows)
-        taken = [ItemRow(*item) for item in items]
+        ((sessions, *_), *_) = rows
+        taken = [ItemRow(n, *item) for _, n, *item in rows if n is not None]
         failed = [(to_work_item(row), row.failure) for row in taken if row.failure is not None]
         return EndedWaits(failed=failed, freed=await self._release_busy(sessions) if sessions else ())
 
