@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime
 from typing import Final, NamedTuple, TypeAlias
 
 from psycopg.types.numeric import Int8
@@ -55,7 +54,7 @@ _Unheld: TypeAlias = int | list[int]
 
 
 class _FetchRow(NamedTuple):
-    """What the rows of ``fetch`` have in common; behind it, an `ItemRow`."""
+    """What each row of ``fetch`` begins with; then an `ItemRow`."""
 
     offered: int
     unheld: _Unheld
@@ -73,7 +72,7 @@ class _FetchRow(NamedTuple):
 
 
 class _OwnRow(NamedTuple):
-    """What a row of ``fetch_own`` has before its `ItemRow`: with a journal, the only input of the item's instance."""
+    """What a row of ``fetch_own`` begins with; then the only input of that journal, an `Entry`, and an `ItemRow`."""
 
     raced: bool
     waiting: int
@@ -82,13 +81,6 @@ class _OwnRow(NamedTuple):
     processed: int
     closed: bool
     parent: str | None
-    seq: int
-    entry_kind: str
-    entry: str
-    event_id: str | None
-    wake_id: str | None
-    is_input: bool
-    recorded_at: datetime
 
 
 class ItemRow(NamedTuple):
@@ -113,7 +105,7 @@ class ItemRow(NamedTuple):
 
 
 _FACTS, _ITEM = columns(_FetchRow, ItemRow)
-_OWN, _OWN_ITEM = columns(_OwnRow, ItemRow)
+_OWN, _OWN_INPUT, _OWN_ITEM = columns(_OwnRow, Entry, ItemRow)
 
 
 class FetchOperations(Operations):
@@ -155,17 +147,18 @@ class FetchOperations(Operations):
         statement = _FETCH_OWN[options.tags != NO_TAGS]
         params |= {"names": Texts(options.names), "readers": Texts(options.readers), "most": Int8(MAX_FETCHED_INPUT)}
         rows = await self._connections.fetch.run(statement, params)
-        own = [_OwnRow._make(row[_OWN]) for row in rows]
         items = [to_work_item(ItemRow(*item)) for item in present(rows, _OWN_ITEM)]
+        own = [_OwnRow._make(row[_OWN]) for row in rows]
+        inputs = [row[_OWN_INPUT] for row in rows]
         return WorkFetch(
             items=items,
             claim_lost=own[0].raced,
             next_due=None,
             limit_reached=own[0].waiting > len(items),
             pending={
-                item.lock.key.instance_id: _one_input(row)
-                for item, row in zip(items, own, strict=False)
-                if row.journal_id is not None
+                item.lock.key.instance_id: _one_input(journal, Entry._make(entry))
+                for item, journal, entry in zip(items, own, inputs, strict=False)
+                if journal.journal_id is not None
             },
         )
 
@@ -221,16 +214,15 @@ def _choices(options: FetchOptions) -> Params:
     }
 
 
-def _one_input(row: _OwnRow) -> PendingWork:
-    assert row.journal_id is not None
-    entry = Entry(row.seq, row.entry_kind, row.entry, row.event_id, row.wake_id, row.is_input, row.recorded_at)
+def _one_input(journal: _OwnRow, entry: Entry) -> PendingWork:
+    assert journal.journal_id is not None
     return PendingWork(
-        journal_id=row.journal_id,
-        kind=row.kind,
-        processed=row.processed,
-        last_seq=row.seq,
-        closed=row.closed,
-        parent=row.parent,
+        journal_id=journal.journal_id,
+        kind=journal.kind,
+        processed=journal.processed,
+        last_seq=entry.seq,
+        closed=journal.closed,
+        parent=journal.parent,
         inputs=[entry],
         more=False,
         due=[],

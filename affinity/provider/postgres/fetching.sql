@@ -362,7 +362,7 @@ LEFT JOIN taken t ON true
 -- What the statement `pending` gives, where that is one input, which is the last entry, and nothing else.
 LEFT JOIN LATERAL (
     SELECT j.journal_id, j.kind, j.processed, j.closed, j.parent, e.seq, e.kind AS entry_kind, e.payload AS entry, e.event_id,
-        e.wake_id, e.is_input, e.recorded_at
+        e.wake_id, e.is_input, e.recorded_at, e.origin_id IS NOT NULL AS is_copied
     FROM journals j
     CROSS JOIN LATERAL (
         SELECT i.* FROM journal_entries i

@@ -31,8 +31,8 @@ _WINDOW: Final = 16
 """Messages looked at for each instance asked for; more of the same instance come with it anyhow."""
 
 
-class _FetchRow(NamedTuple):
-    """What each row of ``fetch`` begins with; then, side by side, an `_InstanceRow` and a `QueuedMessage`."""
+class _SearchRow(NamedTuple):
+    """What each row of ``fetch`` begins with; then a `_TakenRow` and a `QueuedMessage`."""
 
     more: bool
     next_due: float | None
@@ -40,8 +40,8 @@ class _FetchRow(NamedTuple):
     fenced: bool
 
 
-class _InstanceRow(NamedTuple):
-    """The instance of a message."""
+class _TakenRow(NamedTuple):
+    """Of an `OrchestrationItem`, all but its messages."""
 
     instance_id: str
     generation: Generation
@@ -54,7 +54,7 @@ class _InstanceRow(NamedTuple):
     session_id: str | None
 
 
-_FACTS, _INSTANCE, _MESSAGE = columns(_FetchRow, _InstanceRow, QueuedMessage)
+_FACTS, _INSTANCE, _MESSAGE = columns(_SearchRow, _TakenRow, QueuedMessage)
 _instance_id: Final = itemgetter(_INSTANCE.start)
 
 
@@ -85,7 +85,7 @@ class OrchestrationOperations(Operations):
             "reroute": Int8(MAX_REROUTE),
         }
         rows = await self._connections.fetch.run(_SQL["fetch"], params)
-        more, next_due, left, fenced = _FetchRow._make(rows[0][_FACTS])
+        more, next_due, left, fenced = _SearchRow._make(rows[0][_FACTS])
         items = [_item(list(group)) for id_, group in groupby(rows, _instance_id) if id_ is not None]
         if items and (more or left):
             next_due = 0.0
@@ -134,6 +134,6 @@ class OrchestrationOperations(Operations):
 
 def _item(rows: Sequence[Row]) -> OrchestrationItem:
     return OrchestrationItem(
-        **_InstanceRow._make(rows[0][_INSTANCE])._asdict(),
+        **_TakenRow._make(rows[0][_INSTANCE])._asdict(),
         messages=[QueuedMessage._make(row[_MESSAGE]) for row in rows],
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 from affinity.limits import PRUNE_WINDOW
 from affinity.provider.contract import KeyState, MessageKey, Turn
@@ -13,15 +13,6 @@ from affinity.provider.sqlite.payloads import read_payloads
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "replies.sql")
-
-
-class _StateRow(NamedTuple):
-    generation: str
-    name: str
-    status: str
-    error: str | None
-    id: int  # of the key; with `is_answered` None and 0: there is none
-    is_answered: int
 
 
 def find_known(tx: Tx, keys: Sequence[MessageKey]) -> set[MessageKey]:
@@ -41,11 +32,11 @@ def reply(tx: Tx, turns: Sequence[Turn]) -> None:
 
 
 def read(tx: Tx, keys: Sequence[MessageKey], max_bytes: int) -> list[KeyState | None]:
-    rows: dict[int, _StateRow] = {}
+    rows: dict[int, list[Any]] = {}
     for start in range(0, len(keys), PORTION):
         found = tx.gather(SQL["states"], {"keys": to_json(keys[start : start + PORTION])})
-        rows |= {start + place: _StateRow(*row) for place, *row in found}
-    answered = [row.id for row in rows.values() if row.is_answered]
+        rows |= {start + place: row for place, *row in found}
+    answered = [row_id for *_, row_id, is_answered in rows.values() if is_answered]
     texts = read_payloads(tx, SQL["payloads"], answered, max_bytes)
     states: list[KeyState | None] = [None] * len(keys)
     for place, (*instance, row_id, is_answered) in rows.items():
