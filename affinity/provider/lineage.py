@@ -22,7 +22,7 @@ def to_lineage(
         session_id: of the journal.
         instant: converts a time.
     """
-    by_id = {row[1]: _to_lineage(row, instant) for row in rows}
+    by_id = {each.journal_id: each for each in (_to_lineage(row, instant) for row in rows)}
     level = [each.journal_id for each in by_id.values() if each.session_id == session_id]
     ordered: dict[int, JournalLineage] = {}
     distance = 0

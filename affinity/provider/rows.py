@@ -127,7 +127,8 @@ def to_execution(row: Columns, time: Time) -> ExecutionInfo:
 def to_instance_counts(rows: Sequence[Columns], limit: int) -> InstanceCounts:
     """Counts by status of a page of ``limit`` instances; each row has the last id of the page."""
     counts = {status: number for status, number, _ in rows}
-    return InstanceCounts(counts=counts, after=rows[0][2] if sum(counts.values()) >= limit else None)
+    *_, last = rows[0] if sum(counts.values()) >= limit else (None,)
+    return InstanceCounts(counts=counts, after=last)
 
 
 class OriginRow(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from psycopg.types.numeric import Int8
 
@@ -16,6 +16,7 @@ from affinity.provider.contract import (
     NO_TAGS,
     FetchOptions,
     Token,
+    WaitFailure,
     WorkerIdentity,
     WorkFetch,
     WorkItem,
@@ -23,11 +24,12 @@ from affinity.provider.contract import (
     WorkLock,
 )
 from affinity.provider.postgres.driver.arrays import Texts
-from affinity.provider.postgres.driver.wire import Params, Row
-from affinity.provider.postgres.operations import Operations, caller_params
+from affinity.provider.postgres.driver.wire import Params
+from affinity.provider.postgres.operations import Operations, caller_params, columns, present
 from affinity.provider.postgres.work_items import lengths
 from affinity.provider.rows import not_negative
 from affinity.provider.statements import load_statements, without
+from affinity.records import constructor
 
 _SQL: Final = load_statements(__package__, "fetching.sql")
 CLAIM_ALONE: Final = _SQL["claim_alone"]
@@ -45,9 +47,65 @@ _SHARES: Final = {
     "most_assigned": Int8(MAX_ASSIGNED),
 }
 
+_work_item: Final = constructor(WorkItem)
 
 _Unheld: TypeAlias = int | list[int]
 """Items of sessions that no worker holds; of a worker with tags by route, in the order of its routes."""
+
+
+class _FetchRow(NamedTuple):
+    """What each row of ``fetch`` begins with; then an `ItemRow`."""
+
+    offered: int
+    unheld: _Unheld
+    raced: bool
+    next_due: float | None
+    left: bool | None
+    cut: bool
+    size: int | None  # bytes of all items
+    more: bool
+    crowded: bool | None
+    workers: int
+    draining: bool
+    assigned: list[str] | None
+    outdated: bool
+
+
+class _OwnRow(NamedTuple):
+    """What a row of ``fetch_own`` begins with; then the only input of that journal, an `Entry`, and an `ItemRow`."""
+
+    raced: bool
+    waiting: int
+    journal_id: int | None
+    kind: str
+    processed: int
+    closed: bool
+    parent: str | None
+
+
+class ItemRow(NamedTuple):
+    """A work item that a statement has locked."""
+
+    n: int  # in the order of the answer
+    instance_id: str
+    execution_id: int
+    activity_id: int
+    token: str
+    name: str
+    payload: str
+    session_id: str | None
+    epoch: int | None
+    attempts: int
+    failures: int
+    unknown_for: float | None
+    queued_for: float
+    ordered: bool
+    tag: str | None = None  # read for workers with tags
+    failure: WaitFailure | None = None  # of ``end_waits``
+
+
+_FACTS, _ITEM = columns(_FetchRow, ItemRow)
+_OWN, _OWN_INPUT, _OWN_ITEM = columns(_OwnRow, Entry, ItemRow)
 
 
 class FetchOperations(Operations):
@@ -60,26 +118,27 @@ class FetchOperations(Operations):
         params = {**caller_params(identity), **_choices(options), **_SHARES, "token": self._token(identity)}
         statement = _FETCH[options.tags != NO_TAGS]
         rows = await self._connections.fetch.run(statement, {**params, "names": Texts(options.names)})
-        *facts, draining, assigned, outdated = rows[0][:13]
-        offered, unheld, raced, next_due, left, cut, size, more, crowded, workers = facts
+        fetch = _FetchRow._make(rows[0][_FACTS])
         found = WorkFetch(
-            items=[to_work_item(row[14:]) for row in rows if row[13] is not None],
-            claim_lost=bool(raced),
-            next_due=not_negative(next_due),
-            unclaimed_remaining=bool(left),
-            limit_reached=more,
-            crowded=bool(crowded),
-            workers=workers,
-            draining=draining,
-            assigned=assigned or (),
-            outdated=outdated,
+            items=[to_work_item(ItemRow(*item)) for item in present(rows, _ITEM)],
+            claim_lost=bool(fetch.raced),
+            next_due=not_negative(fetch.next_due),
+            unclaimed_remaining=bool(fetch.left),
+            limit_reached=fetch.more,
+            crowded=bool(fetch.crowded),
+            workers=fetch.workers,
+            draining=fetch.draining,
+            assigned=fetch.assigned or (),
+            outdated=fetch.outdated,
         )
-        room = options.max_bytes - int(size or 0)
-        if (offered or _is_any_unheld(unheld)) and room > 0:
-            found = await self._with_claims(identity, replace(options, max_bytes=room), found, offered, unheld)
+        room = options.max_bytes - int(fetch.size or 0)
+        if (fetch.offered or _is_any_unheld(fetch.unheld)) and room > 0:
+            found = await self._with_claims(identity, replace(options, max_bytes=room), found, fetch)
         full = len(found.items) >= options.limit
         return replace(
-            found, next_due=None if found.items else found.next_due, limit_reached=cut or (found.limit_reached and full)
+            found,
+            next_due=None if found.items else found.next_due,
+            limit_reached=fetch.cut or (found.limit_reached and full),
         )
 
     async def _fetch_own(self, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
@@ -88,22 +147,27 @@ class FetchOperations(Operations):
         statement = _FETCH_OWN[options.tags != NO_TAGS]
         params |= {"names": Texts(options.names), "readers": Texts(options.readers), "most": Int8(MAX_FETCHED_INPUT)}
         rows = await self._connections.fetch.run(statement, params)
-        raced, waiting = rows[0][:2]
-        taken = [(to_work_item(row[15:]), row[2:14]) for row in rows if row[14] is not None]
+        items = [to_work_item(ItemRow(*item)) for item in present(rows, _OWN_ITEM)]
+        own = [_OwnRow._make(row[_OWN]) for row in rows]
+        inputs = [row[_OWN_INPUT] for row in rows]
         return WorkFetch(
-            items=[item for item, _ in taken],
-            claim_lost=raced,
+            items=items,
+            claim_lost=own[0].raced,
             next_due=None,
-            limit_reached=waiting > len(taken),
-            pending={item.lock.key.instance_id: _one_input(row) for item, row in taken if row[0] is not None},
+            limit_reached=own[0].waiting > len(items),
+            pending={
+                item.lock.key.instance_id: _one_input(journal, Entry._make(entry))
+                for item, journal, entry in zip(items, own, inputs, strict=False)
+                if journal.journal_id is not None
+            },
         )
 
     async def _with_claims(
-        self, identity: WorkerIdentity, options: FetchOptions, found: WorkFetch, offered: int, unheld: _Unheld
+        self, identity: WorkerIdentity, options: FetchOptions, found: WorkFetch, fetch: _FetchRow
     ) -> WorkFetch:
         """The result of the fetch: the found items, and the data of the chosen sessions."""
         try:
-            claimed, raced = await self._claim(identity, options, offered, unheld, outdated=found.outdated)
+            claimed, raced = await self._claim(identity, options, fetch)
         except ProviderError as error:
             if error.maybe_done or not (found.items or isinstance(error, Contention)):
                 raise
@@ -112,21 +176,22 @@ class FetchOperations(Operations):
         return replace(found, items=items, claim_lost=raced or (found.claim_lost and not items))
 
     async def _claim(
-        self, identity: WorkerIdentity, options: FetchOptions, offered: int, unheld: _Unheld, *, outdated: bool
+        self, identity: WorkerIdentity, options: FetchOptions, fetch: _FetchRow
     ) -> tuple[list[WorkItem], bool]:
         """Claim sessions for so many items of each kind; and whether a claim was lost."""
         params = {
             **caller_params(identity),
             **_choices(options),
             "names": list(options.names),
-            "offered": Int8(offered),
-            "unheld": Int8(unheld) if isinstance(unheld, int) else unheld,
-            "outdated": outdated,
+            "offered": Int8(fetch.offered),
+            "unheld": Int8(fetch.unheld) if isinstance(fetch.unheld, int) else fetch.unheld,
+            "outdated": fetch.outdated,
             "token": self._token(identity),
             "reroute": Int8(MAX_REROUTE),
         }
         *_, rows = await self._connections.fetch.pipeline(_CLAIM[options.tags != NO_TAGS], params)
-        return [to_work_item(row[2:]) for row in rows if row[1] is not None], bool(rows[0][0])
+        ((raced, *_), *_) = rows
+        return [to_work_item(ItemRow(n, *item)) for _, n, *item in rows if n is not None], bool(raced)
 
 
 def _is_any_unheld(unheld: _Unheld) -> bool:
@@ -149,16 +214,16 @@ def _choices(options: FetchOptions) -> Params:
     }
 
 
-def _one_input(row: Row) -> PendingWork:
-    journal_id, kind, processed, closed, parent, *entry = row
+def _one_input(journal: _OwnRow, entry: Entry) -> PendingWork:
+    assert journal.journal_id is not None
     return PendingWork(
-        journal_id=journal_id,
-        kind=kind,
-        processed=processed,
-        last_seq=entry[0],
-        closed=closed,
-        parent=parent,
-        inputs=[Entry(*entry)],
+        journal_id=journal.journal_id,
+        kind=journal.kind,
+        processed=journal.processed,
+        last_seq=entry.seq,
+        closed=journal.closed,
+        parent=journal.parent,
+        inputs=[entry],
         more=False,
         due=[],
         requests=[],
@@ -167,20 +232,18 @@ def _one_input(row: Row) -> PendingWork:
     )
 
 
-def to_work_item(row: Row) -> WorkItem:
-    """A row of the statements that lock work items."""
-    instance_id, execution_id, activity_id, token, name, payload, session_id, epoch, *counts = row
-    attempts, failures, unknown_for, queued_for, ordered, *tag = counts
-    return WorkItem(
-        lock=WorkLock(WorkKey(instance_id, execution_id, activity_id), Token(token)),
-        name=name,
-        payload=payload,
-        session_id=session_id,
-        session_epoch=epoch,
-        attempts=attempts,
-        failures=failures,
-        unknown_for=unknown_for,
-        queued_for=queued_for,
-        ordered=ordered,
-        session_tag=tag[0] if tag else None,
+def to_work_item(row: ItemRow) -> WorkItem:
+    """The item as the contract has it."""
+    return _work_item(
+        lock=WorkLock(WorkKey(row.instance_id, row.execution_id, row.activity_id), Token(row.token)),
+        name=row.name,
+        payload=row.payload,
+        session_id=row.session_id,
+        session_epoch=row.epoch,
+        attempts=row.attempts,
+        failures=row.failures,
+        unknown_for=row.unknown_for,
+        queued_for=row.queued_for,
+        ordered=row.ordered,
+        session_tag=row.tag,
     )

@@ -272,7 +272,7 @@ WITH fleet AS MATERIALIZED (
 )
 SELECT c.offered, c.unheld, c.own + c.free > 0 AND NOT EXISTS (SELECT FROM picked) AS raced, i.next_due,
     s.free > s.most_free AND s.most_free < %(limit)s OR s.unheld > s.most_unheld AND s.most_unheld < %(limit)s AS left,
-    c.cut, (SELECT max(total) FROM picked),
+    c.cut, (SELECT max(total) FROM picked) AS size,
     (SELECT count(*) FROM ranked WHERE kind IN (1, 3) OR sessions <= (SELECT n FROM room)) > %(limit)s AS more,
     (SELECT n FROM room) <= 0 AS crowded, (SELECT n FROM fleet) AS workers,
     (SELECT draining FROM fleet) AS draining, (SELECT sessions FROM assigned) AS assigned,
@@ -362,7 +362,7 @@ LEFT JOIN taken t ON true
 -- What the statement `pending` gives, where that is one input, which is the last entry, and nothing else.
 LEFT JOIN LATERAL (
     SELECT j.journal_id, j.kind, j.processed, j.closed, j.parent, e.seq, e.kind AS entry_kind, e.payload AS entry, e.event_id,
-        e.wake_id, e.is_input, e.recorded_at
+        e.wake_id, e.is_input, e.recorded_at, e.origin_id IS NOT NULL AS is_copied
     FROM journals j
     CROSS JOIN LATERAL (
         SELECT i.* FROM journal_entries i

@@ -21,7 +21,7 @@ class InstanceOperations(Operations):
 
     async def get_instance(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
         rows = await self._connections.quick.run(_SQL["get"], {"instance": Texts(instance_ids)})
-        found = {row[0]: to_instance(row, same_time) for row in rows}
+        found = {each.instance_id: each for each in (to_instance(row, same_time) for row in rows)}
         return [found.get(instance_id) for instance_id in instance_ids]
 
     async def list_instances(self, where: InstanceFilter, limit: int) -> Sequence[InstanceInfo]:

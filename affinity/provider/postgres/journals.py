@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import cache
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Final, LiteralString
+from typing import Any, Final, LiteralString, NamedTuple
 
 from psycopg.types.numeric import Int8
 
@@ -32,7 +32,7 @@ from affinity.provider.postgres.driver.arrays import Bools, Int, Ints, Text, Tex
 from affinity.provider.postgres.driver.errors import BATCH_REFUSED
 from affinity.provider.postgres.driver.wire import Params, Row, Statement
 from affinity.provider.postgres.hints import hint_statement
-from affinity.provider.postgres.operations import Operations
+from affinity.provider.postgres.operations import Operations, columns, present
 from affinity.provider.repeats import refuse_other_events
 from affinity.provider.statements import load_statements
 
@@ -42,6 +42,63 @@ _NO_BOUND: Final = 2**63 - 1
 
 _MAX_ROUNDS: Final = 5
 """Times that a batch is sent whose journals, or instances, are deleted while it is applied."""
+
+
+class _PendingRow(NamedTuple):
+    """What the first row of a session in ``pending`` begins with."""
+
+    n: int
+    journal_id: int
+    kind: str
+    processed: int
+    last_seq: int
+    closed: bool
+    parent: str | None
+    found: int
+    requests: str | None  # JSON, as the revisits
+    revisits: str | None
+    home: str | None
+    epoch: int | None
+    has_record: bool
+
+
+class _PlainRow(NamedTuple):
+    """What a row of ``read_plain`` begins with."""
+
+    n: int
+    is_inherited: bool  # some of the entries: they are not here
+    has_more: bool  # entries behind this one
+
+
+class _ReadRow(NamedTuple):
+    """What a row of ``read`` begins with; without a stream, its columns are NULL."""
+
+    n: int
+    found: int
+    wake_id: str | None  # of the stream
+    attempt: int
+    number: int
+    numbers: list[int] | None
+    payloads: list[str] | None
+
+
+class _JournalRow(NamedTuple):
+    """The fields of a `JournalPage` that are of its journal."""
+
+    journal_id: int
+    kind: str
+    processed: int
+    first_seq: int
+    last_seq: int
+    closed: bool
+    parent: str | None
+    parent_journal: int | None
+    instance_status: str | None
+
+
+_PENDING, _INPUT = columns(_PendingRow, Entry)
+_PLAIN, _PLAIN_JOURNAL, _PLAIN_ENTRY = columns(_PlainRow, _JournalRow, Entry)
+_READ, _READ_JOURNAL, _READ_ENTRY = columns(_ReadRow, _JournalRow, Entry)
 
 
 class JournalOperations(Operations):
@@ -103,10 +160,10 @@ class JournalOperations(Operations):
         }
         found: dict[int, JournalPage] = {}
         for n, group in groupby(await self._connections.quick.run(_SQL["read_plain"], params), itemgetter(0)):
-            rows = list(group)
-            if rows[0][1]:
+            page = _to_plain_page(list(group), queries[n - 1].limit)
+            if page is None:
                 return None
-            found[n] = _to_plain_page(rows, queries[n - 1].limit)
+            found[n] = page
         return found
 
     async def _read_any(self, queries: Sequence[JournalQuery], max_bytes: int) -> dict[int, JournalPage]:
@@ -233,29 +290,29 @@ def _rounds(session_ids: Sequence[str]) -> list[int]:
 
 
 def _to_pending(rows: Sequence[Row], limit: int) -> PendingWork:
-    _, journal_id, kind, processed, last_seq, closed, parent, found = rows[0][:8]
-    requests, revisits, home, epoch, has_record = rows[0][16:]
-    inputs = [Entry._make(row[8:16]) for row in rows if row[8] is not None]
-    pending = json.loads(requests) if requests else []
-    later = json.loads(revisits) if revisits else []
-    waits = [row[-1] for row in (*pending, *later) if row[-1] is not None and row[-1] > 0]
-    due = sorted([to_revisit(row) for row in later if row[-1] <= 0], key=lambda one: (-one.priority, one.due_at))
+    head = _PendingRow._make(rows[0][_PENDING])
+    inputs = [Entry._make(entry) for entry in present(rows, _INPUT)][:limit]
+    requests = json.loads(head.requests) if head.requests else []
+    later = json.loads(head.revisits) if head.revisits else []
+    revisits = [(to_revisit(row), due_in) for *row, due_in in later]
+    waits = [due_in for *_, due_in in (*requests, *revisits) if due_in is not None and due_in > 0]
+    due = [revisit for revisit, due_in in revisits if due_in <= 0]
     return PendingWork(
-        journal_id=journal_id,
-        kind=kind,
-        processed=processed,
-        last_seq=last_seq,
-        closed=closed,
-        parent=parent,
-        inputs=inputs[:limit],
-        more=found > len(inputs[:limit]),
-        due=due,
-        requests=[to_request(row) for row in pending],
-        revisits=[row[0] for row in later],
+        journal_id=head.journal_id,
+        kind=head.kind,
+        processed=head.processed,
+        last_seq=head.last_seq,
+        closed=head.closed,
+        parent=head.parent,
+        inputs=inputs,
+        more=head.found > len(inputs),
+        due=sorted(due, key=lambda one: (-one.priority, one.due_at)),
+        requests=[to_request(row) for row in requests],
+        revisits=[revisit.key for revisit, _ in revisits],
         next_due=min(waits, default=None),
-        home=home,
-        epoch=epoch or 0,
-        has_record=has_record,
+        home=head.home,
+        epoch=head.epoch or 0,
+        has_record=head.has_record,
     )
 
 
@@ -271,55 +328,43 @@ def _is_plain(query: JournalQuery) -> bool:
     )
 
 
-def _page(head: Sequence[Any], **more: Any) -> JournalPage:
-    """A page of the journal whose own columns are ``head``."""
-    journal_id, kind, processed, first_seq, last_seq, closed, parent, parent_journal = head
+def _to_plain_page(rows: Sequence[Row], limit: int) -> JournalPage | None:
+    """None: some of its entries are inherited."""
+    last = _PlainRow._make(rows[-1][_PLAIN])
+    if last.is_inherited:
+        return None
+    entries = [Entry._make(entry) for entry in present(rows, _PLAIN_ENTRY)]
     return JournalPage(
-        journal_id=journal_id,
-        kind=kind,
-        processed=processed,
-        first_seq=first_seq,
-        last_seq=last_seq,
-        closed=closed,
-        parent=parent,
-        parent_journal=parent_journal,
-        **more,
-    )
-
-
-def _to_plain_page(rows: Sequence[Row], limit: int) -> JournalPage:
-    _, has_next, fits, seq, *_ = rows[-1][10:]
-    entries = [Entry._make(row[13:]) for row in rows if row[12] and row[13] is not None]
-    return _page(
-        rows[0][2:10],
-        instance_status=rows[0][10],
+        **_JournalRow._make(rows[0][_PLAIN_JOURNAL])._asdict(),
         entries=entries[:limit],
-        more=has_next or len(entries) > limit or (seq is not None and not fits),
+        more=last.has_more or len(entries) > limit,
         stream=[],
     )
 
 
 def _to_page(session_id: str, rows: Sequence[Row]) -> JournalPage:
-    journal_id, found = rows[0][1], rows[0][9]
-    wake_id, attempt, number, numbers, payloads, status = rows[0][18:]
-    entries = [Entry._make(row[10:18]) for row in rows if row[10] is not None]
-    return _page(
-        rows[0][1:9],
-        instance_status=status,
+    head, journal = _ReadRow._make(rows[0][_READ]), _JournalRow._make(rows[0][_READ_JOURNAL])
+    entries = [Entry._make(entry) for entry in present(rows, _READ_ENTRY)]
+    last = None
+    if head.wake_id is not None:
+        last = StreamCursor(wake_id=head.wake_id, attempt=head.attempt, number=head.number)
+    return JournalPage(
+        **journal._asdict(),
         entries=entries,
-        more=found > len(entries),
+        more=head.found > len(entries),
         stream=[
             StreamPart(
                 session_id=session_id,
-                journal_id=journal_id,
-                wake_id=wake_id,
-                attempt=attempt,
-                number=of_part,
+                journal_id=journal.journal_id,
+                wake_id=last.wake_id,
+                attempt=last.attempt,
+                number=number,
                 payload=payload,
             )
-            for of_part, payload in zip(numbers or (), payloads or (), strict=True)
+            for number, payload in zip(head.numbers or (), head.payloads or (), strict=True)
+            if last
         ],
-        streaming=None if wake_id is None else StreamCursor(wake_id=wake_id, attempt=attempt, number=number),
+        streaming=last,
     )
 
 

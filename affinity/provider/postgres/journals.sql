@@ -7,7 +7,6 @@ FROM append_input(%(session)s, %(kind)s, %(entry_kind)s, %(entry)s, %(event)s, %
 
 -- pending: what the next wake of each session has to do; a row for each input, or one
 SELECT p.n, p.journal_id, p.kind, p.processed, p.last_seq, p.closed, p.parent, p.found,
-    p.seq, p.entry_kind, p.payload, p.event_id, p.wake_id, p.is_input, p.recorded_at, p.is_copied,
     CASE WHEN p.place = 1 THEN (
         SELECT json_agg(json_build_array(r.request_id, r.kind, r.payload, r.wake_id, r.created_at, r.expires_at,
             (r.expires_at <= p.now) IS TRUE, extract(epoch FROM r.expires_at - p.now)::float8) ORDER BY r.created_at, r.place)::text
@@ -19,7 +18,8 @@ SELECT p.n, p.journal_id, p.kind, p.processed, p.last_seq, p.closed, p.parent, p
     p.home, CASE WHEN p.home IS NOT NULL THEN greatest(
         (SELECT s.epoch FROM sessions s WHERE s.session_id = p.session_id),
         (SELECT r.epoch FROM session_states r WHERE r.session_id = p.session_id)) END,
-    p.processed > 0 OR (SELECT true FROM session_states r WHERE r.session_id = p.session_id) IS NOT NULL
+    p.processed > 0 OR (SELECT true FROM session_states r WHERE r.session_id = p.session_id) IS NOT NULL,
+    p.seq, p.entry_kind, p.payload, p.event_id, p.wake_id, p.is_input, p.recorded_at, p.is_copied
 FROM (
     SELECT q.n, q.session_id, j.home, j.journal_id, j.kind, j.processed, j.last_seq, j.closed, j.parent, i.seq, i.kind AS entry_kind,
         i.payload, i.event_id, i.wake_id, i.is_input, i.recorded_at, i.origin_id IS NOT NULL AS is_copied, c.now,
@@ -45,10 +45,11 @@ WHERE p.place = 1 OR p.place <= %(limit)s AND p.before < %(max_bytes)s
 ORDER BY p.n, p.seq
 
 -- read_plain: as `read`, of pages by number, oldest first, without streams and without what a journal inherits
-SELECT p.n, p.is_inherited, p.journal_id, p.kind, p.processed, p.first_seq, p.last_seq, p.closed, p.parent, p.parent_journal,
+SELECT p.n, p.is_inherited, p.has_next OR p.seq IS NOT NULL AND NOT p.fits AS has_more,
+    p.journal_id, p.kind, p.processed, p.first_seq, p.last_seq, p.closed, p.parent, p.parent_journal,
     CASE WHEN p.is_first THEN (SELECT i.status FROM instances i WHERE i.instance_id = p.session_id) END,
-    p.has_next, p.fits, p.seq, p.entry_kind, CASE WHEN p.fits THEN p.payload END, p.event_id, p.wake_id, p.is_input,
-    p.recorded_at, p.is_copied
+    CASE WHEN p.fits THEN p.seq END, p.entry_kind, CASE WHEN p.fits THEN p.payload END, p.event_id, p.wake_id,
+    p.is_input, p.recorded_at, p.is_copied
 FROM (
     SELECT q.n, q.session_id, j.journal_id, j.kind, j.processed, j.first_seq, j.last_seq, j.closed, j.parent, j.parent_journal,
         b.is_inherited, f.seq, f.kind AS entry_kind, f.payload, f.event_id, f.wake_id, f.is_input, f.recorded_at,
@@ -71,10 +72,11 @@ WHERE p.is_first OR p.fits
 ORDER BY p.n, p.seq
 
 -- read: a page of each journal, and the stream that is under way; a row for each entry, or one
-SELECT p.n, p.journal_id, p.kind, p.processed, p.first_seq, p.last_seq, p.closed, p.parent, p.parent_journal, p.found,
+SELECT p.n, p.found, t.wake_id, t.attempt, t.number, parts.numbers, parts.payloads,
+    p.journal_id, p.kind, p.processed, p.first_seq, p.last_seq, p.closed, p.parent, p.parent_journal,
+    CASE WHEN p.place = 1 THEN (SELECT i.status FROM instances i WHERE i.instance_id = p.session_id) END,
     CASE WHEN p.fits THEN p.seq END, p.entry_kind, CASE WHEN p.fits THEN p.payload END, p.event_id, p.wake_id,
-    p.is_input, p.recorded_at, p.is_copied, t.wake_id, t.attempt, t.number, parts.numbers, parts.payloads,
-    CASE WHEN p.place = 1 THEN (SELECT i.status FROM instances i WHERE i.instance_id = p.session_id) END
+    p.is_input, p.recorded_at, p.is_copied
 FROM (
     SELECT q.n, q.session_id, q.lim, j.journal_id, j.kind, j.processed, j.first_seq, j.last_seq, j.closed, j.parent,
         j.parent_journal, j.ended_wake, j.ended_attempt, q.stream_wake, q.stream_attempt, q.stream_number,

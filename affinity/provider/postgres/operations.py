@@ -1,16 +1,17 @@
-"""The base class of the provider's operations, and the parameters that they share."""
+"""The base class of the provider's operations, and the parameters and rows that they share."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from itertools import count
+from itertools import accumulate, count, pairwise
+from typing import NamedTuple
 
 from affinity.provider.contract import WorkerIdentity, WorkKey, WorkLock
 from affinity.provider.postgres.driver.arrays import Ints, Texts
 from affinity.provider.postgres.driver.connections import Connections
-from affinity.provider.postgres.driver.wire import Params
+from affinity.provider.postgres.driver.wire import Params, Row
 
 
 class Operations:
@@ -53,6 +54,18 @@ def lock_columns(locks: Sequence[WorkLock]) -> Params:
 def same_time(value: datetime) -> datetime:
     """A time as psycopg returns it."""
     return value
+
+
+def columns(*records: type[NamedTuple]) -> list[slice]:
+    """Where a row has the columns of each of these records, which are side by side."""
+    ends = accumulate((len(record._fields) for record in records), initial=0)
+    return [slice(start, end) for start, end in pairwise(ends)]
+
+
+def present(rows: Sequence[Row], joined: slice) -> list[Row]:
+    """The columns of a left join, from the rows that have them: the first of them is not NULL."""
+    first = joined.start
+    return [row[joined] for row in rows if row[first] is not None]
 
 
 def flags(total: int, positions: Iterable[int]) -> list[bool]:

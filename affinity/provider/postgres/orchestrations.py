@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from itertools import groupby
-from typing import Final
+from operator import itemgetter
+from typing import Final, NamedTuple
 
 from psycopg.types.numeric import Int8
 
 from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES, MAX_PAGE_EVENTS, MAX_REROUTE, MIN_SHARE, SHARE_DIVISOR
 from affinity.provider.contract import (
+    Generation,
     HistoryCursor,
     HistoryPage,
     OrchestrationFetch,
@@ -20,13 +22,40 @@ from affinity.provider.contract import (
 )
 from affinity.provider.postgres.driver.arrays import Bools, Ints, Texts
 from affinity.provider.postgres.driver.wire import Row
-from affinity.provider.postgres.operations import Operations, caller_params
+from affinity.provider.postgres.operations import Operations, caller_params, columns
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "orchestrations.sql")
 
 _WINDOW: Final = 16
 """Messages looked at for each instance asked for; more of the same instance come with it anyhow."""
+
+
+class _SearchRow(NamedTuple):
+    """What each row of ``fetch`` begins with; then a `_TakenRow` and a `QueuedMessage`."""
+
+    more: bool
+    next_due: float | None
+    left: bool | None
+    fenced: bool
+
+
+class _TakenRow(NamedTuple):
+    """Of an `OrchestrationItem`, all but its messages."""
+
+    instance_id: str
+    generation: Generation
+    execution_id: int
+    name: str
+    version: str | None
+    event_count: int
+    claims: int
+    unknown_for: float | None
+    session_id: str | None
+
+
+_FACTS, _INSTANCE, _MESSAGE = columns(_SearchRow, _TakenRow, QueuedMessage)
+_instance_id: Final = itemgetter(_INSTANCE.start)
 
 
 class OrchestrationOperations(Operations):
@@ -56,8 +85,8 @@ class OrchestrationOperations(Operations):
             "reroute": Int8(MAX_REROUTE),
         }
         rows = await self._connections.fetch.run(_SQL["fetch"], params)
-        items = [_item(list(group)) for id_, group in groupby(rows, key=lambda row: row[3]) if id_ is not None]
-        more, next_due, left, *_, fenced = rows[0]
+        more, next_due, left, fenced = _SearchRow._make(rows[0][_FACTS])
+        items = [_item(list(group)) for id_, group in groupby(rows, _instance_id) if id_ is not None]
         if items and (more or left):
             next_due = 0.0
         return OrchestrationFetch(
@@ -104,16 +133,7 @@ class OrchestrationOperations(Operations):
 
 
 def _item(rows: Sequence[Row]) -> OrchestrationItem:
-    _, _, _, instance_id, generation, execution_id, name, version, event_count, claims, unknown_for, *_ = rows[0]
     return OrchestrationItem(
-        instance_id=instance_id,
-        generation=generation,
-        execution_id=execution_id,
-        name=name,
-        version=version,
-        event_count=event_count,
-        claims=claims,
-        unknown_for=unknown_for,
-        messages=[QueuedMessage(row[11], row[12]) for row in rows],
-        session_id=rows[0][13],
+        **_TakenRow._make(rows[0][_INSTANCE])._asdict(),
+        messages=[QueuedMessage._make(row[_MESSAGE]) for row in rows],
     )

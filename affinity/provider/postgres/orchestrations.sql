@@ -101,8 +101,8 @@ WITH seen AS MATERIALIZED (
 ), removed AS (
     DELETE FROM orchestrator_queue o USING orphans x WHERE o.id = x.id
 )
-SELECT r.more, r.next_due, (SELECT shared AND n > most FROM share), g.instance_id, g.generation, g.execution_id, g.name,
-    g.version, g.event_count, g.claims, g.unknown_for, m.id, m.payload, g.session_id, r.fenced
+SELECT r.more, r.next_due, (SELECT shared AND n > most FROM share) AS left, r.fenced, g.instance_id, g.generation,
+    g.execution_id, g.name, g.version, g.event_count, g.claims, g.unknown_for, g.session_id, m.id, m.payload
 FROM (
     SELECT (SELECT count(*) FROM chosen) > (SELECT count(*) FROM got) -- lost to others, or to the bounds below
         OR (SELECT count(*) FROM chosen) >= %(limit)s OR (SELECT count(*) FROM seen) >= %(scan)s

@@ -30,5 +30,5 @@ class RebalancingOperations(Operations):
 
 
 def _fleet(rows: Sequence[Row]) -> FleetLoad:
-    suspended, *_ = rows[0]
-    return to_load(bool(suspended), [row[1:] for row in rows if row[1] is not None])
+    ((suspended, *_), *_) = rows
+    return to_load(bool(suspended), [(worker_id, *load) for _, worker_id, *load in rows if worker_id is not None])

@@ -47,5 +47,5 @@ class SessionOperations(Operations):
 
     async def get_session(self, session_ids: Sequence[str]) -> Sequence[SessionInfo | None]:
         rows = await self._connections.rows.run(_SOME, {"session": Texts(session_ids)})
-        found = {row[0]: to_session(row) for row in rows}
+        found = {each.session_id: each for each in map(to_session, rows)}
         return [found.get(session_id) for session_id in session_ids]

@@ -270,22 +270,21 @@ def _parking_places(parking: Parking, queued: Sequence[str | None] | None) -> di
     }
 
 
-class _WrittenRow(NamedTuple):
+class _Written(NamedTuple):
     """A record of state, or a journal, that a turn writes."""
 
-    kind: str
-    key: str  # its session
+    row: tuple[str, str]  # kind, and its session
     session_id: str  # for which the turn is in conflict when another one has written it
 
 
-def _written(turn: Turn) -> list[_WrittenRow]:
+def _written(turn: Turn) -> list[_Written]:
     """The records of state and the journals that a turn writes or creates."""
-    states = [_WrittenRow("state", write.new.session_id, write.new.session_id) for write in turn.states]
+    states = [_Written(("state", write.new.session_id), write.new.session_id) for write in turn.states]
     if not turn.journals:
         return states
-    journals = [_WrittenRow("journal", write.session_id, write.session_id) for write in turn.journals]
+    journals = [_Written(("journal", write.session_id), write.session_id) for write in turn.journals]
     creations = [
-        _WrittenRow("journal", creation.session_id, write.session_id)
+        _Written(("journal", creation.session_id), write.session_id)
         for write in turn.journals
         for creation in write.creations
     ]
@@ -293,7 +292,7 @@ def _written(turn: Turn) -> list[_WrittenRow]:
 
 
 def _writes_twice(turns: Sequence[Turn]) -> bool:
-    written = [row[:2] for turn in turns for row in _written(turn)]
+    written = [each.row for turn in turns for each in _written(turn)]
     return len(set(written)) < len(written)
 
 
@@ -304,12 +303,11 @@ def _second_writes(turns: Sequence[Turn]) -> list[tuple[str, str]]:
     written: set[tuple[str, str]] = set()
     found: list[tuple[str, str]] = []
     for turn in turns:
-        rows = _written(turn)
-        keys = [row[:2] for row in rows]
-        second = [row for n, row in enumerate(rows) if keys[n] in written or keys[n] in keys[:n]]
-        found += [(turn.instance_id, row.session_id) for row in second]
+        rows = [each.row for each in _written(turn)]
+        second = [each for n, each in enumerate(_written(turn)) if each.row in written or each.row in rows[:n]]
+        found += [(turn.instance_id, each.session_id) for each in second]
         if not second:
-            written.update(keys)
+            written.update(rows)
     return found
 
 

@@ -10,7 +10,7 @@ from psycopg.types.numeric import Int8
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import EndedWaits, WorkerIdentity
 from affinity.provider.postgres.driver.arrays import Texts
-from affinity.provider.postgres.fetching import to_work_item
+from affinity.provider.postgres.fetching import ItemRow, to_work_item
 from affinity.provider.postgres.operations import Operations, caller_params
 from affinity.provider.statements import load_statements
 
@@ -31,8 +31,9 @@ class WaitOperations(Operations):
             "token": self._token(identity),
         }
         rows = await self._connections.rows.run(_SQL["end_waits"], params)
-        failed = [(to_work_item(row[2:]), row[1]) for row in rows if row[1] is not None]
-        sessions = rows[0][0]
+        ((sessions, *_), *_) = rows
+        taken = [ItemRow(n, *item) for _, n, *item in rows if n is not None]
+        failed = [(to_work_item(row), row.failure) for row in taken if row.failure is not None]
         return EndedWaits(failed=failed, freed=await self._release_busy(sessions) if sessions else ())
 
     async def _release_busy(self, session_ids: Sequence[str]) -> Sequence[str]:

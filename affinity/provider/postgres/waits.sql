@@ -61,10 +61,10 @@ WITH RECURSIVE caller AS MATERIALIZED (
         attend_at = CASE WHEN q.attend_at IS NOT NULL THEN clock() + %(item_lock)s * interval '1 s' END
     FROM failing f
     WHERE q.instance_id = f.instance_id AND q.execution_id = f.execution_id AND q.activity_id = f.activity_id
-    RETURNING f.reason, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload,
+    RETURNING f.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload,
         coalesce(q.session_id, q.order_session), NULL::bigint AS epoch, q.attempts, q.failures,
         NULL::float8 AS unknown_for, extract(epoch FROM clock() - q.enqueued_at)::float8 AS queued_for,
-        q.order_session IS NOT NULL AS ordered
+        q.order_session IS NOT NULL AS ordered, NULL::text AS tag, f.reason
 )
 SELECT w.sessions, t.*
 FROM (

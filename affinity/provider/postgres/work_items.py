@@ -59,7 +59,7 @@ class WorkItemOperations(Operations):
         passed: list[int] = []
         for group in _groups(acks, places):
             rows = await self._ack(identity, [acks[place] for place in group], timeouts)
-            passed += [group[row[0] - 1] + 1 for row in rows]
+            passed += [group[n - 1] + 1 for n, *_ in rows]
         return flags(len(acks), passed)
 
     async def _ack(self, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts) -> Sequence[Row]:

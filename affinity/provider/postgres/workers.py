@@ -44,7 +44,8 @@ class WorkerOperations(Operations):
         timeline.check(learned)
         if not rows:
             raise worker_fenced(identity)
-        return WorkerLease(expires_in=lease, database_time=rows[0][0])
+        ((now,),) = rows
+        return WorkerLease(expires_in=lease, database_time=now)
 
     async def renew_worker(self, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
         timeline = self._connections.timeline

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -339,22 +338,21 @@ def _read_inputs(tx: Tx, heads: Sequence[Head], limit: int, max_bytes: int) -> t
     """Inputs behind the watermarks, and their bytes."""
     rows = [(head.journal_id, max(head.processed, head.base_seq or 0)) for head in heads]
     values = {"rows": to_json(rows), "limit": limit, "max_bytes": max_bytes}
-    by_place: defaultdict[int, list[Any]] = defaultdict(list)
+    inputs: list[list[Entry]] = [[] for _ in heads]
+    cut: set[int] = set()
     size = 0
-    for place, seq, total, *entry in tx.gather(SQL["unprocessed"], values):
-        by_place[place].append((seq, *entry))
-        size = total if entry[0] is not None else size
-    found = [_take_inputs(by_place[place]) for place in range(len(heads))]
+    for place, seq, total, kind, *entry in tx.gather(SQL["unprocessed"], values):
+        if kind is None:
+            cut.add(place)
+        else:
+            inputs[place].append(_to_entry((seq, kind, *entry)))
+            size = total
+    found = [_Inputs(entries, place in cut) for place, entries in enumerate(inputs)]
     for place, head in enumerate(heads):
         if head.base_seq is not None and head.processed < head.base_seq:
             found[place], read = _read_inherited(tx, head, limit, max(max_bytes - size, 0))
             size += read
     return found, size
-
-
-def _take_inputs(rows: list[Any]) -> _Inputs:
-    entries = [_to_entry(row) for row in rows if row[1] is not None]
-    return _Inputs(entries, len(entries) < len(rows))
 
 
 def _read_inherited(tx: Tx, head: Head, limit: int, max_bytes: int) -> tuple[_Inputs, int]:
@@ -480,7 +478,7 @@ def _read_entries(tx: Tx, places: Collection[tuple[int, int]], max_bytes: int) -
             break
         rows = tx.gather(SQL["entries"], {"rows": to_json(rest[:portion]), "max_bytes": max_bytes - size})
         entries += [_to_entry((seq, *entry)) for seq, _, *entry in rows]
-        size += rows[-1][1] if rows else 0
+        size += max((total for _, total, *_ in rows), default=0)
         if len(rows) < min(portion, len(rest)):
             break
         rest = rest[portion:]

@@ -68,7 +68,8 @@ def find_refusal(tx: Tx, creation: JournalCreation, *, of_wake: bool) -> Creatio
 
 def _read_sources(tx: Tx, creation: JournalCreation) -> dict[int, _Source]:
     ids = {*creation.parents, *(part.journal_id for part in (creation.base, creation.merged) if part is not None)}
-    return {row[0]: _Source(*row) for row in tx.gather(SQL["sources"], {"journal_ids": to_json(list(ids))})}
+    sources = [_Source(*row) for row in tx.gather(SQL["sources"], {"journal_ids": to_json(list(ids))})]
+    return {source.journal_id: source for source in sources}
 
 
 def _check_sources(creation: JournalCreation, sources: dict[int, _Source]) -> CreationOutcome | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -149,9 +151,10 @@ def _read(connection: sqlite3.Connection, path: Path) -> SchemaVersion:
     named = "SELECT name FROM sqlite_master WHERE name IN ('migrations', 'workers')"
     tables = {name for (name,) in connection.execute(named)}
     if "migrations" in tables:
-        rows = connection.execute("SELECT version, oldest_code, release FROM migrations ORDER BY version").fetchall()
-        oldest = max(rows, key=lambda row: row[1])
-        return SchemaVersion(rows[-1][0], oldest[1], oldest[2])
+        applied = "SELECT version, oldest_code, release FROM migrations ORDER BY version"
+        versions = [SchemaVersion(*row) for row in connection.execute(applied)]
+        oldest = max(versions, key=attrgetter("oldest_code"))
+        return replace(oldest, version=versions[-1].version)
     if "workers" in tables:
         raise made_before_release(_place(path))
     return SchemaVersion(0, 0)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from affinity.limits import MAX_BATCH, MAX_PAGE_EVENTS, fair_share
 from affinity.provider.contract import (
+    Generation,
     HistoryCursor,
     HistoryPage,
     OrchestrationFetch,
@@ -80,7 +81,7 @@ def _read_page(tx: Tx, cursor: HistoryCursor, max_bytes: int) -> tuple[HistoryPa
         limits = {"after": cursor.after + len(events), "page": most, "max_bytes": max_bytes - size}
         rows = tx.gather(SQL["history"], {**at, **limits})
         events += [event for event, _ in rows]
-        size += rows[-1][-1] if rows else 0
+        size += max((total for _, total in rows), default=0)
         if len(rows) < most and size < max_bytes:
             return HistoryPage(events=events, more=False), size
     return HistoryPage(events=events, more=True), size
@@ -130,6 +131,23 @@ def _nothing(tx: Tx, identity: WorkerIdentity) -> OrchestrationFetch:
     return OrchestrationFetch(items=(), claim_lost=False, next_due=None, fenced=read_caller(tx, identity).replaced)
 
 
+class _FoundRow(NamedTuple):
+    """A message, by its instance."""
+
+    instance_id: str
+    generation: Generation
+    execution_id: int
+    name: str
+    version: str | None
+    event_count: int
+    claims: int
+    unknown_for: float | None
+    owner: str | None  # that is alive
+    incarnation: str | None
+    session_id: str | None
+    suspended: int
+
+
 class _Search:
     """One fetch: instances are found by their messages, range by range."""
 
@@ -148,7 +166,7 @@ class _Search:
             "unknown_before": tx.now - options.unknown_after,
             "exclude": to_json(list(options.exclude)),
         }
-        self.found: dict[str, list[Any]] = {}
+        self.found: dict[str, _FoundRow] = {}
         self._messages: dict[str, list[QueuedMessage]] = {}
         self.stale: dict[str, str] = {}  # instances by the route that their messages should have
         self._unowned: set[str] = set()
@@ -168,7 +186,7 @@ class _Search:
         for offset in range(0, max(MAX_SCAN, page), page):
             rows = self._tx.gather(SQL["scan"], {**at, "offset": offset})
             for row in rows:
-                self._see(row, route, most)
+                self._see(_FoundRow._make(row), route, most)
             if self.full or len(rows) < page or (self._unowned and len(self._unowned) >= most):
                 return
         self._raced = bool(self.stale)
@@ -213,7 +231,7 @@ class _Search:
 
     def answer(self, draining: bool) -> OrchestrationFetch:
         """The found instances, with their messages."""
-        items = [self._item(row, self._messages[row[0]]) for row in self.found.values()]
+        items = [self._item(row, self._messages[row.instance_id]) for row in self.found.values()]
         more = self._raced or self._left or self._cut or self.full
         return OrchestrationFetch(
             items=items,
@@ -226,10 +244,10 @@ class _Search:
         due = self._tx.value(SQL["next_due"], {**self.arguments, "draining": draining})
         return None if due is None else due - self._tx.now
 
-    def _see(self, row: list[Any], route: str, most: int) -> None:
-        instance_id, owner, incarnation = row[0], row[8], row[9]
-        right_route = SUSPENDED if row[-1] else NEW if owner is None else own_route(owner)
-        ours = owner == self._identity.worker_id and incarnation == self._identity.incarnation
+    def _see(self, row: _FoundRow, route: str, most: int) -> None:
+        instance_id, owner = row.instance_id, row.owner
+        right_route = SUSPENDED if row.suspended else NEW if owner is None else own_route(owner)
+        ours = owner == self._identity.worker_id and row.incarnation == self._identity.incarnation
         if right_route != route:
             self.stale[instance_id] = right_route
         if self.full or not (ours or right_route == route):
@@ -240,17 +258,16 @@ class _Search:
             self.found[instance_id] = row
             self._unowned.add(instance_id)
 
-    def _item(self, row: list[Any], messages: list[QueuedMessage]) -> OrchestrationItem:
-        instance_id, generation, execution_id, name, version, event_count, claims, unknown_for, *_ = row
+    def _item(self, row: _FoundRow, messages: list[QueuedMessage]) -> OrchestrationItem:
         return OrchestrationItem(
-            instance_id=instance_id,
-            generation=generation,
-            execution_id=execution_id,
-            name=name,
-            version=version,
-            event_count=event_count,
-            claims=claims + (instance_id in self._unowned),
-            unknown_for=unknown_for,
+            instance_id=row.instance_id,
+            generation=row.generation,
+            execution_id=row.execution_id,
+            name=row.name,
+            version=row.version,
+            event_count=row.event_count,
+            claims=row.claims + (row.instance_id in self._unowned),
+            unknown_for=row.unknown_for,
             messages=messages,
-            session_id=row[10],
+            session_id=row.session_id,
         )

@@ -27,6 +27,6 @@ def read_payloads(tx: Tx, sql: LiteralString, ids: Sequence[int], max_bytes: int
             break
         rows = tx.gather(sql, {"ids": to_json(ids[start : start + portion]), "max_bytes": max_bytes})
         found |= {row_id: payload for row_id, payload, _ in rows}
-        max_bytes -= rows[-1][-1]
+        max_bytes -= max(total for *_, total in rows)
         start += portion
     return found

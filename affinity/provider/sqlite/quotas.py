@@ -15,8 +15,9 @@ SQL: Final = load_statements(__package__, "quotas.sql")
 
 
 def get(tx: Tx) -> Quotas:
-    row = tx.row(SQL["get"])
-    return Quotas() if row is None else Quotas(instances=row[0], unread_events=row[1], instance_bytes=row[2])
+    for instances, unread_events, instance_bytes in tx.rows(SQL["get"]):
+        return Quotas(instances=instances, unread_events=unread_events, instance_bytes=instance_bytes)
+    return Quotas()
 
 
 def set_all(tx: Tx, quotas: Quotas) -> None:

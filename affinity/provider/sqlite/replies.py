@@ -36,12 +36,11 @@ def read(tx: Tx, keys: Sequence[MessageKey], max_bytes: int) -> list[KeyState | 
     for start in range(0, len(keys), PORTION):
         found = tx.gather(SQL["states"], {"keys": to_json(keys[start : start + PORTION])})
         rows |= {start + place: row for place, *row in found}
-    answered = [row[4] for row in rows.values() if row[5]]
+    answered = [row_id for *_, row_id, is_answered in rows.values() if is_answered]
     texts = read_payloads(tx, SQL["payloads"], answered, max_bytes)
     states: list[KeyState | None] = [None] * len(keys)
-    for place, (generation, name, status, error, row_id, is_answered) in rows.items():
-        known = row_id is not None
-        states[place] = to_key_state((generation, name, status, error, known, bool(is_answered), texts.get(row_id)))
+    for place, (*instance, row_id, is_answered) in rows.items():
+        states[place] = to_key_state((*instance, row_id is not None, bool(is_answered), texts.get(row_id)))
     return states
 
 

@@ -17,8 +17,9 @@ def begin(tx: Tx, resource_id: str, name: str, activity: ActivityKey, held: str 
     key = {"instance_id": instance_id, "execution_id": execution_id, "activity_id": activity_id, "name": name}
     row = tx.row(SQL["adopted"], {**key, "resource_id": resource_id, "held": held})
     if row is not None:
-        tx.run(SQL["adopt"], {**key, "resource_id": row[0], "now": tx.now})
-        return DurableResource(*row)
+        adopted = DurableResource(*row)
+        tx.run(SQL["adopt"], {**key, "resource_id": adopted.resource_id, "now": tx.now})
+        return adopted
     tx.run(SQL["add"], {**key, "resource_id": resource_id, "now": tx.now})
     return DurableResource(resource_id, name, None)
 

@@ -91,4 +91,4 @@ def _prune(
         if not dry_run:
             stored.delete_instances(tx, [instance_id], force=False, tree=True)
         roots, instances, removed = roots + 1, instances + size, removed + events
-    return _PruneStep(roots, instances, rows[-1][1] if len(rows) >= PRUNE_WINDOW else None)
+    return _PruneStep(roots, instances, max(at for _, at, _ in rows) if len(rows) >= PRUNE_WINDOW else None)

@@ -95,7 +95,7 @@ def list_page(tx: Tx, after: str | None, limit: int) -> list[SessionInfo]:
 
 def get(tx: Tx, session_ids: Sequence[str]) -> list[SessionInfo | None]:
     rows = tx.rows(SQL["get"], {"now": tx.now, "session_ids": to_json(list(session_ids))})
-    found = {row[0]: to_session(row) for row in rows}
+    found = {each.session_id: each for each in map(to_session, rows)}
     return [found.get(session_id) for session_id in session_ids]
 
 

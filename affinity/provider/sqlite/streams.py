@@ -19,7 +19,8 @@ def read(tx: Tx, head: Head, seen: StreamCursor) -> tuple[list[StreamPart], Stre
     row = tx.row(SQL["latest"], {"journal_id": head.journal_id})
     if row is None:
         return [], None
-    last = StreamCursor(wake_id=row[0], attempt=row[1], number=row[2])
+    wake_id, attempt, number = row
+    last = StreamCursor(wake_id=wake_id, attempt=attempt, number=number)
     after = seen.number if (seen.wake_id, seen.attempt) == (last.wake_id, last.attempt) else 0
     if after >= last.number:
         return [], last

@@ -121,7 +121,5 @@ class _Repair:
             self.rerouted += self._tx.run(SQL[statement], {**arguments, "now": self._tx.now, "limit": limit})
 
     def _last_clean(self) -> float:
-        row = self._tx.row(SQL["swept_clean"])
-        assert row is not None
-        last: float = row[0]
+        last: float = self._tx.value(SQL["swept_clean"])
         return min(last, self._tx.now) - MARGIN

@@ -28,6 +28,14 @@ from affinity.provider.statements import load_statements
 SQL: Final = load_statements(__package__, "workers.sql")
 
 
+class _LeaseRow(NamedTuple):
+    """The row of a name in ``workers``."""
+
+    incarnation: str
+    locked_until: float
+    draining: int
+
+
 class CallerRow(NamedTuple):
     """The state of the incarnation that calls, from its row in ``workers``."""
 
@@ -38,10 +46,10 @@ class CallerRow(NamedTuple):
 
 def read_caller(tx: Tx, identity: WorkerIdentity) -> CallerRow:
     """Whether the caller is the current incarnation of its name with a lease that runs."""
-    row = tx.row(SQL["get"], {"worker_id": identity.worker_id})
-    if row is None or row[0] != identity.incarnation:
+    row = _read(tx, identity)
+    if row is None or row.incarnation != identity.incarnation:
         return CallerRow(alive=False, draining=False, replaced=row is not None)
-    return CallerRow(alive=row[1] > tx.now, draining=bool(row[2]))
+    return CallerRow(alive=row.locked_until > tx.now, draining=bool(row.draining))
 
 
 def takes_work(tx: Tx, worker_id: str, tag: str | None) -> bool:
@@ -58,8 +66,8 @@ def register(
     resume: bool = False,
     profile: WorkerProfile,
 ) -> WorkerLease:
-    row = tx.row(SQL["get"], {"worker_id": identity.worker_id})
-    known = row is not None and row[0] == identity.incarnation
+    row = _read(tx, identity)
+    known = row is not None and row.incarnation == identity.incarnation
     if resume and row is not None and not known:
         raise worker_fenced(identity)
     timeline.advance(tx)
@@ -75,17 +83,16 @@ def register(
 
 
 def renew(tx: Tx, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
-    row = tx.row(SQL["get"], {"worker_id": identity.worker_id})
+    row = _read(tx, identity)
     if row is None:
         return None
-    incarnation, locked_until, draining = row
-    if incarnation != identity.incarnation:
+    if row.incarnation != identity.incarnation:
         raise worker_fenced(identity)
-    if locked_until <= tx.now:
+    if row.locked_until <= tx.now:
         return None
     timeline.advance(tx)
     tx.run(SQL["extend"], {**_named(identity), "locked_until": tx.now + lease})
-    return _lease(tx, lease, draining=bool(draining))
+    return _lease(tx, lease, draining=bool(row.draining))
 
 
 def drain(tx: Tx, identity: WorkerIdentity, *, restarts: bool = False) -> int:
@@ -133,16 +140,16 @@ def release(tx: Tx, identity: WorkerIdentity, *, restart_grace: float = 0.0) -> 
     That frees the item locks and instances that name this incarnation. A later start of the same process still sees
     whether another one has taken the name since.
     """
-    row = tx.row(SQL["get"], {"worker_id": identity.worker_id})
-    if row is None or row[0] != identity.incarnation:
+    row = _read(tx, identity)
+    if row is None or row.incarnation != identity.incarnation:
         return
-    returns = restart_grace and row[1] > tx.now and not tx.row(SQL["drain_wanted"], _named(identity))
+    returns = restart_grace and row.locked_until > tx.now and not tx.row(SQL["drain_wanted"], _named(identity))
     if returns and sessions.leave(tx, identity):
         tx.run(SQL["leave"], {**_named(identity), "left": identity.left, "locked_until": tx.now + restart_grace})
     else:
-        reason: MoveReason = "drained" if row[2] else "lease_expired"
+        reason: MoveReason = "drained" if row.draining else "lease_expired"
         sessions.free(tx, identity, sessions.read_held_by_name(tx, identity), reason)
-        tx.run(SQL["extend"], {**_named(identity), "locked_until": min(tx.now, row[1])})
+        tx.run(SQL["extend"], {**_named(identity), "locked_until": min(tx.now, row.locked_until)})
     reroute_messages(tx, own_route(identity.worker_id), MAX_REROUTE)
 
 
@@ -160,6 +167,11 @@ def measure_demand(tx: Tx) -> WorkerDemand:
     held, waiting, capacity = row
     desired = ceil((held + waiting) / capacity)
     return WorkerDemand(held=held, waiting=waiting, capacity=capacity, desired=desired)
+
+
+def _read(tx: Tx, identity: WorkerIdentity) -> _LeaseRow | None:
+    row = tx.row(SQL["get"], {"worker_id": identity.worker_id})
+    return None if row is None else _LeaseRow._make(row)
 
 
 def _lease(tx: Tx, lease: float, *, draining: bool = False) -> WorkerLease:

@@ -27,9 +27,8 @@ def advance(tx: Tx) -> None:
 
 def read(tx: Tx) -> tuple[str, int]:
     """The token and how far the file is."""
-    row = tx.row(SQL["learn"])
-    assert row is not None
-    return row[0], row[1]
+    ((token, reached),) = tx.rows(SQL["learn"])
+    return token, reached
 
 
 def begin(tx: Tx) -> None:

@@ -46,8 +46,8 @@ class Tx:
 
     def value(self, sql: LiteralString, arguments: Arguments = ()) -> Any:
         """The only column of the only row of a statement; None when it has no row."""
-        row = self.row(sql, arguments)
-        return None if row is None else row[0]
+        (value,) = self.row(sql, arguments) or (None,)
+        return value
 
     def run(self, sql: LiteralString, arguments: Arguments = ()) -> int:
         """Run a statement; the number of rows that it changed."""

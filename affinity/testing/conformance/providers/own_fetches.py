@@ -9,12 +9,13 @@ from typing import Any, Final
 
 import pytest
 
-from affinity.journal import NewRequest, NewRevisit
+from affinity.journal import JournalRange, NewRequest, NewRevisit
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import SESSION_LOCK, SHORT_LEASE, about, work_item
 from affinity.testing.conformance.providers.byte_limits import ROOM, SIZE
 from affinity.testing.conformance.providers.cluster import Cluster, concurrently
 from affinity.testing.conformance.providers.journal_driver import ConversationOwner
+from affinity.testing.conformance.providers.lineage import Journals, creation_of
 from affinity.testing.conformance.providers.peer import Peer
 from affinity.testing.conformance.providers.tags import GPU
 
@@ -185,6 +186,24 @@ class OwnFetchRules(Rules):
         assert fetched.pending in ({}, {"s": expected})
         assert await owner.peer.give_back(*fetched.items) == [True]
         assert (await owner.peer.fetch(10, only_own=True, readers=("other",))).pending == {}
+
+    async def test_a_fetch_marks_a_pending_input_that_a_merge_has_copied(self, cluster: Cluster) -> None:
+        """It is what `get_pending` gives (contract: WorkFetch.pending)."""
+        journals = Journals((await cluster.enqueuer()).provider)
+        processed = await ConversationOwner.begin(cluster, "left")
+        await processed.commit_wake()
+        left = (await processed.conversation.pending()).journal_id
+        right = await journals.say("right", "copied")
+        await journals.create(creation_of("s", left, right, lineage="merge", merged=JournalRange(right)))
+        owner = await ConversationOwner.take(cluster)
+        await cluster.use(owner.peer, "s")
+        item = work_item(owner.at, 2, "s")
+        await owner.peer.commit_one(owner.at, work_items=[item])
+        expected = await owner.conversation.pending()
+        assert [entry.is_copied for entry in expected.inputs] == [True]
+        fetched = await owner.peer.fetch(10, only_own=True, readers=(item.name,))
+        assert [one.lock.key for one in fetched.items] == [item.key]
+        assert fetched.pending in ({}, {"s": expected})
 
     async def test_an_own_fetch_beside_other_fetches(self, cluster: Cluster) -> None:
         """Every item is delivered once."""
