@@ -21,7 +21,6 @@ from affinity.provider.contract.sessions import (
     MoveFilter,
     PlannedMove,
     PlanOutcome,
-    SessionInfo,
     SessionMove,
     SessionRelease,
 )
@@ -50,10 +49,6 @@ class AdministrationProvider(ProviderConnection, Protocol):
         """Drain a worker, alive or not, without ending it: it is draining from now on, and each process that
         registers its name, until it is called with False. False: no such worker.
         """
-        ...
-
-    async def get_session(self, session_ids: Sequence[str]) -> Sequence[SessionInfo | None]:
-        """Session rows by id, held or not."""
         ...
 
     async def resume_instance(self, instance_ids: Sequence[str]) -> Sequence[Resumption]:
@@ -126,10 +121,6 @@ class AdministrationProvider(ProviderConnection, Protocol):
 
     async def count_instances(self, limit: int, *, after: str | None = None) -> InstanceCounts:
         """Count one page of ``limit`` instances by status, in the order of their ids, after the id ``after``."""
-        ...
-
-    async def list_sessions(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:
-        """Session rows by id, held or not."""
         ...
 
     async def list_session_moves(

@@ -235,11 +235,10 @@ class SqliteProvider:
         self._check_file()
         return await self._write(workers.renew, identity, lease)
 
-    async def drain_worker(self, identity: WorkerIdentity, *, restarts: bool = False) -> int:
-        return await self._write(workers.drain, identity, restarts=restarts)
-
-    async def free_drained_sessions(self, identity: WorkerIdentity) -> int | None:
-        return await self._write(workers.free_drained_sessions, identity)
+    async def drain_worker(
+        self, identity: WorkerIdentity, *, restarts: bool = False, if_wanted: bool = False
+    ) -> int | None:
+        return await self._write(workers.drain, identity, restarts=restarts, if_wanted=if_wanted)
 
     async def release_worker(self, identity: WorkerIdentity, *, restart_grace: float = 0.0) -> None:
         await self._write(workers.release, identity, restart_grace=restart_grace)
@@ -278,9 +277,6 @@ class SqliteProvider:
     @property
     def states(self) -> SessionStore:
         return self._states
-
-    async def check_session(self, identity: WorkerIdentity, session_ids: Sequence[str]) -> Sequence[float | None]:
-        return await self._read(sessions.check, identity, session_ids)
 
     async def report_session_moves(self, reports: Sequence[MoveReport]) -> Sequence[MoveReason | None]:
         return await self._write(moves.report, reports)
@@ -446,11 +442,10 @@ class SqliteProvider:
     async def set_drain_wanted(self, worker_id: str, *, wanted: bool) -> bool:
         return await self._write(workers.set_drain_wanted, worker_id, wanted=wanted)
 
-    async def get_session(self, session_ids: Sequence[str]) -> Sequence[SessionInfo | None]:
-        return await self._read(sessions.get, session_ids)
-
-    async def list_sessions(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:
-        return await self._read(sessions.list_page, after, limit)
+    async def list_sessions(
+        self, session_ids: Collection[str] | None = None, *, after: str | None = None, limit: int = 100
+    ) -> Sequence[SessionInfo]:
+        return await self._read(sessions.list_sessions, session_ids, after, limit)
 
     async def list_session_moves(
         self, where: MoveFilter, *, after: int | None = None, before: int | None = None, limit: int = 100

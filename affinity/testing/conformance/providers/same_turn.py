@@ -49,10 +49,10 @@ class SameTurnRules(Rules):
         instance = await a.own("i")
         await a.commit_one(instance, work_items=[work_item(instance, 1, "s")])
         await a.take_one()
-        (before,) = await a.provider.check_session(a.identity, ["s"])
+        (before,) = await a.holds_for("s")
         hold = SessionHold("s", 7, 10_000.0)
         await a.commit_one(replace(instance, event_count=1), holds=[hold], ended_holds=[7])
-        (after,) = await a.provider.check_session(a.identity, ["s"])
+        (after,) = await a.holds_for("s")
         assert before is not None
         assert after is not None
         assert after < before + 60
