@@ -251,7 +251,7 @@ def _to_pending(rows: Sequence[Row], limit: int) -> PendingWork:
         more=found > len(inputs[:limit]),
         due=due,
         requests=[to_request(row) for row in pending],
-        revisits=[row[0] for row in later],
+        revisits=[to_revisit(row) for row in later],
         next_due=min(waits, default=None),
         home=home,
         epoch=epoch or 0,

@@ -25,8 +25,6 @@ from affinity.journal import (
     JournalQuery,
     JournalRetention,
     PendingWork,
-    Request,
-    Revisit,
     StreamPart,
 )
 from affinity.limits import MAX_BATCH_BYTES
@@ -540,12 +538,6 @@ class SqliteProvider:
             return await self._read(journal_admin.list_journals, where, window, limit)
 
         return await list_portions(read, where, limit, instant)
-
-    async def get_journal_requests(self, session_ids: Sequence[str]) -> Sequence[Sequence[Request]]:
-        return await self._read(journal_admin.get_requests, session_ids)
-
-    async def get_journal_revisits(self, session_ids: Sequence[str]) -> Sequence[Sequence[Revisit]]:
-        return await self._read(journal_admin.get_revisits, session_ids)
 
     async def delete_journal(self, session_ids: Sequence[str]) -> Sequence[bool]:
         return await self._write(journal_admin.delete_journals, session_ids)
