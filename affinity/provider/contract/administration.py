@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -158,11 +158,5 @@ class AdministrationProvider(ProviderConnection, Protocol):
     async def set_quotas(self, limits: Quotas) -> None:
         """Replace all limits. They apply to instances created and messages sent from then on. Instances and messages of
         turns are counted and not refused.
-        """
-        ...
-
-    async def count_work(self) -> Mapping[str, int]:
-        """Rows by kind, for status pages and tests: ``work_items``, ``messages``, ``sessions``, ``workers``,
-        ``instances``.
         """
         ...

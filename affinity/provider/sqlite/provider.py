@@ -471,9 +471,6 @@ class SqliteProvider:
     async def set_quotas(self, limits: Quotas) -> None:
         await self._write(quotas.set_all, limits)
 
-    async def count_work(self) -> Mapping[str, int]:
-        return await self._read(management.count_work)
-
     # -- resources
 
     async def begin_resource(

@@ -90,7 +90,7 @@ def list_sessions(tx: Tx, session_ids: Collection[str] | None, after: str | None
     if session_ids is None:
         rows = tx.rows(_PAGE, arguments | {"after": after or "", "limit": min(limit, MAX_PAGE)})
     else:
-        rows = tx.rows(_SOME, arguments | {"session_ids": to_json(list(session_ids))})
+        rows = tx.rows(_SOME, arguments | {"session_ids": to_json(list(session_ids)), "limit": -1})
     return [to_session(row) for row in rows]
 
 

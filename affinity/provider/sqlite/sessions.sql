@@ -114,10 +114,11 @@ SELECT s.session_id, s.worker_id, s.incarnation, s.epoch, s.locked_until > :now 
        ) END
 FROM sessions AS s
 LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > :now
+WHERE true
 -- [page
-WHERE s.session_id > :after
-ORDER BY s.session_id LIMIT :limit
+  AND s.session_id > :after
 -- page]
 -- [some
-WHERE s.session_id IN (SELECT value FROM json_each(:session_ids))
+  AND s.session_id IN (SELECT value FROM json_each(:session_ids))
 -- some]
+ORDER BY s.session_id LIMIT :limit;

@@ -379,7 +379,6 @@ READS: Final[dict[str, Callable[[Provider, OrchestrationItem], Awaitable[Any]]]]
     "list_session_moves": lambda provider, _: provider.list_session_moves(MoveFilter(), limit=10),
     "list_workers": _worker_ids,
     "desired_workers": lambda provider, _: provider.desired_workers(),
-    "count_work": lambda provider, _: provider.count_work(),
 }
 """Verbs whose result does not change with time, or the part of it that does not; of an instance that has ended."""
 
