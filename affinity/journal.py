@@ -346,14 +346,19 @@ class PendingWork:
     inputs: Sequence[Entry]  # behind the watermark, oldest first
     more: bool  # there are inputs behind these
     due: Sequence[Revisit]  # greatest priority first, then by due time
-    requests: Sequence[Request]  # pending, oldest first
-    revisits: Collection[str]  # keys of all that are pending, ``due`` ones too
+    requests: Sequence[Request]  # pending, oldest first, expired ones too
+    revisits: Sequence[Revisit]  # all that are pending, ``due`` ones too, by due time
     next_due: float | None  # seconds until the next revisit is due or a request expires; None: neither
     home: str | None = None  # session on whose lease the wakes run; None: its own
     # With a home: the greater one of the journal's own session, which changes when its record is written by others, and
     # of its record, which outlasts that session's row.
     epoch: int = 0
     has_record: bool = True  # the session may have a record of its state; False: it has had none so far
+
+    @property
+    def open_requests(self) -> Sequence[Request]:
+        """The requests that can still be answered."""
+        return [each for each in self.requests if not each.expired]
 
 
 @frozen(kw_only=True)
@@ -517,10 +522,6 @@ class JournalAccess(Protocol):
 
     async def list(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
         """One page of journals, newest first."""
-        ...
-
-    async def get_revisits(self, session_id: str) -> Sequence[Revisit]:
-        """The pending revisits of a session, by due time."""
         ...
 
     async def lineage(self, session_id: str) -> Sequence[JournalLineage]:

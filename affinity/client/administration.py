@@ -183,7 +183,7 @@ class Administration(Inspection):
         """
         check_id(session_id, "session id")
         while True:
-            (found,) = await retry(partial(self._provider.get_session, [session_id]))
+            found = next(iter(await retry(partial(self._provider.list_sessions, [session_id]))), None)
             if found is None or found.worker_id == to:
                 return "given_up" if found is None else "moved"
             if found.next_worker != to:

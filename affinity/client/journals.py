@@ -30,8 +30,7 @@ from affinity.journal import (
     JournalPruning,
     JournalQuery,
     JournalRetention,
-    Request,
-    Revisit,
+    PendingWork,
 )
 from affinity.limits import PRUNE_EVENTS
 from affinity.provider.contract import Hint
@@ -137,13 +136,10 @@ class Journals:
         """See `JournalProvider.list_journals`."""
         return await self._retry(partial(self._provider.list_journals, where, limit))
 
-    async def requests(self, session_ids: Sequence[str]) -> Sequence[Sequence[Request]]:
-        """See `JournalProvider.get_journal_requests`."""
-        return await self._retry(partial(self._provider.get_journal_requests, session_ids))
-
-    async def revisits(self, session_ids: Sequence[str]) -> Sequence[Sequence[Revisit]]:
-        """See `JournalProvider.get_journal_revisits`."""
-        return await self._retry(partial(self._provider.get_journal_revisits, session_ids))
+    async def pending(self, session_id: str) -> PendingWork | None:
+        """The requests and revisits of a session, without its inputs; see `JournalProvider.get_pending`."""
+        (work,) = await self._retry(partial(self._provider.get_pending, [session_id], limit=0))
+        return work
 
     async def create(self, creation: JournalCreation) -> CreationResult:
         """See `JournalProvider.create_journals`."""

@@ -406,13 +406,13 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
 
     async def requests(self) -> Sequence[PendingRequest]:
         """The requests that wait for an answer, oldest first; none if there is no such conversation."""
-        (found,) = await self._client.journals.requests([self.conversation_id])
-        return [request_of(each, self._kind.types) for each in found]
+        work = await self._client.journals.pending(self.conversation_id)
+        return [request_of(each, self._kind.types) for each in work.open_requests] if work else []
 
     async def revisits(self) -> Sequence[PendingRevisit]:
         """The later wakes that were requested, by due time; none if there is no such conversation."""
-        (found,) = await self._client.journals.revisits([self.conversation_id])
-        return [*map(revisit_of, found)]
+        work = await self._client.journals.pending(self.conversation_id)
+        return [revisit_of(each) for each in work.revisits] if work else []
 
     async def status(self) -> ConversationStatus:
         """The status of the conversation, from its journal and its instance.

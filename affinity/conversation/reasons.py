@@ -52,9 +52,8 @@ async def _between_wakes(
 async def _idle(explainer: Explainer, me: str, journal_id: int) -> Explanation:
     """All inputs are processed."""
     provider = explainer.provider
-    (requests,) = await provider.get_journal_requests([me])
-    if requests:
-        first = requests[0]
+    (work,) = await provider.get_pending([me], limit=0)
+    if work is not None and (first := next(iter(work.open_requests), None)) is not None:
         text = f"waits for the answer to the request {first.request_id!r} ({first.kind})"
         return explainer.reason("request", text, {"request_id": first.request_id, "due_at": first.expires_at})
     children = JournalFilter(parent=me, parent_journal=journal_id, closed=False)
@@ -62,9 +61,8 @@ async def _idle(explainer: Explainer, me: str, journal_id: int) -> Explanation:
         found = await explainer.explain_child(child.session_id, "child conversation")
         if found is not None and found.code != "input":
             return found
-    (revisits,) = await provider.get_journal_revisits([me])
-    if revisits:
-        due = revisits[0].due_at
+    if work is not None and work.revisits:
+        due = work.revisits[0].due_at
         return explainer.reason("revisit", f"waits for a revisit, due at {time_text(due)}", {"due_at": due})
     return explainer.reason("input", "waits for its next input")
 

@@ -345,8 +345,8 @@ class _Attempt(Generic[S]):
         inputs = WakeInputs(
             pending=pending,
             due=[revisit_of(each) for each in self.work.due],
-            requests=[request_of(each, self.spec.types) for each in self.work.requests if not each.expired],
-            revisits={*self.work.revisits} - {each.key for each in self.work.due},
+            requests=[request_of(each, self.spec.types) for each in self.work.open_requests],
+            revisits={each.key for each in self.work.revisits if each not in self.work.due},
             parent=self.work.parent,
         )
         self.parts = WakeParts(
@@ -506,9 +506,9 @@ class _Attempt(Generic[S]):
             self._notify_parent(each, "completed" if is_done else "max_cycles", result=finish.result)
         if ended and not is_done and not self.delegations:  # it may run no more
             self.writing.revisits.clear()
-            pending = await self.journals.get_revisits(self.writing.session_id)
-            self.writing.ended_revisits = [each.key for each in pending]
-            if not any(each.expires_at is not None and not each.expired for each in self.work.requests):
+            pending = await self.journals.get_pending(self.writing.session_id, 0)  # the wake's parts have added some
+            self.writing.ended_revisits = [each.key for each in pending.revisits] if pending else []
+            if not any(each.expires_at is not None for each in self.work.open_requests):
                 self.work = replace(self.work, next_due=None)
 
     def _notify_parent(

@@ -251,7 +251,7 @@ class Explainer:
 
     async def _why_held(self, session_id: str, activity: str) -> _Reason | None:
         """Why the holder of the session has not taken its work; None: it has no holder."""
-        (session,) = await self.provider.get_session([session_id])
+        session = next(iter(await self.provider.list_sessions([session_id])), None)
         if session is None or not session.worker_id:
             return None
         workers = await self._known_workers()

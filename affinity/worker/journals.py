@@ -17,7 +17,6 @@ from affinity.journal import (
     JournalQuery,
     JournalWrite,
     PendingWork,
-    Revisit,
     StreamPart,
 )
 from affinity.limits import MAX_BATCH
@@ -91,11 +90,6 @@ class WorkerJournals:
     async def list(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
         """One page of journals."""
         return await self._retry(partial(self._provider.list_journals, where, limit))
-
-    async def get_revisits(self, session_id: str) -> Sequence[Revisit]:
-        """The pending revisits of a session."""
-        (revisits,) = await self._retry(partial(self._provider.get_journal_revisits, [session_id]))
-        return revisits
 
     async def lineage(self, session_id: str) -> Sequence[JournalLineage]:
         """A journal and its ancestors."""

@@ -187,7 +187,7 @@ class Maintenance:
 
     async def operator_drains(self) -> None:
         """While an operator drains this worker: free its sessions as their work ends, until it is resumed."""
-        free = partial(self._provider.free_drained_sessions, self._identity)
+        free = partial(self._provider.drain_worker, self._identity, if_wanted=True)
         while True:
             await self._lease.drain_wanted.wait()
             logger.warning("worker %s: an operator drains it; it takes nothing new", self._identity.worker_id)

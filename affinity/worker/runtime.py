@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -108,7 +108,7 @@ class Runtime:
         self.sessions: HeldSessions = HeldSessions(
             listeners,
             options.session_lock_timeout,
-            partial(provider.check_session, identity),
+            self._check_sessions,
             self._spawn,
             timing.monotonic,
         )
@@ -205,6 +205,11 @@ class Runtime:
         """The next pages of some histories."""
         read = self._provider.read_history(cursors, max_bytes=self._options.max_batch_bytes)
         return await self.lease.calls.watch("histories", read)
+
+    async def _check_sessions(self, session_ids: Collection[str]) -> Mapping[str, float]:
+        """The sessions among these that this worker holds, with the seconds until the lock of each ends."""
+        rows = await self._provider.list_sessions(session_ids)
+        return {row.session_id: row.expires_in for row in rows if row.held_by(self._identity)}
 
     async def measure_work(self, after: str | None) -> tuple[QueueStatistics, InstanceCounts]:
         """How much there is in the database, for the metrics; of instances, the page behind the id ``after``."""

@@ -28,8 +28,8 @@ from affinity.session import Sessions
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
 
-CheckSession: TypeAlias = Callable[[Sequence[str]], Awaitable[Sequence[float | None]]]
-"""`Provider.check_session` of this worker: for each session the seconds for which it is still held, or None."""
+CheckSessions: TypeAlias = Callable[[Collection[str]], Awaitable[Mapping[str, float]]]
+"""Returns the sessions among these that this worker holds, with the seconds until the lock of each ends."""
 
 
 Spawn: TypeAlias = Callable[..., None]
@@ -65,7 +65,7 @@ class HeldSessions:
         self,
         listeners: Iterable[SessionListener],
         lock_timeout: float,
-        check: CheckSession,
+        check: CheckSessions,
         spawn: Spawn,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -232,13 +232,13 @@ class HeldSessions:
         if not asked:
             return []
         try:
-            left = dict(zip(asked, await self._check(asked), strict=True))
+            left = await self._check(asked)
         except ProviderError:
             return []
         for session_id, seconds in left.items():
-            if seconds is not None and (held := self._held.get(session_id)) is not None:
+            if (held := self._held.get(session_id)) is not None:
                 held.ends = max(held.ends, now + seconds)
-        return [session_id for session_id, seconds in left.items() if seconds is None]
+        return [session_id for session_id in asked if session_id not in left]
 
 
 async def _notify(notification: Awaitable[None]) -> None:

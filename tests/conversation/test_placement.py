@@ -214,7 +214,7 @@ async def test_a_drained_worker_looks_seldom_while_a_check_of_its_work_hangs(
         runtime.services.notifier.check_wanted.set()
         calls.clear()
         await anyio.sleep(1.0)
-        assert 1 <= calls["free_drained_sessions"] <= 1.0 / maintenance.DRAIN_STEP_SECONDS + 2
+        assert 1 <= calls["drain_worker"] <= 1.0 / maintenance.DRAIN_STEP_SECONDS + 2
         handler.gate.set()
 
 

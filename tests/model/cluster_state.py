@@ -20,6 +20,7 @@ from affinity.provider.contract import (
     WorkKey,
 )
 from affinity.records import SessionRecord, SessionState
+from affinity.testing.conformance.providers.builders import count_rows
 from tests.model import steps as do
 from tests.model.databases import ModelDatabase
 from tests.model.leases import Leases, Violation
@@ -131,7 +132,7 @@ class ClusterState:
         moved = self.leases.see({row.session_id: row for row in rows}, **what)
         for session_id in moved:
             self.model.notify_watchers(session_id)
-        found = await self.provider.count_work()
+        found = await count_rows(self.provider)
         wanted = {
             "work_items": len(self.model.items()),
             "messages": self.model.messages(),

@@ -8,7 +8,7 @@ import anyio
 
 from affinity.provider.contract import FetchOptions, Incarnation, WorkAck, WorkerIdentity
 from affinity.provider.sqlite import SqliteProvider
-from affinity.testing.conformance.providers.builders import profile
+from affinity.testing.conformance.providers.builders import count_rows, profile
 
 
 def migrate(path: str) -> None:
@@ -28,7 +28,7 @@ async def _work(path: str, name: str) -> int:
     options = FetchOptions(limit=3, max_sessions=100, names=["work"], unknown_after=60.0)
     acked = 0
     async with provider.hints(identity) as hints:
-        while (await provider.count_work())["work_items"]:
+        while (await count_rows(provider))["work_items"]:
             items = (await provider.fetch_work_item(identity, options)).items
             acks = [WorkAck(lock=item.lock, message=item.payload) for item in items]
             acked += sum(await provider.ack_work_item(identity, acks, options.timeouts))

@@ -178,8 +178,7 @@ async def test_statements_on_journals_read_what_they_need(
             answer = said("s", answers=Answer(request_id="r", kind="confirm"), drops=True, closes=True)
             assert (await check(partial(watched.append_journal, [answer])))[0].outcome == "appended"
             await check(partial(watched.retract_stream, "s", before.journal_id, "w3", 1))
-            assert len(await check(partial(watched.get_journal_requests, ["s", "other5"]))) == 2
-            assert len(await check(partial(watched.get_journal_revisits, ["s", "other5"]))) == 2
+            assert len(await check(partial(watched.get_pending, ["s", "other5"], limit=0))) == 2
             assert await check(partial(watched.delete_journal, ["t", "none"])) == [True, False]
             await provider.states.save(SessionState(session_id="new", state=b""))
             assert await check(partial(watched.states.delete, ["new"])) == ["new"]

@@ -54,7 +54,7 @@ async def test_a_write_that_waits_for_a_standby_is_not_cancelled(
     monkeypatch.setattr(connections, "CANCELLED_CALL_TIMEOUT", 0.1)
     with administrator(own_url) as admin:
         async with opened(own_url) as provider:
-            await provider.count_work()
+            await provider.list_workers()
             require_standby(admin, "absent")
             name, write = await _stuck(provider, admin)
             if how == "abandoned":

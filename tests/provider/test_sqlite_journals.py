@@ -105,7 +105,6 @@ async def _verbs(owner: ConversationOwner) -> list[Verb]:
         partial(talk.page, newest_first=True, limit=5),
         partial(talk.page, kinds=["user.message"], newest_first=True, limit=5),
         talk.requests,
-        talk.revisits,
     ]
 
 

@@ -240,8 +240,7 @@ def forgetting(name: str) -> Callable[[Stage], Awaitable[Hashable]]:
 
 def moving(name: str) -> Callable[[Stage], Awaitable[str]]:
     async def run(stage: Stage) -> str:
-        (held,) = await stage.env._own.get_session([stage.id(name)])
-        holder = None if held is None else held.worker_id
+        holder = next((held.worker_id for held in await stage.env._own.list_sessions([stage.id(name)])), None)
         to = next(worker for worker in stage.env.workers if worker != holder)
         await stage.client.move_session(stage.id(name), to)
         return "moved or not"

@@ -287,7 +287,7 @@ async def test_a_worker_may_leave_while_it_starts_again(sqlite_url: str, monkeyp
 
 
 async def timers(client: Client) -> int:
-    return (await client._provider.count_work())["messages"]
+    return sum((await client.statistics()).messages.values())
 
 
 async def renewed(client: Client) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -116,8 +116,8 @@ def clock() -> Clock:
     return Clock()
 
 
-async def held_until_the_end(session_ids: Sequence[str]) -> Sequence[float | None]:
-    return [1_000.0] * len(session_ids)
+async def held_until_the_end(session_ids: Collection[str]) -> Mapping[str, float]:
+    return dict.fromkeys(session_ids, 1_000.0)
 
 
 def spawn(*_: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
 import anyio
@@ -92,9 +92,9 @@ async def test_a_worker_asks_for_what_may_have_been_released(monkeypatch: pytest
     """At the next sweep for one that it is notified of; now and then for all that have no work."""
     asked: list[list[str]] = []
 
-    async def check(session_ids: object) -> list[float | None]:
-        asked.append(sorted(map(str, session_ids)))  # type: ignore[call-overload]
-        return [100.0 for _ in asked[-1]]
+    async def check(session_ids: Collection[str]) -> dict[str, float]:
+        asked.append(sorted(session_ids))
+        return dict.fromkeys(session_ids, 100.0)
 
     held = HeldSessions([], 100.0, check, lambda *_: None)
     for name in ("a", "b", "busy"):

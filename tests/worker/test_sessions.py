@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping
 
 import pytest
 
@@ -20,12 +20,12 @@ class ScriptedDatabase:
         self.error: ProviderError | None = None
         self.meanwhile: Callable[[], None] = lambda: None
 
-    async def check(self, session_ids: Sequence[str]) -> Sequence[float | None]:
+    async def check(self, session_ids: Collection[str]) -> Mapping[str, float]:
         self.asked.append(list(session_ids))
         self.meanwhile()
         if self.error is not None:
             raise self.error
-        return [self.left.get(session_id) for session_id in session_ids]
+        return {session_id: self.left[session_id] for session_id in session_ids if session_id in self.left}
 
 
 class RecordingListener:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -21,7 +21,6 @@ from affinity.provider.contract.sessions import (
     MoveFilter,
     PlannedMove,
     PlanOutcome,
-    SessionInfo,
     SessionMove,
     SessionRelease,
 )
@@ -50,10 +49,6 @@ class AdministrationProvider(ProviderConnection, Protocol):
         """Drain a worker, alive or not, without ending it: it is draining from now on, and each process that
         registers its name, until it is called with False. False: no such worker.
         """
-        ...
-
-    async def get_session(self, session_ids: Sequence[str]) -> Sequence[SessionInfo | None]:
-        """Session rows by id, held or not."""
         ...
 
     async def resume_instance(self, instance_ids: Sequence[str]) -> Sequence[Resumption]:
@@ -128,10 +123,6 @@ class AdministrationProvider(ProviderConnection, Protocol):
         """Count one page of ``limit`` instances by status, in the order of their ids, after the id ``after``."""
         ...
 
-    async def list_sessions(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:
-        """Session rows by id, held or not."""
-        ...
-
     async def list_session_moves(
         self, where: MoveFilter, *, after: int | None = None, before: int | None = None, limit: int = 100
     ) -> Sequence[SessionMove]:
@@ -167,11 +158,5 @@ class AdministrationProvider(ProviderConnection, Protocol):
     async def set_quotas(self, limits: Quotas) -> None:
         """Replace all limits. They apply to instances created and messages sent from then on. Instances and messages of
         turns are counted and not refused.
-        """
-        ...
-
-    async def count_work(self) -> Mapping[str, int]:
-        """Rows by kind, for status pages and tests: ``work_items``, ``messages``, ``sessions``, ``workers``,
-        ``instances``.
         """
         ...

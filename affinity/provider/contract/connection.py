@@ -1,4 +1,4 @@
-"""What every side of a provider has: the connection, histories, records of session state, hints."""
+"""What every side of a provider has: the connection, histories, sessions, records of session state, hints."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract.hints import Hint
 from affinity.provider.contract.instances import HistoryCursor, HistoryPage
+from affinity.provider.contract.sessions import SessionInfo
 from affinity.records import SessionStore
 
 
@@ -43,6 +44,14 @@ class ProviderConnection(Protocol):
 
         Events are read in the order of the cursors until they have ``max_bytes`` UTF-8 bytes: at least one, if there is
         one. Later pages are empty, with ``more``. A page has at most `limits.MAX_PAGE_EVENTS`.
+        """
+        ...
+
+    async def list_sessions(
+        self, session_ids: Collection[str] | None = None, *, after: str | None = None, limit: int = 100
+    ) -> Sequence[SessionInfo]:
+        """Session rows, held or not: the rows of these sessions, or else one page of ``limit`` rows by id. Reads
+        only.
         """
         ...
 

@@ -19,8 +19,6 @@ from affinity.journal import (
     JournalQuery,
     JournalRetention,
     PendingWork,
-    Request,
-    Revisit,
     StreamPart,
 )
 from affinity.limits import MAX_BATCH_BYTES
@@ -70,7 +68,8 @@ class JournalProvider(ProviderConnection, Protocol):
         """The work for the next wake of each session; None: it has no journal. Reads only.
 
         At most ``limit`` inputs each. Once the inputs of the call have ``max_bytes``, no more are read; but one input
-        of each session is always read.
+        of each session is always read. With ``limit`` 0, for the requests and revisits alone, none is, and
+        `PendingWork.more` says nothing.
         """
         ...
 
@@ -104,14 +103,6 @@ class JournalProvider(ProviderConnection, Protocol):
 
     async def list_journals(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
         """One page, newest first; the cursor of the next is the last row's (created_at, session_id)."""
-        ...
-
-    async def get_journal_requests(self, session_ids: Sequence[str]) -> Sequence[Sequence[Request]]:
-        """The pending requests of each session, oldest first, without expired ones."""
-        ...
-
-    async def get_journal_revisits(self, session_ids: Sequence[str]) -> Sequence[Sequence[Revisit]]:
-        """The pending revisits of each session, by due time."""
         ...
 
     async def create_journals(self, creations: Sequence[JournalCreation]) -> Sequence[CreationResult]:

@@ -62,7 +62,9 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         """
         ...
 
-    async def drain_worker(self, identity: WorkerIdentity, *, restarts: bool = False) -> int:
+    async def drain_worker(
+        self, identity: WorkerIdentity, *, restarts: bool = False, if_wanted: bool = False
+    ) -> int | None:
         """Mark the worker as draining, so that it claims nothing, and free its sessions that have no work item locked
         by it; their items are rerouted. Idempotent: call again as work ends.
 
@@ -71,15 +73,8 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         last used.
 
         Returns:
-            The number of sessions that it still holds.
-        """
-        ...
-
-    async def free_drained_sessions(self, identity: WorkerIdentity) -> int | None:
-        """As `drain_worker`, for a worker that an operator drains (`set_drain_wanted`): it stays registered.
-
-        Returns:
-            The number of sessions that it still holds. None: no operator drains it, or not any more; nothing changed.
+            The number of sessions that it still holds. None: the caller is not current, or ``if_wanted`` is set and no
+            operator drains the worker (`set_drain_wanted`), or not any more; nothing changed.
         """
         ...
 
@@ -192,12 +187,6 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         not, the verb tries again after ``takeover_after``.
 
         Nothing happens when the caller is not alive or not current.
-        """
-        ...
-
-    async def check_session(self, identity: WorkerIdentity, session_ids: Sequence[str]) -> Sequence[float | None]:
-        """Seconds until the session lock expires, for each session that the caller's incarnation holds, if it is alive;
-        None for the others. Reads only.
         """
         ...
 

@@ -1,19 +1,17 @@
-"""Journals as operators see them: listing, requests and revisits, deletion, retention."""
+"""Journals as operators see them: listing, deletion, retention."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Final
 
 from psycopg.types.numeric import Int8
 
-from affinity.journal import JournalFilter, JournalInfo, JournalPruning, JournalRetention, Request, Revisit
+from affinity.journal import JournalFilter, JournalInfo, JournalPruning, JournalRetention
 from affinity.limits import PRUNE_WINDOW
 from affinity.provider.listing import list_portions
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.wire import Row
-from affinity.provider.postgres.journals import to_request, to_revisit
 from affinity.provider.postgres.operations import Operations, same_time
 from affinity.provider.statements import load_statements
 
@@ -43,16 +41,6 @@ class JournalAdministration(Operations):
             "limit": Int8(limit),
         }
         return await self._connections.misc.run(_SQL["list"], params)
-
-    async def get_journal_requests(self, session_ids: Sequence[str]) -> Sequence[Sequence[Request]]:
-        rows = await self._connections.quick.run(_SQL["requests"], {"session": Texts(session_ids)})
-        found = {n: [to_request(row) for row in json.loads(requests)] for n, requests in rows}
-        return [found.get(n, []) for n in range(1, len(session_ids) + 1)]
-
-    async def get_journal_revisits(self, session_ids: Sequence[str]) -> Sequence[Sequence[Revisit]]:
-        rows = await self._connections.quick.run(_SQL["revisits"], {"session": Texts(session_ids)})
-        found = {n: [to_revisit(row) for row in json.loads(revisits)] for n, revisits in rows}
-        return [found.get(n, []) for n in range(1, len(session_ids) + 1)]
 
     async def delete_journal(self, session_ids: Sequence[str]) -> Sequence[bool]:
         ((deleted,),) = await self._connections.misc.run(_SQL["delete"], {"session": Texts(session_ids)})

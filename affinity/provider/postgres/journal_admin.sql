@@ -47,21 +47,6 @@ FROM judged p
 WHERE %(status)s::text IS NULL OR p.status = %(status)s OR p.place = %(window)s
 ORDER BY p.place LIMIT %(limit)s
 
--- requests: the pending requests of sessions
-SELECT q.n, json_agg(json_build_array(r.request_id, r.kind, r.payload, r.wake_id, r.created_at, r.expires_at, false)
-    ORDER BY r.created_at, r.place)::text
-FROM unnest(%(session)s) WITH ORDINALITY AS q (session_id, n)
-JOIN journals j ON j.session_id = q.session_id JOIN journal_requests r ON r.journal_id = j.journal_id
-WHERE (r.expires_at > (SELECT clock())) IS NOT FALSE
-GROUP BY q.n
-
--- revisits: the pending revisits of sessions
-SELECT q.n, json_agg(json_build_array(r.key, r.due_at, r.priority, r.reason, r.note, r.wake_id)
-    ORDER BY r.due_at, r.key)::text
-FROM unnest(%(session)s) WITH ORDINALITY AS q (session_id, n)
-JOIN journals j ON j.session_id = q.session_id JOIN journal_revisits r ON r.journal_id = j.journal_id
-GROUP BY q.n
-
 -- delete: journals, but for what others continue
 SELECT delete_journals(%(session)s)
 

@@ -308,7 +308,7 @@ def _to_pending(rows: Sequence[Row], limit: int) -> PendingWork:
         more=head.found > len(inputs),
         due=sorted(due, key=lambda one: (-one.priority, one.due_at)),
         requests=[to_request(row) for row in requests],
-        revisits=[revisit.key for revisit, _ in revisits],
+        revisits=[revisit for revisit, _ in revisits],
         next_due=min(waits, default=None),
         home=head.home,
         epoch=head.epoch or 0,

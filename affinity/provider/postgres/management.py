@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from psycopg.types.numeric import Int8
@@ -31,7 +31,7 @@ _SQL: Final = load_statements(__package__, "management.sql")
 
 
 class ManagementOperations(Operations):
-    """`read_origins` to `count_work`."""
+    """`read_origins` to `count_instances`."""
 
     async def read_origins(self, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
         params = {"instance": instance_id, "execution": Int8(execution_id)}
@@ -73,7 +73,3 @@ class ManagementOperations(Operations):
         params = {"after": after or "", "limit": Int8(limit)}
         rows = await self._connections.quick.run(_SQL["count_instances"], params)
         return to_instance_counts(rows, limit)
-
-    async def count_work(self) -> Mapping[str, int]:
-        (counts,) = await self._connections.misc.run(_SQL["count"])
-        return dict(zip(("work_items", "messages", "sessions", "workers", "instances"), counts, strict=True))

@@ -123,7 +123,3 @@ WITH page AS MATERIALIZED (
     ORDER BY i.instance_id LIMIT %(limit)s
 )
 SELECT p.status, count(*), (SELECT max(instance_id) FROM page) FROM page p GROUP BY p.status
-
--- count: rows by kind
-SELECT (SELECT count(*) FROM worker_queue), (SELECT count(*) FROM orchestrator_queue), (SELECT count(*) FROM sessions),
-    (SELECT count(*) FROM workers), (SELECT count(*) FROM instances)

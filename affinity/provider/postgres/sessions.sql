@@ -14,10 +14,3 @@ ORDER BY s.session_id LIMIT %(limit)s
 -- [some
 WHERE s.session_id = ANY (%(session)s)
 -- some]
-
--- check: for how long the caller holds sessions
-SELECT k.n, extract(epoch FROM h.locked_until - clock())::float8
-FROM unnest(%(session)s) WITH ORDINALITY AS k (session_id, n)
--- OFFSET 0: one session after the other, never by their worker, which may have many.
-CROSS JOIN LATERAL (SELECT * FROM held_sessions WHERE session_id = k.session_id OFFSET 0) h
-WHERE (h.worker_id = %(worker)s) IS TRUE AND h.incarnation = %(incarnation)s

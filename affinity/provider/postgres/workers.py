@@ -60,19 +60,14 @@ class WorkerOperations(Operations):
             raise worker_fenced(identity)
         return None
 
-    async def drain_worker(self, identity: WorkerIdentity, *, restarts: bool = False) -> int:
-        *_, [(held,)] = await self._connections.quick.simple_query(
-            ";".join([_SQL["set_draining"], _SQL["drain"]]),
-            {**caller_params(identity), "restarts": restarts, "reroute": MAX_REROUTE},
+    async def drain_worker(
+        self, identity: WorkerIdentity, *, restarts: bool = False, if_wanted: bool = False
+    ) -> int | None:
+        drains, *_, [(held,)] = await self._connections.quick.simple_query(
+            _SQL["drain"],
+            {**caller_params(identity), "restarts": restarts, "if_wanted": if_wanted, "reroute": MAX_REROUTE},
         )
-        return int(held)
-
-    async def free_drained_sessions(self, identity: WorkerIdentity) -> int | None:
-        wanted, *_, [(held,)] = await self._connections.quick.simple_query(
-            ";".join([_SQL["lock_drained"], _SQL["drain"]]),
-            {**caller_params(identity), "restarts": False, "reroute": MAX_REROUTE},
-        )
-        return int(held) if wanted and wanted[0][0] else None
+        return int(held) if drains else None
 
     async def set_drain_wanted(self, worker_id: str, *, wanted: bool) -> bool:
         return bool(await self._connections.rows.run(_SQL["want_drain"], {"worker": worker_id, "wanted": wanted}))

@@ -52,14 +52,12 @@ WITH renewed AS (
 SELECT r.now, r.draining, (SELECT incarnation FROM workers WHERE worker_id = %(worker)s)
 FROM (SELECT) one LEFT JOIN renewed r ON true
 
--- set_draining: stop claiming
-UPDATE workers SET draining = true WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s
+-- drain: stop claiming, and free the sessions that run nothing
+-- A claim under way has the row of the worker locked too, so each sees what the other did.
+UPDATE workers SET draining = true
+WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND (drain_wanted OR NOT %(if_wanted)s)
+RETURNING 1;
 
--- lock_drained: whether an operator drains the worker
-SELECT drain_wanted FROM workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s FOR NO KEY UPDATE
-
--- drain: free the sessions that run nothing of a worker that is draining
--- The row of the worker is locked before: a claim under way has it too, so each sees what the other did.
 -- A fetch under way has its sessions locked: wait for it before looking at running items.
 SELECT FROM sessions WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND locked_until > clock()
 ORDER BY session_id FOR NO KEY UPDATE;

@@ -1,4 +1,4 @@
-"""Journals as operators see them: listing, requests and revisits, deletion, retention."""
+"""Journals as operators see them: listing, deletion, retention."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from affinity.journal import JournalFilter, JournalPruning, JournalRetention, Request, Revisit
+from affinity.journal import JournalFilter, JournalPruning, JournalRetention
 from affinity.limits import PRUNE_WINDOW
 from affinity.provider.sqlite.driver.transaction import Row, Tx, to_json
-from affinity.provider.sqlite.journal_rows import read_heads
-from affinity.provider.sqlite.journals import read_requests, read_revisits
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "journal_admin.sql")
@@ -56,18 +54,6 @@ def list_journals(tx: Tx, where: JournalFilter, window: int, limit: int) -> list
     else:
         statement = SQL["list"] if where.kind is None else BY_KIND
     return tx.rows(statement, arguments)
-
-
-def get_requests(tx: Tx, session_ids: Sequence[str]) -> list[list[Request]]:
-    heads = read_heads(tx, session_ids)
-    found = dict(zip(heads, read_requests(tx, list(heads.values())), strict=True))
-    return [[each for each in found.get(session_id, []) if not each.expired] for session_id in session_ids]
-
-
-def get_revisits(tx: Tx, session_ids: Sequence[str]) -> list[list[Revisit]]:
-    heads = read_heads(tx, session_ids)
-    found = dict(zip(heads, read_revisits(tx, list(heads.values())), strict=True))
-    return [found.get(session_id, []) for session_id in session_ids]
 
 
 # -- deletion

@@ -299,8 +299,8 @@ def get_pending(tx: Tx, session_ids: Sequence[str], limit: int, max_bytes: int) 
         portion = [heads[name] for name in names[start : start + PORTION]]
         inputs, size = _read_inputs(tx, portion, limit, max_bytes)
         max_bytes = max(max_bytes - size, 0)
-        requests = read_requests(tx, portion)
-        revisits = read_revisits(tx, portion)
+        requests = _read_requests(tx, portion)
+        revisits = _read_revisits(tx, portion)
         for place, head in enumerate(portion):
             found[head.session_id] = _pending(tx, head, inputs[place], requests[place], revisits[place])
     return [found.get(session_id) for session_id in session_ids]
@@ -327,7 +327,7 @@ def _pending(tx: Tx, head: Head, inputs: _Inputs, requests: list[Request], revis
         more=inputs.more,
         due=sorted(due, key=lambda each: -each.priority),
         requests=requests,
-        revisits=[each.key for each in revisits],
+        revisits=revisits,
         next_due=max((min(times) - now).total_seconds(), 0.0) if times else None,
         home=head.home,
         epoch=head.epoch,
@@ -363,7 +363,7 @@ def _read_inherited(tx: Tx, head: Head, limit: int, max_bytes: int) -> tuple[_In
     return _Inputs(entries, len(entries) < len(places)), size
 
 
-def read_requests(tx: Tx, heads: Sequence[Head]) -> list[list[Request]]:
+def _read_requests(tx: Tx, heads: Sequence[Head]) -> list[list[Request]]:
     """The requests of each journal, oldest first."""
     found: list[list[Request]] = [[] for _ in heads]
     rows = tx.gather(SQL["requests"], {"journal_ids": to_json([head.journal_id for head in heads]), "now": tx.now})
@@ -373,7 +373,7 @@ def read_requests(tx: Tx, heads: Sequence[Head]) -> list[list[Request]]:
     return found
 
 
-def read_revisits(tx: Tx, heads: Sequence[Head]) -> list[list[Revisit]]:
+def _read_revisits(tx: Tx, heads: Sequence[Head]) -> list[list[Revisit]]:
     """The revisits of each journal, in the order in which they are due."""
     found: list[list[Revisit]] = [[] for _ in heads]
     values = {"journal_ids": to_json([head.journal_id for head in heads])}

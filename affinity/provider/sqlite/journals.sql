@@ -61,7 +61,7 @@ SELECT json_group_array(json_array(
     summed.place, summed.seq, summed.total, e.kind, e.payload, e.event_id, e.wake_id, e.is_input,
     CAST(round(e.recorded_at * 1e6) AS INTEGER), e.origin_id IS NOT NULL))
 FROM summed
-LEFT JOIN journal_entries AS e ON (nth = 1 OR total - size < :max_bytes AND nth <= :limit)
+LEFT JOIN journal_entries AS e ON nth <= :limit AND (nth = 1 OR total - size < :max_bytes)
     AND e.journal_id = summed.journal_id AND e.seq = summed.seq;
 
 -- by_number: numbers of entries of a journal in a range

@@ -99,7 +99,3 @@ def _measure_messages(tx: Tx, at: dict[str, Any]) -> tuple[Counter[MessageState]
             counts.update(waiting=visible, delayed=later)
             ages += [] if oldest is None else [tx.now - oldest]
     return counts, max(ages, default=None)
-
-
-def count_work(tx: Tx) -> dict[str, int]:
-    return dict(tx.rows(SQL["counts"]))

@@ -108,9 +108,3 @@ SELECT (SELECT count(*) FROM (
 -- later_messages: of one route
 SELECT count(*) FROM (SELECT 1 FROM orchestrator_queue WHERE route = :route AND visible_at > :now LIMIT :limit);
 
--- counts: rows by kind
-SELECT 'work_items', count(*) FROM worker_queue
-UNION ALL SELECT 'messages', count(*) FROM orchestrator_queue
-UNION ALL SELECT 'sessions', count(*) FROM sessions
-UNION ALL SELECT 'workers', count(*) FROM workers
-UNION ALL SELECT 'instances', count(*) FROM instances;

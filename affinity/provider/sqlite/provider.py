@@ -25,8 +25,6 @@ from affinity.journal import (
     JournalQuery,
     JournalRetention,
     PendingWork,
-    Request,
-    Revisit,
     StreamPart,
 )
 from affinity.limits import MAX_BATCH_BYTES
@@ -235,11 +233,10 @@ class SqliteProvider:
         self._check_file()
         return await self._write(workers.renew, identity, lease)
 
-    async def drain_worker(self, identity: WorkerIdentity, *, restarts: bool = False) -> int:
-        return await self._write(workers.drain, identity, restarts=restarts)
-
-    async def free_drained_sessions(self, identity: WorkerIdentity) -> int | None:
-        return await self._write(workers.free_drained_sessions, identity)
+    async def drain_worker(
+        self, identity: WorkerIdentity, *, restarts: bool = False, if_wanted: bool = False
+    ) -> int | None:
+        return await self._write(workers.drain, identity, restarts=restarts, if_wanted=if_wanted)
 
     async def release_worker(self, identity: WorkerIdentity, *, restart_grace: float = 0.0) -> None:
         await self._write(workers.release, identity, restart_grace=restart_grace)
@@ -278,9 +275,6 @@ class SqliteProvider:
     @property
     def states(self) -> SessionStore:
         return self._states
-
-    async def check_session(self, identity: WorkerIdentity, session_ids: Sequence[str]) -> Sequence[float | None]:
-        return await self._read(sessions.check, identity, session_ids)
 
     async def report_session_moves(self, reports: Sequence[MoveReport]) -> Sequence[MoveReason | None]:
         return await self._write(moves.report, reports)
@@ -446,11 +440,10 @@ class SqliteProvider:
     async def set_drain_wanted(self, worker_id: str, *, wanted: bool) -> bool:
         return await self._write(workers.set_drain_wanted, worker_id, wanted=wanted)
 
-    async def get_session(self, session_ids: Sequence[str]) -> Sequence[SessionInfo | None]:
-        return await self._read(sessions.get, session_ids)
-
-    async def list_sessions(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:
-        return await self._read(sessions.list_page, after, limit)
+    async def list_sessions(
+        self, session_ids: Collection[str] | None = None, *, after: str | None = None, limit: int = 100
+    ) -> Sequence[SessionInfo]:
+        return await self._read(sessions.list_sessions, session_ids, after, limit)
 
     async def list_session_moves(
         self, where: MoveFilter, *, after: int | None = None, before: int | None = None, limit: int = 100
@@ -477,9 +470,6 @@ class SqliteProvider:
 
     async def set_quotas(self, limits: Quotas) -> None:
         await self._write(quotas.set_all, limits)
-
-    async def count_work(self) -> Mapping[str, int]:
-        return await self._read(management.count_work)
 
     # -- resources
 
@@ -545,12 +535,6 @@ class SqliteProvider:
             return await self._read(journal_admin.list_journals, where, window, limit)
 
         return await list_portions(read, where, limit, instant)
-
-    async def get_journal_requests(self, session_ids: Sequence[str]) -> Sequence[Sequence[Request]]:
-        return await self._read(journal_admin.get_requests, session_ids)
-
-    async def get_journal_revisits(self, session_ids: Sequence[str]) -> Sequence[Sequence[Revisit]]:
-        return await self._read(journal_admin.get_revisits, session_ids)
 
     async def delete_journal(self, session_ids: Sequence[str]) -> Sequence[bool]:
         return await self._write(journal_admin.delete_journals, session_ids)

@@ -10,9 +10,11 @@ from affinity.limits import MAX_PAGE, MAX_REROUTE
 from affinity.provider.contract import TOUCH_SLACK, MoveReason, SessionInfo, WorkerIdentity, WorkerTags
 from affinity.provider.rows import to_session
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
-from affinity.provider.statements import load_statements
+from affinity.provider.statements import load_statements, without
 
 SQL: Final = load_statements(__package__, "sessions.sql")
+_PAGE: Final = without(SQL["list"], "some")
+_SOME: Final = without(SQL["list"], "page")
 
 FREE: Final = "free"
 NEW: Final = "new"
@@ -83,20 +85,13 @@ def read_leases(tx: Tx, session_ids: Collection[str]) -> dict[str, Lease]:
     return {session_id: Lease(*lease) for session_id, *lease in rows}
 
 
-def check(tx: Tx, identity: WorkerIdentity, session_ids: Sequence[str]) -> list[float | None]:
-    held = dict(tx.gather(SQL["check"], {**_of(tx, identity), "session_ids": to_json(list(session_ids))}))
-    return [held.get(session_id) for session_id in session_ids]
-
-
-def list_page(tx: Tx, after: str | None, limit: int) -> list[SessionInfo]:
-    arguments = {"now": tx.now, "after": after or "", "limit": min(limit, MAX_PAGE)}
-    return [to_session(row) for row in tx.rows(SQL["list"], arguments)]
-
-
-def get(tx: Tx, session_ids: Sequence[str]) -> list[SessionInfo | None]:
-    rows = tx.rows(SQL["get"], {"now": tx.now, "session_ids": to_json(list(session_ids))})
-    found = {each.session_id: each for each in map(to_session, rows)}
-    return [found.get(session_id) for session_id in session_ids]
+def list_sessions(tx: Tx, session_ids: Collection[str] | None, after: str | None, limit: int) -> list[SessionInfo]:
+    arguments: dict[str, Any] = {"now": tx.now}
+    if session_ids is None:
+        rows = tx.rows(_PAGE, arguments | {"after": after or "", "limit": min(limit, MAX_PAGE)})
+    else:
+        rows = tx.rows(_SOME, arguments | {"session_ids": to_json(list(session_ids)), "limit": -1})
+    return [to_session(row) for row in rows]
 
 
 def touch(

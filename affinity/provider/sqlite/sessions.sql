@@ -104,7 +104,7 @@ SELECT json_group_array(session_id) FROM (
 -- count_drained: sessions that an incarnation has freed by its drain and that no worker has claimed since
 SELECT count(*) FROM sessions WHERE worker_id = :worker_id AND incarnation = :incarnation AND freed_by = 'drained';
 
--- list: one page of sessions by id, with the queued items of each
+-- list: one page of sessions by id, or some of them, with the queued items of each
 SELECT s.session_id, s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL,
        s.locked_until - :now, :now - s.touched_at,
        (SELECT count(*) FROM worker_queue AS q WHERE q.session_id = s.session_id),
@@ -114,25 +114,11 @@ SELECT s.session_id, s.worker_id, s.incarnation, s.epoch, s.locked_until > :now 
        ) END
 FROM sessions AS s
 LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > :now
-WHERE s.session_id > :after
-ORDER BY s.session_id
-LIMIT :limit;
-
--- get: some sessions by id, with the queued items of each
-SELECT s.session_id, s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL,
-       s.locked_until - :now, :now - s.touched_at,
-       (SELECT count(*) FROM worker_queue AS q WHERE q.session_id = s.session_id),
-       CASE WHEN s.locked_until > :now AND w.worker_id IS NOT NULL AND (s.next_until <= :now) IS NOT TRUE THEN (
-           SELECT n.worker_id FROM workers AS n
-           WHERE n.worker_id = s.next_worker AND n.locked_until > :now AND NOT n.draining
-       ) END
-FROM json_each(:session_ids) AS j
-CROSS JOIN sessions AS s ON s.session_id = j.value
-LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > :now;
-
--- check: for how long the caller holds sessions
-SELECT json_group_array(json_array(s.session_id, s.locked_until - :now))
-FROM json_each(:session_ids) AS j
-CROSS JOIN sessions AS s ON s.session_id = j.value
-CROSS JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation
-WHERE s.worker_id = :worker_id AND s.incarnation = :incarnation AND s.locked_until > :now AND w.locked_until > :now;
+WHERE true
+-- [page
+  AND s.session_id > :after
+-- page]
+-- [some
+  AND s.session_id IN (SELECT value FROM json_each(:session_ids))
+-- some]
+ORDER BY s.session_id LIMIT :limit;

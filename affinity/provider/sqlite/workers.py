@@ -95,21 +95,13 @@ def renew(tx: Tx, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
     return _lease(tx, lease, draining=bool(row.draining))
 
 
-def drain(tx: Tx, identity: WorkerIdentity, *, restarts: bool = False) -> int:
-    if not tx.run(SQL["set_draining"], _named(identity)):
-        return 0
-    room = _newer_room(tx, identity) - sessions.count_drained(tx, identity) if restarts else None
-    return _free_idle(tx, identity, room)
-
-
-def free_drained_sessions(tx: Tx, identity: WorkerIdentity) -> int | None:
-    return _free_idle(tx, identity) if tx.row(SQL["drain_wanted"], _named(identity)) else None
-
-
-def _free_idle(tx: Tx, identity: WorkerIdentity, most: int | None = None) -> int:
-    """Free idle sessions, at most ``most``; returns the number of sessions that are still held."""
+def drain(tx: Tx, identity: WorkerIdentity, *, restarts: bool = False, if_wanted: bool = False) -> int | None:
+    if not tx.run(SQL["set_draining"], {**_named(identity), "if_wanted": if_wanted}):
+        return None
     idle = sessions.read_idle(tx, identity)
-    sessions.free(tx, identity, idle if most is None else idle[: max(0, most)], "drained")
+    if restarts:
+        idle = idle[: max(0, _newer_room(tx, identity) - sessions.count_drained(tx, identity))]
+    sessions.free(tx, identity, idle, "drained")
     return sessions.count_held(tx, identity)
 
 

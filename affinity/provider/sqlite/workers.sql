@@ -62,7 +62,8 @@ UPDATE workers SET locked_until = :locked_until WHERE worker_id = :worker_id AND
 UPDATE workers SET incarnation = :left, locked_until = :locked_until, draining = 1 WHERE worker_id = :worker_id;
 
 -- set_draining: claim nothing any more
-UPDATE workers SET draining = 1 WHERE worker_id = :worker_id AND incarnation = :incarnation;
+UPDATE workers SET draining = 1
+WHERE worker_id = :worker_id AND incarnation = :incarnation AND (drain_wanted OR NOT :if_wanted);
 
 -- list: all workers by id, with the number of sessions that each holds
 SELECT worker_id, incarnation, locked_until > :now, draining, locked_until - :now, started_at, labels,

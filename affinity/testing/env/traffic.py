@@ -70,8 +70,7 @@ BROUGHT: Final[dict[str, Callable[[Any], object]]] = {
     "release_unknown_locks": bool,
     "take_unused_resources": bool,
     "report_session_moves": lambda _: False,
-    "drain_worker": lambda _: False,
-    "free_drained_sessions": lambda held: held is None,  # it takes work again
+    "drain_worker": lambda held: held is None,  # it takes work again
     "prune_journals": lambda _: False,
 }
 """Calls that workers repeat: whether one has brought or changed anything."""

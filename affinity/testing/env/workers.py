@@ -129,17 +129,17 @@ class EnvWorker(Worker):
             return found
 
         watched.fetch_orchestration_item = looking  # type: ignore[method-assign]
-        free = watched.free_drained_sessions
+        drain = watched.drain_worker
 
-        @wraps(free)
-        async def freeing(*args: Any, **kwargs: Any) -> int | None:
+        @wraps(drain)
+        async def draining(*args: Any, **kwargs: Any) -> int | None:
             wanted = self._wanted
-            held = await free(*args, **kwargs)
+            held = await drain(*args, **kwargs)
             self._looked_at_drain = wanted
             self._traffic.notify()
             return held
 
-        watched.free_drained_sessions = freeing  # type: ignore[method-assign]
+        watched.drain_worker = draining  # type: ignore[method-assign]
         return watched
 
     async def drain(self) -> None:

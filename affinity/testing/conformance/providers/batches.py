@@ -9,6 +9,7 @@ from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import (
     ITEM_LOCK,
     TIMEOUTS,
+    count_rows,
     fetch_options,
     message_ids,
     new_instance,
@@ -115,7 +116,7 @@ class BatchRules(Rules):
         ]
         assert all(result.committed for result in await a.commit(*turns))
         assert await a.take_instances() == []
-        assert (await a.provider.count_work())["messages"] == 0
+        assert (await count_rows(a.provider))["messages"] == 0
 
     async def test_instances_are_created_one_by_one(self, cluster: Cluster) -> None:
         """Instances that exist are left unchanged, and a duplicate within the batch counts as existing (contract:
@@ -127,7 +128,7 @@ class BatchRules(Rules):
         assert list(created) == [True, False, True, False]
         rows = await client.get_instance(["c", "missing", "b", "a", "c"])
         assert [row and row.name for row in rows] == ["flow", None, "old", "flow", "flow"]
-        assert (await client.count_work())["messages"] == 3
+        assert (await count_rows(client))["messages"] == 3
 
     async def test_deletions_answer_one_by_one(self, cluster: Cluster) -> None:
         """One call can return deleted, unknown and running (contract: delete_instance)."""

@@ -1,4 +1,4 @@
-"""Records with defaults for tests: fetches, instances, turns, work items, states."""
+"""Records with defaults for tests: fetches, instances, turns, work items, states; and counts of rows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from affinity.provider.contract import (
     NewMessage,
     NewWorkItem,
     OrchestrationItem,
+    Provider,
     Timeouts,
     Turn,
     WorkerProfile,
@@ -121,3 +122,15 @@ def timer(at: OrchestrationItem, event_id: int, delay: float) -> NewMessage:
     """A timer of the execution that ``at`` shows."""
     name = (at.execution_id, event_id)
     return NewMessage(instance_id=at.instance_id, payload=f"timer {event_id}", delay=delay, timer=name)
+
+
+async def count_rows(provider: Provider) -> dict[str, int]:
+    """Rows by kind, up to a thousand of each."""
+    queues, instances = await provider.measure_queues(1_000), await provider.count_instances(1_000)
+    return {
+        "work_items": sum(queues.work_items.values()),
+        "messages": sum(queues.messages.values()),
+        "sessions": len(await provider.list_sessions(limit=1_000)),
+        "workers": len(await provider.list_workers()),
+        "instances": sum(instances.counts.values()),
+    }

@@ -15,7 +15,14 @@ from affinity.provider.contract import (
     Reset,
 )
 from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import message_ids, new_instance, payloads, timer, work_item
+from affinity.testing.conformance.providers.builders import (
+    count_rows,
+    message_ids,
+    new_instance,
+    payloads,
+    timer,
+    work_item,
+)
 from affinity.testing.conformance.providers.cluster import ENQUEUER, Cluster
 from affinity.testing.conformance.providers.peer import Peer
 
@@ -59,7 +66,7 @@ class ClientRules(Rules):
         outcome = await a.provider.send_message(messages)
         assert list(outcome) == ["finished", "delivered", "unknown", "delivered"]
         assert payloads((await a.take_instances())[0]) == ["start", "i", "i"]
-        assert (await a.provider.count_work())["messages"] == 3
+        assert (await count_rows(a.provider))["messages"] == 3
 
     async def test_the_time_of_a_change_is_kept(self, cluster: Cluster) -> None:
         """``updated_at`` is the time of the last change by the database's clock (contract: InstanceInfo.updated_at)."""
@@ -247,7 +254,7 @@ class ClientRules(Rules):
         (contract: delete_instance).
         """
         a = await cluster.worker("a")
-        before = await a.provider.count_work()
+        before = await count_rows(a.provider)
         instance = await a.own("i")
         child = new_instance("child", parent_id="i")
         await a.commit_one(
@@ -257,7 +264,7 @@ class ClientRules(Rules):
         assert payloads((await a.take_instances(1))[0]) == ["start"]
         assert list(await a.provider.delete_instance(["i"], force=True, tree=False)) == ["deleted"]
         assert [item.instance_id for item in await a.take_instances()] == ["child"]
-        after = await a.provider.count_work()
+        after = await count_rows(a.provider)
         grown = {"work_items": 0, "messages": 1, "instances": 1}
         assert {kind: after[kind] - before[kind] for kind in grown} == grown
         assert await a.history(instance) == []

@@ -17,7 +17,7 @@ from affinity.provider.contract import (
     WorkItem,
 )
 from affinity.records import SessionFilter
-from affinity.testing.conformance.providers.builders import message_ids, state
+from affinity.testing.conformance.providers.builders import count_rows, message_ids, state
 from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.harness import FaultyProvider
 from affinity.testing.conformance.providers.journal_driver import journals
@@ -146,7 +146,7 @@ class FaultFixtures:
         """The rows of the database, without what changes with time."""
         provider = self.clean.provider
         return [
-            await provider.count_work(),
+            await count_rows(provider),
             [(i.instance_id, i.status, i.owner, i.event_count) for i in await provider.list_instances(ALL, 1000)],
             [(s.session_id, s.worker_id, s.epoch, s.held, s.queued) for s in await provider.list_sessions(limit=1000)],
             [(w.worker_id, w.incarnation, w.alive, w.draining) for w in await provider.list_workers()],

@@ -176,9 +176,7 @@ _READS: Final[dict[str, Callable[[Provider, str], Awaitable[Any]]]] = {
         [JournalQuery(session_id=name, stream=StreamCursor(), newest_first=True)]
     ),
     "list_journals": lambda provider, _: journals(provider).list_journals(JournalFilter(), 10),
-    "get_journal_requests": lambda provider, name: journals(provider).get_journal_requests([name, "none"]),
     "get_lineage": lambda provider, name: journals(provider).get_lineage(name),
-    "get_journal_revisits": lambda provider, name: journals(provider).get_journal_revisits([name, "none"]),
 }
 
 

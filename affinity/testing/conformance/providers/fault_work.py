@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -59,17 +58,11 @@ async def set_drain_wanted(fixtures: FaultFixtures) -> Attempt:
 
     async def then() -> None:
         clean = replace(newcomer, provider=fixtures.clean.provider)
-        assert await clean.provider.free_drained_sessions(clean.identity) == 0
+        assert await clean.drain(if_wanted=True) == 0
         assert await clean.provider.set_drain_wanted(clean.worker_id, wanted=False)
         await clean.leave()
 
     return returns(True, lambda: fixtures.provider.set_drain_wanted(newcomer.worker_id, wanted=True), then)
-
-
-async def free_drained_sessions(fixtures: FaultFixtures) -> Attempt:
-    newcomer = await fixtures.registered()
-    assert await fixtures.clean.provider.set_drain_wanted(newcomer.worker_id, wanted=True)
-    return returns(0, lambda: fixtures.provider.free_drained_sessions(newcomer.identity))
 
 
 async def release_worker(fixtures: FaultFixtures) -> Attempt:
@@ -208,15 +201,6 @@ async def end_waits(fixtures: FaultFixtures) -> Attempt:
 # --- sessions
 
 
-async def check_session(fixtures: FaultFixtures) -> Attempt:
-    session = await fixtures.held()
-
-    async def check(result: Sequence[float | None]) -> None:
-        assert result[0] is not None
-
-    return Attempt(lambda: fixtures.provider.check_session(fixtures.me, [session]), check)
-
-
 async def release_session(fixtures: FaultFixtures) -> Attempt:
     session = await fixtures.held()
 
@@ -309,7 +293,6 @@ WORK_VERBS: Final = {
         renew_worker,
         drain_worker,
         set_drain_wanted,
-        free_drained_sessions,
         release_worker,
         exchange_load,
         get_load,
@@ -322,7 +305,6 @@ WORK_VERBS: Final = {
         abandon_work_item,
         release_unknown_locks,
         end_waits,
-        check_session,
         release_session,
         move_session,
         take_session,

@@ -1,4 +1,4 @@
-"""Holds and the worker that holds the session; `check_session`."""
+"""Holds and the worker that holds the session; `list_sessions` of some sessions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TOUCHES: Final[dict[str, Touch]] = {"fetch": _fetch, "renewal": _renew, "ack": _
 
 
 class HolderRules(Rules):
-    """`SessionHold` and the worker that holds the session; `check_session`."""
+    """`SessionHold` and the worker that holds the session; `list_sessions` of some sessions."""
 
     @pytest.mark.parametrize("touch", TOUCHES.values(), ids=TOUCHES.keys())
     async def test_a_touch_shortens_no_hold(self, cluster: Cluster, touch: Touch) -> None:
@@ -103,9 +103,9 @@ class HolderRules(Rules):
         await a.go_on(longer, ended_holds=[1])
         assert about((await cluster.session("s")).expires_in, HOLD - SESSION_LOCK - 100)
 
-    async def test_check_session_says_for_how_long(self, cluster: Cluster) -> None:
-        """`check_session` returns seconds in the order of the ids, and None for sessions that the caller does not hold
-        (contract: check_session).
+    async def test_some_sessions_are_listed_with_the_time_of_their_locks(self, cluster: Cluster) -> None:
+        """`list_sessions` of some sessions says who holds each, and for how long; it leaves unknown ones out (contract:
+        list_sessions).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.use(a, "s")
@@ -123,8 +123,8 @@ class HolderRules(Rules):
         assert about(again, SESSION_LOCK - 100)
         assert await a.holds_for() == []
 
-    async def test_check_session_reads_only(self, cluster: Cluster) -> None:
-        """`check_session` extends no lock (contract: check_session)."""
+    async def test_listing_a_session_reads_only(self, cluster: Cluster) -> None:
+        """`list_sessions` extends no lock (contract: list_sessions)."""
         a = await cluster.worker("a")
         await cluster.use(a, "s")
         await cluster.advance(200)
@@ -135,10 +135,8 @@ class HolderRules(Rules):
         assert await a.holds_for("s") == [None]
         assert await cluster.holders() == {}
 
-    async def test_check_session_knows_who_is_alive_and_current(self, cluster: Cluster) -> None:
-        """`check_session` returns None to a worker whose lease has ended or that was replaced (contract:
-        check_session).
-        """
+    async def test_a_worker_that_has_ended_or_was_replaced_holds_nothing(self, cluster: Cluster) -> None:
+        """A listed session is held by no worker whose lease has ended or that was replaced (contract: SessionInfo)."""
         a, late = await cluster.worker("a"), await cluster.worker("late", SHORT_LEASE)
         await cluster.use(a, "s")
         await cluster.use(late, "t")

@@ -107,13 +107,11 @@ class Conversation:
 
     async def requests(self) -> Sequence[Request]:
         """The pending requests."""
-        (requests,) = await self.journals.get_journal_requests([self.session_id])
-        return requests
+        return (await self.pending(0)).open_requests
 
     async def revisits(self) -> Sequence[Revisit]:
         """The pending revisits."""
-        (revisits,) = await self.journals.get_journal_revisits([self.session_id])
-        return revisits
+        return (await self.pending(0)).revisits
 
     async def delete(self) -> bool:
         """Delete the journal."""

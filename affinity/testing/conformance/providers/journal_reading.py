@@ -31,8 +31,6 @@ class JournalReadingRules(Rules):
         pages = await talk.journals.read_journal(queries)
         assert [page is not None for page in pages] == [False, True, False, True]
         assert await talk.journals.get_pending(["none"], limit=1) == [None]
-        assert await talk.journals.get_journal_requests(["none"]) == [[]]
-        assert await talk.journals.get_journal_revisits(["none"]) == [[]]
 
     async def test_pages_by_number(self, cluster: Cluster) -> None:
         """After, before, both, oldest or newest first, as many as the limit, and whether there are more (contract:
@@ -173,7 +171,9 @@ class JournalReadingRules(Rules):
         assert [entry.seq for page in pages if page is not None for entry in page.entries] == [40, 39]
 
     async def test_what_a_wake_reads_is_bounded_in_bytes(self, cluster: Cluster) -> None:
-        """Once the read inputs have the bytes, no more are read, but one of each session is (contract: get_pending)."""
+        """Once the read inputs have the bytes, no more are read, but one of each session is; with a limit of 0 none is
+        (contract: get_pending).
+        """
         talk = await Conversation.open(cluster)
         await talk.journals.append_journal([new_input(name, "é" * 49) for name in ("s", "t", "u") for _ in range(3)])
         for most, sizes in ((1, [1, 1, 1]), (101, [2, 1, 1]), (401, [3, 2, 1]), (901, [3, 3, 3])):
@@ -182,6 +182,8 @@ class JournalReadingRules(Rules):
             assert [work.more for work in found if work is not None] == [size < 3 for size in sizes]
         found = await talk.journals.get_pending(["s", "t"], limit=2, max_bytes=401)
         assert [len(work.inputs) for work in found if work is not None] == [2, 2]
+        found = await talk.journals.get_pending(["s", "t"], limit=0)
+        assert [len(work.inputs) for work in found if work is not None] == [0, 0]
 
     async def test_an_input_among_many_is_found_by_index(self, cluster: Cluster) -> None:
         """An input behind a thousand entries is read like an input behind none (contract: read_journal)."""

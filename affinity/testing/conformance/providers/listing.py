@@ -1,4 +1,4 @@
-"""Listings of sessions and workers, and counts."""
+"""Listings of sessions and workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from affinity.testing.conformance.providers.cluster import ENQUEUER, Cluster
 
 
 class ListingRules(Rules):
-    """`list_sessions`, `list_workers`, `count_work`."""
+    """`list_sessions`, `list_workers`."""
 
     async def test_a_session_row_says_who_holds_it_and_for_how_long(self, cluster: Cluster) -> None:
         """A listed session has its holder, its remaining time and the number of its items, running ones included
@@ -112,19 +112,6 @@ class ListingRules(Rules):
         assert (dead.alive, dead.draining, dead.sessions) == (False, False, 0)
         assert -70 < dead.expires_in <= -60
         assert (draining.alive, draining.draining) == (True, True)
-
-    async def test_rows_are_counted_by_kind(self, cluster: Cluster) -> None:
-        """The counts have all kinds of rows, also kinds without any (contract: count_work)."""
-        a = await cluster.worker("a")
-        before = await a.provider.count_work()
-        assert set(before) == {"work_items", "messages", "sessions", "workers", "instances"}
-        await cluster.enqueue("s", "s", None)
-        await a.take_all()
-        await a.own("i")
-        await cluster.worker("b")
-        after = await a.provider.count_work()
-        grown = {kind: after[kind] - before[kind] for kind in before}
-        assert grown == {"work_items": 3, "messages": 1, "sessions": 1, "workers": 1, "instances": 1}
 
     @staticmethod
     async def _workers(cluster: Cluster) -> list[WorkerInfo]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from affinity.provider.contract import Timeouts, Token, WorkAck, WorkLock
 from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import ITEM_LOCK, LONG_LEASE, SESSION_LOCK, SHORT_LEASE
+from affinity.testing.conformance.providers.builders import ITEM_LOCK, LONG_LEASE, SESSION_LOCK, SHORT_LEASE, count_rows
 from affinity.testing.conformance.providers.cluster import Cluster
 
 SHORT_SESSION = Timeouts(work_item_lock=LONG_LEASE, session_lock=10.0)
@@ -63,7 +63,7 @@ class LockRules(Rules):
         assert await cluster.results() == ["result", "result"]
         await cluster.pass_time(SESSION_LOCK + 1)
         assert await a.take(10) == []
-        assert (await a.provider.count_work())["work_items"] == 0
+        assert (await count_rows(a.provider))["work_items"] == 0
 
     async def test_an_ack_succeeds_after_the_session_moved(self, cluster: Cluster) -> None:
         """An item whose session has moved can be acked while its own lock is live."""

@@ -83,8 +83,8 @@ class Peer:
     async def renew_lease(self, lease: float = SHORT_LEASE) -> WorkerLease | None:
         return await self.provider.renew_worker(self.identity, lease)
 
-    async def drain(self, *, restarts: bool = False) -> int:
-        return await self.provider.drain_worker(self.identity, restarts=restarts)
+    async def drain(self, *, restarts: bool = False, if_wanted: bool = False) -> int | None:
+        return await self.provider.drain_worker(self.identity, restarts=restarts, if_wanted=if_wanted)
 
     async def leave(self, restart_grace: float = 0.0) -> None:
         await self.provider.release_worker(self.identity, restart_grace=restart_grace)
@@ -154,8 +154,10 @@ class Peer:
     # -- sessions
 
     async def holds_for(self, *session_ids: str) -> list[float | None]:
-        """Seconds for which it holds each."""
-        return list(await self.provider.check_session(self.identity, session_ids))
+        """Seconds for which it holds each; None: it does not."""
+        rows = await self.provider.list_sessions(session_ids)
+        held = {row.session_id: row.expires_in for row in rows if row.held_by(self.identity)}
+        return [held.get(session_id) for session_id in session_ids]
 
     async def plan(self, session_id: str, to: str, within: float | None = 60.0) -> PlanOutcome:
         """Plan that the session moves."""

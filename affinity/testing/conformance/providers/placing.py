@@ -7,7 +7,7 @@ from dataclasses import replace
 from affinity.limits import MIN_SHARE
 from affinity.provider.contract import OFFER_SECONDS, NewWorkItem, OrchestrationItem, Placed
 from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import ITEM_LOCK, SESSION_LOCK, SHORT_LEASE, work_item
+from affinity.testing.conformance.providers.builders import ITEM_LOCK, SESSION_LOCK, SHORT_LEASE, count_rows, work_item
 from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.peer import Peer
 
@@ -128,7 +128,7 @@ class PlacingRules(Rules):
         instance = await a.own("i")
         await cluster.advance(SHORT_LEASE + 1)
         assert not (await a.commit_one(instance, work_items=[lock_here(instance, 1)])).committed
-        assert (await a.provider.count_work())["work_items"] == 0
+        assert (await count_rows(a.provider))["work_items"] == 0
 
     async def test_a_delayed_item_is_not_locked_here(self, cluster: Cluster) -> None:
         """A delayed item is queued and goes to the holder when it is visible (contract: commit_turn)."""

@@ -437,7 +437,7 @@ class PlannedMoveRules(Rules):
 
 
 class OperatorDrainRules(Rules):
-    """`set_drain_wanted` and `free_drained_sessions`."""
+    """`set_drain_wanted`, and `drain_worker` with ``if_wanted``."""
 
     async def test_a_drained_worker_claims_nothing(self, cluster: Cluster) -> None:
         """From the call on, the worker claims no session and locks nothing at a commit, and learns it (contract:
@@ -459,16 +459,16 @@ class OperatorDrainRules(Rules):
         assert (states["a"], states["b"]) == ((True, True, True), (True, False, False))
 
     async def test_a_drained_worker_frees_its_sessions_as_work_ends(self, cluster: Cluster) -> None:
-        """Idle sessions are freed, busy ones when their work has ended (contract: free_drained_sessions)."""
+        """Idle sessions are freed, busy ones when their work has ended (contract: drain_worker)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.use(a, "idle")
         await cluster.enqueue("busy", "busy")
         item = await a.take_one()
         await b.provider.set_drain_wanted("a", wanted=True)
-        assert await a.provider.free_drained_sessions(a.identity) == 1
+        assert await a.drain(if_wanted=True) == 1
         assert await cluster.holders() == {"busy": "a"}
         assert await a.ack(item) == [True]
-        assert await a.provider.free_drained_sessions(a.identity) == 0
+        assert await a.drain(if_wanted=True) == 0
         assert (await b.take_one()).session_id == "busy"
         assert await a.renew_lease(LONG_LEASE) is not None
 
@@ -478,7 +478,7 @@ class OperatorDrainRules(Rules):
         await cluster.use(a, "s")
         await b.provider.set_drain_wanted("a", wanted=True)
         assert await b.provider.set_drain_wanted("a", wanted=False)
-        assert await a.provider.free_drained_sessions(a.identity) is None
+        assert await a.drain(if_wanted=True) is None
         assert await cluster.holders() == {"s": "a"}
         await cluster.enqueue("t")
         assert (await a.take_one()).session_id == "t"
@@ -497,7 +497,7 @@ class OperatorDrainRules(Rules):
         again = await cluster.worker("a")
         await cluster.enqueue("s")
         assert await again.take() == []
-        assert await again.provider.free_drained_sessions(again.identity) == 0
+        assert await again.drain(if_wanted=True) == 0
         await enqueuer.provider.set_drain_wanted("a", wanted=False)
         assert (await again.take_one()).session_id == "s"
 
@@ -508,7 +508,7 @@ class OperatorDrainRules(Rules):
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.use(a, "s")
         assert await a.drain() == 0
-        assert await a.provider.free_drained_sessions(a.identity) is None
+        assert await a.drain(if_wanted=True) is None
         assert await b.provider.set_drain_wanted("a", wanted=False)
         await cluster.enqueue("s")
         assert await a.take() == []

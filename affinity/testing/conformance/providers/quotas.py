@@ -10,7 +10,7 @@ import pytest
 from affinity.errors import QuotaExceeded
 from affinity.provider.contract import Delivery, InstanceUpdate, NewMessage, Quotas
 from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import message_ids, new_instance, timer
+from affinity.testing.conformance.providers.builders import count_rows, message_ids, new_instance, timer
 from affinity.testing.conformance.providers.cluster import Cluster, concurrently
 from affinity.testing.conformance.providers.peer import Peer
 from affinity.testing.conformance.providers.trees import child_of
@@ -37,7 +37,7 @@ class QuotaRules(Rules):
     async def test_instances_are_limited(self, cluster: Cluster) -> None:
         """Existing instances count, and a batch that exceeds the limit creates none (contract: Quotas)."""
         a = await cluster.worker("a")
-        there = (await a.provider.count_work())["instances"]
+        there = (await count_rows(a.provider))["instances"]
         await a.provider.set_quotas(Quotas(instances=there + 3))
         assert await _create(a, "i", "j") == [True, True]
         with pytest.raises(QuotaExceeded) as caught:
@@ -57,7 +57,7 @@ class QuotaRules(Rules):
         """A turn may create children beyond the quota, and they count (contract: set_quotas)."""
         a = await cluster.worker("a")
         parent = await a.own("parent")
-        await a.provider.set_quotas(Quotas(instances=(await a.provider.count_work())["instances"] + 1))
+        await a.provider.set_quotas(Quotas(instances=(await count_rows(a.provider))["instances"] + 1))
         await a.go_on(parent, consumed=message_ids(parent), instances=[child_of(parent, "c"), child_of(parent, "d")])
         with pytest.raises(QuotaExceeded):
             await _create(a, "i")

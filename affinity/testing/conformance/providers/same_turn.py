@@ -8,7 +8,15 @@ import pytest
 
 from affinity.provider.contract import NewMessage, SessionHold
 from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import message_ids, new_instance, payloads, timer, turn, work_item
+from affinity.testing.conformance.providers.builders import (
+    count_rows,
+    message_ids,
+    new_instance,
+    payloads,
+    timer,
+    turn,
+    work_item,
+)
 from affinity.testing.conformance.providers.cluster import Cluster
 
 
@@ -30,7 +38,7 @@ class SameTurnRules(Rules):
         assert len(result.placed) == 3
         found = here or [item.lock.key.activity_id for item in await a.take_all()]
         assert found == [1, 3]
-        assert (await a.provider.count_work())["work_items"] == 2
+        assert (await count_rows(a.provider))["work_items"] == 2
 
     async def test_a_timer_that_its_own_turn_cancels_never_fires(self, cluster: Cluster) -> None:
         """A timer that the same turn cancels is not queued; the turn's other timers are (contract:
@@ -49,10 +57,10 @@ class SameTurnRules(Rules):
         instance = await a.own("i")
         await a.commit_one(instance, work_items=[work_item(instance, 1, "s")])
         await a.take_one()
-        (before,) = await a.provider.check_session(a.identity, ["s"])
+        (before,) = await a.holds_for("s")
         hold = SessionHold("s", 7, 10_000.0)
         await a.commit_one(replace(instance, event_count=1), holds=[hold], ended_holds=[7])
-        (after,) = await a.provider.check_session(a.identity, ["s"])
+        (after,) = await a.holds_for("s")
         assert before is not None
         assert after is not None
         assert after < before + 60

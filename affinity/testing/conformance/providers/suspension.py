@@ -8,6 +8,7 @@ from affinity.provider.contract import InstanceFilter, InstanceUpdate, NewMessag
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import (
     SHORT_LEASE,
+    count_rows,
     message_ids,
     new_instance,
     payloads,
@@ -54,7 +55,7 @@ class SuspensionRules(Rules):
             fetched = await peer.fetch_instances()
             assert (list(fetched.items), fetched.claim_lost, fetched.next_due) == ([], False, None)
         assert await a.history(at) == ["1"]
-        assert (await a.provider.count_work())["messages"] == 2
+        assert (await count_rows(a.provider))["messages"] == 2
 
     async def test_what_comes_for_a_suspended_instance_is_kept(self, cluster: Cluster) -> None:
         """Events, timers, results, answers of children and moves wait until the instance continues (contract: suspended

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from affinity.provider.contract import Delivery, InstanceUpdate, NewInstance, NewMessage, OrchestrationItem
 from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import message_ids, new_instance, payloads, timer
+from affinity.testing.conformance.providers.builders import count_rows, message_ids, new_instance, payloads, timer
 from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.peer import Peer
 
@@ -24,12 +24,12 @@ class TreeRules(Rules):
     async def test_a_tree_is_deleted_as_a_whole(self, cluster: Cluster) -> None:
         """Deleting a tree removes children and theirs with all rows, and nothing else (contract: delete_instance)."""
         a = await cluster.worker("a")
-        before = await a.provider.count_work()
+        before = await count_rows(a.provider)
         await self._family(a)
         assert list(await a.provider.delete_instance(["parent"], force=True)) == ["deleted"]
         found = await a.provider.get_instance(["parent", "child", "grandchild", "stranger"])
         assert [None if row is None else row.instance_id for row in found] == [None, None, None, "stranger"]
-        after = await a.provider.count_work()
+        after = await count_rows(a.provider)
         assert {kind: after[kind] - before[kind] for kind in ("messages", "instances")} == {
             "messages": 1,
             "instances": 1,

@@ -6,7 +6,14 @@ from dataclasses import replace
 
 from affinity.provider.contract import OrchestrationItem, Release, SessionWatch, WorkItem
 from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import SESSION_LOCK, SHORT_LEASE, message_ids, payloads, state
+from affinity.testing.conformance.providers.builders import (
+    SESSION_LOCK,
+    SHORT_LEASE,
+    count_rows,
+    message_ids,
+    payloads,
+    state,
+)
 from affinity.testing.conformance.providers.cluster import Cluster, concurrently
 from affinity.testing.conformance.providers.holds import ENDS
 from affinity.testing.conformance.providers.peer import Peer
@@ -211,11 +218,11 @@ class WatchRules(Rules):
         await cluster.use(a, "s")
         at = await _watch(watcher, "i", "s")
         await watcher.go_on(at, update=DONE)
-        before = (await a.provider.count_work())["messages"]
+        before = (await count_rows(a.provider))["messages"]
         await cluster.pass_time(SESSION_LOCK + 1)
         await cluster.enqueue("s")
         await b.take_one()
-        assert (await a.provider.count_work())["messages"] == before
+        assert (await count_rows(a.provider))["messages"] == before
 
     async def test_the_turn_that_finishes_watches_nothing(self, cluster: Cluster) -> None:
         """A watch of the turn that finishes its instance has no effect (contract: SessionWatch)."""
