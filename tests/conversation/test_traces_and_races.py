@@ -223,7 +223,8 @@ async def test_racing_revisits_of_one_key_are_one(sqlite_url: str) -> None:
     """Also when it is requested again in the run for which it is due."""
 
     async def handler(wake: Wake, chat: Chat) -> None:
-        chat.received += [each.key for each in wake.due]
+        if wake.due:
+            chat.received.append(" ".join(each.key for each in wake.due))
         if wake.pending or len(chat.received) < 2:
             wake.revisit(0.05, key="only")
             wake.revisit(0.01, key="only")
@@ -233,6 +234,9 @@ async def test_racing_revisits_of_one_key_are_one(sqlite_url: str) -> None:
             await on.talk().ask(UserMessage("x"), timeout=30)
 
         async def done() -> bool:
-            return (await on.state()).received == ["only", "only"] and not await on.talk().revisits()
+            received, revisits = (await on.state()).received, await on.talk().revisits()
+            assert len(revisits) <= 1
+            assert set(received) <= {"only"}
+            return len(received) >= 2 and not revisits  # more than 2 where one is due before the next message comes
 
         assert await until(done)

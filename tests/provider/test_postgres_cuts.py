@@ -217,7 +217,8 @@ async def test_no_transaction_stays_open_whichever_byte_is_the_last_to_arrive(
     loop = asyncio.get_running_loop()
     where = urlsplit(postgres_migrated)
     with proxy(postgres_migrated) as network, administrator(postgres_migrated) as admin:
-        async with opened(network.url) as provider, opened(postgres_migrated) as sweeper:
+        # A call waits for its trials, silent: it is not to be taken for lost, and repeated.
+        async with opened(network.url, probe_after=PATIENCE) as provider, opened(postgres_migrated) as sweeper:
             peer = await registered(provider)
             trial = Trial((where.hostname or "", where.port or 0), admin, partial(_sweep, sweeper, loop))
             requests = Requests(trial)
