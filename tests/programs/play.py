@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
+import anyio
+
 from affinity.errors import InvalidInput
 from affinity.testing import Env
 from tests.programs.calls import Calls
@@ -15,6 +17,9 @@ from tests.programs.rest import check_queues
 
 STALL_TICKS: Final = 4
 """Commits and jumps for which a worker stands still."""
+
+STEP_SECONDS: Final = 5.0
+"""Real seconds of a step after which workers that stand still go on."""
 
 LOOKS: Final = 1.25
 """Factor between the ticks of two looks at the queues."""
@@ -78,7 +83,7 @@ class Play:
         """
         look_at = 1.0
         while not self._is_over:
-            if await self.env.step():
+            if await self._step():
                 self.tick()
                 if self.ticks >= look_at:
                     look_at = self.ticks * LOOKS
@@ -88,6 +93,19 @@ class Play:
                 self.tick()
             else:
                 await asyncio.sleep(0.001)
+
+    async def _step(self) -> bool:
+        """A step of the env. Code may wait for a state that a worker has which stands still, and that a pause wakes."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._end_pauses)
+            moved = await self.env.step()
+            tasks.cancel_scope.cancel()
+        return moved
+
+    async def _end_pauses(self) -> None:
+        while True:
+            await anyio.sleep(STEP_SECONDS)
+            self.tick_often()
 
     def stop(self) -> None:
         """End `drive` behind its present step."""

@@ -304,7 +304,8 @@ class Env(AsyncBlock):
 
         No call of it reaches the database, and no answer reaches its code. Its lease ends when the clock has moved that
         far. Running code stops at its next call of the database; running activities keep neither `wait` nor the clock
-        waiting.
+        waiting. The workers of an env share this process, and with it the states in memory: an activity that another
+        worker takes over waits while a call of this worker has the session's state.
 
         Args:
             worker: its number or name.
