@@ -26,7 +26,7 @@ from affinity.provider.contract.sessions import (
 )
 from affinity.provider.contract.turns import Reset
 from affinity.provider.contract.work_items import WorkItemInfo
-from affinity.provider.contract.workers import FleetLoad, WorkerDemand, WorkerInfo
+from affinity.provider.contract.workers import WorkerDemand, WorkerInfo
 
 
 class AdministrationProvider(ProviderConnection, Protocol):
@@ -141,10 +141,6 @@ class AdministrationProvider(ProviderConnection, Protocol):
         """How many workers the sessions need that are held, or have work and no holder. Work that is visible later, and
         work without a session, does not count. Where no worker says how many sessions it may hold, it is 100.
         """
-        ...
-
-    async def get_load(self) -> FleetLoad:
-        """How full the workers are, as they said last."""
         ...
 
     async def suspend_rebalancing(self, *, suspended: bool) -> None:

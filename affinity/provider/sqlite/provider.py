@@ -456,11 +456,9 @@ class SqliteProvider:
     async def desired_workers(self) -> WorkerDemand:
         return await self._read(workers.measure_demand)
 
-    async def exchange_load(self, identity: WorkerIdentity, held: int) -> FleetLoad:
-        return await self._write(rebalancing.exchange, identity, held)
-
-    async def get_load(self) -> FleetLoad:
-        return await self._read(rebalancing.get_load)
+    async def get_load(self, identity: WorkerIdentity | None = None, *, held: int = 0) -> FleetLoad:
+        run = self._read if identity is None else self._write
+        return await run(rebalancing.get_load, identity, held)
 
     async def suspend_rebalancing(self, *, suspended: bool) -> None:
         await self._write(rebalancing.suspend, suspended=suspended)
