@@ -94,9 +94,7 @@ class AdministrationProvider(ProviderConnection, Protocol):
         ...
 
     async def read_origins(self, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
-        """The origins of the events of one execution, oldest first. An event that a reset has kept has its own origin.
-        Events that a release without this verb recorded have none.
-        """
+        """The origins of the events of one execution, oldest first. Events that a reset keeps keep their origins."""
         ...
 
     async def list_work_items(self, instance_id: str, limit: int) -> Sequence[WorkItemInfo]:

@@ -33,7 +33,7 @@ _MAX_NOTICE_BYTES: Final = 7_999
 """Of the payload of one notification: PostgreSQL's own limit."""
 
 _MINOR: Final = ""
-"""First line of a notice of inputs and of provisional parts; releases that do not know it take it for another id."""
+"""First line of a notice of inputs and of provisional parts; no session has this id."""
 
 _MAX_WATCHED: Final = 10_000
 """Session ids that wait for one subscriber; beyond, it is notified that any journal may have changed."""
