@@ -1,4 +1,4 @@
-"""The SQLite provider: the operations of the contract, each run on the thread of a connection."""
+"""The SQLite provider: opening, closing, and a table of the verbs, each with its operation on a connection's thread."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class SqliteProvider:
         self._watches: set[hints.JournalSubscription] = set()
         self._writer = DatabaseThread(writer, "affinity-sqlite-write", self._on_foreign_commit)
         self._reader = DatabaseThread(reader, "affinity-sqlite-read")
-        self._states = SqliteSessionStore(self._writer, self._reader)
+        self.states: SessionStore = SqliteSessionStore(self._writer, self._reader)
 
     @classmethod
     async def open(
@@ -219,10 +219,6 @@ class SqliteProvider:
     begin_work_item = _writes(work_items.begin)
 
     # -- sessions
-
-    @property
-    def states(self) -> SessionStore:
-        return self._states
 
     report_session_moves = _writes(moves.report)
     release_session = _writes(releasing.release)
