@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -21,7 +21,6 @@ from affinity.provider.contract import (
     EventOrigin,
     ExecutionInfo,
     FleetLoad,
-    Generation,
     InstanceCounts,
     InstanceInfo,
     KeyState,
@@ -60,8 +59,13 @@ Time: TypeAlias = Callable[[Any], datetime]
 
 def to_record(cls: type[T], row: Columns, time: Time | None = None) -> T:
     """A record whose fields are the columns, in order; flags may be 0 or 1, and a time may be NULL."""
-    values = zip(fields(cls), row, strict=True)  # type: ignore[arg-type]  # a dataclass
-    return cls(**{each.name: _converted(str(each.type), value, time) for each, value in values})
+    pairs = zip(_kinds(cls), row, strict=True)  # type: ignore[arg-type]  # a class is hashable
+    return cls(**{name: _converted(kind, value, time) for (name, kind), value in pairs})
+
+
+@cache
+def _kinds(cls: type) -> list[tuple[str, str]]:
+    return [(each.name, str(each.type)) for each in fields(cls)]
 
 
 def _converted(kind: str, value: Any, time: Time | None) -> Any:
@@ -70,6 +74,7 @@ def _converted(kind: str, value: Any, time: Time | None) -> Any:
     return bool(value) if kind == "bool" else value
 
 
+to_key_state: Final = partial(to_record, KeyState)
 to_execution: Final = partial(to_record, ExecutionInfo)
 to_journal_info: Final = partial(to_record, JournalInfo)
 to_session: Final = partial(to_record, SessionInfo)
@@ -77,47 +82,14 @@ to_session_move: Final = partial(to_record, SessionMove)
 to_tree_member: Final = partial(to_record, TreeMember)
 
 
-def to_key_state(row: Columns) -> KeyState:
-    """The state of the message of a key."""
-    generation, name, status, error, is_known, is_answered, reply = row
-    return KeyState(
-        generation=Generation(generation),
-        name=name,
-        status=status,
-        error=error,
-        is_known=is_known,
-        is_answered=is_answered,
-        reply=reply,
-    )
-
-
 def to_instance(row: Columns, time: Time) -> InstanceInfo:
     """An instance, with the suspension that it is in."""
-    instance_id, name, version, execution_id, status, custom_status, output, error, parent_id, owner, *rest = row
-    event_count, created_at, updated_at, generation, session_id, *suspension = rest
-    return InstanceInfo(
-        instance_id=instance_id,
-        generation=generation,
-        name=name,
-        version=version,
-        execution_id=execution_id,
-        status=status,
-        custom_status=custom_status,
-        output=output,
-        error=error,
-        parent_id=parent_id,
-        owner=owner,
-        event_count=event_count,
-        created_at=time(created_at),
-        updated_at=time(updated_at),
-        suspension=_to_suspension(suspension, time) if status == "suspended" else None,
-        session_id=session_id,
-    )
-
-
-def _to_suspension(row: Columns, time: Time) -> Suspension:
-    error_type, message, at, worker_id, code = row
-    return Suspension(error_type=error_type, message=message, at=time(at), worker_id=worker_id, code=code)
+    *own, error_type, message, at, worker_id, code = row
+    info = to_record(InstanceInfo, [*own, None], time)
+    if info.status != "suspended":
+        return info
+    suspension = Suspension(error_type=error_type, message=message, at=time(at), worker_id=worker_id, code=code)
+    return replace(info, suspension=suspension)
 
 
 def to_instance_counts(rows: Sequence[Columns], limit: int) -> InstanceCounts:

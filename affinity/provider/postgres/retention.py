@@ -30,9 +30,7 @@ async def prune_instances(
 async def prune_histories(db: Database, older_than: float, *, dry_run: bool = False) -> HistoryPruning:
     bounds = {"older_than": float(older_than), "window": Int8(PRUNE_WINDOW), "events": Int8(PRUNE_EVENTS)}
     if dry_run:
-        ((executions,),) = await db.connections.misc.run(
-            _SQL["count_histories"], {"older_than": float(older_than)}
-        )
+        ((executions,),) = await db.connections.misc.run(_SQL["count_histories"], {"older_than": float(older_than)})
         return HistoryPruning(executions=executions, limit_reached=False)
     ((executions, more),) = await db.connections.misc.run(_SQL["prune_histories"], bounds)
     return HistoryPruning(executions=executions, limit_reached=more)
