@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
 from datetime import datetime
-from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from functools import cache, partial
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from affinity.errors import SessionWriteConflict, WorkerFenced
 from affinity.journal import JournalInfo
@@ -19,7 +21,6 @@ from affinity.provider.contract import (
     EventOrigin,
     ExecutionInfo,
     FleetLoad,
-    Generation,
     InstanceCounts,
     InstanceInfo,
     KeyState,
@@ -48,80 +49,47 @@ from affinity.records import (
     participants_of,
 )
 
+T = TypeVar("T")
+
 _work_item = constructor(WorkItem)
 
 Columns: TypeAlias = Sequence[Any]
 Time: TypeAlias = Callable[[Any], datetime]
 
 
-def to_key_state(row: Columns) -> KeyState:
-    """The state of the message of a key."""
-    generation, name, status, error, is_known, is_answered, reply = row
-    return KeyState(
-        generation=Generation(generation),
-        name=name,
-        status=status,
-        error=error,
-        is_known=is_known,
-        is_answered=is_answered,
-        reply=reply,
-    )
+def to_record(cls: type[T], row: Columns, time: Time | None = None) -> T:
+    """A record whose fields are the columns, in order; flags may be 0 or 1, and a time may be NULL."""
+    pairs = zip(_kinds(cls), row, strict=True)  # type: ignore[arg-type]  # a class is hashable
+    return cls(**{name: _converted(kind, value, time) for (name, kind), value in pairs})
+
+
+@cache
+def _kinds(cls: type) -> list[tuple[str, str]]:
+    return [(each.name, str(each.type)) for each in fields(cls)]
+
+
+def _converted(kind: str, value: Any, time: Time | None) -> Any:
+    if value is not None and time is not None and kind.startswith("datetime"):
+        return time(value)
+    return bool(value) if kind == "bool" else value
+
+
+to_key_state: Final = partial(to_record, KeyState)
+to_execution: Final = partial(to_record, ExecutionInfo)
+to_journal_info: Final = partial(to_record, JournalInfo)
+to_session: Final = partial(to_record, SessionInfo)
+to_session_move: Final = partial(to_record, SessionMove)
+to_tree_member: Final = partial(to_record, TreeMember)
 
 
 def to_instance(row: Columns, time: Time) -> InstanceInfo:
     """An instance, with the suspension that it is in."""
-    instance_id, name, version, execution_id, status, custom_status, output, error, parent_id, owner, *rest = row
-    event_count, created_at, updated_at, generation, session_id, *suspension = rest
-    return InstanceInfo(
-        instance_id=instance_id,
-        generation=generation,
-        name=name,
-        version=version,
-        execution_id=execution_id,
-        status=status,
-        custom_status=custom_status,
-        output=output,
-        error=error,
-        parent_id=parent_id,
-        owner=owner,
-        event_count=event_count,
-        created_at=time(created_at),
-        updated_at=time(updated_at),
-        suspension=_to_suspension(suspension, time) if status == "suspended" else None,
-        session_id=session_id,
-    )
-
-
-def _to_suspension(row: Columns, time: Time) -> Suspension:
-    error_type, message, at, worker_id, code = row
-    return Suspension(error_type=error_type, message=message, at=time(at), worker_id=worker_id, code=code)
-
-
-def to_tree_member(row: Columns, time: Time) -> TreeMember:
-    """An instance of a tree."""
-    instance_id, parent_id, name, version, status, execution_id, created_at, updated_at = row
-    return TreeMember(
-        instance_id=instance_id,
-        parent_id=parent_id,
-        name=name,
-        version=version,
-        status=status,
-        execution_id=execution_id,
-        created_at=time(created_at),
-        updated_at=time(updated_at),
-    )
-
-
-def to_execution(row: Columns, time: Time) -> ExecutionInfo:
-    """An execution of an instance; its times may be unknown."""
-    execution_id, event_count, started_at, ended_at, last_event = row
-    return ExecutionInfo(
-        execution_id=execution_id,
-        event_count=event_count,
-        started_at=None if started_at is None else time(started_at),
-        ended_at=None if ended_at is None else time(ended_at),
-        last_event=last_event,
-    )
+    *own, error_type, message, at, worker_id, code = row
+    info = to_record(InstanceInfo, [*own, None], time)
+    if info.status != "suspended":
+        return info
+    suspension = Suspension(error_type=error_type, message=message, at=time(at), worker_id=worker_id, code=code)
+    return replace(info, suspension=suspension)
 
 
 def to_instance_counts(rows: Sequence[Columns], limit: int) -> InstanceCounts:
@@ -196,42 +164,10 @@ def to_locked_item(item: NewWorkItem, token: Token, epoch: int | None) -> WorkIt
     )
 
 
-def to_session(row: Columns) -> SessionInfo:
-    """A session's lease as operators see it."""
-    session_id, worker_id, incarnation, epoch, held, expires_in, idle, queued, next_worker = row
-    return SessionInfo(
-        session_id=session_id,
-        worker_id=worker_id,
-        incarnation=incarnation,
-        epoch=epoch,
-        held=bool(held),
-        expires_in=expires_in,
-        idle=idle,
-        queued=queued,
-        next_worker=next_worker,
-    )
-
-
-def to_session_move(row: Columns, time: Time) -> SessionMove:
-    """A move of a session."""
-    epoch, session_id, from_worker, to_worker, reason, moved_at, queued, hydrate_seconds, hydrate_bytes = row
-    return SessionMove(
-        session_id=session_id,
-        from_worker=from_worker,
-        to_worker=to_worker,
-        epoch=epoch,
-        reason=reason,
-        moved_at=time(moved_at),
-        queued=queued,
-        hydrate_seconds=hydrate_seconds,
-        hydrate_bytes=hydrate_bytes,
-    )
-
-
 def page_of_moves(rows: Iterable[Columns], time: Time, limit: int, *, newest: bool) -> list[SessionMove]:
     """A page in the order of the epochs: the last or the first ones of the rows."""
-    ordered = sorted(rows, key=itemgetter(0))
-    return [to_session_move(row, time) for row in (ordered[-limit:] if newest else ordered[:limit])]
+    ordered = sorted([to_session_move(row, time) for row in rows], key=attrgetter("epoch"))
+    return ordered[-limit:] if newest else ordered[:limit]
 
 
 def to_worker(row: Columns, time: Time) -> WorkerInfo:
@@ -324,29 +260,6 @@ def _to_metadata(row: Columns) -> SessionMetadata:
         labels=labels_of(labels),
         message_count=message_count,
         participants=participants_of(participants),
-    )
-
-
-def to_journal_info(row: Columns, time: Time) -> JournalInfo:
-    """A journal of a listing."""
-    session_id, journal_id, kind, parent, processed, first_seq, last_seq, size, closed, status, *rest = row
-    pending_from, pending_requests, pending_revisits, created_at, updated_at = rest
-    return JournalInfo(
-        session_id=session_id,
-        journal_id=journal_id,
-        kind=kind,
-        parent=parent,
-        processed=processed,
-        first_seq=first_seq,
-        last_seq=last_seq,
-        size=size,
-        closed=bool(closed),
-        status=status,
-        pending_from=pending_from,
-        pending_requests=pending_requests,
-        pending_revisits=pending_revisits,
-        created_at=time(created_at),
-        updated_at=time(updated_at),
     )
 
 

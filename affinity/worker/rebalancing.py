@@ -93,7 +93,7 @@ class Rebalancer:
     async def run_round(self) -> None:
         """Tell the load, and offer sessions if there are too many here."""
         held = len(self._sessions)
-        load = await self._health.call(partial(self._provider.exchange_load, self._identity, held), self.run)
+        load = await self._health.call(partial(self._provider.get_load, self._identity, held=held), self.run)
         if not self._offers or load.suspended or not self._has_gained(load, held):
             return
         targets = choose_targets(

@@ -273,7 +273,7 @@ class PostgresModelDatabase:
         """By connections that stay; what an object remembers is gone with it."""
         if self._handed_out == len(self._pool):
             self._pool.append(await PostgresProvider.open(self._url, application_name="model"))
-        connections = self._pool[self._handed_out]._connections
+        connections = self._pool[self._handed_out].connections
         self._handed_out += 1
         await connections.follow(timeline)
         return PostgresProvider(connections)

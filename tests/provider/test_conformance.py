@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import closing
+from inspect import getmembers, isfunction, signature
 from pathlib import Path
 from typing import Any, Final, LiteralString
 
@@ -12,7 +13,9 @@ import pytest
 from psycopg import sql
 
 from affinity.provider.contract import Provider
+from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver import attempts
+from affinity.provider.sqlite import SqliteProvider
 from affinity.testing.conformance.providers import Harness, ProviderConformance
 from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.fault_verbs import VERBS
@@ -59,6 +62,19 @@ def test_every_verb_meets_every_fault() -> None:
         "list_relatives_of_states",
     }
     assert set(VERBS) == verbs | states | {"send_keyed_message"}
+
+
+@pytest.mark.parametrize("provider", [SqliteProvider, PostgresProvider])
+def test_verbs_have_the_parameters_of_the_contract(provider: type) -> None:
+    """Names, kinds and defaults, in order."""
+    verbs = {name: _parameters(verb) for name, verb in getmembers(Provider, isfunction) if not name.startswith("_")}
+    assert {name: _parameters(getattr(provider, name)) for name in verbs} == verbs
+
+
+def _parameters(verb: Callable[..., object]) -> list[tuple[str, object, object]]:
+    """All but the first one, the provider."""
+    _, *others = signature(verb).parameters.values()
+    return [(each.name, each.kind, each.default) for each in others]
 
 
 @pytest.mark.anyio

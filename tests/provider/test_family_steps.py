@@ -119,7 +119,7 @@ async def test_records_that_are_named_are_removed_in_steps(
     async with opened(postgres_migrated) as provider:
         for name in (named[0], named[-1], "other"):
             await provider.states.save(state(name))
-        deletions = provider._connections.deletions
+        deletions = provider.connections.deletions
         run, sizes = deletions.run_once, list[int]()
 
         async def counted(statement: LiteralString, params: Params | None = None) -> list[Any]:

@@ -120,7 +120,7 @@ async def test_a_provider_that_meets_a_pooler_later_tries_again(
     with pooler(tmp_path, postgres_migrated, mode=mode, ignored=REFUSES, query="") as pooled:
         async with aclosing(await PostgresProvider.open(postgres_migrated)) as provider:
             worker = await registered(provider)
-            connection = provider._connections.fetch  # not made yet
+            connection = provider.connections.fetch  # not made yet
             direct = connection._conninfo
             port = conninfo_to_dict(pooled)["port"]
             monkeypatch.setattr(connection, "_conninfo", psycopg.conninfo.make_conninfo(direct, port=port))

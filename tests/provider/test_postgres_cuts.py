@@ -245,7 +245,7 @@ def verbs_with_hints(peer: Peer, at: OrchestrationItem) -> list[Callable[[], Awa
 
 async def _until_hints_have_ended(provider: PostgresProvider) -> None:
     """A verb returns before the hint behind it, whose trial would otherwise go on while all is closed."""
-    while any(each._current is not None for each in provider._connections._all):
+    while any(each._current is not None for each in provider.connections._all):
         await asyncio.sleep(0.001)
 
 

@@ -110,7 +110,7 @@ async def test_hints_come_between_calls_and_with_them(
                 assert await source.wait(PATIENCE) == Hint()
             with admin.transaction():
                 admin.execute("LOCK TABLE gate")
-                stuck = asyncio.create_task(provider._connections.fetch.run(WAIT))
+                stuck = asyncio.create_task(provider.connections.fetch.run(WAIT))
                 await until(watcher, SOMEBODY_WAITS)
                 await other.notify_workers({"a": Hint(work=False, cancel=True)})
             assert await stuck == [(1,)]
@@ -149,7 +149,7 @@ async def test_a_subscription_ends_with_a_call_that_breaks(
         async with provider.hints(peer.identity) as source:
             with admin.transaction():
                 admin.execute("LOCK TABLE gate")
-                stuck = asyncio.create_task(provider._connections.fetch.run(WAIT))
+                stuck = asyncio.create_task(provider.connections.fetch.run(WAIT))
                 await until(watcher, SOMEBODY_WAITS)
                 terminate(watcher)
                 with pytest.raises(ConnectionLost):

@@ -39,7 +39,7 @@ async def provider(postgres_migrated: str) -> AsyncIterator[PostgresProvider]:
 @pytest.fixture
 def asked(provider: PostgresProvider, monkeypatch: pytest.MonkeyPatch) -> list[Kind]:
     """The calls from now on, in order."""
-    connection, kinds = provider._connections.commit, list[Kind]()
+    connection, kinds = provider.connections.commit, list[Kind]()
     run = connection.run
 
     async def noting(statement: LiteralString, params: Params | None = None, **behind: Any) -> list[Row]:
@@ -80,13 +80,13 @@ async def test_a_batch_that_is_refused_though_each_turn_passes_is_contention(
     """Somebody changes a fence each time between the judgement and the commit: it does not go on forever."""
     peer = await registered(provider)
     at = await peer.own("i")
-    run = provider._connections.commit.run
+    run = provider.connections.commit.run
 
     async def disturbed(statement: LiteralString, params: Params | None = None, **behind: Any) -> list[Row]:
         admin.execute("UPDATE instances SET event_count = %s", [0 if statement == turns._CHECK_FENCES else 1])
         return await run(statement, params, **behind)
 
-    monkeypatch.setattr(provider._connections.commit, "run", disturbed)
+    monkeypatch.setattr(provider.connections.commit, "run", disturbed)
     with pytest.raises(Contention, match="again and again"):
         await peer.commit_one(at)
     assert asked == ["here", "check"] * 5

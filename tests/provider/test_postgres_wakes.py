@@ -63,7 +63,7 @@ async def provider(postgres_migrated: str) -> AsyncIterator[PostgresProvider]:
 @pytest.fixture
 def asked(provider: PostgresProvider, monkeypatch: pytest.MonkeyPatch) -> list[Kind]:
     """The calls from now on, in order."""
-    connection, kinds = provider._connections.commit, list[Kind]()
+    connection, kinds = provider.connections.commit, list[Kind]()
     run = connection.run
 
     async def noting(statement: LiteralString, params: Params | None = None, **behind: Any) -> list[Row]:
@@ -384,13 +384,13 @@ async def test_an_append_alone_is_as_one_of_a_batch(
     if case == "quota":
         admin.execute("SELECT set_quotas(NULL, NULL, 1000000)")
     calls = list[LiteralString]()
-    run = provider._connections.quick.run
+    run = provider.connections.quick.run
 
     async def noting(statement: LiteralString, *args: Any, **more: Any) -> list[tuple[Any, ...]]:
         calls.append(statement)
         return await run(statement, *args, **more)
 
-    monkeypatch.setattr(provider._connections.quick, "run", noting)
+    monkeypatch.setattr(provider.connections.quick, "run", noting)
     for name in ("1st-s", "2nd-s"):
         if case != "none":
             await with_next_wake(peer, admin, name, case)

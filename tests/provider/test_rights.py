@@ -133,7 +133,7 @@ REFUSED: Final[dict[str, Callable[[Provider], Awaitable[object]]]] = {
     "sweep": lambda p: p.sweep(interval=0.0, session_retention=1.0, worker_retention=1.0),
     "save": lambda p: p.states.save(state("s")),
     "delete": lambda p: p.states.delete(["s"]),
-    "exchange_load": lambda p: p.exchange_load(ME, 1),
+    "get_load": lambda p: p.get_load(ME, held=1),
     "suspend_rebalancing": lambda p: p.suspend_rebalancing(suspended=True),
     "set_quotas": lambda p: p.set_quotas(Quotas(instances=1)),
 }  # fmt: skip

@@ -113,7 +113,7 @@ async def test_a_sweep_that_is_due_is_one_workers(postgres_migrated: str, monkey
         monkeypatch.setattr(Connection, "_call", count)
         for _ in range(3):
             calls.clear()
-            await providers[0]._connections.fetch.run("UPDATE sweeps SET last_sweep = '-infinity'")
+            await providers[0].connections.fetch.run("UPDATE sweeps SET last_sweep = '-infinity'")
             calls.clear()
             sweeps = [
                 provider.sweep(interval=60.0, session_retention=60.0, worker_retention=60.0) for provider in providers

@@ -201,7 +201,7 @@ class Fleet:
     moves: list[PlannedMove] = field(default_factory=list)
     held: int = 0
 
-    async def exchange_load(self, identity: WorkerIdentity, held: int) -> FleetLoad:
+    async def get_load(self, identity: WorkerIdentity, *, held: int) -> FleetLoad:
         self.held = held
         return FleetLoad(workers=[load(identity.worker_id, held), load(self.other, 0)], suspended=self.suspended)
 

@@ -26,7 +26,7 @@ from affinity.provider.contract.sessions import (
 )
 from affinity.provider.contract.turns import Reset
 from affinity.provider.contract.work_items import WorkItemInfo
-from affinity.provider.contract.workers import FleetLoad, WorkerDemand, WorkerInfo
+from affinity.provider.contract.workers import WorkerDemand, WorkerInfo
 
 
 class AdministrationProvider(ProviderConnection, Protocol):
@@ -94,9 +94,7 @@ class AdministrationProvider(ProviderConnection, Protocol):
         ...
 
     async def read_origins(self, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
-        """The origins of the events of one execution, oldest first. An event that a reset has kept has its own origin.
-        Events that a release without this verb recorded have none.
-        """
+        """The origins of the events of one execution, oldest first. Events that a reset keeps keep their origins."""
         ...
 
     async def list_work_items(self, instance_id: str, limit: int) -> Sequence[WorkItemInfo]:
@@ -141,10 +139,6 @@ class AdministrationProvider(ProviderConnection, Protocol):
         """How many workers the sessions need that are held, or have work and no holder. Work that is visible later, and
         work without a session, does not count. Where no worker says how many sessions it may hold, it is 100.
         """
-        ...
-
-    async def get_load(self) -> FleetLoad:
-        """How full the workers are, as they said last."""
         ...
 
     async def suspend_rebalancing(self, *, suspended: bool) -> None:

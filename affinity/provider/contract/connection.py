@@ -9,6 +9,7 @@ from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract.hints import Hint
 from affinity.provider.contract.instances import HistoryCursor, HistoryPage
 from affinity.provider.contract.sessions import SessionInfo
+from affinity.provider.contract.workers import FleetLoad, WorkerIdentity
 from affinity.records import SessionStore
 
 
@@ -52,6 +53,12 @@ class ProviderConnection(Protocol):
     ) -> Sequence[SessionInfo]:
         """Session rows, held or not: the rows of these sessions, or else one page of ``limit`` rows by id. Reads
         only.
+        """
+        ...
+
+    async def get_load(self, identity: WorkerIdentity | None = None, *, held: int = 0) -> FleetLoad:
+        """How full the workers are, as they said last. A worker also says how many sessions it holds; that is not
+        stored when its lease has ended.
         """
         ...
 

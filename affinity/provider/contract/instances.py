@@ -138,7 +138,6 @@ class InstanceInfo:
     """One row of ``instances``, for clients and people."""
 
     instance_id: str
-    generation: Generation
     name: str
     version: str | None
     execution_id: int
@@ -151,8 +150,9 @@ class InstanceInfo:
     event_count: int
     created_at: datetime
     updated_at: datetime
-    suspension: Suspension | None = None  # while it is suspended
+    generation: Generation
     session_id: str | None = None  # given at its start, or at its parent's start
+    suspension: Suspension | None = None  # while it is suspended
 
 
 @frozen(kw_only=True)

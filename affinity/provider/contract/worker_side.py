@@ -22,7 +22,7 @@ from affinity.provider.contract.work_items import (
     WorkFetch,
     WorkLock,
 )
-from affinity.provider.contract.workers import FleetLoad, WorkerIdentity, WorkerLease, WorkerProfile
+from affinity.provider.contract.workers import WorkerIdentity, WorkerLease, WorkerProfile
 from affinity.records import ResourceStore
 
 
@@ -304,12 +304,6 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
 
         Returns:
             The ids of the instances that were resumed.
-        """
-        ...
-
-    async def exchange_load(self, identity: WorkerIdentity, held: int) -> FleetLoad:
-        """Say how many sessions the caller holds, and learn how full the others are. What the caller says is not stored
-        when its lease has ended.
         """
         ...
 

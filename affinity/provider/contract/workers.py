@@ -99,7 +99,7 @@ class WorkerLoad:
     """How full a worker is that is alive."""
 
     worker_id: str
-    sessions: int | None  # held, as it said last (`WorkerProvider.exchange_load`); None: not yet
+    sessions: int | None  # held, as it said last (`ProviderConnection.get_load`); None: not yet
     capacity: int  # sessions that it may hold, as it registered them
     draining: bool
     age: float  # seconds since it has started

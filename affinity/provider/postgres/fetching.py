@@ -25,7 +25,7 @@ from affinity.provider.contract import (
 )
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.wire import Params
-from affinity.provider.postgres.operations import Operations, caller_params, columns, present
+from affinity.provider.postgres.operations import Database, caller_params, columns, present
 from affinity.provider.postgres.work_items import lengths
 from affinity.provider.rows import not_negative
 from affinity.provider.statements import load_statements, without
@@ -108,90 +108,90 @@ _FACTS, _ITEM = columns(_FetchRow, ItemRow)
 _OWN, _OWN_INPUT, _OWN_ITEM = columns(_OwnRow, Entry, ItemRow)
 
 
-class FetchOperations(Operations):
-    """`fetch_work_item`."""
+async def fetch_work_item(db: Database, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
+    """One statement, unless there is a session to claim: that needs a snapshot taken after a lock."""
+    if options.only_own:
+        return await _fetch_own(db, identity, options)
+    params = {**caller_params(identity), **_choices(options), **_SHARES, "token": db.token(identity)}
+    statement = _FETCH[options.tags != NO_TAGS]
+    rows = await db.connections.fetch.run(statement, {**params, "names": Texts(options.names)})
+    fetch = _FetchRow._make(rows[0][_FACTS])
+    found = WorkFetch(
+        items=[to_work_item(ItemRow(*item)) for item in present(rows, _ITEM)],
+        claim_lost=bool(fetch.raced),
+        next_due=not_negative(fetch.next_due),
+        unclaimed_remaining=bool(fetch.left),
+        limit_reached=fetch.more,
+        crowded=bool(fetch.crowded),
+        workers=fetch.workers,
+        draining=fetch.draining,
+        assigned=fetch.assigned or (),
+        outdated=fetch.outdated,
+    )
+    room = options.max_bytes - int(fetch.size or 0)
+    if (fetch.offered or _is_any_unheld(fetch.unheld)) and room > 0:
+        found = await _with_claims(db, identity, replace(options, max_bytes=room), found, fetch)
+    full = len(found.items) >= options.limit
+    return replace(
+        found,
+        next_due=None if found.items else found.next_due,
+        limit_reached=fetch.cut or (found.limit_reached and full),
+    )
 
-    async def fetch_work_item(self, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
-        """One statement, unless there is a session to claim: that needs a snapshot taken after a lock."""
-        if options.only_own:
-            return await self._fetch_own(identity, options)
-        params = {**caller_params(identity), **_choices(options), **_SHARES, "token": self._token(identity)}
-        statement = _FETCH[options.tags != NO_TAGS]
-        rows = await self._connections.fetch.run(statement, {**params, "names": Texts(options.names)})
-        fetch = _FetchRow._make(rows[0][_FACTS])
-        found = WorkFetch(
-            items=[to_work_item(ItemRow(*item)) for item in present(rows, _ITEM)],
-            claim_lost=bool(fetch.raced),
-            next_due=not_negative(fetch.next_due),
-            unclaimed_remaining=bool(fetch.left),
-            limit_reached=fetch.more,
-            crowded=bool(fetch.crowded),
-            workers=fetch.workers,
-            draining=fetch.draining,
-            assigned=fetch.assigned or (),
-            outdated=fetch.outdated,
-        )
-        room = options.max_bytes - int(fetch.size or 0)
-        if (fetch.offered or _is_any_unheld(fetch.unheld)) and room > 0:
-            found = await self._with_claims(identity, replace(options, max_bytes=room), found, fetch)
-        full = len(found.items) >= options.limit
-        return replace(
-            found,
-            next_due=None if found.items else found.next_due,
-            limit_reached=fetch.cut or (found.limit_reached and full),
-        )
 
-    async def _fetch_own(self, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
-        """See `FetchOptions.only_own`."""
-        params = {**caller_params(identity), **_choices(options), "token": self._token(identity)}
-        statement = _FETCH_OWN[options.tags != NO_TAGS]
-        params |= {"names": Texts(options.names), "readers": Texts(options.readers), "most": Int8(MAX_FETCHED_INPUT)}
-        rows = await self._connections.fetch.run(statement, params)
-        items = [to_work_item(ItemRow(*item)) for item in present(rows, _OWN_ITEM)]
-        own = [_OwnRow._make(row[_OWN]) for row in rows]
-        inputs = [row[_OWN_INPUT] for row in rows]
-        return WorkFetch(
-            items=items,
-            claim_lost=own[0].raced,
-            next_due=None,
-            limit_reached=own[0].waiting > len(items),
-            pending={
-                item.lock.key.instance_id: _one_input(journal, Entry._make(entry))
-                for item, journal, entry in zip(items, own, inputs, strict=False)
-                if journal.journal_id is not None
-            },
-        )
+async def _fetch_own(db: Database, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
+    """See `FetchOptions.only_own`."""
+    params = {**caller_params(identity), **_choices(options), "token": db.token(identity)}
+    statement = _FETCH_OWN[options.tags != NO_TAGS]
+    params |= {"names": Texts(options.names), "readers": Texts(options.readers), "most": Int8(MAX_FETCHED_INPUT)}
+    rows = await db.connections.fetch.run(statement, params)
+    items = [to_work_item(ItemRow(*item)) for item in present(rows, _OWN_ITEM)]
+    own = [_OwnRow._make(row[_OWN]) for row in rows]
+    inputs = [row[_OWN_INPUT] for row in rows]
+    return WorkFetch(
+        items=items,
+        claim_lost=own[0].raced,
+        next_due=None,
+        limit_reached=own[0].waiting > len(items),
+        pending={
+            item.lock.key.instance_id: _one_input(journal, Entry._make(entry))
+            for item, journal, entry in zip(items, own, inputs, strict=False)
+            if journal.journal_id is not None
+        },
+    )
 
-    async def _with_claims(
-        self, identity: WorkerIdentity, options: FetchOptions, found: WorkFetch, fetch: _FetchRow
-    ) -> WorkFetch:
-        """The result of the fetch: the found items, and the data of the chosen sessions."""
-        try:
-            claimed, raced = await self._claim(identity, options, fetch)
-        except ProviderError as error:
-            if error.maybe_done or not (found.items or isinstance(error, Contention)):
-                raise
-            return replace(found, claim_lost=True)  # what was found is locked to us already
-        items = [*found.items, *claimed]
-        return replace(found, items=items, claim_lost=raced or (found.claim_lost and not items))
 
-    async def _claim(
-        self, identity: WorkerIdentity, options: FetchOptions, fetch: _FetchRow
-    ) -> tuple[list[WorkItem], bool]:
-        """Claim sessions for so many items of each kind; and whether a claim was lost."""
-        params = {
-            **caller_params(identity),
-            **_choices(options),
-            "names": list(options.names),
-            "offered": Int8(fetch.offered),
-            "unheld": Int8(fetch.unheld) if isinstance(fetch.unheld, int) else fetch.unheld,
-            "outdated": fetch.outdated,
-            "token": self._token(identity),
-            "reroute": Int8(MAX_REROUTE),
-        }
-        *_, rows = await self._connections.fetch.pipeline(_CLAIM[options.tags != NO_TAGS], params)
-        ((raced, *_), *_) = rows
-        return [to_work_item(ItemRow(n, *item)) for _, n, *item in rows if n is not None], bool(raced)
+async def _with_claims(
+    db: Database, identity: WorkerIdentity, options: FetchOptions, found: WorkFetch, fetch: _FetchRow
+) -> WorkFetch:
+    """The result of the fetch: the found items, and the data of the chosen sessions."""
+    try:
+        claimed, raced = await _claim(db, identity, options, fetch)
+    except ProviderError as error:
+        if error.maybe_done or not (found.items or isinstance(error, Contention)):
+            raise
+        return replace(found, claim_lost=True)  # what was found is locked to us already
+    items = [*found.items, *claimed]
+    return replace(found, items=items, claim_lost=raced or (found.claim_lost and not items))
+
+
+async def _claim(
+    db: Database, identity: WorkerIdentity, options: FetchOptions, fetch: _FetchRow
+) -> tuple[list[WorkItem], bool]:
+    """Claim sessions for so many items of each kind; and whether a claim was lost."""
+    params = {
+        **caller_params(identity),
+        **_choices(options),
+        "names": list(options.names),
+        "offered": Int8(fetch.offered),
+        "unheld": Int8(fetch.unheld) if isinstance(fetch.unheld, int) else fetch.unheld,
+        "outdated": fetch.outdated,
+        "token": db.token(identity),
+        "reroute": Int8(MAX_REROUTE),
+    }
+    *_, rows = await db.connections.fetch.pipeline(_CLAIM[options.tags != NO_TAGS], params)
+    ((raced, *_), *_) = rows
+    return [to_work_item(ItemRow(n, *item)) for _, n, *item in rows if n is not None], bool(raced)
 
 
 def _is_any_unheld(unheld: _Unheld) -> bool:

@@ -22,7 +22,7 @@ from affinity.provider.contract import Hint, HintSource, WorkerIdentity
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.target import Target
 from affinity.provider.postgres.driver.wire import Params, Statement
-from affinity.provider.postgres.operations import Operations
+from affinity.provider.postgres.operations import Database
 
 UNSUBSCRIBE_TIMEOUT: Final = 1.0
 """Seconds that the end of a subscription may take."""
@@ -51,34 +51,32 @@ FROM (SELECT concat_ws(' ', %(schema)s::text, worker_id) AS name, hint FROM reci
 """
 
 
-class HintOperations(Operations):
-    """`hints` and `notify_workers`."""
+@asynccontextmanager
+async def hints(db: Database, identity: WorkerIdentity) -> AsyncIterator[HintSource]:
+    """Subscribe, on the connection of the fetches."""
+    connections = db.connections
+    listener = _Listener([_channel(connections.target, name) for name in (None, identity.worker_id)])
+    try:
+        await connections.fetch.subscribe(listener.channels, listener)
+        yield listener
+    finally:
+        with anyio.move_on_after(UNSUBSCRIBE_TIMEOUT, shield=True), suppress(ProviderError):
+            await connections.fetch.unsubscribe(listener)
 
-    @asynccontextmanager
-    async def hints(self, identity: WorkerIdentity) -> AsyncIterator[HintSource]:
-        """Subscribe, on the connection of the fetches."""
-        connections = self._connections
-        listener = _Listener([_channel(connections.target, name) for name in (None, identity.worker_id)])
-        try:
-            await connections.fetch.subscribe(listener.channels, listener)
-            yield listener
-        finally:
-            with anyio.move_on_after(UNSUBSCRIBE_TIMEOUT, shield=True), suppress(ProviderError):
-                await connections.fetch.unsubscribe(listener)
 
-    async def notify_workers(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
-        target = self._connections.target
-        if owners_of:
-            hints = _encode_all(workers)
-            params: Params = {
-                "workers": Texts(hints),
-                "hints": Texts(hints.values()),
-                "instances": Texts(owners_of),
-                "schema": target.schema,
-            }
-            await self._connections.quick.run(_NOTIFY_OWNERS, params)
-        elif notify := hint_statement(target, workers):
-            await self._connections.quick.run(*notify)
+async def notify_workers(db: Database, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
+    target = db.connections.target
+    if owners_of:
+        hints = _encode_all(workers)
+        params: Params = {
+            "workers": Texts(hints),
+            "hints": Texts(hints.values()),
+            "instances": Texts(owners_of),
+            "schema": target.schema,
+        }
+        await db.connections.quick.run(_NOTIFY_OWNERS, params)
+    elif notify := hint_statement(target, workers):
+        await db.connections.quick.run(*notify)
 
 
 def hint_statement(target: Target, workers: Mapping[str | None, Hint]) -> Statement | None:

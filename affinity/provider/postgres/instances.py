@@ -9,47 +9,46 @@ from psycopg.types.numeric import Int8
 
 from affinity.provider.contract import Deletion, InstanceFilter, InstanceInfo
 from affinity.provider.postgres.driver.arrays import Texts
-from affinity.provider.postgres.operations import Operations, same_time
+from affinity.provider.postgres.operations import Database, same_time
 from affinity.provider.rows import to_instance
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "instances.sql")
 
 
-class InstanceOperations(Operations):
-    """`get_instance`, `list_instances` and `delete_instance`."""
+async def get_instance(db: Database, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
+    rows = await db.connections.quick.run(_SQL["get"], {"instance": Texts(instance_ids)})
+    found = {each.instance_id: each for each in (to_instance(row, same_time) for row in rows)}
+    return [found.get(instance_id) for instance_id in instance_ids]
 
-    async def get_instance(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
-        rows = await self._connections.quick.run(_SQL["get"], {"instance": Texts(instance_ids)})
-        found = {each.instance_id: each for each in (to_instance(row, same_time) for row in rows)}
-        return [found.get(instance_id) for instance_id in instance_ids]
 
-    async def list_instances(self, where: InstanceFilter, limit: int) -> Sequence[InstanceInfo]:
-        after_time, after_id = where.after or (None, None)
-        rare = where.rare_statuses
-        params = {
-            "status": Texts(rare or where.status),
-            "name": where.name,
-            "prefix": where.prefix,
-            "parent": where.parent_id,
-            "reason": where.reason,
-            "session": where.session_id,
-            "after_time": after_time,
-            "after_id": after_id,
-            "limit": Int8(limit),
-        }
-        rows = await self._connections.misc.run(_SQL["list_rare" if rare else "list"], params)
-        return [to_instance(row, same_time) for row in rows]
+async def list_instances(db: Database, where: InstanceFilter, limit: int) -> Sequence[InstanceInfo]:
+    after_time, after_id = where.after or (None, None)
+    rare = where.rare_statuses
+    params = {
+        "status": Texts(rare or where.status),
+        "name": where.name,
+        "prefix": where.prefix,
+        "parent": where.parent_id,
+        "reason": where.reason,
+        "session": where.session_id,
+        "after_time": after_time,
+        "after_id": after_id,
+        "limit": Int8(limit),
+    }
+    rows = await db.connections.misc.run(_SQL["list_rare" if rare else "list"], params)
+    return [to_instance(row, same_time) for row in rows]
 
-    async def delete_instance(
-        self, instance_ids: Sequence[str], *, force: bool = False, tree: bool = True
-    ) -> Sequence[Deletion]:
-        params = {"instance": Texts(instance_ids), "force": force, "tree": tree}
-        doomed: dict[str, bool] = dict(await self._connections.deletions.run(_SQL["delete"], params))
-        deletions: list[Deletion] = []
-        for instance_id in instance_ids:
-            found = doomed.get(instance_id)
-            deletions.append("unknown" if found is None else "deleted" if found else "running")
-            if found:
-                del doomed[instance_id]  # named twice, it is unknown the second time
-        return deletions
+
+async def delete_instance(
+    db: Database, instance_ids: Sequence[str], *, force: bool = False, tree: bool = True
+) -> Sequence[Deletion]:
+    params = {"instance": Texts(instance_ids), "force": force, "tree": tree}
+    doomed: dict[str, bool] = dict(await db.connections.deletions.run(_SQL["delete"], params))
+    deletions: list[Deletion] = []
+    for instance_id in instance_ids:
+        found = doomed.get(instance_id)
+        deletions.append("unknown" if found is None else "deleted" if found else "running")
+        if found:
+            del doomed[instance_id]  # named twice, it is unknown the second time
+    return deletions

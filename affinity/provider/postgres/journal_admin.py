@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from psycopg.types.numeric import Int8
@@ -12,59 +13,59 @@ from affinity.limits import PRUNE_WINDOW
 from affinity.provider.listing import list_portions
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.wire import Row
-from affinity.provider.postgres.operations import Operations, same_time
+from affinity.provider.postgres.operations import Database, same_time
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "journal_admin.sql")
 
 
-class JournalAdministration(Operations):
-    """`list_journals` to `prune_journals`."""
+async def list_journals(db: Database, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
+    return await list_portions(partial(_read_portion, db), where, limit, same_time)
 
-    async def list_journals(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
-        return await list_portions(self._read_portion, where, limit, same_time)
 
-    async def _read_portion(self, where: JournalFilter, window: int, limit: int) -> Sequence[Row]:
-        after_time, after_id = where.after or (None, None)
-        params = {
-            "session_id": where.session_id,
-            "status": where.status,
-            "window": Int8(window),
-            "kind": where.kind,
-            "prefix": where.prefix,
-            "parent": where.parent,
-            "parent_journal": where.parent_journal,
-            "closed": where.closed,
-            "with_requests": where.with_requests or where.status == "requires_action",
-            "after_time": after_time,
-            "after_id": after_id,
-            "limit": Int8(limit),
-        }
-        return await self._connections.misc.run(_SQL["list"], params)
+async def _read_portion(db: Database, where: JournalFilter, window: int, limit: int) -> Sequence[Row]:
+    after_time, after_id = where.after or (None, None)
+    params = {
+        "session_id": where.session_id,
+        "status": where.status,
+        "window": Int8(window),
+        "kind": where.kind,
+        "prefix": where.prefix,
+        "parent": where.parent,
+        "parent_journal": where.parent_journal,
+        "closed": where.closed,
+        "with_requests": where.with_requests or where.status == "requires_action",
+        "after_time": after_time,
+        "after_id": after_id,
+        "limit": Int8(limit),
+    }
+    return await db.connections.misc.run(_SQL["list"], params)
 
-    async def delete_journal(self, session_ids: Sequence[str]) -> Sequence[bool]:
-        ((deleted,),) = await self._connections.misc.run(_SQL["delete"], {"session": Texts(session_ids)})
-        left = set(deleted or ())
-        outcomes: list[bool] = []
-        for session_id in session_ids:
-            outcomes.append(session_id in left)
-            left.discard(session_id)  # named twice, there is none the second time
-        return outcomes
 
-    async def prune_journals(
-        self, retention: JournalRetention, *, limit: int, after: int = 0, dry_run: bool = False
-    ) -> JournalPruning:
-        """For a bound on entries or bytes, an index finds the journals near the bound; the statement checks them."""
-        if retention == JournalRetention():
-            return JournalPruning(entries=0, after=None)
-        params = {
-            "age": None if retention.age is None else float(retention.age),
-            "entries": None if retention.entries is None else Int8(retention.entries),
-            "size": None if retention.size is None else Int8(retention.size),
-            "limit": Int8(limit),
-            "after": Int8(after),
-            "window": Int8(PRUNE_WINDOW),
-            "dry_run": dry_run,
-        }
-        ((removed, goes_on),) = await self._connections.misc.run(_SQL["prune"], params)
-        return JournalPruning(entries=removed, after=goes_on)
+async def delete_journal(db: Database, session_ids: Sequence[str]) -> Sequence[bool]:
+    ((deleted,),) = await db.connections.misc.run(_SQL["delete"], {"session": Texts(session_ids)})
+    left = set(deleted or ())
+    outcomes: list[bool] = []
+    for session_id in session_ids:
+        outcomes.append(session_id in left)
+        left.discard(session_id)  # named twice, there is none the second time
+    return outcomes
+
+
+async def prune_journals(
+    db: Database, retention: JournalRetention, *, limit: int, after: int = 0, dry_run: bool = False
+) -> JournalPruning:
+    """For a bound on entries or bytes, an index finds the journals near the bound; the statement checks them."""
+    if retention == JournalRetention():
+        return JournalPruning(entries=0, after=None)
+    params = {
+        "age": None if retention.age is None else float(retention.age),
+        "entries": None if retention.entries is None else Int8(retention.entries),
+        "size": None if retention.size is None else Int8(retention.size),
+        "limit": Int8(limit),
+        "after": Int8(after),
+        "window": Int8(PRUNE_WINDOW),
+        "dry_run": dry_run,
+    }
+    ((removed, goes_on),) = await db.connections.misc.run(_SQL["prune"], params)
+    return JournalPruning(entries=removed, after=goes_on)

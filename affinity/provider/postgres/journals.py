@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final, LiteralString, NamedTuple
@@ -32,7 +32,7 @@ from affinity.provider.postgres.driver.arrays import Bools, Int, Ints, Text, Tex
 from affinity.provider.postgres.driver.errors import BATCH_REFUSED
 from affinity.provider.postgres.driver.wire import Params, Row, Statement
 from affinity.provider.postgres.hints import hint_statement
-from affinity.provider.postgres.operations import Operations, columns, present
+from affinity.provider.postgres.operations import Database, columns, present
 from affinity.provider.repeats import refuse_other_events
 from affinity.provider.statements import load_statements
 
@@ -101,92 +101,94 @@ _PLAIN, _PLAIN_JOURNAL, _PLAIN_ENTRY = columns(_PlainRow, _JournalRow, Entry)
 _READ, _READ_JOURNAL, _READ_ENTRY = columns(_ReadRow, _JournalRow, Entry)
 
 
-class JournalOperations(Operations):
-    """`append_journal`, `get_pending` and `read_journal`."""
+async def append_journal(
+    db: Database, appends: Sequence[JournalAppend], *, notify: Mapping[str | None, Hint] | None = None
+) -> Sequence[Appended]:
+    if not appends:
+        return []
+    behind = hint_statement(db.connections.target, notify or {})
+    if len(appends) == 1 and (params := _input_params(appends[0])):
+        (row,) = await _run_append(db, _SQL["append_input"], params, behind)
+        return await refuse_other_events(partial(read_journal, db), appends, [_appended(appends[0], row)])
+    params = append_params(appends)
+    statement = f"{_SQL['append']} FROM {append_call(tuple(params))}"
+    ((*columns,),) = await _run_append(db, statement, params, behind)
+    holders = columns.pop() or [None] * len(appends)
+    outcomes = {place: _appended(appends[place - 1], row) for place, *row in zip(*columns, holders, strict=True)}
+    done = [outcomes[place] for place in range(1, len(appends) + 1)]
+    return await refuse_other_events(partial(read_journal, db), appends, done)
 
-    async def append_journal(
-        self, appends: Sequence[JournalAppend], *, notify: Mapping[str | None, Hint] | None = None
-    ) -> Sequence[Appended]:
-        if not appends:
-            return []
-        behind = hint_statement(self._connections.target, notify or {})
-        if len(appends) == 1 and (params := _input_params(appends[0])):
-            (row,) = await self._run_append(_SQL["append_input"], params, behind)
-            return await refuse_other_events(self.read_journal, appends, [_appended(appends[0], row)])
-        params = append_params(appends)
-        statement = f"{_SQL['append']} FROM {append_call(tuple(params))}"
-        ((*columns,),) = await self._run_append(statement, params, behind)
-        holders = columns.pop() or [None] * len(appends)
-        outcomes = {place: _appended(appends[place - 1], row) for place, *row in zip(*columns, holders, strict=True)}
-        done = [outcomes[place] for place in range(1, len(appends) + 1)]
-        return await refuse_other_events(self.read_journal, appends, done)
 
-    async def _run_append(self, statement: LiteralString, params: Params, behind: Statement | None) -> list[Row]:
-        for _ in range(1, _MAX_ROUNDS):
-            try:
-                return await self._connections.quick.run(statement, params, behind=behind)
-            except Contention as error:
-                if error.code != BATCH_REFUSED:
-                    raise
-        return await self._connections.quick.run(statement, params, behind=behind)
+async def _run_append(db: Database, statement: LiteralString, params: Params, behind: Statement | None) -> list[Row]:
+    for _ in range(1, _MAX_ROUNDS):
+        try:
+            return await db.connections.quick.run(statement, params, behind=behind)
+        except Contention as error:
+            if error.code != BATCH_REFUSED:
+                raise
+    return await db.connections.quick.run(statement, params, behind=behind)
 
-    async def get_pending(
-        self, session_ids: Sequence[str], *, limit: int, max_bytes: int = MAX_BATCH_BYTES
-    ) -> Sequence[PendingWork | None]:
-        params = {"session": Texts(session_ids), "limit": Int8(limit), "max_bytes": Int8(max_bytes)}
-        found: dict[int, PendingWork] = {}
-        for n, rows in groupby(await self._connections.quick.run(_SQL["pending"], params), itemgetter(0)):
-            found[n] = _to_pending(list(rows), limit)
-        return [found.get(n) for n in range(1, len(session_ids) + 1)]
 
-    async def read_journal(
-        self, queries: Sequence[JournalQuery], *, max_bytes: int = MAX_BATCH_BYTES
-    ) -> Sequence[JournalPage | None]:
-        if not queries:
-            return []
-        found = await self._read_plain(queries, max_bytes) if all(map(_is_plain, queries)) else None
-        if found is None:
-            found = await self._read_any(queries, max_bytes)
-        return [found.get(n) for n in range(1, len(queries) + 1)]
+async def get_pending(
+    db: Database, session_ids: Sequence[str], *, limit: int, max_bytes: int = MAX_BATCH_BYTES
+) -> Sequence[PendingWork | None]:
+    params = {"session": Texts(session_ids), "limit": Int8(limit), "max_bytes": Int8(max_bytes)}
+    found: dict[int, PendingWork] = {}
+    for n, rows in groupby(await db.connections.quick.run(_SQL["pending"], params), itemgetter(0)):
+        found[n] = _to_pending(list(rows), limit)
+    return [found.get(n) for n in range(1, len(session_ids) + 1)]
 
-    async def _read_plain(self, queries: Sequence[JournalQuery], max_bytes: int) -> dict[int, JournalPage] | None:
-        """Pages by the number of their query; None: one of them needs entries that its journal inherits."""
-        params = {
-            "session": Texts(query.session_id for query in queries),
-            "after": Ints(query.after for query in queries),
-            "before": Ints(_NO_BOUND if query.before is None else query.before for query in queries),
-            "limit": Ints(query.limit for query in queries),
-            "max_bytes": Int8(max_bytes),
-        }
-        found: dict[int, JournalPage] = {}
-        for n, group in groupby(await self._connections.quick.run(_SQL["read_plain"], params), itemgetter(0)):
-            page = _to_plain_page(list(group), queries[n - 1].limit)
-            if page is None:
-                return None
-            found[n] = page
-        return found
 
-    async def _read_any(self, queries: Sequence[JournalQuery], max_bytes: int) -> dict[int, JournalPage]:
-        streams = [query.stream for query in queries]
-        params = {
-            "session": Texts(query.session_id for query in queries),
-            "after": Ints(query.after for query in queries),
-            "before": Ints(_NO_BOUND if query.before is None else query.before for query in queries),
-            "kinds": Texts("\n".join(query.kinds) for query in queries),
-            "wake": Texts(query.wake_id for query in queries),
-            "event": Texts(query.event_id for query in queries),
-            "pending": Bools(query.pending for query in queries),
-            "newest": Bools(query.newest_first for query in queries),
-            "limit": Ints(query.limit for query in queries),
-            "stream_wake": Texts(None if cursor is None else cursor.wake_id for cursor in streams),
-            "stream_attempt": Ints(None if cursor is None else cursor.attempt for cursor in streams),
-            "stream_number": Ints(None if cursor is None else cursor.number for cursor in streams),
-            "max_bytes": Int8(max_bytes),
-        }
-        found: dict[int, JournalPage] = {}
-        for n, rows in groupby(await self._connections.quick.run(_SQL["read"], params), itemgetter(0)):
-            found[n] = _to_page(queries[n - 1].session_id, list(rows))
-        return found
+async def read_journal(
+    db: Database, queries: Sequence[JournalQuery], *, max_bytes: int = MAX_BATCH_BYTES
+) -> Sequence[JournalPage | None]:
+    if not queries:
+        return []
+    found = await _read_plain(db, queries, max_bytes) if all(map(_is_plain, queries)) else None
+    if found is None:
+        found = await _read_any(db, queries, max_bytes)
+    return [found.get(n) for n in range(1, len(queries) + 1)]
+
+
+async def _read_plain(db: Database, queries: Sequence[JournalQuery], max_bytes: int) -> dict[int, JournalPage] | None:
+    """Pages by the number of their query; None: one of them needs entries that its journal inherits."""
+    params = {
+        "session": Texts(query.session_id for query in queries),
+        "after": Ints(query.after for query in queries),
+        "before": Ints(_NO_BOUND if query.before is None else query.before for query in queries),
+        "limit": Ints(query.limit for query in queries),
+        "max_bytes": Int8(max_bytes),
+    }
+    found: dict[int, JournalPage] = {}
+    for n, group in groupby(await db.connections.quick.run(_SQL["read_plain"], params), itemgetter(0)):
+        page = _to_plain_page(list(group), queries[n - 1].limit)
+        if page is None:
+            return None
+        found[n] = page
+    return found
+
+
+async def _read_any(db: Database, queries: Sequence[JournalQuery], max_bytes: int) -> dict[int, JournalPage]:
+    streams = [query.stream for query in queries]
+    params = {
+        "session": Texts(query.session_id for query in queries),
+        "after": Ints(query.after for query in queries),
+        "before": Ints(_NO_BOUND if query.before is None else query.before for query in queries),
+        "kinds": Texts("\n".join(query.kinds) for query in queries),
+        "wake": Texts(query.wake_id for query in queries),
+        "event": Texts(query.event_id for query in queries),
+        "pending": Bools(query.pending for query in queries),
+        "newest": Bools(query.newest_first for query in queries),
+        "limit": Ints(query.limit for query in queries),
+        "stream_wake": Texts(None if cursor is None else cursor.wake_id for cursor in streams),
+        "stream_attempt": Ints(None if cursor is None else cursor.attempt for cursor in streams),
+        "stream_number": Ints(None if cursor is None else cursor.number for cursor in streams),
+        "max_bytes": Int8(max_bytes),
+    }
+    found: dict[int, JournalPage] = {}
+    for n, rows in groupby(await db.connections.quick.run(_SQL["read"], params), itemgetter(0)):
+        found[n] = _to_page(queries[n - 1].session_id, list(rows))
+    return found
 
 
 def _appended(append: JournalAppend, row: Iterable[Any]) -> Appended:

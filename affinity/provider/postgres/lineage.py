@@ -11,35 +11,33 @@ from affinity.errors import AccessDenied
 from affinity.journal import CreationResult, JournalCreation, JournalLineage
 from affinity.provider.lineage import to_lineage
 from affinity.provider.postgres.driver.arrays import Texts
-from affinity.provider.postgres.operations import Operations
+from affinity.provider.postgres.operations import Database
 from affinity.provider.statements import load_statements
 from affinity.records import RecordTimes, SessionState
 
 _SQL: Final = load_statements(__package__, "lineage.sql")
 
 
-class LineageOperations(Operations):
-    """`create_journals` and `get_lineage`."""
+async def create_journals(db: Database, creations: Sequence[JournalCreation]) -> Sequence[CreationResult]:
+    documents = [json.dumps(creation_document(creation), ensure_ascii=False) for creation in creations]
+    gives_state = any(creation.state is not None for creation in creations)
+    statement = _SQL["create_with_state" if gives_state else "create"]
+    try:
+        rows = await db.connections.rows.run(statement, {"creation": Texts(documents)})
+    except AccessDenied as error:
+        if not gives_state:
+            raise
+        raise AccessDenied(
+            "PostgreSQL: a client's role may not make a conversation with a state that is not copied: "
+            "use a role with `affinity migrate --grant-worker`",
+            error.code,
+        ) from error
+    return [CreationResult(outcome, journal_id or 0, last_seq or 0) for outcome, journal_id, last_seq in rows]
 
-    async def create_journals(self, creations: Sequence[JournalCreation]) -> Sequence[CreationResult]:
-        documents = [json.dumps(creation_document(creation), ensure_ascii=False) for creation in creations]
-        gives_state = any(creation.state is not None for creation in creations)
-        statement = _SQL["create_with_state" if gives_state else "create"]
-        try:
-            rows = await self._connections.rows.run(statement, {"creation": Texts(documents)})
-        except AccessDenied as error:
-            if not gives_state:
-                raise
-            raise AccessDenied(
-                "PostgreSQL: a client's role may not make a conversation with a state that is not copied: "
-                "use a role with `affinity migrate --grant-worker`",
-                error.code,
-            ) from error
-        return [CreationResult(outcome, journal_id or 0, last_seq or 0) for outcome, journal_id, last_seq in rows]
 
-    async def get_lineage(self, session_id: str) -> Sequence[JournalLineage]:
-        rows = await self._connections.rows.run(_SQL["lineage"], {"session": session_id})
-        return to_lineage(rows, session_id, lambda at: at)
+async def get_lineage(db: Database, session_id: str) -> Sequence[JournalLineage]:
+    rows = await db.connections.rows.run(_SQL["lineage"], {"session": session_id})
+    return to_lineage(rows, session_id, lambda at: at)
 
 
 def creation_document(creation: JournalCreation) -> Mapping[str, Any]:

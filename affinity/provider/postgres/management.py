@@ -16,7 +16,7 @@ from affinity.provider.contract import (
     TreeMember,
     WorkItemInfo,
 )
-from affinity.provider.postgres.operations import Operations, same_time
+from affinity.provider.postgres.operations import Database, same_time
 from affinity.provider.rows import (
     not_negative,
     to_execution,
@@ -30,46 +30,48 @@ from affinity.provider.statements import load_statements
 _SQL: Final = load_statements(__package__, "management.sql")
 
 
-class ManagementOperations(Operations):
-    """`read_origins` to `count_instances`."""
+async def read_origins(db: Database, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
+    params = {"instance": instance_id, "execution": Int8(execution_id)}
+    return to_origins(await db.connections.quick.run(_SQL["origins"], params), same_time)
 
-    async def read_origins(self, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
-        params = {"instance": instance_id, "execution": Int8(execution_id)}
-        return to_origins(await self._connections.quick.run(_SQL["origins"], params), same_time)
 
-    async def list_work_items(self, instance_id: str, limit: int) -> Sequence[WorkItemInfo]:
-        rows = await self._connections.quick.run(_SQL["work_items"], {"instance": instance_id, "limit": Int8(limit)})
-        return [to_work_item_info(instance_id, row, same_time) for row in rows]
+async def list_work_items(db: Database, instance_id: str, limit: int) -> Sequence[WorkItemInfo]:
+    rows = await db.connections.quick.run(_SQL["work_items"], {"instance": instance_id, "limit": Int8(limit)})
+    return [to_work_item_info(instance_id, row, same_time) for row in rows]
 
-    async def list_executions(
-        self, instance_id: str, limit: int, *, before: int | None = None
-    ) -> Sequence[ExecutionInfo]:
-        params = {
-            "instance": instance_id,
-            "limit": Int8(limit),
-            "before": None if before is None else Int8(before),
-            "head": EVENT_HEAD,
-        }
-        return [to_execution(row, same_time) for row in await self._connections.quick.run(_SQL["executions"], params)]
 
-    async def list_tree(self, instance_id: str, limit: int) -> Sequence[TreeMember]:
-        rows = await self._connections.quick.run(_SQL["tree"], {"instance": instance_id, "limit": Int8(limit)})
-        return [to_tree_member(row, same_time) for row in rows]
+async def list_executions(
+    db: Database, instance_id: str, limit: int, *, before: int | None = None
+) -> Sequence[ExecutionInfo]:
+    params = {
+        "instance": instance_id,
+        "limit": Int8(limit),
+        "before": None if before is None else Int8(before),
+        "head": EVENT_HEAD,
+    }
+    return [to_execution(row, same_time) for row in await db.connections.quick.run(_SQL["executions"], params)]
 
-    async def measure_queues(self, limit: int) -> QueueStatistics:
-        ((suspended, *counts, waiting_sessions, oldest_item, oldest_message),) = await self._connections.quick.run(
-            _SQL["measure"], {"limit": Int8(limit)}
-        )
-        return QueueStatistics(
-            work_items=dict(zip(("running", "waiting", "delayed", "blocked"), counts[:4], strict=True)),
-            messages=dict(zip(("waiting", "delayed", "suspended"), counts[4:], strict=True)),
-            oldest_work_item=not_negative(oldest_item),
-            oldest_message=not_negative(oldest_message),
-            suspended=suspended,
-            waiting_sessions=waiting_sessions,
-        )
 
-    async def count_instances(self, limit: int, *, after: str | None = None) -> InstanceCounts:
-        params = {"after": after or "", "limit": Int8(limit)}
-        rows = await self._connections.quick.run(_SQL["count_instances"], params)
-        return to_instance_counts(rows, limit)
+async def list_tree(db: Database, instance_id: str, limit: int) -> Sequence[TreeMember]:
+    rows = await db.connections.quick.run(_SQL["tree"], {"instance": instance_id, "limit": Int8(limit)})
+    return [to_tree_member(row, same_time) for row in rows]
+
+
+async def measure_queues(db: Database, limit: int) -> QueueStatistics:
+    ((suspended, *counts, waiting_sessions, oldest_item, oldest_message),) = await db.connections.quick.run(
+        _SQL["measure"], {"limit": Int8(limit)}
+    )
+    return QueueStatistics(
+        work_items=dict(zip(("running", "waiting", "delayed", "blocked"), counts[:4], strict=True)),
+        messages=dict(zip(("waiting", "delayed", "suspended"), counts[4:], strict=True)),
+        oldest_work_item=not_negative(oldest_item),
+        oldest_message=not_negative(oldest_message),
+        suspended=suspended,
+        waiting_sessions=waiting_sessions,
+    )
+
+
+async def count_instances(db: Database, limit: int, *, after: str | None = None) -> InstanceCounts:
+    params = {"after": after or "", "limit": Int8(limit)}
+    rows = await db.connections.quick.run(_SQL["count_instances"], params)
+    return to_instance_counts(rows, limit)

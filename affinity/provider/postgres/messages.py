@@ -8,71 +8,71 @@ from typing import Final
 from affinity.errors import QuotaExceeded
 from affinity.provider.contract import Delivery, NewInstance, NewMessage, Restart
 from affinity.provider.postgres.driver.arrays import Floats, Ints, Texts
-from affinity.provider.postgres.operations import Operations, flags
+from affinity.provider.postgres.operations import Database, flags
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "messages.sql")
 
 
-class MessageOperations(Operations):
-    """`create_instance`, `restart_instance` and `send_message`."""
+async def create_instance(db: Database, instances: Sequence[NewInstance]) -> Sequence[bool]:
+    if not instances:
+        return []
+    params = {
+        "instance": Texts(new.instance_id for new in instances),
+        "generation": Texts(new.generation for new in instances),
+        "name": Texts(new.name for new in instances),
+        "version": Texts(new.version for new in instances),
+        "start": Texts(new.start for new in instances),
+        "parent": Texts(new.parent_id for new in instances),
+        "delay": Floats(new.delay for new in instances),
+        "on_exists": Texts(new.on_exists for new in instances),
+        "parent_generation": Texts(new.parent_generation for new in instances),
+        "on_deleted": Texts(new.on_deleted for new in instances),
+        "session": Texts(new.session_id for new in instances),
+    }
+    return await _started(db, "create", params, len(instances))
 
-    async def create_instance(self, instances: Sequence[NewInstance]) -> Sequence[bool]:
-        if not instances:
-            return []
-        params = {
-            "instance": Texts(new.instance_id for new in instances),
-            "generation": Texts(new.generation for new in instances),
-            "name": Texts(new.name for new in instances),
-            "version": Texts(new.version for new in instances),
-            "start": Texts(new.start for new in instances),
-            "parent": Texts(new.parent_id for new in instances),
-            "delay": Floats(new.delay for new in instances),
-            "on_exists": Texts(new.on_exists for new in instances),
-            "parent_generation": Texts(new.parent_generation for new in instances),
-            "on_deleted": Texts(new.on_deleted for new in instances),
-            "session": Texts(new.session_id for new in instances),
-        }
-        return await self._started("create", params, len(instances))
 
-    async def restart_instance(self, restarts: Sequence[Restart]) -> Sequence[bool]:
-        if not restarts:
-            return []
-        params = {
-            "instance": Texts(each.new.instance_id for each in restarts),
-            "ended": Texts(each.ended for each in restarts),
-            "generation": Texts(each.new.generation for each in restarts),
-            "name": Texts(each.new.name for each in restarts),
-            "version": Texts(each.new.version for each in restarts),
-            "start": Texts(each.new.start for each in restarts),
-            "session": Texts(each.new.session_id for each in restarts),
-        }
-        return await self._started("restart", params, len(restarts))
+async def restart_instance(db: Database, restarts: Sequence[Restart]) -> Sequence[bool]:
+    if not restarts:
+        return []
+    params = {
+        "instance": Texts(each.new.instance_id for each in restarts),
+        "ended": Texts(each.ended for each in restarts),
+        "generation": Texts(each.new.generation for each in restarts),
+        "name": Texts(each.new.name for each in restarts),
+        "version": Texts(each.new.version for each in restarts),
+        "start": Texts(each.new.start for each in restarts),
+        "session": Texts(each.new.session_id for each in restarts),
+    }
+    return await _started(db, "restart", params, len(restarts))
 
-    async def _started(self, statement: str, params: Mapping[str, object], count: int) -> Sequence[bool]:
-        rows = await self._connections.quick.run(_SQL[statement], params)
-        for n, quota, allowed in rows:
-            if n is None:
-                raise QuotaExceeded(quota, allowed)
-        return flags(count, (n for n, *_ in rows))
 
-    async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
-        if not messages:
-            return []
-        params = {
-            "instance": Texts(message.instance_id for message in messages),
-            "generation": Texts(message.generation for message in messages),
-            "payload": Texts(message.payload for message in messages),
-            "delay": Floats(message.delay for message in messages),
-            "timer_execution": Ints(message.timer and message.timer[0] for message in messages),
-            "timer_id": Ints(message.timer and message.timer[1] for message in messages),
-            "unread_limit": Ints(message.unread_limit for message in messages),
-        }
-        statement = _SQL["send"]
-        if any(message.key is not None for message in messages):
-            params["key"] = Texts(message.key for message in messages)
-            statement = _SQL["send_keyed"]
-        deliveries: list[Delivery] = ["unknown"] * len(messages)
-        for n, delivery in await self._connections.quick.run(statement, params):
-            deliveries[n - 1] = delivery
-        return deliveries
+async def _started(db: Database, statement: str, params: Mapping[str, object], count: int) -> Sequence[bool]:
+    rows = await db.connections.quick.run(_SQL[statement], params)
+    for n, quota, allowed in rows:
+        if n is None:
+            raise QuotaExceeded(quota, allowed)
+    return flags(count, (n for n, *_ in rows))
+
+
+async def send_message(db: Database, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
+    if not messages:
+        return []
+    params = {
+        "instance": Texts(message.instance_id for message in messages),
+        "generation": Texts(message.generation for message in messages),
+        "payload": Texts(message.payload for message in messages),
+        "delay": Floats(message.delay for message in messages),
+        "timer_execution": Ints(message.timer and message.timer[0] for message in messages),
+        "timer_id": Ints(message.timer and message.timer[1] for message in messages),
+        "unread_limit": Ints(message.unread_limit for message in messages),
+    }
+    statement = _SQL["send"]
+    if any(message.key is not None for message in messages):
+        params["key"] = Texts(message.key for message in messages)
+        statement = _SQL["send_keyed"]
+    deliveries: list[Delivery] = ["unknown"] * len(messages)
+    for n, delivery in await db.connections.quick.run(statement, params):
+        deliveries[n - 1] = delivery
+    return deliveries

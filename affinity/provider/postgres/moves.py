@@ -10,37 +10,35 @@ from psycopg.types.numeric import Int8
 from affinity.limits import MAX_EPOCH, MAX_PAGE
 from affinity.provider.contract import MoveFilter, MoveReason, MoveReport, SessionMove
 from affinity.provider.postgres.driver.arrays import Floats, Ints
-from affinity.provider.postgres.operations import Operations, same_time
+from affinity.provider.postgres.operations import Database, same_time
 from affinity.provider.rows import page_of_moves
 from affinity.provider.statements import load_statements, without
 
 _SQL: Final = load_statements(__package__, "moves.sql")
 
 
-class MoveOperations(Operations):
-    """`report_session_moves` and `list_session_moves`."""
+async def report_session_moves(db: Database, reports: Sequence[MoveReport]) -> Sequence[MoveReason | None]:
+    params = {
+        "epoch": Ints(report.epoch for report in reports),
+        "seconds": Floats(report.hydrate_seconds for report in reports),
+        "bytes": Ints(report.hydrate_bytes for report in reports),
+    }
+    reasons: dict[int, MoveReason] = dict(await db.connections.rows.run(_SQL["report"], params))
+    return [reasons.get(n) for n in range(1, len(reports) + 1)]
 
-    async def report_session_moves(self, reports: Sequence[MoveReport]) -> Sequence[MoveReason | None]:
-        params = {
-            "epoch": Ints(report.epoch for report in reports),
-            "seconds": Floats(report.hydrate_seconds for report in reports),
-            "bytes": Ints(report.hydrate_bytes for report in reports),
-        }
-        reasons: dict[int, MoveReason] = dict(await self._connections.rows.run(_SQL["report"], params))
-        return [reasons.get(n) for n in range(1, len(reports) + 1)]
 
-    async def list_session_moves(
-        self, where: MoveFilter, *, after: int | None = None, before: int | None = None, limit: int = 100
-    ) -> Sequence[SessionMove]:
-        given = {"session": where.session_id, "worker": where.worker_id, "reason": where.reason}
-        statement = without(_SQL["list"], *(name for name, value in given.items() if value is None))
-        if after is not None:
-            statement = statement.replace("DESC", "ASC")
-        params = {
-            **{name: value for name, value in given.items() if value is not None},
-            "after": Int8(after or 0),
-            "before": Int8(before or MAX_EPOCH),
-            "limit": Int8(min(limit, MAX_PAGE)),
-        }
-        rows = await self._connections.misc.run(statement, params)
-        return page_of_moves(rows, same_time, limit, newest=after is None)
+async def list_session_moves(
+    db: Database, where: MoveFilter, *, after: int | None = None, before: int | None = None, limit: int = 100
+) -> Sequence[SessionMove]:
+    given = {"session": where.session_id, "worker": where.worker_id, "reason": where.reason}
+    statement = without(_SQL["list"], *(name for name, value in given.items() if value is None))
+    if after is not None:
+        statement = statement.replace("DESC", "ASC")
+    params = {
+        **{name: value for name, value in given.items() if value is not None},
+        "after": Int8(after or 0),
+        "before": Int8(before or MAX_EPOCH),
+        "limit": Int8(min(limit, MAX_PAGE)),
+    }
+    rows = await db.connections.misc.run(statement, params)
+    return page_of_moves(rows, same_time, limit, newest=after is None)

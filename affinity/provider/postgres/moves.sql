@@ -1,6 +1,6 @@
 -- list: a page of moves, the last ones before an epoch, or (ASC) the first ones after one
 -- Parts: the conditions that are asked for. Moves of a worker are read along two indexes.
-(SELECT m.epoch, m.session_id, m.from_worker, m.to_worker, m.reason, m.moved_at, m.queued, m.hydrate_seconds,
+(SELECT m.session_id, m.from_worker, m.to_worker, m.epoch, m.reason, m.moved_at, m.queued, m.hydrate_seconds,
     m.hydrate_bytes
 FROM session_moves m
 WHERE m.epoch > %(after)s AND m.epoch < %(before)s
@@ -16,7 +16,7 @@ WHERE m.epoch > %(after)s AND m.epoch < %(before)s
 ORDER BY m.epoch DESC LIMIT %(limit)s)
 -- [worker
 UNION ALL
-(SELECT m.epoch, m.session_id, m.from_worker, m.to_worker, m.reason, m.moved_at, m.queued, m.hydrate_seconds,
+(SELECT m.session_id, m.from_worker, m.to_worker, m.epoch, m.reason, m.moved_at, m.queued, m.hydrate_seconds,
     m.hydrate_bytes
 FROM session_moves m
 WHERE m.epoch > %(after)s AND m.epoch < %(before)s

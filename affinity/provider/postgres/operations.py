@@ -1,4 +1,4 @@
-"""The base class of the provider's operations, and the parameters and rows that they share."""
+"""What the operations of the provider share: the database, parameters and rows."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.driver.wire import Params, Row
 
 
-class Operations:
-    """Base of the classes that each implement some operations of the contract."""
+class Database:
+    """Connections, and tokens for locks. Every operation of the provider is a function of it and of its arguments."""
 
     def __init__(self, connections: Connections) -> None:
-        self._connections = connections
+        self.connections: Connections = connections
         self._nonce = secrets.token_hex(6)
         self._tokens = count(1)
 
-    def _token(self, identity: WorkerIdentity) -> str:
+    def token(self, identity: WorkerIdentity) -> str:
         """A new token; the statement that uses it appends a number for each item that it locks."""
         return f"{identity.incarnation}:{self._nonce}:{next(self._tokens)}"
 

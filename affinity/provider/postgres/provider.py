@@ -1,4 +1,4 @@
-"""The PostgreSQL provider: opening, closing, and all operations in one class."""
+"""The PostgreSQL provider: opening, closing, and a table of the verbs, each with the function that carries it out."""
 
 from __future__ import annotations
 
@@ -6,37 +6,43 @@ from collections.abc import Collection
 from typing import Final, LiteralString
 
 from affinity.limits import PROBE_AFTER
+from affinity.provider.postgres import (
+    fetching,
+    instances,
+    journal_admin,
+    journals,
+    lineage,
+    management,
+    messages,
+    moves,
+    orchestrations,
+    planned_moves,
+    quotas,
+    rebalancing,
+    releasing,
+    replies,
+    reset,
+    resources,
+    retention,
+    sessions,
+    streams,
+    suspension,
+    turns,
+    waits,
+    work_items,
+    workers,
+)
+from affinity.provider.postgres import hints as hinting
+from affinity.provider.postgres import sweep as sweeping
 from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.driver.target import Target
-from affinity.provider.postgres.fetching import FetchOperations
-from affinity.provider.postgres.hints import HintOperations
-from affinity.provider.postgres.instances import InstanceOperations
-from affinity.provider.postgres.journal_admin import JournalAdministration
-from affinity.provider.postgres.journals import JournalOperations
-from affinity.provider.postgres.lineage import LineageOperations
-from affinity.provider.postgres.management import ManagementOperations
-from affinity.provider.postgres.messages import MessageOperations
 from affinity.provider.postgres.migration import check_version, inspect_target, migrate_target
-from affinity.provider.postgres.moves import MoveOperations
-from affinity.provider.postgres.orchestrations import OrchestrationOperations
-from affinity.provider.postgres.planned_moves import PlannedMoveOperations
-from affinity.provider.postgres.quotas import QuotaOperations
-from affinity.provider.postgres.rebalancing import RebalancingOperations
-from affinity.provider.postgres.releasing import ReleaseOperations
-from affinity.provider.postgres.replies import ReplyOperations
-from affinity.provider.postgres.reset import ResetOperations
-from affinity.provider.postgres.resources import ResourceOperations
+from affinity.provider.postgres.operations import Database
 from affinity.provider.postgres.rights import change_rights
-from affinity.provider.postgres.sessions import SessionOperations
-from affinity.provider.postgres.streams import StreamOperations
-from affinity.provider.postgres.suspension import SuspensionOperations
-from affinity.provider.postgres.sweep import SweepOperations
-from affinity.provider.postgres.turns import TurnOperations
-from affinity.provider.postgres.waits import WaitOperations
-from affinity.provider.postgres.work_items import WorkItemOperations
-from affinity.provider.postgres.workers import WorkerOperations
+from affinity.provider.postgres.session_store import PostgresSessionStore
 from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.timeline import Timeline
+from affinity.records import SessionStore
 
 # The offset is a literal in the function, so that it is inlined like the real one, and plans stay the same.
 _ADVANCE: Final[LiteralString] = """
@@ -53,33 +59,7 @@ BEGIN
 END $do$"""
 
 
-class PostgresProvider(
-    WorkerOperations,
-    FetchOperations,
-    WorkItemOperations,
-    WaitOperations,
-    OrchestrationOperations,
-    TurnOperations,
-    SessionOperations,
-    ReleaseOperations,
-    MoveOperations,
-    PlannedMoveOperations,
-    SuspensionOperations,
-    ResetOperations,
-    SweepOperations,
-    HintOperations,
-    MessageOperations,
-    ReplyOperations,
-    InstanceOperations,
-    ManagementOperations,
-    QuotaOperations,
-    RebalancingOperations,
-    JournalOperations,
-    StreamOperations,
-    JournalAdministration,
-    LineageOperations,
-    ResourceOperations,
-):
+class PostgresProvider(Database):
     """PostgreSQL, 15 to 18: the engine for N worker replicas. Implements `affinity.provider.contract.Provider`.
 
     How it keeps the contract:
@@ -92,6 +72,10 @@ class PostgresProvider(
     * A condition that decides is in the ``WHERE`` of the statement that locks or writes its row. After a lock wait
       PostgreSQL checks it again, with the row and the time as they are then.
     """
+
+    def __init__(self, connections: Connections) -> None:
+        super().__init__(connections)
+        self.states: SessionStore = PostgresSessionStore(connections)
 
     @classmethod
     async def open(
@@ -175,12 +159,106 @@ class PostgresProvider(
     @property
     def timeline(self) -> str:
         """Of the last new connection: each asks before its first call."""
-        return self._connections.timeline.token
+        return self.connections.timeline.token
 
     async def aclose(self) -> None:
         """Close every connection. Idempotent."""
-        await self._connections.aclose()
+        await self.connections.aclose()
 
     async def advance_clock(self, seconds: float) -> None:
         """Move the clock of this schema, for all its users. For tests only."""
-        await self._connections.misc.simple_query(_ADVANCE, {"seconds": float(seconds)})
+        await self.connections.misc.simple_query(_ADVANCE, {"seconds": float(seconds)})
+
+    # -- workers
+
+    register_worker = workers.register_worker
+    renew_worker = workers.renew_worker
+    drain_worker = workers.drain_worker
+    release_worker = workers.release_worker
+
+    # -- work items
+
+    fetch_work_item = fetching.fetch_work_item
+    renew_work_item_lock = work_items.renew_work_item_lock
+    check_work_item = work_items.check_work_item
+    ack_work_item = work_items.ack_work_item
+    abandon_work_item = work_items.abandon_work_item
+    release_unknown_locks = work_items.release_unknown_locks
+    begin_work_item = work_items.begin_work_item
+
+    # -- sessions
+
+    report_session_moves = moves.report_session_moves
+    release_session = releasing.release_session
+    release_idle_session = releasing.release_idle_session
+
+    # -- orchestrations
+
+    fetch_orchestration_item = orchestrations.fetch_orchestration_item
+    read_history = orchestrations.read_history
+    commit_turn = turns.commit_turn
+    release_instance = orchestrations.release_instance
+    suspend_instance = suspension.suspend_instance
+    retry_suspended = suspension.retry_suspended
+    end_waits = waits.end_waits
+
+    # -- repair and hints
+
+    sweep = sweeping.sweep
+    hints = hinting.hints
+    notify_workers = hinting.notify_workers
+
+    # -- the client
+
+    create_instance = messages.create_instance
+    restart_instance = messages.restart_instance
+    send_message = messages.send_message
+    get_replies = replies.get_replies
+    get_instance = instances.get_instance
+    list_instances = instances.list_instances
+    read_origins = management.read_origins
+    list_work_items = management.list_work_items
+    list_executions = management.list_executions
+    list_tree = management.list_tree
+    measure_queues = management.measure_queues
+    count_instances = management.count_instances
+    resume_instance = suspension.resume_instance
+    reset_instance = reset.reset_instance
+    delete_instance = instances.delete_instance
+    prune_instances = retention.prune_instances
+    prune_histories = retention.prune_histories
+    move_session = planned_moves.move_session
+    take_session = planned_moves.take_session
+    set_drain_wanted = workers.set_drain_wanted
+    list_sessions = sessions.list_sessions
+    list_session_moves = moves.list_session_moves
+    list_workers = workers.list_workers
+    desired_workers = workers.desired_workers
+    get_load = rebalancing.get_load
+    suspend_rebalancing = rebalancing.suspend_rebalancing
+    get_quotas = quotas.get_quotas
+    set_quotas = quotas.set_quotas
+
+    # -- resources
+
+    begin_resource = resources.begin_resource
+    set_resource_handle = resources.set_resource_handle
+    get_resource = resources.get_resource
+    take_unused_resources = resources.take_unused_resources
+    find_unused_resources = resources.find_unused_resources
+    remove_resources = resources.remove_resources
+
+    # -- journals
+
+    append_journal = journals.append_journal
+    get_pending = journals.get_pending
+    read_journal = journals.read_journal
+    write_stream = streams.write_stream
+    create_journals = lineage.create_journals
+    get_lineage = lineage.get_lineage
+    retract_stream = streams.retract_stream
+    list_journals = journal_admin.list_journals
+    delete_journal = journal_admin.delete_journal
+    prune_journals = journal_admin.prune_journals
+    watch_journals = streams.watch_journals
+    notify_journals = streams.notify_journals

@@ -11,7 +11,7 @@ from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import OFFER_SECONDS, FetchOptions, SessionRelease, WorkerIdentity
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.wire import Params
-from affinity.provider.postgres.operations import Operations, caller_params
+from affinity.provider.postgres.operations import Database, caller_params
 from affinity.provider.statements import load_statements, without
 
 _SQL: Final = load_statements(__package__, "releasing.sql")
@@ -24,33 +24,31 @@ def release_params(session_ids: Sequence[str]) -> Params:
     return {"release": Texts(session_ids), "reroute": Int8(MAX_REROUTE)}
 
 
-class ReleaseOperations(Operations):
-    """`release_session` and `release_idle_session`."""
+async def release_session(db: Database, session_ids: Sequence[str]) -> Sequence[SessionRelease]:
+    ((outcomes,),) = await db.connections.rows.run(_SQL["release"], release_params(session_ids))
+    return list(outcomes)
 
-    async def release_session(self, session_ids: Sequence[str]) -> Sequence[SessionRelease]:
-        ((outcomes,),) = await self._connections.rows.run(_SQL["release"], release_params(session_ids))
-        return list(outcomes)
 
-    async def release_idle_session(
-        self, identity: WorkerIdentity, options: FetchOptions, *, min_idle: float, only_users: Mapping[str, str]
-    ) -> Sequence[str]:
-        """Two statements: rows are locked before their work is read. The second runs only if there is something to
-        release.
-        """
-        params = {
-            **caller_params(identity),
-            "max_sessions": Int8(options.max_sessions),
-            "new": options.tags.routes("new"),
-            "names": list(options.names),
-            "limit": Int8(options.limit),
-            "min_idle": float(min_idle),
-            "offer_seconds": OFFER_SECONDS,
-            "used": list(only_users),
-            "user": list(only_users.values()),
-        }
-        found = await self._connections.rows.run(_FIND_IDLE, params)
-        if not found:
-            return []
-        named = {**params, "release": [name for (name,) in found]}
-        *_, freed = await self._connections.rows.pipeline(_FREE_IDLE, named)
-        return [name for (name,) in freed]
+async def release_idle_session(
+    db: Database, identity: WorkerIdentity, options: FetchOptions, *, min_idle: float, only_users: Mapping[str, str]
+) -> Sequence[str]:
+    """Two statements: rows are locked before their work is read. The second runs only if there is something to
+    release.
+    """
+    params = {
+        **caller_params(identity),
+        "max_sessions": Int8(options.max_sessions),
+        "new": options.tags.routes("new"),
+        "names": list(options.names),
+        "limit": Int8(options.limit),
+        "min_idle": float(min_idle),
+        "offer_seconds": OFFER_SECONDS,
+        "used": list(only_users),
+        "user": list(only_users.values()),
+    }
+    found = await db.connections.rows.run(_FIND_IDLE, params)
+    if not found:
+        return []
+    named = {**params, "release": [name for (name,) in found]}
+    *_, freed = await db.connections.rows.pipeline(_FREE_IDLE, named)
+    return [name for (name,) in freed]

@@ -8,43 +8,40 @@ from psycopg.types.numeric import Int8
 
 from affinity.provider.contract import Reset
 from affinity.provider.postgres.driver.arrays import Floats, Ints, Texts
-from affinity.provider.postgres.operations import Operations
+from affinity.provider.postgres.operations import Database
 from affinity.provider.postgres.turn_columns import RESTRICT, restriction_params
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "reset.sql")
 
 
-class ResetOperations(Operations):
-    """`reset_instance`."""
-
-    async def reset_instance(self, reset: Reset) -> bool:
-        messages, items = reset.messages, reset.work_items
-        watches = dict(reset.watches)  # the last one of a session replaces earlier ones
-        params = {
-            "instance": reset.instance_id,
-            "generation": reset.generation,
-            "execution": Int8(reset.execution_id),
-            "events": Int8(reset.event_count),
-            "keep": Int8(reset.keep),
-            "event": Texts(reset.history),
-            "custom_status": reset.custom_status,
-            "message_instance": Texts(message.instance_id for message in messages),
-            "message_generation": Texts(message.generation for message in messages),
-            "message": Texts(message.payload for message in messages),
-            "message_delay": Floats(message.delay for message in messages),
-            "message_timer": Ints(message.timer and message.timer[1] for message in messages),
-            "item_activity": Ints(item.key.activity_id for item in items),
-            "item_name": Texts(item.name for item in items),
-            "item_session": Texts(item.session_id for item in items),
-            "item_payload": Texts(item.payload for item in items),
-            "watch_session": Texts(watches),
-            "watch": Texts(watches.values()),
-            "item_order": Texts(item.order for item in items),
-        }
-        statement = _SQL["reset"]
-        if restricted := [item for item in items if item.is_restricted]:
-            statement += ", " + RESTRICT
-            params.update(restriction_params(restricted))
-        ((done, *_),) = await self._connections.quick.run(statement, params)
-        return bool(done)
+async def reset_instance(db: Database, reset: Reset) -> bool:
+    messages, items = reset.messages, reset.work_items
+    watches = dict(reset.watches)  # the last one of a session replaces earlier ones
+    params = {
+        "instance": reset.instance_id,
+        "generation": reset.generation,
+        "execution": Int8(reset.execution_id),
+        "events": Int8(reset.event_count),
+        "keep": Int8(reset.keep),
+        "event": Texts(reset.history),
+        "custom_status": reset.custom_status,
+        "message_instance": Texts(message.instance_id for message in messages),
+        "message_generation": Texts(message.generation for message in messages),
+        "message": Texts(message.payload for message in messages),
+        "message_delay": Floats(message.delay for message in messages),
+        "message_timer": Ints(message.timer and message.timer[1] for message in messages),
+        "item_activity": Ints(item.key.activity_id for item in items),
+        "item_name": Texts(item.name for item in items),
+        "item_session": Texts(item.session_id for item in items),
+        "item_payload": Texts(item.payload for item in items),
+        "watch_session": Texts(watches),
+        "watch": Texts(watches.values()),
+        "item_order": Texts(item.order for item in items),
+    }
+    statement = _SQL["reset"]
+    if restricted := [item for item in items if item.is_restricted]:
+        statement += ", " + RESTRICT
+        params.update(restriction_params(restricted))
+    ((done, *_),) = await db.connections.quick.run(statement, params)
+    return bool(done)

@@ -22,7 +22,7 @@ from affinity.provider.postgres.driver.arrays import Ints, Texts
 from affinity.provider.postgres.driver.target import Target
 from affinity.provider.postgres.driver.wire import Statement
 from affinity.provider.postgres.hints import UNSUBSCRIBE_TIMEOUT
-from affinity.provider.postgres.operations import Operations
+from affinity.provider.postgres.operations import Database
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "streams.sql")
@@ -33,55 +33,55 @@ _MAX_NOTICE_BYTES: Final = 7_999
 """Of the payload of one notification: PostgreSQL's own limit."""
 
 _MINOR: Final = ""
-"""First line of a notice of inputs and of provisional parts; releases that do not know it take it for another id."""
+"""First line of a notice of inputs and of provisional parts; no session has this id."""
 
 _MAX_WATCHED: Final = 10_000
 """Session ids that wait for one subscriber; beyond, it is notified that any journal may have changed."""
 
 
-class StreamOperations(Operations):
-    """`write_stream`, `retract_stream`, `watch_journals` and `notify_journals`."""
+async def write_stream(db: Database, parts: Sequence[StreamPart]) -> None:
+    if not parts:
+        return
+    params = {
+        "session": Texts(part.session_id for part in parts),
+        "journal": Ints(part.journal_id for part in parts),
+        "wake": Texts(part.wake_id for part in parts),
+        "attempt": Ints(part.attempt for part in parts),
+        "number": Ints(part.number for part in parts),
+        "payload": Texts(part.payload for part in parts),
+        "channel": _channel(db.connections.target),
+        "notices": Texts(_notices(dict.fromkeys(part.session_id for part in parts), is_minor=True)),
+    }
+    await db.connections.quick.run(_SQL["write"], params)
 
-    async def write_stream(self, parts: Sequence[StreamPart]) -> None:
-        if not parts:
-            return
-        params = {
-            "session": Texts(part.session_id for part in parts),
-            "journal": Ints(part.journal_id for part in parts),
-            "wake": Texts(part.wake_id for part in parts),
-            "attempt": Ints(part.attempt for part in parts),
-            "number": Ints(part.number for part in parts),
-            "payload": Texts(part.payload for part in parts),
-            "channel": _channel(self._connections.target),
-            "notices": Texts(_notices(dict.fromkeys(part.session_id for part in parts), is_minor=True)),
-        }
-        await self._connections.quick.run(_SQL["write"], params)
 
-    async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
-        params = {
-            "session": session_id,
-            "journal": Int8(journal_id),
-            "wake": wake_id,
-            "attempt": Int8(attempt),
-            "channel": _channel(self._connections.target),
-        }
-        await self._connections.quick.run(_SQL["retract"], params)
+async def retract_stream(db: Database, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
+    params = {
+        "session": session_id,
+        "journal": Int8(journal_id),
+        "wake": wake_id,
+        "attempt": Int8(attempt),
+        "channel": _channel(db.connections.target),
+    }
+    await db.connections.quick.run(_SQL["retract"], params)
 
-    @asynccontextmanager
-    async def watch_journals(self) -> AsyncIterator[JournalWatch]:
-        """Subscribe, on the connection of the fetches."""
-        connections = self._connections
-        listener = _JournalListener(channel := _channel(connections.target))
-        try:
-            await connections.fetch.subscribe([channel], listener)
-            yield listener
-        finally:
-            with anyio.move_on_after(UNSUBSCRIBE_TIMEOUT, shield=True), suppress(ProviderError):
-                await connections.fetch.unsubscribe(listener)
 
-    async def notify_journals(self, session_ids: Collection[str], *, only_inputs: bool = False) -> None:
-        if notify := notify_readers(self._connections.target, session_ids, only_inputs=only_inputs):
-            await self._connections.quick.run(*notify)
+@asynccontextmanager
+async def watch_journals(db: Database) -> AsyncIterator[JournalWatch]:
+    """Subscribe, on the connection of the fetches."""
+    connections = db.connections
+    listener = _JournalListener(channel := _channel(connections.target))
+    try:
+        await connections.fetch.subscribe([channel], listener)
+        yield listener
+    finally:
+        with anyio.move_on_after(UNSUBSCRIBE_TIMEOUT, shield=True), suppress(ProviderError):
+            await connections.fetch.unsubscribe(listener)
+
+
+async def notify_journals(db: Database, session_ids: Collection[str], *, only_inputs: bool = False) -> None:
+    if notify := notify_readers(db.connections.target, session_ids, only_inputs=only_inputs):
+        await db.connections.quick.run(*notify)
 
 
 def notify_readers(target: Target, session_ids: Collection[str], *, only_inputs: bool = False) -> Statement | None:

@@ -9,45 +9,44 @@ from psycopg.types.numeric import Int8
 
 from affinity.provider.contract import Resumption, Suspend, WorkerIdentity
 from affinity.provider.postgres.driver.arrays import Bools, Ints, Texts
-from affinity.provider.postgres.operations import Operations, caller_params, flags
+from affinity.provider.postgres.operations import Database, caller_params, flags
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "suspension.sql")
 
 
-class SuspensionOperations(Operations):
-    """`suspend_instance`, `retry_suspended` and `resume_instance`."""
+async def suspend_instance(db: Database, identity: WorkerIdentity, suspends: Sequence[Suspend]) -> Sequence[bool]:
+    if not suspends:
+        return []
+    params = {
+        **caller_params(identity),
+        "instance": Texts(one.instance_id for one in suspends),
+        "generation": Texts(one.generation for one in suspends),
+        "execution": Ints(one.execution_id for one in suspends),
+        "events": Ints(one.event_count for one in suspends),
+        "error_type": Texts(one.error_type for one in suspends),
+        "message": Texts(one.message for one in suspends),
+        "code": Texts(one.code for one in suspends),
+        "needs_code": Bools(one.needs_code for one in suspends),
+    }
+    rows = await db.connections.quick.run(_SQL["suspend"], params)
+    return flags(len(suspends), (n for (n,) in rows))
 
-    async def suspend_instance(self, identity: WorkerIdentity, suspends: Sequence[Suspend]) -> Sequence[bool]:
-        if not suspends:
-            return []
-        params = {
-            **caller_params(identity),
-            "instance": Texts(one.instance_id for one in suspends),
-            "generation": Texts(one.generation for one in suspends),
-            "execution": Ints(one.execution_id for one in suspends),
-            "events": Ints(one.event_count for one in suspends),
-            "error_type": Texts(one.error_type for one in suspends),
-            "message": Texts(one.message for one in suspends),
-            "code": Texts(one.code for one in suspends),
-            "needs_code": Bools(one.needs_code for one in suspends),
-        }
-        rows = await self._connections.quick.run(_SQL["suspend"], params)
-        return flags(len(suspends), (n for (n,) in rows))
 
-    async def retry_suspended(
-        self, identity: WorkerIdentity, *, names: Collection[str], code: str, limit: int
-    ) -> Sequence[str]:
-        params = {**caller_params(identity), "names": Texts(names), "code": code, "limit": Int8(limit)}
-        return [instance_id for (instance_id,) in await self._connections.misc.run(_SQL["retry"], params)]
+async def retry_suspended(
+    db: Database, identity: WorkerIdentity, *, names: Collection[str], code: str, limit: int
+) -> Sequence[str]:
+    params = {**caller_params(identity), "names": Texts(names), "code": code, "limit": Int8(limit)}
+    return [instance_id for (instance_id,) in await db.connections.misc.run(_SQL["retry"], params)]
 
-    async def resume_instance(self, instance_ids: Sequence[str]) -> Sequence[Resumption]:
-        rows = await self._connections.quick.run(_SQL["resume"], {"instance": Texts(instance_ids)})
-        suspended: dict[str, bool] = dict(rows)
-        resumptions: list[Resumption] = []
-        for instance_id in instance_ids:
-            found = suspended.get(instance_id)
-            resumptions.append("unknown" if found is None else "resumed" if found else "not_suspended")
-            if found:
-                suspended[instance_id] = False  # named twice, it is not suspended the second time
-        return resumptions
+
+async def resume_instance(db: Database, instance_ids: Sequence[str]) -> Sequence[Resumption]:
+    rows = await db.connections.quick.run(_SQL["resume"], {"instance": Texts(instance_ids)})
+    suspended: dict[str, bool] = dict(rows)
+    resumptions: list[Resumption] = []
+    for instance_id in instance_ids:
+        found = suspended.get(instance_id)
+        resumptions.append("unknown" if found is None else "resumed" if found else "not_suspended")
+        if found:
+            suspended[instance_id] = False  # named twice, it is not suspended the second time
+    return resumptions

@@ -10,7 +10,8 @@ from psycopg.types.numeric import Int8
 from affinity.errors import ProviderError
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import LEFT, NO_RETENTION, OFFER_SECONDS, Retention, Sweep
-from affinity.provider.postgres.retention import RetentionOperations
+from affinity.provider.postgres.operations import Database
+from affinity.provider.postgres.retention import sweep_ended
 from affinity.provider.statements import load_statements
 
 WINDOW: Final = 5_000
@@ -36,57 +37,54 @@ _VACUUM: Final[dict[str, LiteralString]] = {
 }
 
 
-class SweepOperations(RetentionOperations):
-    """`sweep`."""
+async def sweep(
+    db: Database,
+    *,
+    interval: float,
+    session_retention: float,
+    worker_retention: float,
+    retention: Retention = NO_RETENTION,
+) -> Sweep:
+    """Sweep, and vacuum the queues if this role owns them.
 
-    async def sweep(
-        self,
-        *,
-        interval: float,
-        session_retention: float,
-        worker_retention: float,
-        retention: Retention = NO_RETENTION,
-    ) -> Sweep:
-        """Sweep, and vacuum the queues if this role owns them.
-
-        Autovacuum runs once a minute by default. Meanwhile a busy queue of a hundred rows grows by hundreds of
-        megabytes, which no longer fit into the server's memory.
-        """
-        begun = await self._connections.misc.run(_SQL["begin"], {"interval": float(interval)})
-        if not begun:
-            return Sweep(swept=False)
-        *places, pruned_to = begun[0]
-        bounds = {
-            **dict(zip(("queued_session", "queued_route", "session"), places, strict=True)),
-            "window": Int8(WINDOW),
-            "reroute": Int8(MAX_REROUTE),
-            "offer_seconds": OFFER_SECONDS,
-            "left": LEFT,
-            "session_retention": float(session_retention),
-            "worker_retention": float(worker_retention),
-            "move_retention": None if retention.moves is None else float(retention.moves),
-            "dead": Int8(DEAD),
-            "too_many": Int8(TOO_MANY),
-            "half_sent": HALF_SENT,
-            "application_name": self._connections.target.conninfo.get("application_name"),
-        }
-        *_, [(items, messages, sessions, workers, holds, moves, bloated, _)] = await self._connections.misc.pipeline(
-            _REPAIR, bounds
-        )
-        more = max(items, messages, sessions, workers, holds, moves) >= MAX_REROUTE
-        if more:
-            await self._connections.misc.run(_SQL["again"])
-        for table in bloated:
-            with suppress(ProviderError):  # it took too long, or there was no room for it: another time
-                await self._connections.misc.simple_query(_VACUUM[table])
-        instances, executions = await self._sweep_ended(retention, pruned_to)
-        return Sweep(
-            swept=True,
-            rerouted=items + messages,
-            sessions_removed=sessions,
-            workers_removed=workers,
-            instances_removed=instances,
-            executions_removed=executions,
-            moves_removed=moves,
-            limit_reached=more,
-        )
+    Autovacuum runs once a minute by default. Meanwhile a busy queue of a hundred rows grows by hundreds of
+    megabytes, which no longer fit into the server's memory.
+    """
+    begun = await db.connections.misc.run(_SQL["begin"], {"interval": float(interval)})
+    if not begun:
+        return Sweep(swept=False)
+    *places, pruned_to = begun[0]
+    bounds = {
+        **dict(zip(("queued_session", "queued_route", "session"), places, strict=True)),
+        "window": Int8(WINDOW),
+        "reroute": Int8(MAX_REROUTE),
+        "offer_seconds": OFFER_SECONDS,
+        "left": LEFT,
+        "session_retention": float(session_retention),
+        "worker_retention": float(worker_retention),
+        "move_retention": None if retention.moves is None else float(retention.moves),
+        "dead": Int8(DEAD),
+        "too_many": Int8(TOO_MANY),
+        "half_sent": HALF_SENT,
+        "application_name": db.connections.target.conninfo.get("application_name"),
+    }
+    *_, [(items, messages, sessions, workers, holds, moves, bloated, _)] = await db.connections.misc.pipeline(
+        _REPAIR, bounds
+    )
+    more = max(items, messages, sessions, workers, holds, moves) >= MAX_REROUTE
+    if more:
+        await db.connections.misc.run(_SQL["again"])
+    for table in bloated:
+        with suppress(ProviderError):  # it took too long, or there was no room for it: another time
+            await db.connections.misc.simple_query(_VACUUM[table])
+    instances, executions = await sweep_ended(db, retention, pruned_to)
+    return Sweep(
+        swept=True,
+        rerouted=items + messages,
+        sessions_removed=sessions,
+        workers_removed=workers,
+        instances_removed=instances,
+        executions_removed=executions,
+        moves_removed=moves,
+        limit_reached=more,
+    )

@@ -36,7 +36,7 @@ from affinity.provider.postgres.driver.errors import BATCH_REFUSED
 from affinity.provider.postgres.driver.wire import Statement
 from affinity.provider.postgres.journal_writes import judge_params, sorted_writes, write_calls
 from affinity.provider.postgres.journals import call_of
-from affinity.provider.postgres.operations import Operations
+from affinity.provider.postgres.operations import Database
 from affinity.provider.postgres.releasing import release_params
 from affinity.provider.postgres.streams import notify_readers
 from affinity.provider.postgres.turn_columns import (
@@ -74,170 +74,172 @@ _MAX_ROUNDS: Final = 5
 """Refused commits of one batch before `Contention` is raised: another worker changes a fence before each of them."""
 
 
-class TurnOperations(Operations):
-    """`commit_turn`."""
+async def commit_turn(
+    db: Database, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts, *, notify: Collection[str] = ()
+) -> Sequence[TurnResult]:
+    behind = notify_readers(db.connections.target, notify)
+    if len(turns) == 1 and (commit := _short_commit(db, identity, turns[0], timeouts, behind)):
+        try:
+            return [await commit]
+        except Contention as error:
+            _check_refused(error)
+    outcomes: dict[str, TurnResult] = {}
+    if _writes_twice(turns):
+        outcomes = await _check_fences(db, identity, turns)
+    for _ in range(_MAX_ROUNDS):
+        left = sorted([turn for turn in turns if turn.instance_id not in outcomes], key=_instance_id)
+        if not left:
+            break
+        try:
+            outcomes.update(await _commit(db, identity, left, timeouts, behind))
+        except Contention as error:
+            _check_refused(error)
+            outcomes.update(await _check_fences(db, identity, left))
+    else:
+        raise Contention("a batch of turns was refused again and again, each time for another turn")
+    return [outcomes[turn.instance_id] for turn in turns]
 
-    async def commit_turn(
-        self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts, *, notify: Collection[str] = ()
-    ) -> Sequence[TurnResult]:
-        behind = notify_readers(self._connections.target, notify)
-        if len(turns) == 1 and (commit := self._short_commit(identity, turns[0], timeouts, behind)):
-            try:
-                return [await commit]
-            except Contention as error:
-                _check_refused(error)
-        outcomes: dict[str, TurnResult] = {}
-        if _writes_twice(turns):
-            outcomes = await self._check_fences(identity, turns)
-        for _ in range(_MAX_ROUNDS):
-            left = sorted([turn for turn in turns if turn.instance_id not in outcomes], key=_instance_id)
-            if not left:
-                break
-            try:
-                outcomes.update(await self._commit(identity, left, timeouts, behind))
-            except Contention as error:
-                _check_refused(error)
-                outcomes.update(await self._check_fences(identity, left))
-        else:
-            raise Contention("a batch of turns was refused again and again, each time for another turn")
-        return [outcomes[turn.instance_id] for turn in turns]
 
-    def _short_commit(
-        self, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, behind: Statement | None
-    ) -> Awaitable[TurnResult] | None:
-        """The commit of a turn of a form that has a function of its own; it raises `Contention` where nothing was
-        written.
-        """
-        if turn.journals:
-            wake = wake_params(turn)
-            return None if wake is None else self._commit_wake(identity, turn, timeouts, wake, behind)
-        fused = fused_params(turn)
-        return None if fused is None else self._commit_fused(identity, turn, timeouts, fused, behind)
+def _short_commit(
+    db: Database, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, behind: Statement | None
+) -> Awaitable[TurnResult] | None:
+    """The commit of a turn of a form that has a function of its own; it raises `Contention` where nothing was
+    written.
+    """
+    if turn.journals:
+        wake = wake_params(turn)
+        return None if wake is None else _commit_wake(db, identity, turn, timeouts, wake, behind=behind)
+    fused = fused_params(turn)
+    return None if fused is None else _commit_fused(db, identity, turn, timeouts, fused, behind=behind)
 
-    async def _commit_wake(
-        self, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, wake: Columns, behind: Statement | None
-    ) -> TurnResult:
-        """Commit this turn, and park its one work item, if it has one.
 
-        Raises:
-            Contention: it does not pass, or its item may not be parked, or it is not of this form; nothing was written.
-        """
-        params = {
-            "worker": identity.worker_id,
-            "incarnation": identity.incarnation,
-            **lengths(timeouts),
-            **wake,
-        }
-        await self._connections.commit.run(_wake_call(tuple(wake)), params, behind=behind)
-        return _result(committed=True, placed=[_PARKED] if turn.work_items else ())
+async def _commit_wake(
+    db: Database, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, wake: Columns, *, behind: Statement | None
+) -> TurnResult:
+    """Commit this turn, and park its one work item, if it has one.
 
-    async def _commit_fused(
-        self, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, fused: Columns, behind: Statement | None
-    ) -> TurnResult:
-        """Commit this turn, and lock its one work item to the caller.
+    Raises:
+        Contention: it does not pass, or its item may not be parked, or it is not of this form; nothing was written.
+    """
+    params = {
+        "worker": identity.worker_id,
+        "incarnation": identity.incarnation,
+        **lengths(timeouts),
+        **wake,
+    }
+    await db.connections.commit.run(_wake_call(tuple(wake)), params, behind=behind)
+    return _result(committed=True, placed=[_PARKED] if turn.work_items else ())
 
-        Raises:
-            Contention: it does not pass, or its item is not to be locked; nothing was written.
-        """
-        token = f"{self._token(identity)}.1"
-        params = {
-            "worker": identity.worker_id,
-            "incarnation": identity.incarnation,
-            "token": token,
-            **lengths(timeouts),
-            **fused,
-        }
-        ((epoch,),) = await self._connections.commit.run(_COMMIT_FUSED, params, behind=behind)
-        item = to_locked_item(turn.work_items[0], Token(token), epoch)
-        return _result(committed=True, placed=[Placed(item, None)])
 
-    async def _commit(
-        self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts, behind: Statement | None
-    ) -> dict[str, TurnResult]:
-        """Commit all of these turns, which are in the order of their keys.
+async def _commit_fused(
+    db: Database, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, fused: Columns, *, behind: Statement | None
+) -> TurnResult:
+    """Commit this turn, and lock its one work item to the caller.
 
-        Raises:
-            Contention: one of them does not pass; nothing was written.
-        """
-        sent = [sent_items(turn) for turn in turns]
-        token = self._token(identity)
-        params = {
-            "worker": identity.worker_id,
-            "incarnation": identity.incarnation,
-            **lengths(timeouts),
-            "token": token,
-            **commit_columns(turns, sent),
-        }
-        function = _call(tuple(params))
-        calls: list[LiteralString] = []
-        if any(turn.consumed for turn in turns):
-            calls.append(CONSUME)
-            params.update(consume_params(turns))
-        if restricted := [item for of_turn in sent for item in of_turn if item.is_restricted]:
-            calls.append(RESTRICT)
-            params.update(restriction_params(restricted))
-        if any(turn.replies for turn in turns):
-            calls.append(REPLY)
-            params.update(reply_params(turns))
-        if released := [session_id for turn in turns for session_id in turn.release_sessions]:
-            calls.append("release_sessions(%(release)s, %(reroute)s)")
-            params.update(release_params(released))
-        parking = find_parking(turns)
-        journals = sorted_writes([write for turn in turns for write in turn.journals])
-        written = write_calls(journals, also=parking.instances) if journals else None
-        if written is not None:
-            calls.append(written.write)
-            params.update(written.params)
-        at = len(calls)
-        if parking.instances:
-            columns = parking_params(parking, locks=written is None)
-            calls.append(call_of("park_items", tuple(columns), "park_"))
-            params.update({"park_" + name: column for name, column in columns.items()})
-        if written is not None:
-            calls += written.behind
-        names: LiteralString = "held, epochs, locked, holders"
-        call = f"SELECT {', '.join([*calls, names])} FROM {function}"  # noqa: S608 -- literals only
-        ((*done, held, epochs, locked, holders),) = await self._connections.commit.run(call, params, behind=behind)
-        answer = _Answer(token, dict(zip(held or (), epochs or (), strict=True)), locked, holders)
-        numbers = count(1)
-        places = [[answer.place(next(numbers), item) for item in of_turn] for of_turn in sent]
-        parking_places = _parking_places(parking, done[at]) if parking.items else {}
-        return {
-            turn.instance_id: _result(
-                committed=True,
-                placed=found if len(of_turn) == len(turn.work_items) else _placed(turn, of_turn, found, parking_places),
-            )
-            for turn, of_turn, found in zip(turns, sent, places, strict=True)
-        }
+    Raises:
+        Contention: it does not pass, or its item is not to be locked; nothing was written.
+    """
+    token = f"{db.token(identity)}.1"
+    params = {
+        "worker": identity.worker_id,
+        "incarnation": identity.incarnation,
+        "token": token,
+        **lengths(timeouts),
+        **fused,
+    }
+    ((epoch,),) = await db.connections.commit.run(_COMMIT_FUSED, params, behind=behind)
+    item = to_locked_item(turn.work_items[0], Token(token), epoch)
+    return _result(committed=True, placed=[Placed(item, None)])
 
-    async def _check_fences(self, identity: WorkerIdentity, turns: Sequence[Turn]) -> dict[str, TurnResult]:
-        """The turns that do not pass, with the reasons."""
-        acks = [(turn.instance_id, ack) for turn in turns for ack in turn.acks]
-        writes = [(turn.instance_id, write.new.session_id) for turn in turns for write in turn.states]
-        journals = [(turn.instance_id, write) for turn in turns for write in turn.journals]
-        params = {
-            "worker": identity.worker_id,
-            "incarnation": identity.incarnation,
-            **fence_check_columns(turns),
-            **judge_params([write for _, write in journals]),
-        }
-        void: dict[str, set[int]] = {"turn": set(), "ack": set(), "state": set(), "journal": set()}
-        for kind, number in await self._connections.commit.run(_CHECK_FENCES, params):
-            void[kind].add(number - 1)
-        fenced = {turns[n].instance_id for n in void["turn"]}
-        lost = [acks[n] for n in sorted(void["ack"])]
-        conflicts = [writes[n] for n in sorted(void["state"])]
-        conflicts += [(journals[n][0], journals[n][1].session_id) for n in sorted(void["journal"])]
-        refused = fenced | {name for name, _ in lost} | {name for name, _ in conflicts}
-        again = _second_writes([turn for turn in turns if turn.instance_id not in refused])
-        return {
-            name: TurnResult(
-                committed=False,
-                lost_acks=[ack for owner, ack in lost if owner == name],
-                conflicts=[session for owner, session in (*conflicts, *again) if owner == name],
-            )
-            for name in refused | {name for name, _ in again}
-        }
+
+async def _commit(
+    db: Database, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts, behind: Statement | None
+) -> dict[str, TurnResult]:
+    """Commit all of these turns, which are in the order of their keys.
+
+    Raises:
+        Contention: one of them does not pass; nothing was written.
+    """
+    sent = [sent_items(turn) for turn in turns]
+    token = db.token(identity)
+    params = {
+        "worker": identity.worker_id,
+        "incarnation": identity.incarnation,
+        **lengths(timeouts),
+        "token": token,
+        **commit_columns(turns, sent),
+    }
+    function = _call(tuple(params))
+    calls: list[LiteralString] = []
+    if any(turn.consumed for turn in turns):
+        calls.append(CONSUME)
+        params.update(consume_params(turns))
+    if restricted := [item for of_turn in sent for item in of_turn if item.is_restricted]:
+        calls.append(RESTRICT)
+        params.update(restriction_params(restricted))
+    if any(turn.replies for turn in turns):
+        calls.append(REPLY)
+        params.update(reply_params(turns))
+    if released := [session_id for turn in turns for session_id in turn.release_sessions]:
+        calls.append("release_sessions(%(release)s, %(reroute)s)")
+        params.update(release_params(released))
+    parking = find_parking(turns)
+    journals = sorted_writes([write for turn in turns for write in turn.journals])
+    written = write_calls(journals, also=parking.instances) if journals else None
+    if written is not None:
+        calls.append(written.write)
+        params.update(written.params)
+    at = len(calls)
+    if parking.instances:
+        columns = parking_params(parking, locks=written is None)
+        calls.append(call_of("park_items", tuple(columns), "park_"))
+        params.update({"park_" + name: column for name, column in columns.items()})
+    if written is not None:
+        calls += written.behind
+    names: LiteralString = "held, epochs, locked, holders"
+    call = f"SELECT {', '.join([*calls, names])} FROM {function}"  # noqa: S608 -- literals only
+    ((*done, held, epochs, locked, holders),) = await db.connections.commit.run(call, params, behind=behind)
+    answer = _Answer(token, dict(zip(held or (), epochs or (), strict=True)), locked, holders)
+    numbers = count(1)
+    places = [[answer.place(next(numbers), item) for item in of_turn] for of_turn in sent]
+    parking_places = _parking_places(parking, done[at]) if parking.items else {}
+    return {
+        turn.instance_id: _result(
+            committed=True,
+            placed=found if len(of_turn) == len(turn.work_items) else _placed(turn, of_turn, found, parking_places),
+        )
+        for turn, of_turn, found in zip(turns, sent, places, strict=True)
+    }
+
+
+async def _check_fences(db: Database, identity: WorkerIdentity, turns: Sequence[Turn]) -> dict[str, TurnResult]:
+    """The turns that do not pass, with the reasons."""
+    acks = [(turn.instance_id, ack) for turn in turns for ack in turn.acks]
+    writes = [(turn.instance_id, write.new.session_id) for turn in turns for write in turn.states]
+    journals = [(turn.instance_id, write) for turn in turns for write in turn.journals]
+    params = {
+        "worker": identity.worker_id,
+        "incarnation": identity.incarnation,
+        **fence_check_columns(turns),
+        **judge_params([write for _, write in journals]),
+    }
+    void: dict[str, set[int]] = {"turn": set(), "ack": set(), "state": set(), "journal": set()}
+    for kind, number in await db.connections.commit.run(_CHECK_FENCES, params):
+        void[kind].add(number - 1)
+    fenced = {turns[n].instance_id for n in void["turn"]}
+    lost = [acks[n] for n in sorted(void["ack"])]
+    conflicts = [writes[n] for n in sorted(void["state"])]
+    conflicts += [(journals[n][0], journals[n][1].session_id) for n in sorted(void["journal"])]
+    refused = fenced | {name for name, _ in lost} | {name for name, _ in conflicts}
+    again = _second_writes([turn for turn in turns if turn.instance_id not in refused])
+    return {
+        name: TurnResult(
+            committed=False,
+            lost_acks=[ack for owner, ack in lost if owner == name],
+            conflicts=[session for owner, session in (*conflicts, *again) if owner == name],
+        )
+        for name in refused | {name for name, _ in again}
+    }
 
 
 _instance_id = attrgetter("instance_id")

@@ -11,33 +11,31 @@ from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import EndedWaits, WorkerIdentity
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.fetching import ItemRow, to_work_item
-from affinity.provider.postgres.operations import Operations, caller_params
+from affinity.provider.postgres.operations import Database, caller_params
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "waits.sql")
 
 
-class WaitOperations(Operations):
-    """`end_waits`."""
+async def end_waits(
+    db: Database, identity: WorkerIdentity, *, limit: int, tag_timeout: float | None, item_lock: float
+) -> EndedWaits:
+    params = {
+        **caller_params(identity),
+        "limit": Int8(limit),
+        "tag_timeout": tag_timeout,
+        "item_lock": float(item_lock),
+        "token": db.token(identity),
+    }
+    rows = await db.connections.rows.run(_SQL["end_waits"], params)
+    ((sessions, *_), *_) = rows
+    taken = [ItemRow(n, *item) for _, n, *item in rows if n is not None]
+    failed = [(to_work_item(row), row.failure) for row in taken if row.failure is not None]
+    return EndedWaits(failed=failed, freed=await _release_busy(db, sessions) if sessions else ())
 
-    async def end_waits(
-        self, identity: WorkerIdentity, *, limit: int, tag_timeout: float | None, item_lock: float
-    ) -> EndedWaits:
-        params = {
-            **caller_params(identity),
-            "limit": Int8(limit),
-            "tag_timeout": tag_timeout,
-            "item_lock": float(item_lock),
-            "token": self._token(identity),
-        }
-        rows = await self._connections.rows.run(_SQL["end_waits"], params)
-        ((sessions, *_), *_) = rows
-        taken = [ItemRow(n, *item) for _, n, *item in rows if n is not None]
-        failed = [(to_work_item(row), row.failure) for row in taken if row.failure is not None]
-        return EndedWaits(failed=failed, freed=await self._release_busy(sessions) if sessions else ())
 
-    async def _release_busy(self, session_ids: Sequence[str]) -> Sequence[str]:
-        """Should it not come to this, the items are due again a while later."""
-        params = {"release": Texts(session_ids), "reroute": Int8(MAX_REROUTE)}
-        ((freed,),) = await self._connections.rows.run(_SQL["release_busy"], params)
-        return list(freed)
+async def _release_busy(db: Database, session_ids: Sequence[str]) -> Sequence[str]:
+    """Should it not come to this, the items are due again a while later."""
+    params = {"release": Texts(session_ids), "reroute": Int8(MAX_REROUTE)}
+    ((freed,),) = await db.connections.rows.run(_SQL["release_busy"], params)
+    return list(freed)

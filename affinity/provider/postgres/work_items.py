@@ -20,7 +20,7 @@ from affinity.provider.contract import (
 from affinity.provider.postgres.driver.arrays import Bools, Floats, Ints, Texts
 from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.provider.postgres.journal_writes import ack_calls, sorted_writes
-from affinity.provider.postgres.operations import Operations, caller_params, flags, lock_columns
+from affinity.provider.postgres.operations import Database, caller_params, flags, lock_columns
 from affinity.provider.postgres.session_store import state_columns
 from affinity.provider.statements import load_statements, without
 
@@ -32,100 +32,103 @@ _ACKED: Final = "SELECT n FROM ours"
 """Ends each of them."""
 
 
-class WorkItemOperations(Operations):
-    """`renew_work_item_lock` to `begin_work_item`."""
+async def renew_work_item_lock(
+    db: Database, identity: WorkerIdentity, locks: Sequence[WorkLock], timeouts: Timeouts
+) -> Sequence[bool]:
+    if not locks:
+        return []
+    params = {**caller_params(identity), **lengths(timeouts), **lock_columns(locks)}
+    rows = await db.connections.quick.run(_SQL["renew"], params)
+    return flags(len(locks), (n for (n,) in rows))
 
-    async def renew_work_item_lock(
-        self, identity: WorkerIdentity, locks: Sequence[WorkLock], timeouts: Timeouts
-    ) -> Sequence[bool]:
-        if not locks:
-            return []
-        params = {**caller_params(identity), **lengths(timeouts), **lock_columns(locks)}
-        rows = await self._connections.quick.run(_SQL["renew"], params)
-        return flags(len(locks), (n for (n,) in rows))
 
-    async def check_work_item(self, locks: Sequence[WorkLock]) -> Sequence[bool]:
-        if not locks:
-            return []
-        rows = await self._connections.quick.run(_SQL["check"], lock_columns(locks))
-        return flags(len(locks), (n for (n,) in rows))
+async def check_work_item(db: Database, locks: Sequence[WorkLock]) -> Sequence[bool]:
+    if not locks:
+        return []
+    rows = await db.connections.quick.run(_SQL["check"], lock_columns(locks))
+    return flags(len(locks), (n for (n,) in rows))
 
-    async def ack_work_item(
-        self, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts
-    ) -> Sequence[bool]:
-        if not acks:
-            return []
-        places = _first_places({ack.lock: n for n, ack in reversed(list(enumerate(acks)))})
-        passed: list[int] = []
-        for group in _groups(acks, places):
-            rows = await self._ack(identity, [acks[place] for place in group], timeouts)
-            passed += [group[n - 1] + 1 for n, *_ in rows]
-        return flags(len(acks), passed)
 
-    async def _ack(self, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts) -> Sequence[Row]:
-        """Acks of different items; no two write one journal. Returns rows with the numbers of the acks that pass."""
-        params = {
-            **caller_params(identity),
-            **lengths(timeouts),
-            **lock_columns([ack.lock for ack in acks]),
-            "message": Texts(ack.message for ack in acks),
-        }
-        states = [(n, ack.state) for n, ack in enumerate(acks, 1) if ack.state is not None]
-        journals = [(ack.journal, n) for n, ack in enumerate(acks, 1) if ack.journal is not None]
-        if not states and not journals:
-            return await self._connections.commit.run(_ACK, params)
-        params |= {"state_turn": Ints(n for n, _ in states), **state_columns([write for _, write in states])}
-        if not journals:
-            return await self._connections.commit.run(_ACK_WITH_STATE, params)
-        numbers = {write.session_id: n for write, n in journals}
-        writes = sorted_writes([write for write, _ in journals])
-        calls, columns = ack_calls(writes)
-        params |= {"write_ack": Ints(numbers[write.session_id] for write in writes), **columns}
-        statement = f"{_ACK_WITH_JOURNAL.removesuffix(_ACKED)}SELECT n, {calls} FROM ours"  # noqa: S608 -- literals only
-        return await self._connections.commit.run(statement, params)
+async def ack_work_item(
+    db: Database, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts
+) -> Sequence[bool]:
+    if not acks:
+        return []
+    places = _first_places({ack.lock: n for n, ack in reversed(list(enumerate(acks)))})
+    passed: list[int] = []
+    for group in _groups(acks, places):
+        rows = await _ack(db, identity, [acks[place] for place in group], timeouts)
+        passed += [group[n - 1] + 1 for n, *_ in rows]
+    return flags(len(acks), passed)
 
-    async def abandon_work_item(self, identity: WorkerIdentity, items: Sequence[WorkAbandon]) -> Sequence[bool]:
-        if not items:
-            return []
-        places = _first_places({item.lock: n for n, item in reversed(list(enumerate(items)))})
-        first = [items[place] for place in places]
-        params = {
-            **caller_params(identity),
-            **lock_columns([item.lock for item in first]),
-            "delay": Floats(item.delay for item in first),
-            "failed": Bools(item.failed for item in first),
-            "counted": Bools(item.count_attempt for item in first),
-            "unknown": Bools(item.unknown for item in first),
-            "needs": Texts(item.needs for item in first),
-            "release": Bools(item.release_session for item in first),
-            "error": Texts(item.error for item in first),
-            "reroute": Int8(MAX_REROUTE),
-        }
-        rows = await self._connections.quick.run(_SQL["abandon"], params)
-        return flags(len(items), (places[n - 1] + 1 for (n,) in rows))
 
-    async def release_unknown_locks(
-        self, identity: WorkerIdentity, known: Sequence[WorkLock], delivered: Sequence[WorkLock] = ()
-    ) -> int:
-        """Reads the whole queue: for the rare case of a lost reply."""
-        params = {
-            **caller_params(identity),
-            "token": Texts(lock.token for lock in known),
-            "delivered": Texts(lock.token for lock in delivered),
-        }
-        return len(await self._connections.rows.run(_SQL["release_unknown_locks"], params))
+async def _ack(db: Database, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts) -> Sequence[Row]:
+    """Acks of different items; no two write one journal. Returns rows with the numbers of the acks that pass."""
+    params = {
+        **caller_params(identity),
+        **lengths(timeouts),
+        **lock_columns([ack.lock for ack in acks]),
+        "message": Texts(ack.message for ack in acks),
+    }
+    states = [(n, ack.state) for n, ack in enumerate(acks, 1) if ack.state is not None]
+    journals = [(ack.journal, n) for n, ack in enumerate(acks, 1) if ack.journal is not None]
+    if not states and not journals:
+        return await db.connections.commit.run(_ACK, params)
+    params |= {"state_turn": Ints(n for n, _ in states), **state_columns([write for _, write in states])}
+    if not journals:
+        return await db.connections.commit.run(_ACK_WITH_STATE, params)
+    numbers = {write.session_id: n for write, n in journals}
+    writes = sorted_writes([write for write, _ in journals])
+    calls, columns = ack_calls(writes)
+    params |= {"write_ack": Ints(numbers[write.session_id] for write in writes), **columns}
+    statement = f"{_ACK_WITH_JOURNAL.removesuffix(_ACKED)}SELECT n, {calls} FROM ours"  # noqa: S608 -- literals only
+    return await db.connections.commit.run(statement, params)
 
-    async def begin_work_item(self, identity: WorkerIdentity, lock: WorkLock, attempt: int) -> bool:
-        instance_id, execution_id, activity_id = lock.key
-        params = {
-            **caller_params(identity),
-            "instance": instance_id,
-            "execution": Int8(execution_id),
-            "activity": Int8(activity_id),
-            "token": lock.token,
-            "attempt": Int8(attempt),
-        }
-        return bool(await self._connections.quick.run(_SQL["begin"], params))
+
+async def abandon_work_item(db: Database, identity: WorkerIdentity, items: Sequence[WorkAbandon]) -> Sequence[bool]:
+    if not items:
+        return []
+    places = _first_places({item.lock: n for n, item in reversed(list(enumerate(items)))})
+    first = [items[place] for place in places]
+    params = {
+        **caller_params(identity),
+        **lock_columns([item.lock for item in first]),
+        "delay": Floats(item.delay for item in first),
+        "failed": Bools(item.failed for item in first),
+        "counted": Bools(item.count_attempt for item in first),
+        "unknown": Bools(item.unknown for item in first),
+        "needs": Texts(item.needs for item in first),
+        "release": Bools(item.release_session for item in first),
+        "error": Texts(item.error for item in first),
+        "reroute": Int8(MAX_REROUTE),
+    }
+    rows = await db.connections.quick.run(_SQL["abandon"], params)
+    return flags(len(items), (places[n - 1] + 1 for (n,) in rows))
+
+
+async def release_unknown_locks(
+    db: Database, identity: WorkerIdentity, known: Sequence[WorkLock], delivered: Sequence[WorkLock] = ()
+) -> int:
+    """Reads the whole queue: for the rare case of a lost reply."""
+    params = {
+        **caller_params(identity),
+        "token": Texts(lock.token for lock in known),
+        "delivered": Texts(lock.token for lock in delivered),
+    }
+    return len(await db.connections.rows.run(_SQL["release_unknown_locks"], params))
+
+
+async def begin_work_item(db: Database, identity: WorkerIdentity, lock: WorkLock, attempt: int) -> bool:
+    instance_id, execution_id, activity_id = lock.key
+    params = {
+        **caller_params(identity),
+        "instance": instance_id,
+        "execution": Int8(execution_id),
+        "activity": Int8(activity_id),
+        "token": lock.token,
+        "attempt": Int8(attempt),
+    }
+    return bool(await db.connections.quick.run(_SQL["begin"], params))
 
 
 def lengths(timeouts: Timeouts) -> Params:

@@ -9,78 +9,81 @@ from typing import Final
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import WorkerDemand, WorkerIdentity, WorkerInfo, WorkerLease, WorkerProfile
 from affinity.provider.postgres.driver.timeline import LEARN
-from affinity.provider.postgres.operations import Operations, caller_params, same_time
+from affinity.provider.postgres.operations import Database, caller_params, same_time
 from affinity.provider.rows import to_worker, worker_fenced
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "workers.sql")
 
 
-class WorkerOperations(Operations):
-    """`register_worker` to `release_worker`, `set_drain_wanted`, and their listing."""
+async def register_worker(
+    db: Database,
+    identity: WorkerIdentity,
+    lease: float,
+    labels: Mapping[str, str],
+    *,
+    resume: bool = False,
+    profile: WorkerProfile,
+) -> WorkerLease:
+    timeline = db.connections.timeline
+    reported = {
+        "labels": json.dumps(dict(labels)),
+        "capacity": profile.capacity,
+        "app": profile.app,
+        "code": profile.code_version,
+        "tags": list(profile.tags.tags),
+        "only_tagged": profile.tags.only,
+        "registered": json.dumps(profile.registered),
+    }
+    params = {**caller_params(identity), **reported, "lease": lease, "reroute": MAX_REROUTE}
+    statements = ";".join([LEARN, _SQL["resume" if resume else "register"], _SQL["reclaim_routes"]])
+    learned, rows, *_ = await db.connections.quick.simple_query(statements, {**params, **timeline.known})
+    timeline.check(learned)
+    if not rows:
+        raise worker_fenced(identity)
+    ((now,),) = rows
+    return WorkerLease(expires_in=lease, database_time=now)
 
-    async def register_worker(
-        self,
-        identity: WorkerIdentity,
-        lease: float,
-        labels: Mapping[str, str],
-        *,
-        resume: bool = False,
-        profile: WorkerProfile,
-    ) -> WorkerLease:
-        timeline = self._connections.timeline
-        reported = {
-            "labels": json.dumps(dict(labels)),
-            "capacity": profile.capacity,
-            "app": profile.app,
-            "code": profile.code_version,
-            "tags": list(profile.tags.tags),
-            "only_tagged": profile.tags.only,
-            "registered": json.dumps(profile.registered),
-        }
-        params = {**caller_params(identity), **reported, "lease": lease, "reroute": MAX_REROUTE}
-        statements = ";".join([LEARN, _SQL["resume" if resume else "register"], _SQL["reclaim_routes"]])
-        learned, rows, *_ = await self._connections.quick.simple_query(statements, {**params, **timeline.known})
-        timeline.check(learned)
-        if not rows:
-            raise worker_fenced(identity)
-        ((now,),) = rows
-        return WorkerLease(expires_in=lease, database_time=now)
 
-    async def renew_worker(self, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
-        timeline = self._connections.timeline
-        learned, rows = await self._connections.quick.pipeline(
-            [LEARN, _SQL["renew"]], {**caller_params(identity), "lease": lease, **timeline.known}
-        )
-        timeline.check(learned)
-        ((now, draining, holder),) = rows
-        if now is not None:
-            return WorkerLease(expires_in=lease, database_time=now, draining=draining)
-        if holder not in (None, identity.incarnation):
-            raise worker_fenced(identity)
-        return None
+async def renew_worker(db: Database, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
+    timeline = db.connections.timeline
+    learned, rows = await db.connections.quick.pipeline(
+        [LEARN, _SQL["renew"]], {**caller_params(identity), "lease": lease, **timeline.known}
+    )
+    timeline.check(learned)
+    ((now, draining, holder),) = rows
+    if now is not None:
+        return WorkerLease(expires_in=lease, database_time=now, draining=draining)
+    if holder not in (None, identity.incarnation):
+        raise worker_fenced(identity)
+    return None
 
-    async def drain_worker(
-        self, identity: WorkerIdentity, *, restarts: bool = False, if_wanted: bool = False
-    ) -> int | None:
-        drains, *_, [(held,)] = await self._connections.quick.simple_query(
-            _SQL["drain"],
-            {**caller_params(identity), "restarts": restarts, "if_wanted": if_wanted, "reroute": MAX_REROUTE},
-        )
-        return int(held) if drains else None
 
-    async def set_drain_wanted(self, worker_id: str, *, wanted: bool) -> bool:
-        return bool(await self._connections.rows.run(_SQL["want_drain"], {"worker": worker_id, "wanted": wanted}))
+async def drain_worker(
+    db: Database, identity: WorkerIdentity, *, restarts: bool = False, if_wanted: bool = False
+) -> int | None:
+    drains, *_, [(held,)] = await db.connections.quick.simple_query(
+        _SQL["drain"],
+        {**caller_params(identity), "restarts": restarts, "if_wanted": if_wanted, "reroute": MAX_REROUTE},
+    )
+    return int(held) if drains else None
 
-    async def release_worker(self, identity: WorkerIdentity, *, restart_grace: float = 0.0) -> None:
-        params = {**caller_params(identity), "left": identity.left, "grace": restart_grace, "reroute": MAX_REROUTE}
-        # The second part does nothing once another incarnation, be it that one, has the name.
-        statements = [_SQL["leave"], _SQL["release"]] if restart_grace else [_SQL["release"]]
-        await self._connections.quick.simple_query(";".join(statements), params)
 
-    async def list_workers(self) -> Sequence[WorkerInfo]:
-        return [to_worker(row, same_time) for row in await self._connections.misc.run(_SQL["list"])]
+async def set_drain_wanted(db: Database, worker_id: str, *, wanted: bool) -> bool:
+    return bool(await db.connections.rows.run(_SQL["want_drain"], {"worker": worker_id, "wanted": wanted}))
 
-    async def desired_workers(self) -> WorkerDemand:
-        ((held, waiting, capacity, desired),) = await self._connections.misc.run(_SQL["demand"])
-        return WorkerDemand(held=held, waiting=waiting, capacity=capacity, desired=desired)
+
+async def release_worker(db: Database, identity: WorkerIdentity, *, restart_grace: float = 0.0) -> None:
+    params = {**caller_params(identity), "left": identity.left, "grace": restart_grace, "reroute": MAX_REROUTE}
+    # The second part does nothing once another incarnation, be it that one, has the name.
+    statements = [_SQL["leave"], _SQL["release"]] if restart_grace else [_SQL["release"]]
+    await db.connections.quick.simple_query(";".join(statements), params)
+
+
+async def list_workers(db: Database) -> Sequence[WorkerInfo]:
+    return [to_worker(row, same_time) for row in await db.connections.misc.run(_SQL["list"])]
+
+
+async def desired_workers(db: Database) -> WorkerDemand:
+    ((held, waiting, capacity, desired),) = await db.connections.misc.run(_SQL["demand"])
+    return WorkerDemand(held=held, waiting=waiting, capacity=capacity, desired=desired)

@@ -78,7 +78,7 @@ def _restart(tx: Tx, new: NewInstance, ended: Generation) -> bool:
     return True
 
 
-def delete_instances(tx: Tx, instance_ids: Sequence[str], *, force: bool, tree: bool) -> list[Deletion]:
+def delete_instances(tx: Tx, instance_ids: Sequence[str], *, force: bool = False, tree: bool = True) -> list[Deletion]:
     return [_delete(tx, instance_id, force=force, tree=tree) for instance_id in instance_ids]
 
 

@@ -16,7 +16,7 @@ SQL: Final = load_statements(__package__, "journal_admin.sql")
 
 INDEXED_ENTRIES: Final = 64
 INDEXED_BYTES: Final = 65536
-"""Journals with more are in the indexes by size: see migration 27."""
+"""Journals with more are in the indexes by size: see ``schema/06_journals.sql``."""
 
 BY_ID: Final = SQL["list"].replace("(:session_id IS NULL OR j.session_id = :session_id)", "j.session_id = :session_id")
 BY_KIND: Final = SQL["list"].replace("(:kind IS NULL OR j.kind = :kind)", "j.kind = :kind")

@@ -53,7 +53,7 @@ class JournalChecker:
     def write_to_others(self) -> None:
         """Create and append to other journals, as accepted."""
         writes = self._passed.values()
-        lineage.create(self._tx, [creation for write in writes for creation in write.creations], of_wakes=True)
+        lineage.create_of_wakes(self._tx, [creation for write in writes for creation in write.creations])
         if appends := [one for write in writes for one in write.appends]:
             journals.append_of_wakes(self._tx, appends)
 

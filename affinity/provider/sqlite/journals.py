@@ -26,6 +26,7 @@ from affinity.journal import (
     Request,
     Revisit,
 )
+from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract import FINISHED, NewInstance, NewMessage
 from affinity.provider.contract.instances import Generation
 from affinity.provider.sqlite import messages, parking, quotas, sessions, streams
@@ -291,7 +292,9 @@ class _Room:
 # -- what a wake has to do
 
 
-def get_pending(tx: Tx, session_ids: Sequence[str], limit: int, max_bytes: int) -> list[PendingWork | None]:
+def get_pending(
+    tx: Tx, session_ids: Sequence[str], *, limit: int, max_bytes: int = MAX_BATCH_BYTES
+) -> list[PendingWork | None]:
     heads = read_heads(tx, session_ids)
     found: dict[str, PendingWork] = {}
     names = list(heads)
@@ -385,7 +388,7 @@ def _read_revisits(tx: Tx, heads: Sequence[Head]) -> list[list[Revisit]]:
 # -- reading
 
 
-def read(tx: Tx, queries: Sequence[JournalQuery], max_bytes: int) -> list[JournalPage | None]:
+def read(tx: Tx, queries: Sequence[JournalQuery], *, max_bytes: int = MAX_BATCH_BYTES) -> list[JournalPage | None]:
     heads = read_heads(tx, {query.session_id for query in queries}, with_status=True)
     pages: list[JournalPage | None] = []
     for query in queries:

@@ -40,9 +40,13 @@ class _Source(NamedTuple):
         return self.last_seq if part.up_to is None else part.up_to
 
 
-def create(tx: Tx, creations: Sequence[JournalCreation], *, of_wakes: bool = False) -> list[CreationResult]:
-    """``of_wakes``: no quota refuses what a wake creates."""
-    return [_create(tx, creation, of_wakes) for creation in creations]
+def create(tx: Tx, creations: Sequence[JournalCreation]) -> list[CreationResult]:
+    return [_create(tx, creation, of_wake=False) for creation in creations]
+
+
+def create_of_wakes(tx: Tx, creations: Sequence[JournalCreation]) -> list[CreationResult]:
+    """As `create`; no quota refuses what a wake creates."""
+    return [_create(tx, creation, of_wake=True) for creation in creations]
 
 
 def fits(tx: Tx, write: JournalWrite) -> bool:
@@ -94,7 +98,7 @@ def _is_over_quota(tx: Tx, creation: JournalCreation) -> bool:
     return too_large or (most.instances is not None and tx.value(quotas.SQL["counted"]) >= most.instances)
 
 
-def _create(tx: Tx, creation: JournalCreation, of_wake: bool) -> CreationResult:
+def _create(tx: Tx, creation: JournalCreation, *, of_wake: bool) -> CreationResult:
     refused = find_refusal(tx, creation, of_wake=of_wake)
     if refused is not None:
         return refused
@@ -182,7 +186,7 @@ def _add_state(tx: Tx, creation: JournalCreation, sources: dict[int, _Source]) -
 
 
 def _has_pending(tx: Tx, session_id: str) -> bool:
-    (page,) = journals.read(tx, [JournalQuery(session_id=session_id, pending=True, limit=1)], 1)
+    (page,) = journals.read(tx, [JournalQuery(session_id=session_id, pending=True, limit=1)], max_bytes=1)
     return page is not None and bool(page.entries)
 
 

@@ -35,7 +35,7 @@ def list_work_items(tx: Tx, instance_id: str, limit: int) -> list[WorkItemInfo]:
     return [to_work_item_info(instance_id, row, instant) for row in rows]
 
 
-def list_executions(tx: Tx, instance_id: str, limit: int, before: int | None) -> list[ExecutionInfo]:
+def list_executions(tx: Tx, instance_id: str, limit: int, *, before: int | None = None) -> list[ExecutionInfo]:
     arguments = {"instance_id": instance_id, "limit": limit, "before": before, "head": EVENT_HEAD}
     return [to_execution(row, instant) for row in tx.rows(SQL["executions"], arguments)]
 
@@ -59,7 +59,7 @@ def measure(tx: Tx, limit: int) -> QueueStatistics:
     )
 
 
-def count_instances(tx: Tx, limit: int, after: str | None) -> InstanceCounts:
+def count_instances(tx: Tx, limit: int, *, after: str | None = None) -> InstanceCounts:
     rows = tx.rows(SQL["count_instances"], {"after": after or "", "limit": limit})
     return to_instance_counts(rows, limit)
 

@@ -23,7 +23,9 @@ def report(tx: Tx, reports: Sequence[MoveReport]) -> list[MoveReason | None]:
     return [reasons.get(one.epoch) for one in reports]
 
 
-def list_page(tx: Tx, where: MoveFilter, after: int | None, before: int | None, limit: int) -> list[SessionMove]:
+def list_page(
+    tx: Tx, where: MoveFilter, *, after: int | None = None, before: int | None = None, limit: int = 100
+) -> list[SessionMove]:
     given = {"session": where.session_id, "worker": where.worker_id, "reason": where.reason}
     statement = without(SQL["list"], *(name for name, value in given.items() if value is None))
     if after is not None:

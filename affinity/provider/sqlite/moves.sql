@@ -1,7 +1,7 @@
 -- list: a page of moves, the last ones before an epoch, or (ASC) the first ones after one
 -- Parts: the conditions that are asked for. Moves of a worker are read along two indexes.
 SELECT * FROM (
-    SELECT m.epoch, m.session_id, m.from_worker, m.to_worker, m.reason, m.moved_at, m.queued, m.hydrate_seconds,
+    SELECT m.session_id, m.from_worker, m.to_worker, m.epoch, m.reason, m.moved_at, m.queued, m.hydrate_seconds,
            m.hydrate_bytes
     FROM session_moves AS m
     WHERE m.epoch > :after AND m.epoch < :before
@@ -19,7 +19,7 @@ SELECT * FROM (
 -- [worker
 UNION ALL
 SELECT * FROM (
-    SELECT m.epoch, m.session_id, m.from_worker, m.to_worker, m.reason, m.moved_at, m.queued, m.hydrate_seconds,
+    SELECT m.session_id, m.from_worker, m.to_worker, m.epoch, m.reason, m.moved_at, m.queued, m.hydrate_seconds,
            m.hydrate_bytes
     FROM session_moves AS m
     WHERE m.epoch > :after AND m.epoch < :before

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from affinity.limits import MAX_BATCH, MAX_PAGE_EVENTS, fair_share
+from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES, MAX_PAGE_EVENTS, fair_share
 from affinity.provider.contract import (
     Generation,
     HistoryCursor,
@@ -54,7 +54,7 @@ def fetch(database: Database, identity: WorkerIdentity, options: InstanceFetchOp
     return database.write(_take, identity, options) if found is None else found
 
 
-def read_histories(tx: Tx, cursors: Sequence[HistoryCursor], max_bytes: int) -> list[HistoryPage]:
+def read_histories(tx: Tx, cursors: Sequence[HistoryCursor], *, max_bytes: int = MAX_BATCH_BYTES) -> list[HistoryPage]:
     pages: list[HistoryPage] = []
     for cursor in cursors:
         page, size = _read_page(tx, cursor, max_bytes)

@@ -1,88 +1,43 @@
-"""The SQLite provider: the operations of the contract, each run on the thread of a connection."""
+"""The SQLite provider: opening, closing, and a table of the verbs, each with its operation on a connection's thread."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import anyio.to_thread
 
 from affinity.errors import ConnectionLost, DatabaseChanged
 from affinity.journal import (
     Appended,
-    CreationResult,
     JournalAppend,
-    JournalCreation,
     JournalFilter,
     JournalInfo,
-    JournalLineage,
-    JournalPage,
     JournalPruning,
-    JournalQuery,
     JournalRetention,
-    PendingWork,
     StreamPart,
 )
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract import (
-    NO_RETENTION,
-    Deletion,
-    Delivery,
     EndedWaits,
-    EventOrigin,
-    ExecutionInfo,
     FetchOptions,
     FleetLoad,
     Hint,
     HintSource,
-    HistoryCursor,
-    HistoryPage,
     HistoryPruning,
-    InstanceCounts,
-    InstanceFilter,
-    InstanceInfo,
     InstancePruning,
-    KeyState,
-    MessageKey,
-    MoveFilter,
-    MoveReason,
-    MoveReport,
-    NewInstance,
-    NewMessage,
     OrchestrationFetch,
-    PlannedMove,
-    PlanOutcome,
-    QueueStatistics,
-    Quotas,
-    Release,
-    Reset,
-    Restart,
-    Resumption,
-    Retention,
-    SessionInfo,
-    SessionMove,
-    SessionRelease,
-    Suspend,
-    Sweep,
     TakenSession,
     Timeouts,
-    TreeMember,
     Turn,
     TurnResult,
-    WorkAbandon,
-    WorkAck,
-    WorkerDemand,
     WorkerIdentity,
-    WorkerInfo,
     WorkerLease,
-    WorkerProfile,
     WorkFetch,
-    WorkItemInfo,
-    WorkLock,
 )
 from affinity.provider.contract.journal_side import JournalWatch
 from affinity.provider.listing import list_portions
@@ -124,10 +79,34 @@ from affinity.provider.sqlite.session_store import SqliteSessionStore
 from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.sqlite.turns import commit
 from affinity.provider.timeline import SeenTimeline, Timeline
-from affinity.records import ActivityKey, DurableResource, SessionStore
+from affinity.records import DurableResource, SessionStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _writes(
+    operation: Callable[Concatenate[Tx, P], T],
+) -> Callable[Concatenate[SqliteProvider, P], Coroutine[Any, Any, T]]:
+    """The verb that runs an operation with the lock that writers need."""
+
+    @wraps(operation)
+    async def verb(self: SqliteProvider, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._write(operation, *args, **kwargs)
+
+    return verb
+
+
+def _reads(
+    operation: Callable[Concatenate[Tx, P], T],
+) -> Callable[Concatenate[SqliteProvider, P], Coroutine[Any, Any, T]]:
+    """The verb that runs an operation that only reads."""
+
+    @wraps(operation)
+    async def verb(self: SqliteProvider, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._read(operation, *args, **kwargs)
+
+    return verb
 
 
 class SqliteProvider:
@@ -147,7 +126,7 @@ class SqliteProvider:
         self._watches: set[hints.JournalSubscription] = set()
         self._writer = DatabaseThread(writer, "affinity-sqlite-write", self._on_foreign_commit)
         self._reader = DatabaseThread(reader, "affinity-sqlite-read")
-        self._states = SqliteSessionStore(self._writer, self._reader)
+        self.states: SessionStore = SqliteSessionStore(self._writer, self._reader)
 
     @classmethod
     async def open(
@@ -218,74 +197,32 @@ class SqliteProvider:
 
     # -- workers
 
-    async def register_worker(
-        self,
-        identity: WorkerIdentity,
-        lease: float,
-        labels: Mapping[str, str],
-        *,
-        resume: bool = False,
-        profile: WorkerProfile,
-    ) -> WorkerLease:
-        return await self._write(workers.register, identity, lease, labels, resume=resume, profile=profile)
+    register_worker = _writes(workers.register)
 
     async def renew_worker(self, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
         self._check_file()
         return await self._write(workers.renew, identity, lease)
 
-    async def drain_worker(
-        self, identity: WorkerIdentity, *, restarts: bool = False, if_wanted: bool = False
-    ) -> int | None:
-        return await self._write(workers.drain, identity, restarts=restarts, if_wanted=if_wanted)
-
-    async def release_worker(self, identity: WorkerIdentity, *, restart_grace: float = 0.0) -> None:
-        await self._write(workers.release, identity, restart_grace=restart_grace)
+    drain_worker = _writes(workers.drain)
+    release_worker = _writes(workers.release)
 
     # -- work items
 
     async def fetch_work_item(self, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
         return await self._writer.call(fetching.fetch, self._tokens, identity, options)
 
-    async def renew_work_item_lock(
-        self, identity: WorkerIdentity, locks: Sequence[WorkLock], timeouts: Timeouts
-    ) -> Sequence[bool]:
-        return await self._write(work_items.renew, identity, locks, timeouts)
-
-    async def check_work_item(self, locks: Sequence[WorkLock]) -> Sequence[bool]:
-        return await self._read(work_items.check, locks)
-
-    async def ack_work_item(
-        self, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts
-    ) -> Sequence[bool]:
-        return await self._write(work_items.ack, identity, acks, timeouts)
-
-    async def abandon_work_item(self, identity: WorkerIdentity, items: Sequence[WorkAbandon]) -> Sequence[bool]:
-        return await self._write(work_items.abandon, identity, items)
-
-    async def release_unknown_locks(
-        self, identity: WorkerIdentity, known: Sequence[WorkLock], delivered: Sequence[WorkLock] = ()
-    ) -> int:
-        return await self._write(work_items.release_unknown_locks, identity, known, delivered)
-
-    async def begin_work_item(self, identity: WorkerIdentity, lock: WorkLock, attempt: int) -> bool:
-        return await self._write(work_items.begin, identity, lock, attempt)
+    renew_work_item_lock = _writes(work_items.renew)
+    check_work_item = _reads(work_items.check)
+    ack_work_item = _writes(work_items.ack)
+    abandon_work_item = _writes(work_items.abandon)
+    release_unknown_locks = _writes(work_items.release_unknown_locks)
+    begin_work_item = _writes(work_items.begin)
 
     # -- sessions
 
-    @property
-    def states(self) -> SessionStore:
-        return self._states
-
-    async def report_session_moves(self, reports: Sequence[MoveReport]) -> Sequence[MoveReason | None]:
-        return await self._write(moves.report, reports)
-
-    async def release_session(self, session_ids: Sequence[str]) -> Sequence[SessionRelease]:
-        return await self._write(releasing.release, session_ids)
-
-    async def release_idle_session(
-        self, identity: WorkerIdentity, options: FetchOptions, *, min_idle: float, only_users: Mapping[str, str]
-    ) -> Sequence[str]:
-        return await self._write(releasing.release_idle, identity, options, min_idle=min_idle, only_users=only_users)
+    report_session_moves = _writes(moves.report)
+    release_session = _writes(releasing.release)
+    release_idle_session = _writes(releasing.release_idle)
 
     # -- orchestrations
 
@@ -304,10 +241,7 @@ class SqliteProvider:
         )
         return await self._writer.call(orchestrations.fetch, identity, options)
 
-    async def read_history(
-        self, cursors: Sequence[HistoryCursor], *, max_bytes: int = MAX_BATCH_BYTES
-    ) -> Sequence[HistoryPage]:
-        return await self._read(orchestrations.read_histories, cursors, max_bytes)
+    read_history = _reads(orchestrations.read_histories)
 
     async def commit_turn(
         self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts, *, notify: Collection[str] = ()
@@ -316,16 +250,9 @@ class SqliteProvider:
         await self.notify_journals(notify)
         return results
 
-    async def release_instance(self, identity: WorkerIdentity, releases: Sequence[Release]) -> None:
-        await self._write(orchestrations.release, identity, releases)
-
-    async def suspend_instance(self, identity: WorkerIdentity, suspends: Sequence[Suspend]) -> Sequence[bool]:
-        return await self._write(suspension.suspend, identity, suspends)
-
-    async def retry_suspended(
-        self, identity: WorkerIdentity, *, names: Collection[str], code: str, limit: int
-    ) -> Sequence[str]:
-        return await self._write(suspension.retry, identity, names=names, code=code, limit=limit)
+    release_instance = _writes(orchestrations.release)
+    suspend_instance = _writes(suspension.suspend)
+    retry_suspended = _writes(suspension.retry)
 
     async def end_waits(
         self, identity: WorkerIdentity, *, limit: int, tag_timeout: float | None, item_lock: float
@@ -335,24 +262,19 @@ class SqliteProvider:
 
     # -- repair and hints
 
-    async def sweep(
-        self,
-        *,
-        interval: float,
-        session_retention: float,
-        worker_retention: float,
-        retention: Retention = NO_RETENTION,
-    ) -> Sweep:
-        return await self._write(
-            sweeping.sweep,
-            interval=interval,
-            session_retention=session_retention,
-            worker_retention=worker_retention,
-            retention=retention,
-        )
+    sweep = _writes(sweeping.sweep)
 
-    def hints(self, identity: WorkerIdentity) -> AbstractAsyncContextManager[HintSource]:
-        return self._subscribe(identity)
+    @asynccontextmanager
+    async def hints(self, identity: WorkerIdentity) -> AsyncIterator[HintSource]:
+        await self._writer.call(Database.changed)  # only later commits are news
+        subscription = hints.Subscription(self._path, identity.worker_id, self._watch)
+        subscription.open()
+        self._subscriptions.add(subscription)
+        try:
+            yield subscription
+        finally:
+            self._subscriptions.discard(subscription)
+            subscription.close()
 
     async def notify_workers(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
         """Hand hints to the workers of this process; workers of other processes see the commit itself. There are few:
@@ -364,56 +286,21 @@ class SqliteProvider:
 
     # -- the client
 
-    async def create_instance(self, instances: Sequence[NewInstance]) -> Sequence[bool]:
-        return await self._write(create_all, instances)
-
-    async def restart_instance(self, restarts: Sequence[Restart]) -> Sequence[bool]:
-        return await self._write(stored.restart_instances, restarts)
-
-    async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
-        return await self._write(send_all, messages)
-
-    async def get_replies(
-        self, keys: Sequence[MessageKey], *, max_bytes: int = MAX_BATCH_BYTES
-    ) -> Sequence[KeyState | None]:
-        return await self._read(replies.read, keys, max_bytes)
-
-    async def get_instance(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
-        return await self._read(stored.get_instances, instance_ids)
-
-    async def list_instances(self, where: InstanceFilter, limit: int) -> Sequence[InstanceInfo]:
-        return await self._read(stored.list_instances, where, limit)
-
-    async def read_origins(self, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
-        return await self._read(management.read_origins, instance_id, execution_id)
-
-    async def list_work_items(self, instance_id: str, limit: int) -> Sequence[WorkItemInfo]:
-        return await self._read(management.list_work_items, instance_id, limit)
-
-    async def list_executions(
-        self, instance_id: str, limit: int, *, before: int | None = None
-    ) -> Sequence[ExecutionInfo]:
-        return await self._read(management.list_executions, instance_id, limit, before)
-
-    async def list_tree(self, instance_id: str, limit: int) -> Sequence[TreeMember]:
-        return await self._read(management.list_tree, instance_id, limit)
-
-    async def measure_queues(self, limit: int) -> QueueStatistics:
-        return await self._read(management.measure, limit)
-
-    async def count_instances(self, limit: int, *, after: str | None = None) -> InstanceCounts:
-        return await self._read(management.count_instances, limit, after)
-
-    async def resume_instance(self, instance_ids: Sequence[str]) -> Sequence[Resumption]:
-        return await self._write(suspension.resume, instance_ids)
-
-    async def reset_instance(self, reset: Reset) -> bool:
-        return await self._write(resetting.reset, reset)
-
-    async def delete_instance(
-        self, instance_ids: Sequence[str], *, force: bool = False, tree: bool = True
-    ) -> Sequence[Deletion]:
-        return await self._write(stored.delete_instances, instance_ids, force=force, tree=tree)
+    create_instance = _writes(create_all)
+    restart_instance = _writes(stored.restart_instances)
+    send_message = _writes(send_all)
+    get_replies = _reads(replies.read)
+    get_instance = _reads(stored.get_instances)
+    list_instances = _reads(stored.list_instances)
+    read_origins = _reads(management.read_origins)
+    list_work_items = _reads(management.list_work_items)
+    list_executions = _reads(management.list_executions)
+    list_tree = _reads(management.list_tree)
+    measure_queues = _reads(management.measure)
+    count_instances = _reads(management.count_instances)
+    resume_instance = _writes(suspension.resume)
+    reset_instance = _writes(resetting.reset)
+    delete_instance = _writes(stored.delete_instances)
 
     async def prune_instances(
         self, status: frozenset[str], older_than: float, *, after: datetime | None = None, dry_run: bool = False
@@ -425,8 +312,7 @@ class SqliteProvider:
         run = self._read if dry_run else self._write
         return await run(pruning.prune_histories, older_than, dry_run=dry_run)
 
-    async def move_session(self, moves: Sequence[PlannedMove]) -> Sequence[PlanOutcome]:
-        return await self._write(planned_moves.plan, moves)
+    move_session = _writes(planned_moves.plan)
 
     async def take_session(
         self, identity: WorkerIdentity, session_ids: Sequence[str], *, max_sessions: int, session_lock: float
@@ -437,52 +323,25 @@ class SqliteProvider:
             planned_moves.take, identity, session_ids, max_sessions=max_sessions, session_lock=session_lock
         )
 
-    async def set_drain_wanted(self, worker_id: str, *, wanted: bool) -> bool:
-        return await self._write(workers.set_drain_wanted, worker_id, wanted=wanted)
+    set_drain_wanted = _writes(workers.set_drain_wanted)
+    list_sessions = _reads(sessions.list_sessions)
+    list_session_moves = _reads(moves.list_page)
+    list_workers = _reads(workers.list_workers)
+    desired_workers = _reads(workers.measure_demand)
 
-    async def list_sessions(
-        self, session_ids: Collection[str] | None = None, *, after: str | None = None, limit: int = 100
-    ) -> Sequence[SessionInfo]:
-        return await self._read(sessions.list_sessions, session_ids, after, limit)
+    async def get_load(self, identity: WorkerIdentity | None = None, *, held: int = 0) -> FleetLoad:
+        run = self._read if identity is None else self._write
+        return await run(rebalancing.get_load, identity, held)
 
-    async def list_session_moves(
-        self, where: MoveFilter, *, after: int | None = None, before: int | None = None, limit: int = 100
-    ) -> Sequence[SessionMove]:
-        return await self._read(moves.list_page, where, after, before, limit)
-
-    async def list_workers(self) -> Sequence[WorkerInfo]:
-        return await self._read(workers.list_workers)
-
-    async def desired_workers(self) -> WorkerDemand:
-        return await self._read(workers.measure_demand)
-
-    async def exchange_load(self, identity: WorkerIdentity, held: int) -> FleetLoad:
-        return await self._write(rebalancing.exchange, identity, held)
-
-    async def get_load(self) -> FleetLoad:
-        return await self._read(rebalancing.get_load)
-
-    async def suspend_rebalancing(self, *, suspended: bool) -> None:
-        await self._write(rebalancing.suspend, suspended=suspended)
-
-    async def get_quotas(self) -> Quotas:
-        return await self._read(quotas.get)
-
-    async def set_quotas(self, limits: Quotas) -> None:
-        await self._write(quotas.set_all, limits)
+    suspend_rebalancing = _writes(rebalancing.suspend)
+    get_quotas = _reads(quotas.get)
+    set_quotas = _writes(quotas.set_all)
 
     # -- resources
 
-    async def begin_resource(
-        self, resource_id: str, name: str, activity: ActivityKey, *, held: str | None
-    ) -> DurableResource:
-        return await self._write(resources.begin, resource_id, name, activity, held)
-
-    async def set_resource_handle(self, resource_id: str, handle: str) -> bool:
-        return await self._write(resources.set_handle, resource_id, handle)
-
-    async def get_resource(self, resource_id: str) -> DurableResource | None:
-        return await self._read(resources.get, resource_id)
+    begin_resource = _writes(resources.begin)
+    set_resource_handle = _writes(resources.set_handle)
+    get_resource = _reads(resources.get)
 
     async def take_unused_resources(
         self, names: Collection[str], *, limit: int, seconds: float
@@ -491,11 +350,8 @@ class SqliteProvider:
             return []  # without the lock of a writer
         return await self._write(resources.take_unused, names, limit, seconds)
 
-    async def find_unused_resources(self, *, without: Collection[str], limit: int) -> Sequence[DurableResource]:
-        return await self._read(resources.find_others, without, limit)
-
-    async def remove_resources(self, resource_ids: Collection[str]) -> None:
-        await self._write(resources.remove, resource_ids)
+    find_unused_resources = _reads(resources.find_others)
+    remove_resources = _writes(resources.remove)
 
     # -- journals
 
@@ -506,25 +362,15 @@ class SqliteProvider:
         await self.notify_workers(notify or {})
         return await refuse_other_events(self.read_journal, appends, appended)
 
-    async def get_pending(
-        self, session_ids: Sequence[str], *, limit: int, max_bytes: int = MAX_BATCH_BYTES
-    ) -> Sequence[PendingWork | None]:
-        return await self._read(journals.get_pending, session_ids, limit, max_bytes)
-
-    async def read_journal(
-        self, queries: Sequence[JournalQuery], *, max_bytes: int = MAX_BATCH_BYTES
-    ) -> Sequence[JournalPage | None]:
-        return await self._read(journals.read, queries, max_bytes)
+    get_pending = _reads(journals.get_pending)
+    read_journal = _reads(journals.read)
 
     async def write_stream(self, parts: Sequence[StreamPart]) -> None:
         await self._writer.call(Database.write_unsynced, streams.write, parts)
         await self.notify_journals({part.session_id for part in parts}, only_inputs=True)
 
-    async def create_journals(self, creations: Sequence[JournalCreation]) -> Sequence[CreationResult]:
-        return await self._write(lineage.create, creations)
-
-    async def get_lineage(self, session_id: str) -> Sequence[JournalLineage]:
-        return await self._read(lineage.get, session_id)
+    create_journals = _writes(lineage.create)
+    get_lineage = _reads(lineage.get)
 
     async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
         await self._write(streams.retract, session_id, journal_id, wake_id, attempt)
@@ -536,8 +382,7 @@ class SqliteProvider:
 
         return await list_portions(read, where, limit, instant)
 
-    async def delete_journal(self, session_ids: Sequence[str]) -> Sequence[bool]:
-        return await self._write(journal_admin.delete_journals, session_ids)
+    delete_journal = _writes(journal_admin.delete_journals)
 
     async def prune_journals(
         self, retention: JournalRetention, *, limit: int, after: int = 0, dry_run: bool = False
@@ -549,8 +394,17 @@ class SqliteProvider:
             return JournalPruning(entries=sum(found.entries.values()), after=found.after)
         return await self._write(journal_admin.prune, found, retention, limit, after)
 
-    def watch_journals(self) -> AbstractAsyncContextManager[JournalWatch]:
-        return self._watch_journals()
+    @asynccontextmanager
+    async def watch_journals(self) -> AsyncIterator[JournalWatch]:
+        await self._writer.call(Database.changed)  # only later commits are news
+        subscription = hints.JournalSubscription(self._path, self._watch)
+        subscription.open()
+        self._watches.add(subscription)
+        try:
+            yield subscription
+        finally:
+            self._watches.discard(subscription)
+            subscription.close()
 
     async def notify_journals(self, session_ids: Collection[str], *, only_inputs: bool = False) -> None:
         """Readers of other processes see the commit that the hint is about."""
@@ -573,30 +427,6 @@ class SqliteProvider:
 
     async def _read(self, operation: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._reader.call(Database.read, operation, *args, **kwargs)
-
-    @asynccontextmanager
-    async def _subscribe(self, identity: WorkerIdentity) -> AsyncIterator[HintSource]:
-        await self._writer.call(Database.changed)  # only later commits are news
-        subscription = hints.Subscription(self._path, identity.worker_id, self._watch)
-        subscription.open()
-        self._subscriptions.add(subscription)
-        try:
-            yield subscription
-        finally:
-            self._subscriptions.discard(subscription)
-            subscription.close()
-
-    @asynccontextmanager
-    async def _watch_journals(self) -> AsyncIterator[JournalWatch]:
-        await self._writer.call(Database.changed)  # only later commits are news
-        subscription = hints.JournalSubscription(self._path, self._watch)
-        subscription.open()
-        self._watches.add(subscription)
-        try:
-            yield subscription
-        finally:
-            self._watches.discard(subscription)
-            subscription.close()
 
     def _watch(self, change: int) -> None:
         self._waiting += change

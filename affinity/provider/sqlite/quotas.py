@@ -20,15 +20,15 @@ def get(tx: Tx) -> Quotas:
     return Quotas()
 
 
-def set_all(tx: Tx, quotas: Quotas) -> None:
+def set_all(tx: Tx, limits: Quotas) -> None:
     for statement in ("uncount_creations", "uncount_deletions", "clear"):
         tx.run(SQL[statement])
-    if quotas.instances is not None:
+    if limits.instances is not None:
         for statement in ("count_instances", "count_creations", "count_deletions"):
             tx.run(SQL[statement])
-    if quotas.instance_bytes is None:
+    if limits.instance_bytes is None:
         tx.run(SQL["clear_sizes"])
-    tx.run(SQL["set"], {each.name: getattr(quotas, each.name) for each in fields(quotas)})
+    tx.run(SQL["set"], {each.name: getattr(limits, each.name) for each in fields(limits)})
 
 
 def check_new(tx: Tx, instances: Sequence[NewInstance], added: int) -> None:

@@ -12,13 +12,10 @@ from affinity.provider.statements import load_statements
 SQL: Final = load_statements(__package__, "rebalancing.sql")
 
 
-def exchange(tx: Tx, identity: WorkerIdentity, held: int) -> FleetLoad:
-    reported = {"worker_id": identity.worker_id, "incarnation": identity.incarnation, "sessions": held, "now": tx.now}
-    tx.run(SQL["report"], reported)
-    return get_load(tx)
-
-
-def get_load(tx: Tx) -> FleetLoad:
+def get_load(tx: Tx, identity: WorkerIdentity | None, held: int) -> FleetLoad:
+    if identity is not None:
+        caller = {"worker_id": identity.worker_id, "incarnation": identity.incarnation}
+        tx.run(SQL["report"], {**caller, "sessions": held, "now": tx.now})
     return to_load(bool(tx.value(SQL["suspended"])), tx.rows(SQL["load"], {"now": tx.now}))
 
 

@@ -21,7 +21,12 @@ from affinity.provider.statements import load_statements
 SQL: Final = load_statements(__package__, "releasing.sql")
 
 
-def release(tx: Tx, session_ids: Collection[str], reason: MoveReason = "released") -> list[SessionRelease]:
+def release(tx: Tx, session_ids: Sequence[str]) -> list[SessionRelease]:
+    return free(tx, session_ids, "released")
+
+
+def free(tx: Tx, session_ids: Collection[str], reason: MoveReason) -> list[SessionRelease]:
+    """As `release`; ``reason``: of the move that follows."""
     leases = {name: lease for name, lease in sessions.read_leases(tx, session_ids).items() if lease.held}
     busy = set(tx.gather(SQL["busy"], {"session_ids": to_json(list(leases)), "now": tx.now}))
     for name in leases.keys() - busy:

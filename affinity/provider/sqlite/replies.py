@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from affinity.limits import PRUNE_WINDOW
+from affinity.limits import MAX_BATCH_BYTES, PRUNE_WINDOW
 from affinity.provider.contract import KeyState, MessageKey, Turn
 from affinity.provider.rows import to_key_state
 from affinity.provider.sqlite.driver.transaction import PORTION, Tx, to_json
@@ -31,7 +31,7 @@ def reply(tx: Tx, turns: Sequence[Turn]) -> None:
     tx.many(SQL["reply"], rows, {"now": tx.now})
 
 
-def read(tx: Tx, keys: Sequence[MessageKey], max_bytes: int) -> list[KeyState | None]:
+def read(tx: Tx, keys: Sequence[MessageKey], *, max_bytes: int = MAX_BATCH_BYTES) -> list[KeyState | None]:
     rows: dict[int, list[Any]] = {}
     for start in range(0, len(keys), PORTION):
         found = tx.gather(SQL["states"], {"keys": to_json(keys[start : start + PORTION])})

@@ -17,33 +17,33 @@ from affinity.provider.statements import load_statements
 SQL: Final = load_statements(__package__, "reset.sql")
 
 
-def reset(tx: Tx, wanted: Reset) -> bool:
-    at: dict[str, Any] = {"instance_id": wanted.instance_id, "execution_id": wanted.execution_id, "now": tx.now}
-    fence = {"generation": wanted.generation, "seen": wanted.event_count}
-    count = {"event_count": wanted.keep + len(wanted.history), "custom_status": wanted.custom_status}
+def reset(tx: Tx, reset: Reset) -> bool:
+    at: dict[str, Any] = {"instance_id": reset.instance_id, "execution_id": reset.execution_id, "now": tx.now}
+    fence = {"generation": reset.generation, "seen": reset.event_count}
+    count = {"event_count": reset.keep + len(reset.history), "custom_status": reset.custom_status}
     if not tx.run(SQL["begin"], {**at, **fence, **count}):
         return False
-    tx.run(SQL["copy"], {**at, "keep": wanted.keep})
-    added = turns.event_rows(wanted.instance_id, wanted.execution_id + 1, wanted.keep, wanted.history)
+    tx.run(SQL["copy"], {**at, "keep": reset.keep})
+    added = turns.event_rows(reset.instance_id, reset.execution_id + 1, reset.keep, reset.history)
     tx.many(turns.SQL["append"], added, {"now": tx.now, "worker_id": None})
-    tx.many(turns.SQL["clear_items"], [wanted.instance_id])
-    holds.end(tx, [wanted.instance_id])
-    holds.watch(tx, wanted.instance_id, wanted.watches)
-    _queue(tx, wanted, at)
+    tx.many(turns.SQL["clear_items"], [reset.instance_id])
+    holds.end(tx, [reset.instance_id])
+    holds.watch(tx, reset.instance_id, reset.watches)
+    _queue(tx, reset, at)
     tx.run(suspension.SQL["close"], {**at, "forget": True})
     return True
 
 
-def _queue(tx: Tx, wanted: Reset, at: Mapping[str, Any]) -> None:
+def _queue(tx: Tx, reset: Reset, at: Mapping[str, Any]) -> None:
     due: dict[int, float] = dict(tx.rows(SQL["timers"], at))
     tx.run(SQL["drop_timers"], at)
     last = tx.value(SQL["last_message"])
-    send(tx, [_kept(message, due, tx.now) for message in wanted.messages])
+    send(tx, [_kept(message, due, tx.now) for message in reset.messages])
     tx.run(SQL["go_ahead"], {**at, "after": last})
-    reroute_all_messages(tx, [wanted.instance_id], NEW)
-    leases = read_leases(tx, {item.session_id for item in wanted.work_items if item.session_id is not None})
+    reroute_all_messages(tx, [reset.instance_id], NEW)
+    leases = read_leases(tx, {item.session_id for item in reset.work_items if item.session_id is not None})
     orders = OrderPlacer(tx)
-    rows = [_row(item, leases, orders) for item in wanted.work_items]
+    rows = [_row(item, leases, orders) for item in reset.work_items]
     tx.many(
         work_items.SQL["insert"], rows, {"worker_id": None, "incarnation": None, "locked_until": None, "now": tx.now}
     )

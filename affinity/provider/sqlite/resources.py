@@ -12,7 +12,7 @@ from affinity.records import ActivityKey, DurableResource
 SQL: Final = load_statements(__package__, "resources.sql")
 
 
-def begin(tx: Tx, resource_id: str, name: str, activity: ActivityKey, held: str | None) -> DurableResource:
+def begin(tx: Tx, resource_id: str, name: str, activity: ActivityKey, *, held: str | None) -> DurableResource:
     instance_id, execution_id, activity_id = activity
     key = {"instance_id": instance_id, "execution_id": execution_id, "activity_id": activity_id, "name": name}
     row = tx.row(SQL["adopted"], {**key, "resource_id": resource_id, "held": held})
@@ -38,7 +38,7 @@ def find_unused(tx: Tx, names: Collection[str], limit: int) -> list[DurableResou
     return [DurableResource(*row) for row in tx.rows(SQL["unused"], arguments)]
 
 
-def find_others(tx: Tx, without: Collection[str], limit: int) -> list[DurableResource]:
+def find_others(tx: Tx, *, without: Collection[str], limit: int) -> list[DurableResource]:
     names = set(tx.gather(SQL["names"])) - set(without)
     return find_unused(tx, names, limit)
 

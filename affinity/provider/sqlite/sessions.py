@@ -85,7 +85,9 @@ def read_leases(tx: Tx, session_ids: Collection[str]) -> dict[str, Lease]:
     return {session_id: Lease(*lease) for session_id, *lease in rows}
 
 
-def list_sessions(tx: Tx, session_ids: Collection[str] | None, after: str | None, limit: int) -> list[SessionInfo]:
+def list_sessions(
+    tx: Tx, session_ids: Collection[str] | None = None, *, after: str | None = None, limit: int = 100
+) -> list[SessionInfo]:
     arguments: dict[str, Any] = {"now": tx.now}
     if session_ids is None:
         rows = tx.rows(_PAGE, arguments | {"after": after or "", "limit": min(limit, MAX_PAGE)})

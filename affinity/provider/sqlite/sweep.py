@@ -21,7 +21,7 @@ import math
 from typing import Any, Final
 
 from affinity.limits import MAX_REROUTE
-from affinity.provider.contract import LEFT, OFFER_SECONDS, Retention, Sweep
+from affinity.provider.contract import LEFT, NO_RETENTION, OFFER_SECONDS, Retention, Sweep
 from affinity.provider.sqlite import moves
 from affinity.provider.sqlite import retention as pruning
 from affinity.provider.sqlite.driver.transaction import Tx
@@ -37,7 +37,9 @@ and then.
 """
 
 
-def sweep(tx: Tx, *, interval: float, session_retention: float, worker_retention: float, retention: Retention) -> Sweep:
+def sweep(
+    tx: Tx, *, interval: float, session_retention: float, worker_retention: float, retention: Retention = NO_RETENTION
+) -> Sweep:
     if not tx.run(SQL["begin"], {"now": tx.now, "interval": interval}):
         return Sweep(swept=False)
     repair = _Repair(tx)

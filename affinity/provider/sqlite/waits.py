@@ -113,5 +113,5 @@ def _free(tx: Tx, session_ids: Sequence[str]) -> list[str]:
         and lease.next_worker is None
         and tx.value(SQL["has_room_elsewhere"], {"session_id": name, "now": tx.now})
     ]
-    outcomes = releasing.release(tx, wanted, "holder_busy")
+    outcomes = releasing.free(tx, wanted, "holder_busy")
     return [name for name, outcome in zip(wanted, outcomes, strict=True) if outcome == "released"]

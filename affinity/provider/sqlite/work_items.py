@@ -77,7 +77,7 @@ def abandon(tx: Tx, identity: WorkerIdentity, items: Sequence[WorkAbandon]) -> l
 
 
 def release_unknown_locks(
-    tx: Tx, identity: WorkerIdentity, known: Sequence[WorkLock], delivered: Sequence[WorkLock]
+    tx: Tx, identity: WorkerIdentity, known: Sequence[WorkLock], delivered: Sequence[WorkLock] = ()
 ) -> int:
     tokens = {"known": _tokens(known), "delivered": _tokens(delivered)}
     return tx.run(SQL["release_unknown_locks"], {"incarnation": identity.incarnation, **tokens})

@@ -26,10 +26,8 @@ LOOK_SECONDS: Final = 0.02
 _READS: Final = ("get_", "list_", "read_", "check_", "measure_", "count_", "find_", "load", "desired_")
 """How the names of calls begin that only read."""
 
-_ASIDE: Final = frozenset(
-    {"renew_worker", "renew_work_item_lock", "notify_journals", "notify_workers", "exchange_load"}
-)
-"""Hints and renewals: nothing follows from them."""
+_ASIDE: Final = frozenset({"renew_worker", "renew_work_item_lock", "notify_journals", "notify_workers", "get_load"})
+"""Hints, renewals and reports: nothing follows from them."""
 
 _RENEWALS: Final = frozenset({"renew_worker", "register_worker"})
 """Calls after which a worker has its lease."""

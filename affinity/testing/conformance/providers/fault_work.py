@@ -75,21 +75,14 @@ async def release_worker(fixtures: FaultFixtures) -> Attempt:
     return returns(None, newcomer.leave, then)
 
 
-async def exchange_load(fixtures: FaultFixtures) -> Attempt:
+async def get_load(fixtures: FaultFixtures) -> Attempt:
     newcomer = await fixtures.registered()
 
     async def check(_: object) -> None:
         load = {worker.worker_id: worker.sessions for worker in (await fixtures.clean.provider.get_load()).workers}
         assert load[newcomer.worker_id] == fixtures.number
 
-    return Attempt(lambda: newcomer.provider.exchange_load(newcomer.identity, fixtures.number), check)
-
-
-async def get_load(fixtures: FaultFixtures) -> Attempt:
-    async def check(load: Any) -> None:
-        assert fixtures.me.worker_id in [worker.worker_id for worker in load.workers]
-
-    return Attempt(fixtures.provider.get_load, check)
+    return Attempt(lambda: newcomer.provider.get_load(newcomer.identity, held=fixtures.number), check)
 
 
 async def suspend_rebalancing(fixtures: FaultFixtures) -> Attempt:
@@ -294,7 +287,6 @@ WORK_VERBS: Final = {
         drain_worker,
         set_drain_wanted,
         release_worker,
-        exchange_load,
         get_load,
         suspend_rebalancing,
         fetch_work_item,

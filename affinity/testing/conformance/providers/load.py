@@ -16,32 +16,32 @@ def of_peers(load: FleetLoad) -> Sequence[WorkerLoad]:
 
 
 class LoadRules(Rules):
-    """`exchange_load`, `get_load` and `suspend_rebalancing`."""
+    """`get_load` and `suspend_rebalancing`."""
 
     async def test_workers_learn_how_full_the_others_are(self, cluster: Cluster) -> None:
         """Each sees what the others said last, with what they registered; who has said nothing has no number (contract:
-        exchange_load).
+        get_load).
         """
         a, b = await cluster.peer("a"), await cluster.peer("b")
         await a.register(LONG_LEASE, capacity=10)
         await b.register(LONG_LEASE, capacity=30)
-        first = await a.provider.exchange_load(a.identity, 4)
+        first = await a.provider.get_load(a.identity, held=4)
         assert [(w.worker_id, w.sessions, w.capacity) for w in of_peers(first)] == [("a", 4, 10), ("b", None, 30)]
         await cluster.advance(50)
-        await b.provider.exchange_load(b.identity, 7)
-        again = await a.provider.exchange_load(a.identity, 5)
+        await b.provider.get_load(b.identity, held=7)
+        again = await a.provider.get_load(a.identity, held=5)
         assert [(w.worker_id, w.sessions, w.draining) for w in of_peers(again)] == [("a", 5, False), ("b", 7, False)]
         assert all(50 <= worker.age < 60 for worker in of_peers(again))
         assert [worker.sessions for worker in of_peers(await b.provider.get_load())] == [5, 7]
 
     async def test_only_live_workers_count(self, cluster: Cluster) -> None:
         """A worker whose lease has ended is left out, and what it says is not stored; one that drains is marked
-        (contract: exchange_load).
+        (contract: get_load).
         """
         a, b, c = await cluster.worker("a"), await cluster.worker("b", SHORT_LEASE), await cluster.worker("c")
         await c.drain()
         await cluster.advance(SHORT_LEASE + 1)
-        load = await b.provider.exchange_load(b.identity, 3)
+        load = await b.provider.get_load(b.identity, held=3)
         assert [(worker.worker_id, worker.draining) for worker in of_peers(load)] == [("a", False), ("c", True)]
         await b.register(LONG_LEASE, resume=True)
         assert [worker.sessions for worker in of_peers(await a.provider.get_load())] == [None, None, None]
@@ -51,6 +51,6 @@ class LoadRules(Rules):
         a, b = await cluster.worker("a"), await cluster.worker("b")
         assert not (await a.provider.get_load()).suspended
         await a.provider.suspend_rebalancing(suspended=True)
-        assert (await b.provider.exchange_load(b.identity, 0)).suspended
+        assert (await b.provider.get_load(b.identity, held=0)).suspended
         await b.provider.suspend_rebalancing(suspended=False)
         assert not (await a.provider.get_load()).suspended
