@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar, get_args
 import anyio
 import click
 
-from affinity.cli.help import FAILED, SIGNALLED, Command
+from affinity.cli.help import FAILED, SIGNALLED
 from affinity.cli.loading import load_app
 from affinity.cli.logs import LogFormat, configure_logging
 from affinity.cli.shell import Shell, command
@@ -41,7 +41,7 @@ def _runtime_options(function: F) -> F:
     return function
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("target", metavar="MODULE:APP")
 @_runtime_options
 @click.option(
@@ -68,7 +68,6 @@ def _runtime_options(function: F) -> F:
     show_default=True,
     help="Lines for people, or a JSON object a line; with worker, instance and session.",
 )
-@command
 def worker(shell: Shell, *, target: str, migrate: bool, log_level: str, log_format: LogFormat, **flags: Any) -> None:
     """Run the orchestrations and activities of the app that MODULE:APP names.
 

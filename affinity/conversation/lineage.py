@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import replace
 from datetime import UTC, datetime
 from secrets import token_hex
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypedDict, Unpack
 
 from pydantic import JsonValue
 from pydantic_core import from_json, to_json
@@ -47,7 +47,7 @@ from affinity.journal import (
     NewEntry,
 )
 from affinity.limits import MAX_PAGE, check_id, check_payload
-from affinity.records import SessionRecord, SessionState, SessionStore, SessionSummary, frozen
+from affinity.records import SessionRecord, SessionState, SessionStore, SessionSummary, copied, frozen
 from affinity.session.resources import LABEL
 from affinity.session.transfer import ImportTimes
 
@@ -80,6 +80,14 @@ class Ancestor:
     at: int | None  # the last number that it has of the journal that it continues
     home: str | None  # the session on whose lease its wakes run; None: its own
     created_at: datetime
+
+
+class MadeBy(TypedDict, total=False):
+    """How a conversation is made from others; see `CommonCalls.fork`."""
+
+    operator: str | None
+    extras: Mapping[str, JsonValue] | None
+    beside: bool | None
 
 
 class LineageReads(Protocol):
@@ -142,14 +150,13 @@ class CreationPlanner:
         *,
         at: int | None,
         lineage: Literal["fork", "detach"],
-        operator: str | None,
-        extras: Mapping[str, JsonValue] | None,
-        beside: bool | None,
+        **made_by: Unpack[MadeBy],
     ) -> JournalCreation:
         """See `CommonCalls.fork` and `CommonCalls.detach`."""
         own, *ancestors = await self._lineage(source)
         spent = spent_before([own, *ancestors]) if lineage == "detach" else {}
-        is_carried = lineage == "detach" and (spent or not {"usage", "usage_by_writer"}.isdisjoint(extras or {}))
+        extras = made_by.get("extras") or {}
+        is_carried = lineage == "detach" and (spent or not {"usage", "usage_by_writer"}.isdisjoint(extras))
         copies, state = True, None
         if at is not None:
             page = await self.page(JournalQuery(session_id=source, limit=1))
@@ -164,15 +171,14 @@ class CreationPlanner:
                 self._states.check_version(record)
         return self._creation(
             new_id,
+            made_by,
             lineage=lineage,
-            operator=operator,
-            extras=extras or {},
             added=extras_of(spent) if is_carried else {},
             parents=[own.journal_id] if lineage == "fork" else [],
             base=JournalRange(own.journal_id, at),
             copies_state=copies,
             state=state,
-            home=_home_beside(own, source, beside),
+            home=_home_beside(own, source, made_by.get("beside")),
         )
 
     async def merge(
@@ -183,8 +189,7 @@ class CreationPlanner:
         *,
         state: Any,
         keep: Literal["left", "right"] | None,
-        operator: str | None,
-        extras: Mapping[str, JsonValue] | None,
+        **made_by: Unpack[MadeBy],
     ) -> JournalCreation:
         """See `LineageCalls.merge`."""
         if keep not in {None, "left", "right"}:
@@ -212,9 +217,8 @@ class CreationPlanner:
             given = _state_with(copied, new_id, kept)
         return self._creation(
             new_id,
+            made_by,
             lineage="merge",
-            operator=operator,
-            extras=extras or {},
             parents=[one.journal_id, other.journal_id],
             base=base,
             merged=JournalRange(other.journal_id),
@@ -230,9 +234,7 @@ class CreationPlanner:
         *,
         summarise: Summarise,
         state: Any,
-        operator: str | None,
-        extras: Mapping[str, JsonValue] | None,
-        beside: bool | None,
+        **made_by: Unpack[MadeBy],
     ) -> JournalCreation:
         """See `CommonCalls.compress`."""
         own = await self._own(source)
@@ -256,14 +258,13 @@ class CreationPlanner:
             given = await self._summarised(new_id, message, entry.payload)
         return self._creation(
             new_id,
+            made_by,
             lineage="compress",
-            operator=operator,
-            extras=extras or {},
             added={"compression": compression, **extras_of(spent)},
             parents=[own.journal_id],
             entries=[entry],
             state=await self._using(source, given),
-            home=_home_beside(own, source, beside),
+            home=_home_beside(own, source, made_by.get("beside")),
         )
 
     async def export(self, source: str) -> AsyncIterator[str]:
@@ -302,9 +303,8 @@ class CreationPlanner:
         is_kept = times == "kept"
         return self._creation(
             new_id,
+            MadeBy(extras=found.extras),
             lineage="import",
-            operator=None,
-            extras=found.extras,
             home=None,
             parents=[],
             entries=found.entries if is_kept else [replace(each, recorded_at=None) for each in found.entries],
@@ -415,14 +415,14 @@ class CreationPlanner:
     def _creation(
         self,
         new_id: str,
+        made_by: MadeBy,
         *,
         lineage: LineageKind,
-        operator: str | None,
-        extras: Mapping[str, JsonValue],
         home: str | None,
         added: Mapping[str, JsonValue] = {},
         **fields: Any,
     ) -> JournalCreation:
+        operator, extras = made_by.get("operator"), made_by.get("extras") or {}
         try:
             text = to_json(dict(extras)).decode()
         except (ValueError, TypeError) as error:
@@ -522,30 +522,16 @@ def _is_made_by(creation: JournalCreation, made: JournalLineage) -> bool:
 
 def _state_with(record: SessionRecord, session_id: str, resources: Mapping[str, str]) -> SessionState:
     """The state of a record, for another session, with other resources."""
-    return SessionState(
-        session_id=session_id,
-        state=record.state,
-        encoding=record.encoding,
-        schema_version=record.schema_version,
-        metadata=replace(record.metadata, parent=None, labels={**record.metadata.labels, **resources}),
-    )
+    metadata = replace(record.metadata, parent=None, labels={**record.metadata.labels, **resources})
+    return copied(SessionState, record, session_id=session_id, metadata=metadata)
 
 
 def _ancestor(row: JournalLineage) -> Ancestor:
-    return Ancestor(
+    extras = from_json(row.extras)
+    return copied(
+        Ancestor,
+        row,
         conversation_id=row.session_id,
-        journal_id=row.journal_id,
-        distance=row.distance,
-        lineage=row.lineage,
-        operator=row.operator,
-        parents=row.parents,
-        extras=_extras(row),
+        extras=extras if isinstance(extras, dict) else {},
         at=None if row.base is None else row.base.up_to,
-        home=row.home,
-        created_at=row.created_at,
     )
-
-
-def _extras(row: JournalLineage) -> dict[str, JsonValue]:
-    found = from_json(row.extras)
-    return found if isinstance(found, dict) else {}

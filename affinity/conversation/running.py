@@ -41,7 +41,7 @@ from affinity.conversation.events import (
     meta_of,
 )
 from affinity.conversation.kinds import ConversationKind, interrupt_message, start_of, terminate_message
-from affinity.conversation.lineage import CreationPlanner
+from affinity.conversation.lineage import CreationPlanner, LineageState
 from affinity.conversation.program import ChildrenDone, Delegation, Failure, WakeOutcome, WakeTask
 from affinity.conversation.stream import Streams, StreamWriter
 from affinity.conversation.trace import WAKE_SPAN, Trace, error_of, root_span
@@ -61,7 +61,7 @@ from affinity.journal import (
 )
 from affinity.limits import MAX_BATCH_BYTES, MAX_PAGE, MAX_STEP_CHILDREN, MAX_WAKE_ENTRIES
 from affinity.orchestration import ActivityContext, RetryPolicy
-from affinity.records import SessionRecord, SessionState, SessionStore, SessionSummary
+from affinity.records import SessionStore
 from affinity.session import OpenSession
 from affinity.worker.activities import NON_RETRYABLE
 from affinity.worker.results import withdraw
@@ -92,7 +92,7 @@ RETRACT_SECONDS: Final = 2.0
 """How long a run that is cancelled takes to retract what it has streamed."""
 
 
-class Runnable(Protocol[S]):
+class Runnable(LineageState, Protocol[S]):
     """The parts of `affinity.Conversations` that the activity needs."""
 
     @property
@@ -113,27 +113,6 @@ class Runnable(Protocol[S]):
     @property
     def readable(self) -> frozenset[str]:
         """Other kinds that tools may read."""
-        ...
-
-    @property
-    def can_rebuild(self) -> bool:
-        """See `LineageState`."""
-        ...
-
-    async def rebuilt(self, conversation_id: str, entries: Sequence[JournalEntry]) -> SessionState | None:
-        """See `LineageState`."""
-        ...
-
-    async def encoded(self, conversation_id: str, state: Any) -> SessionState | None:
-        """See `LineageState`."""
-        ...
-
-    async def check_record(self, record: SessionRecord | SessionState) -> None:
-        """See `LineageState`."""
-        ...
-
-    def check_version(self, record: SessionRecord | SessionSummary) -> None:
-        """See `LineageState`."""
         ...
 
     async def handle(self, wake: Wake, state: S) -> None:

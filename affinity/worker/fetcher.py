@@ -31,7 +31,7 @@ from affinity.worker.lease import lock_timeouts, worker_tags
 from affinity.worker.notifier import SHARE_SECONDS
 from affinity.worker.options import PACK
 from affinity.worker.replays import Replays
-from affinity.worker.services import WorkerServices
+from affinity.worker.services import WorkerPart, WorkerServices
 from affinity.worker.sessions import HeldSessions, needs_met
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
@@ -49,7 +49,7 @@ FETCH_LIMIT = 200
 """Work items, and instances, that one fetch takes at most: one statement stays short."""
 
 
-class Fetcher:
+class Fetcher(WorkerPart):
     """The loops that bring work to one worker."""
 
     def __init__(
@@ -64,14 +64,7 @@ class Fetcher:
         instances: InstanceTable,
         replays: Replays,
     ) -> None:
-        self._provider = services.provider
-        self._identity = services.identity
-        self._options = services.options
-        self._lease = services.lease
-        self._state = services.fetch_state
-        self._notifier = services.notifier
-        self._health = services.health
-        self._monotonic = services.timing.monotonic
+        super().__init__(services)
         self._capacity = capacity
         self._commits = commits
         self._sessions = sessions

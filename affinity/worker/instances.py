@@ -72,7 +72,7 @@ from affinity.worker.replays import Replay, Replays
 from affinity.worker.results import StagedResult, requeue_after_conflict
 from affinity.worker.retry import is_retryable
 from affinity.worker.sent_events import SentEvents
-from affinity.worker.services import WorkerServices
+from affinity.worker.services import WorkerPart, WorkerServices
 from affinity.worker.sessions import HeldSessions
 from affinity.worker.turns import NO_RUNS, BuiltTurn, build_turn
 
@@ -90,7 +90,7 @@ NEEDS_OPERATOR = (OrchestrationPoisoned, ExecutionLimitReached, ProviderError)
 """Errors that suspend an instance until an operator resumes it: other code alone does not correct them."""
 
 
-class InstanceTable:
+class InstanceTable(WorkerPart):
     """The live instances, bounded by ``size``, least recently used first out."""
 
     def __init__(
@@ -107,16 +107,14 @@ class InstanceTable:
         sent_events: SentEvents,
         registrations: Registrations,
     ) -> None:
+        super().__init__(services)
         self._app = app
         self._code = code
-        self._options = services.options
         # Half of a batch: new work is in the turn twice, as an event and as a row.
         self._step_bytes = services.options.max_batch_bytes // 2
         self._cache_size = services.options.instance_cache_size
         self._cache_bytes = services.options.instance_cache_bytes
         self._worker_id = services.identity.worker_id
-        self._lease = services.lease
-        self._notifier = services.notifier
         self._observe = services.metrics.count_orchestration
         self._capacity = capacity
         self._commits = commits
@@ -350,7 +348,9 @@ class InstanceTable:
             if type(event) is OrchestrationStarted:  # with what only a worker knows
                 event = replace(event, time=self._lease.now(), version=live.execution.definition.version)
             events.append(event)
-        step = live.execution.advance(events, now=self._lease.now, new_guid=_new_guid, max_size=self._step_bytes)
+        step = live.execution.advance(
+            events, now=self._lease.now, new_guid=lambda: str(uuid.uuid4()), max_size=self._step_bytes
+        )
         if live.execution.unread_size > self._cache_bytes:
             raise ExecutionLimitReached(
                 f"external events of more than {self._cache_bytes} bytes (instance_cache_bytes) wait "
@@ -656,7 +656,3 @@ def holders_of(turn: Turn, placed: Sequence[Placed]) -> Collection[str | None]:
     """
     last = next((run.worker_id for run in turn.runs.values()), None)
     return {last if place.parked else place.holder for place in placed}
-
-
-def _new_guid() -> str:
-    return str(uuid.uuid4())

@@ -20,7 +20,7 @@ from affinity.orchestration import App
 from affinity.orchestration.app import HasFunctions
 from affinity.provider.contract import Retention, WaitFailure, WorkItem
 from affinity.worker.moves import MoveReporter
-from affinity.worker.services import WorkerServices
+from affinity.worker.services import WorkerPart, WorkerServices
 from affinity.worker.sessions import HeldSessions
 from affinity_workflows import VERSION
 
@@ -50,7 +50,7 @@ RETRY_LIMIT = 200
 """Suspended instances that are taken over in one statement."""
 
 
-class Maintenance:
+class Maintenance(WorkerPart):
     """The loops of maintenance of one worker.
 
     Args:
@@ -59,13 +59,7 @@ class Maintenance:
     """
 
     def __init__(self, services: WorkerServices, sessions: HeldSessions, *, names: frozenset[str], code: str) -> None:
-        self._provider = services.provider
-        self._identity = services.identity
-        self._options = services.options
-        self._lease = services.lease
-        self._notifier = services.notifier
-        self._health = services.health
-        self._pause = services.timing.pause
+        super().__init__(services)
         self._sessions = sessions
         self._moves = MoveReporter(services, sessions)
         self._names = names

@@ -108,9 +108,9 @@ _WITHOUT_ROWS: Final = INPUTS | OUTCOMES | {EventAwaited, EventAwaitCancelled, E
 """Events that a turn writes into the history only."""
 
 
-@dataclass(slots=True)
+@dataclass
 class _OtherRows:
-    """The rows of one turn beside its work items, while they are collected."""
+    """The rows of one turn beside its work items, while they are collected: fields of `Turn`."""
 
     messages: list[NewMessage] = field(default_factory=list)
     instances: list[NewInstance] = field(default_factory=list)
@@ -211,7 +211,8 @@ def build_turn(
     does_more = bool(outcome is not None or others or step.holds or step.ended_holds)
     if does_more:
         rows = _other_rows(execution, generation, others, outcome)
-        turn = _with_rows(turn, rows, step)
+        holds = [SessionHold(hold.session_id, event_id, hold.seconds) for event_id, hold in step.holds.items()]
+        turn = replace(turn, holds=holds, ended_holds=step.ended_holds, **vars(rows))
     sent = [event for _, event in others if type(event) is EventSent]
     return BuiltTurn(turn, tasks, sum(map(len, history)), does_more, outcome is not None, sent)
 
@@ -278,21 +279,6 @@ def _other_rows(
     return rows
 
 
-def _with_rows(turn: Turn, rows: _OtherRows, step: Step) -> Turn:
-    return replace(
-        turn,
-        messages=rows.messages,
-        instances=rows.instances,
-        cancel_activities=rows.cancel_activities,
-        cancel_timers=rows.cancel_timers,
-        holds=[SessionHold(hold.session_id, event_id, hold.seconds) for event_id, hold in step.holds.items()],
-        ended_holds=step.ended_holds,
-        watches=rows.watches,
-        release_sessions=rows.release_sessions,
-        replies=rows.replies,
-    )
-
-
 def _add_rows(rows: _OtherRows, execution: Execution, generation: Generation, event_id: int, event: Event) -> None:
     me, run = execution.instance_id, execution.execution_id
     match event:
@@ -335,18 +321,10 @@ def _child(
 ) -> NewInstance:
     me = ParentRef(execution.instance_id, execution.execution_id, event_id, generation)
     start = OrchestrationStarted(name=event.name, version=event.version or "", input=event.input, parent=me)
-    taken = SubOrchestrationFailed(
-        schedule_id=event_id,
-        kind="exists",
-        error_type="InstanceExists",
-        message=f"an instance with the id {event.instance_id!r} exists already",
-    )
-    deleted = SubOrchestrationFailed(
-        schedule_id=event_id,
-        kind="failed",
-        error_type="InstanceDeleted",
-        message=f"the instance {event.instance_id!r} was deleted before it had ended",
-    )
+    text = f"an instance with the id {event.instance_id!r} exists already"
+    taken = SubOrchestrationFailed(event_id, "exists", "InstanceExists", text)
+    text = f"the instance {event.instance_id!r} was deleted before it had ended"
+    deleted = SubOrchestrationFailed(event_id, "failed", "InstanceDeleted", text)
     return NewInstance(
         instance_id=event.instance_id,
         name=event.name,

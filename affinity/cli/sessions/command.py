@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import click
 
-from affinity.cli.help import Command, HelpGroup
 from affinity.cli.output import seconds, table
 from affinity.cli.sessions import delete, move, moves, release, show, transfer
-from affinity.cli.shell import Shell, command, with_client
+from affinity.cli.shell import Shell, ShellCommand, ShellGroup, with_client
 from affinity.client import Client
 from affinity.provider.contract import SessionInfo
 
 _COLUMNS = ("SESSION", "HELD", "WORKER", "EPOCH", "IDLE", "ENDS IN", "QUEUED", "MOVES TO")
 
 
-@click.group(cls=HelpGroup, invoke_without_command=True)
+@click.group(cls=ShellGroup, invoke_without_command=True)
 @click.option("--worker", help="Without a subcommand: as for `leases`.")
 @click.option("--held", is_flag=True, help="Without a subcommand: as for `leases`.")
-@command
 def sessions(shell: Shell, *, worker: str | None, held: bool) -> None:
     """Show and manage sessions.
 
@@ -49,10 +47,9 @@ def sessions(shell: Shell, *, worker: str | None, held: bool) -> None:
     ctx.obj = shell.url
 
 
-@sessions.command(cls=Command, short_help="Show who holds which session.")
+@sessions.command(cls=ShellCommand, short_help="Show who holds which session.")
 @click.option("--worker", help="Only sessions that this worker holds, or was the last to hold.")
 @click.option("--held", is_flag=True, help="Only sessions that are held now.")
-@command
 def leases(shell: Shell, *, worker: str | None, held: bool) -> None:
     """Show the leases: holder, epoch, idle time and queued work of each session.
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import click
 
 from affinity.cli.arguments import DURATION
-from affinity.cli.help import REFUSED, Command
+from affinity.cli.help import REFUSED
 from affinity.cli.output import table
 from affinity.cli.shell import Shell, command, with_client
 from affinity.client import Client, SessionMoveOutcome
 from affinity.client.administration import MOVE_SECONDS
 
 
-@click.command(cls=Command, short_help="Move sessions to a worker.")
+@command(short_help="Move sessions to a worker.")
 @click.argument("session_ids", metavar="ID...", nargs=-1, required=True)
 @click.option("--to", metavar="WORKER", required=True, help="The worker that is to hold them.")
 @click.option(
@@ -22,7 +22,6 @@ from affinity.client.administration import MOVE_SECONDS
     help=f"For how long running work may take  [default: {MOVE_SECONDS:g}]",
 )
 @click.option("--wait", is_flag=True, help="Until they have moved, or until that is given up.")
-@command
 def move(shell: Shell, *, session_ids: tuple[str, ...], to: str, within: float, wait: bool) -> None:
     """Move the sessions ID… to another worker, without failing an activity.
 

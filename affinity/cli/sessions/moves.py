@@ -6,7 +6,6 @@ from typing import get_args
 
 import click
 
-from affinity.cli.help import Command
 from affinity.cli.output import clock, compact, printable, table
 from affinity.cli.shell import DEFAULT_PAGE, Shell, command, with_client
 from affinity.client import Client
@@ -16,7 +15,7 @@ from affinity.provider.contract import MoveReason, SessionMove
 _COLUMNS = ("TIME", "SESSION", "FROM", "TO", "REASON", "EPOCH", "QUEUED", "HYDRATE", "BYTES")
 
 
-@click.command(cls=Command, short_help="Show when and why sessions moved.")
+@command(short_help="Show when and why sessions moved.")
 @click.argument("session_id", metavar="[ID]", required=False)
 @click.option("--worker", help="Only moves from this worker or to it.")
 @click.option("--reason", type=click.Choice(get_args(MoveReason)), help="Only moves with this reason.")
@@ -26,7 +25,6 @@ _COLUMNS = ("TIME", "SESSION", "FROM", "TO", "REASON", "EPOCH", "QUEUED", "HYDRA
 @click.option("--after", type=click.IntRange(0), metavar="EPOCH", help="The first moves after this epoch.")
 @click.option("--before", type=click.IntRange(1), metavar="EPOCH", help="The last moves before this epoch.")
 @click.option("--follow", is_flag=True, help="Then print further moves as they happen, until Ctrl-C.")
-@command
 def moves(
     shell: Shell,
     *,

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import click
 
-from affinity.cli.help import REFUSED, Command
+from affinity.cli.help import REFUSED
 from affinity.cli.output import table
 from affinity.cli.shell import Shell, command, with_client
 from affinity.client import Client
 from affinity.provider.contract import SessionRelease
 
 
-@click.command(cls=Command, short_help="Release sessions before their time.")
+@command(short_help="Release sessions before their time.")
 @click.argument("session_ids", metavar="ID...", nargs=-1, required=True)
-@command
 def release(shell: Shell, *, session_ids: tuple[str, ...]) -> None:
     """Release the sessions ID…: any worker may claim them then, and their holders have room for others.
 
