@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
@@ -15,24 +15,10 @@ import anyio
 import click
 from pydantic_core import to_json
 
+from affinity import errors
 from affinity.cli.help import FAILED, MISUSED, NO_DATABASE, REFUSED, TIMED_OUT, UNKNOWN, Command, HelpGroup
 from affinity.cli.output import printable
-from affinity.errors import (
-    AffinityError,
-    ClientError,
-    InvalidInput,
-    NoReply,
-    ProviderError,
-    SessionAmbiguous,
-    SessionNotFound,
-    SessionWriteConflict,
-    UnknownConversation,
-    UnknownEntry,
-    UnknownInstance,
-    UnknownWorker,
-    WaitTimeout,
-    WakeFailed,
-)
+from affinity.errors import AffinityError
 from affinity.limits import MAX_PAGE
 from affinity.provider import has_password
 from affinity.worker.options import check_environment
@@ -57,20 +43,27 @@ URL_IS_VISIBLE: Final = (
     " the password into ~/.pgpass"
 )
 
-_CODES: Final[Sequence[tuple[tuple[type[AffinityError], ...], int]]] = (
-    ((InvalidInput,), MISUSED),
-    ((ProviderError,), NO_DATABASE),
-    ((WaitTimeout,), TIMED_OUT),
-    ((UnknownInstance, UnknownConversation, UnknownEntry, UnknownWorker, SessionNotFound, SessionAmbiguous), UNKNOWN),
-    ((NoReply, WakeFailed), FAILED),
-    ((ClientError, SessionWriteConflict), REFUSED),
-)
+_CODES: Final[Mapping[type[AffinityError], int]] = {
+    errors.InvalidInput: MISUSED,
+    errors.ProviderError: NO_DATABASE,
+    errors.WaitTimeout: TIMED_OUT,
+    errors.UnknownInstance: UNKNOWN,
+    errors.UnknownConversation: UNKNOWN,
+    errors.UnknownEntry: UNKNOWN,
+    errors.UnknownWorker: UNKNOWN,
+    errors.SessionNotFound: UNKNOWN,
+    errors.SessionAmbiguous: UNKNOWN,
+    errors.NoReply: FAILED,
+    errors.WakeFailed: FAILED,
+    errors.ClientError: REFUSED,
+    errors.SessionWriteConflict: REFUSED,
+}
 """The exit codes of errors: the first class that fits decides."""
 
 
 def exit_code(error: AffinityError) -> int:
     """The exit code for an error; ``affinity --help`` explains them."""
-    return next((code for kinds, code in _CODES if isinstance(error, kinds)), FAILED)
+    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), FAILED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypedDict, TypeVar, Unpack, cast, overload
 import anyio
 from pydantic_core import to_json
 
+from affinity import errors
 from affinity.client.activities import Activity
 from affinity.client.administration import Administration
 from affinity.client.background import IsAwaited, has_ended
@@ -38,14 +39,7 @@ from affinity.client.views import (
     error_of,
     instance_of,
 )
-from affinity.errors import (
-    Explanation,
-    InvalidOptions,
-    OrchestrationCancelled,
-    OrchestrationFailed,
-    ProviderError,
-    WaitTimeout,
-)
+from affinity.errors import Explanation
 from affinity.limits import MAX_PAGE, check_id
 from affinity.orchestration.app import MISSING
 from affinity.orchestration.codec import Codec
@@ -303,7 +297,7 @@ class Client(Administration, ConversationCalls):
         """
         check_timeout(timeout)
         if not isinstance(event, EventValue):
-            raise InvalidOptions(f"ask takes an event with its data, as in Message(data), not {event!r}")
+            raise errors.InvalidOptions(f"ask takes an event with its data, as in Message(data), not {event!r}")
         key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
         message = new_event(ExternalEvent(instance_id, event, idempotency_key=key))
         asked = MessageKey(instance_id, key)
@@ -385,9 +379,9 @@ class Client(Administration, ConversationCalls):
         """`wait`, with the output read by ``codec``; None: as plain JSON values."""
         info = await self._ended(instance_id, timeout)
         if info.status == "failed":
-            raise OrchestrationFailed(*error_of(info))
+            raise errors.OrchestrationFailed(*error_of(info))
         if info.status == "cancelled":
-            raise OrchestrationCancelled(error_of(info).message)
+            raise errors.OrchestrationCancelled(error_of(info).message)
         return instance_of(info).output if codec is None else codec.decode(info.output or "null")
 
     async def wait_finished(self, instance_id: str, timeout: float | None = None) -> Instance:
@@ -440,8 +434,8 @@ class Client(Administration, ConversationCalls):
         message = f"instance {instance_id!r} {otherwise} within {timeout:g} s"
         try:
             (info,) = await self._provider.get_instance([instance_id])  # it may have changed since the last poll
-        except ProviderError as error:
-            raise WaitTimeout(f"{message}, and the database does not say why") from error
+        except errors.ProviderError as error:
+            raise errors.WaitTimeout(f"{message}, and the database does not say why") from error
         if info is None:
             raise unknown_instance(instance_id)
         if not is_awaited(info):
@@ -458,7 +452,7 @@ class Client(Administration, ConversationCalls):
             InvalidOptions: ``conversations`` defines none, such as the name of a kind.
         """
         if not hasattr(conversations, "connect"):
-            raise InvalidOptions(
+            raise errors.InvalidOptions(
                 f"{conversations!r:.80} defines no conversations: give the affinity.Conversations object of the kind"
             )
         return conversations.connect(self, check_id(conversation_id, "conversation id"))

@@ -20,22 +20,12 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, TypedDict, Unpack
 from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
+from affinity import errors
 from affinity.conversation.events import AgentMessage, Content, JournalEntry, UserMessage, text_of
 from affinity.conversation.follow import SPAN_COMPLETED, entries_removed
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind
 from affinity.conversation.transfer import Imported, entry_line, lineage_lines, record_line
 from affinity.conversation.usage import Share, Spent, Tally, extras_of, spent_before, total_of, united
-from affinity.errors import (
-    Contention,
-    ConversationExists,
-    ConversationKindMismatch,
-    InvalidInput,
-    InvalidOptions,
-    NotSerializable,
-    SessionRecordRefused,
-    UnknownConversation,
-    UnknownEntry,
-)
 from affinity.journal import (
     CreationResult,
     JournalCreation,
@@ -161,7 +151,7 @@ class CreationPlanner:
         if at is not None:
             page = await self.page(JournalQuery(session_id=source, limit=1))
             if isinstance(at, bool) or not isinstance(at, int) or not page.first_seq - 1 <= at <= page.last_seq:
-                raise UnknownEntry(
+                raise errors.UnknownEntry(
                     source, f"its journal has entries {page.first_seq} to {page.last_seq}, not {at!r:.80}"
                 )
             copies = at == page.last_seq and not self._in_wake
@@ -193,9 +183,9 @@ class CreationPlanner:
     ) -> JournalCreation:
         """See `LineageCalls.merge`."""
         if keep not in {None, "left", "right"}:
-            raise InvalidOptions(f"keep = {keep!r}: must be 'left' or 'right'")
+            raise errors.InvalidOptions(f"keep = {keep!r}: must be 'left' or 'right'")
         if left == right:
-            raise InvalidInput(f"conversation {left!r} cannot be merged with itself")
+            raise errors.InvalidInput(f"conversation {left!r} cannot be merged with itself")
         one, other = await self._own(left), await self._own(right)
         home = _home_of_merge({"left": (left, one.home), "right": (right, other.home)}, keep)
         given = None if state is None else await self._encoded(new_id, state)
@@ -205,14 +195,14 @@ class CreationPlanner:
         base = JournalRange(one.journal_id, page.last_seq)
         used, of_right = _resources_of(copied), _resources_of(await self._records.load(right))
         if keep is None and any(used.get(name, other_id) != other_id for name, other_id in of_right.items()):
-            raise InvalidOptions(f"{left!r} and {right!r} use different resources: {_KEEP}")
+            raise errors.InvalidOptions(f"{left!r} and {right!r} use different resources: {_KEEP}")
         kept = {**used, **of_right} if keep == "right" else {**of_right, **used}
         if given is not None:
             given = _labelled(given, kept)
         elif kept == used:
             base = JournalRange(one.journal_id)
         elif copied is None:
-            raise InvalidOptions(f"{left!r} has no state that could use the resources of {right!r}: give state=")
+            raise errors.InvalidOptions(f"{left!r} has no state that could use the resources of {right!r}: give state=")
         else:
             given = _state_with(copied, new_id, kept)
         return self._creation(
@@ -243,12 +233,12 @@ class CreationPlanner:
         summary = summarise(entries)
         event = await summary if inspect.isawaitable(summary) else summary
         if not isinstance(event, str | UserMessage | AgentMessage):
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"summarise returns a text, a UserMessage or an AgentMessage, not {type(event).__name__}"
             )
         message = UserMessage(event) if isinstance(event, str) else UserMessage(event.content)
         if _is_empty(message.content):
-            raise InvalidInput("summarise returned an empty summary, in place of all entries: return its text")
+            raise errors.InvalidInput("summarise returned an empty summary, in place of all entries: return its text")
         spent = await self._spent(source)
         if isinstance(event, AgentMessage):
             spent[f"summary {token_hex(6)}"] = Share(1, event.usage)
@@ -292,12 +282,12 @@ class CreationPlanner:
     async def imported(self, new_id: str, found: Imported, *, times: ImportTimes) -> JournalCreation:
         """See `LineageCalls.import_`."""
         if found.conversation.kind != self._kind.name:
-            raise ConversationKindMismatch(
+            raise errors.ConversationKindMismatch(
                 new_id, f"the export is of kind {found.conversation.kind!r}, not {self._kind.name!r}"
             )
         state = None if found.record is None else replace(found.record, session_id=new_id)
         if state is not None and state.metadata.kind != self._kind.name:
-            raise SessionRecordRefused(new_id, f"it is of kind {state.metadata.kind!r}, not {self._kind.name!r}")
+            raise errors.SessionRecordRefused(new_id, f"it is of kind {state.metadata.kind!r}, not {self._kind.name!r}")
         if state is not None and self._states is not None:
             await self._states.check_record(state)
         is_kept = times == "kept"
@@ -360,17 +350,19 @@ class CreationPlanner:
         """
         page = await self._reads.read(query)
         if page is None:
-            raise UnknownConversation(query.session_id, "there is no such conversation")
+            raise errors.UnknownConversation(query.session_id, "there is no such conversation")
         if page.kind != self._kind.name:
-            raise ConversationKindMismatch(query.session_id, f"it is of kind {page.kind!r}, not {self._kind.name!r}")
+            raise errors.ConversationKindMismatch(
+                query.session_id, f"it is of kind {page.kind!r}, not {self._kind.name!r}"
+            )
         return page
 
     async def _lineage(self, source: str) -> Sequence[JournalLineage]:
         found = await self._reads.lineage(source)
         if not found:
-            raise UnknownConversation(source, "there is no such conversation")
+            raise errors.UnknownConversation(source, "there is no such conversation")
         if found[0].kind != self._kind.name:
-            raise ConversationKindMismatch(source, f"it is of kind {found[0].kind!r}, not {self._kind.name!r}")
+            raise errors.ConversationKindMismatch(source, f"it is of kind {found[0].kind!r}, not {self._kind.name!r}")
         return found
 
     async def _own(self, source: str) -> JournalLineage:
@@ -387,7 +379,7 @@ class CreationPlanner:
             if is_whole and _last_wake(page) == _last_wake(before):  # only wakes change both
                 return record, page
             before = page
-        raise Contention(
+        raise errors.Contention(
             f"conversation {source!r} ran a wake in each of {SNAPSHOTS} attempts to read its state with its entries: "
             "try again, while it runs less"
         )
@@ -409,7 +401,7 @@ class CreationPlanner:
 
     async def _encoded(self, new_id: str, state: Any) -> SessionState | None:
         if self._states is None:
-            raise InvalidOptions("a state needs the code that defines the conversations")
+            raise errors.InvalidOptions("a state needs the code that defines the conversations")
         return await self._states.encoded(new_id, state)
 
     def _creation(
@@ -426,7 +418,7 @@ class CreationPlanner:
         try:
             text = to_json(dict(extras)).decode()
         except (ValueError, TypeError) as error:
-            raise NotSerializable(f"extras have no JSON form: {error}") from error
+            raise errors.NotSerializable(f"extras have no JSON form: {error}") from error
         check_payload(text, "extras", MAX_IMPORTED_EXTRAS if lineage == "import" else MAX_EXTRAS)
         return JournalCreation(
             session_id=check_id(new_id, "conversation id"),
@@ -455,11 +447,11 @@ def check_creation(creation: JournalCreation, result: CreationResult) -> None:
     """
     match result.outcome:
         case "taken":
-            raise ConversationExists(creation.session_id, "its id is in use")
+            raise errors.ConversationExists(creation.session_id, "its id is in use")
         case "unknown":
-            raise UnknownConversation(creation.session_id, "its source is deleted")
+            raise errors.UnknownConversation(creation.session_id, "its source is deleted")
         case "beyond":
-            raise UnknownEntry(creation.session_id, "its source does not have these entries")
+            raise errors.UnknownEntry(creation.session_id, "its source does not have these entries")
 
 
 def _last_wake(page: JournalPage) -> tuple[int, list[int]]:
@@ -492,7 +484,9 @@ def _home_of_merge(sides: Mapping[str, tuple[str, str | None]], keep: str | None
         return None
     used = left_home or left, right_home or right
     if used[0] != used[1]:
-        raise InvalidOptions(f"{left!r} uses the resources of {used[0]!r}, but {right!r} of {used[1]!r}: {_KEEP}")
+        raise errors.InvalidOptions(
+            f"{left!r} uses the resources of {used[0]!r}, but {right!r} of {used[1]!r}: {_KEEP}"
+        )
     return used[0]
 
 

@@ -22,24 +22,8 @@ from weakref import WeakKeyDictionary
 import anyio
 from pydantic_core import from_json
 
-from affinity.conversation.events import (
-    NO_META,
-    AnswerEvent,
-    ChildDelegated,
-    ChildEnded,
-    ChildOutcome,
-    ConversationIdle,
-    ConversationStatusChanged,
-    EventMeta,
-    EventTypes,
-    JournalEntry,
-    SpanCompleted,
-    SpanError,
-    StopReason,
-    UserInterrupt,
-    kind_of,
-    meta_of,
-)
+from affinity.conversation import events as ev
+from affinity.conversation.events import kind_of, meta_of
 from affinity.conversation.kinds import ConversationKind, interrupt_message, start_of, terminate_message
 from affinity.conversation.lineage import CreationPlanner, LineageState
 from affinity.conversation.program import ChildrenDone, Delegation, Failure, WakeOutcome, WakeTask
@@ -77,11 +61,11 @@ interrupts does not count; the next one has a greater epoch, so its number is gr
 2**53.
 """
 
-USER_INTERRUPT: Final = kind_of(UserInterrupt)
-CHILD_DELEGATED: Final = kind_of(ChildDelegated)
-CHILD_ENDED: Final = kind_of(ChildEnded)
-CONVERSATION_IDLE: Final = kind_of(ConversationIdle)
-SPAN_COMPLETED: Final = kind_of(SpanCompleted)
+USER_INTERRUPT: Final = kind_of(ev.UserInterrupt)
+CHILD_DELEGATED: Final = kind_of(ev.ChildDelegated)
+CHILD_ENDED: Final = kind_of(ev.ChildEnded)
+CONVERSATION_IDLE: Final = kind_of(ev.ConversationIdle)
+SPAN_COMPLETED: Final = kind_of(ev.SpanCompleted)
 
 TOO_MANY_ENDS: Final = (
     f"the ends of other delegations by the same wake have its result, and as many bytes as they may: "
@@ -289,11 +273,11 @@ class _Attempt(Generic[S]):
                         await self.conversations.handle(wake, state)
         return wake
 
-    async def _drop_cleared(self, pending: Sequence[JournalEntry]) -> Sequence[JournalEntry]:
+    async def _drop_cleared(self, pending: Sequence[ev.JournalEntry]) -> Sequence[ev.JournalEntry]:
         """The inputs without the answers that an interrupt has cleared, which came before any wake had read them. The
         interrupt may be behind the inputs of this wake, or have come since these were read.
         """
-        answers = [each.seq for each in pending if isinstance(each.event, AnswerEvent) and each.seq <= self.read]
+        answers = [each.seq for each in pending if isinstance(each.event, ev.AnswerEvent) and each.seq <= self.read]
         if not answers:
             return pending
         last = await self._last_interrupt(answers[0])
@@ -320,7 +304,7 @@ class _Attempt(Generic[S]):
         left = total - self.task.get("elapsed", 0.0)
         return left if own is None else min(own, left)
 
-    def _parts(self, pending: Sequence[JournalEntry], stream: StreamWriter) -> WakeParts:
+    def _parts(self, pending: Sequence[ev.JournalEntry], stream: StreamWriter) -> WakeParts:
         inputs = WakeInputs(
             pending=pending,
             due=[revisit_of(each) for each in self.work.due],
@@ -351,7 +335,7 @@ class _Attempt(Generic[S]):
             self.trace.entries.append(entry)
         self.trace.entries.append(self.writing.record("span.started", self.begun))
 
-    def _expire(self) -> list[JournalEntry]:
+    def _expire(self) -> list[ev.JournalEntry]:
         """Answer the requests that have expired, as refused."""
         found = []
         for number, request in enumerate([each for each in self.work.requests if each.expired], 1):
@@ -360,7 +344,7 @@ class _Attempt(Generic[S]):
             self.writing.ended_requests.append(request.request_id)
             # Its number is not known yet: it stands behind all that is there.
             found.append(
-                JournalEntry(
+                ev.JournalEntry(
                     seq=self.work.last_seq + number,
                     event=answer,
                     event_id=None,
@@ -375,11 +359,11 @@ class _Attempt(Generic[S]):
         """Interrupt children, if the last interrupt is for them too; whether there are more of them."""
         last = next((each for each in reversed(self.work.inputs) if each.kind == USER_INTERRUPT), None)
         event = None if last is None else self.spec.types.read(last).event
-        if last is None or not (isinstance(event, UserInterrupt) and event.cascade):
+        if last is None or not (isinstance(event, ev.UserInterrupt) and event.cascade):
             return False
         entry = NewEntry(
             kind=event.kind,
-            payload=EventTypes().encode(event),
+            payload=ev.EventTypes().encode(event),
             event_id=f"interrupt/{self.work.journal_id}/{last.seq}",
             is_input=True,
         )
@@ -429,7 +413,7 @@ class _Attempt(Generic[S]):
         outcome["more"], outcome["children"] = True, self.children
         return outcome
 
-    def _has(self, meta: EventMeta) -> bool:
+    def _has(self, meta: ev.EventMeta) -> bool:
         return any(each["id"] == meta.delegation for each in self.delegations)
 
     # -- a good end
@@ -460,7 +444,7 @@ class _Attempt(Generic[S]):
         self.writing.requests.clear()
         self.writing.revisits.clear()
 
-    def _stop_reason(self, wake: Wake) -> StopReason:
+    def _stop_reason(self, wake: Wake) -> ev.StopReason:
         if self.work.more:
             return "more"
         if wake.requests:
@@ -470,10 +454,10 @@ class _Attempt(Generic[S]):
     def _count_delegated(self, wake: Wake) -> None:
         """Leave out the delegations whose end this wake has read, and add the delegations that it has begun."""
         if self.work.parent is not None:
-            ended = {each.delegation for each in wake.events if isinstance(each, ChildEnded)}
+            ended = {each.delegation for each in wake.events if isinstance(each, ev.ChildEnded)}
             self.delegated = [each for each in (*self.delegated, *self.parts.delegated) if each not in ended]
 
-    async def _count_cycles(self, reason: StopReason) -> None:
+    async def _count_cycles(self, reason: ev.StopReason) -> None:
         """Count this wake for the delegations; end each that is done or has used up its cycles."""
         finish = self.parts.finish
         is_done = finish.is_set or (reason == "end_turn" and not self.delegated)
@@ -491,9 +475,9 @@ class _Attempt(Generic[S]):
                 self.work = replace(self.work, next_due=None)
 
     def _notify_parent(
-        self, ended: Delegation, outcome: ChildOutcome, *, result: Any = None, error: SpanError | None = None
+        self, ended: Delegation, outcome: ev.ChildOutcome, *, result: Any = None, error: ev.SpanError | None = None
     ) -> None:
-        event = ChildEnded(
+        event = ev.ChildEnded(
             child=self.writing.session_id,
             delegation=ended["id"],
             outcome=outcome,
@@ -504,7 +488,7 @@ class _Attempt(Generic[S]):
         append = end_of_delegation(event, ended["parent"], ended["parent_kind"], ended["parent_journal"])
         size = self.end_bytes + (len(append.entry.payload) if append.entry else 0)
         if result is not None and size > MAX_BATCH_BYTES // 2:
-            error = SpanError(type="PayloadTooLarge", message=TOO_MANY_ENDS)
+            error = ev.SpanError(type="PayloadTooLarge", message=TOO_MANY_ENDS)
             self._notify_parent(ended, "failed", error=error)
             return
         self.end_bytes = size
@@ -531,7 +515,7 @@ class _Attempt(Generic[S]):
     def _record_failure(self, failure: Failure) -> WakeOutcome:
         """Record that an activity of the wake has failed, which could not do so itself."""
         self._note_begin()
-        error = SpanError(type=failure["type"], message=failure["message"], stack=failure["stack"])
+        error = ev.SpanError(type=failure["type"], message=failure["message"], stack=failure["stack"])
         return self._close_trace(error, None if failure["final"] else self._pause(failure["type"], None))
 
     def _pause(self, name: str, error: BaseException | None) -> float | None:
@@ -543,16 +527,16 @@ class _Attempt(Generic[S]):
             return None
         return pause
 
-    def _close_trace(self, error: SpanError, pause: float | None) -> WakeOutcome:
+    def _close_trace(self, error: ev.SpanError, pause: float | None) -> WakeOutcome:
         self._close(self.work.processed, error)
         if pause is None:
-            self.writing.note(ConversationIdle("failed", [each.request_id for each in self.work.requests], error))
+            self.writing.note(ev.ConversationIdle("failed", [each.request_id for each in self.work.requests], error))
             for each in self.delegations:
                 self._notify_parent(each, "failed", error=error)
             self.delegations = []
         else:
             self.delegations = [*self.task.get("delegations", [])]  # the next attempt reads the others again
-            self.writing.note(ConversationStatusChanged("rescheduling", f"{error.type}: {error.message}", pause))
+            self.writing.note(ev.ConversationStatusChanged("rescheduling", f"{error.type}: {error.message}", pause))
         self.ctx.enlist(self.writing)
         outcome = self._outcome("failed")
         outcome["attempt"], outcome["read"] = self.number, self.read
@@ -565,8 +549,8 @@ class _Attempt(Generic[S]):
     async def _end_children(self, cascade: bool) -> WakeOutcome:
         """The conversation is terminated: notify the parent, and terminate the children, if they are to be."""
         if cascade:
-            event = ConversationStatusChanged("terminated", "its parent was terminated")
-            entry = NewEntry(kind=event.kind, payload=EventTypes().encode(event), event_id=f"{event.kind}/parent")
+            event = ev.ConversationStatusChanged("terminated", "its parent was terminated")
+            entry = NewEntry(kind=event.kind, payload=ev.EventTypes().encode(event), event_id=f"{event.kind}/parent")
             message = terminate_message(cascade=True)
             if await self._send_to_children(0, entry, message=message, closes=True, drops=True):
                 return self._end_step()
@@ -591,7 +575,7 @@ class _Attempt(Generic[S]):
 
     # --
 
-    def _close(self, processed: int, error: SpanError | None = None) -> None:
+    def _close(self, processed: int, error: ev.SpanError | None = None) -> None:
         """Close the trace."""
         completed = self.trace.completed(self.begun, self.read_at, error)
         seqs = {"processed": processed, "read": self.read, "base": self.work.processed}
@@ -693,7 +677,7 @@ async def _add_begun(task: WakeTask, work: PendingWork, session_id: str, journal
         session_id=session_id, after=max(base, task.get("processed", 0)), before=work.processed + 1, limit=MAX_PAGE
     )
     async for each in _entries(journals, inputs):
-        meta = meta_of(each.payload) if each.is_input and not each.is_copied else NO_META
+        meta = meta_of(each.payload) if each.is_input and not each.is_copied else ev.NO_META
         if meta.delegation and meta.delegation not in known and not await _has_end(journals, meta):
             task["delegations"] = [*task.get("delegations", []), _delegation(meta, cycles=1)]
     if work.parent is not None:
@@ -707,7 +691,7 @@ async def _add_begun(task: WakeTask, work: PendingWork, session_id: str, journal
         task["delegated"] = [*delegated]
 
 
-async def _has_end(journals: JournalAccess, meta: EventMeta) -> bool:
+async def _has_end(journals: JournalAccess, meta: ev.EventMeta) -> bool:
     """Whether the parent has been notified of the end of a delegation, or is gone."""
     event_id = f"{CHILD_ENDED}/{meta.delegation}"
     page = await journals.read(JournalQuery(session_id=meta.parent or "", event_id=event_id, limit=1))
@@ -732,7 +716,7 @@ def _delegation_id(entry: Entry) -> str:
     return str(from_json(entry.payload)["delegation"])
 
 
-def _delegation(meta: EventMeta, cycles: int = 0) -> Delegation:
+def _delegation(meta: ev.EventMeta, cycles: int = 0) -> Delegation:
     return Delegation(
         id=meta.delegation or "",
         parent=meta.parent or "",

@@ -24,14 +24,8 @@ from weakref import WeakSet
 
 from cachetools import LRUCache
 
-from affinity.errors import (
-    AffinityError,
-    DatabaseChanged,
-    ExecutionLimitReached,
-    OrchestrationPoisoned,
-    ProviderError,
-    UnknownOrchestration,
-)
+from affinity import errors
+from affinity.errors import ProviderError
 from affinity.orchestration import App
 from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.events import Event, OrchestrationStarted, payload_size
@@ -86,7 +80,7 @@ FIRST_MOVE = 2
 LARGEST_MOVE = 1024
 """Turns in a row that a later move needs, at most."""
 
-NEEDS_OPERATOR = (OrchestrationPoisoned, ExecutionLimitReached, ProviderError)
+NEEDS_OPERATOR = (errors.OrchestrationPoisoned, errors.ExecutionLimitReached, ProviderError)
 """Errors that suspend an instance until an operator resumes it: other code alone does not correct them."""
 
 
@@ -259,7 +253,7 @@ class InstanceTable(WorkerPart):
         if definition is None:
             return None
         if item.claims > self._options.max_attempts:
-            raise OrchestrationPoisoned(
+            raise errors.OrchestrationPoisoned(
                 f"{item.claims} workers took it and none committed a turn: it seems to kill them"
             )
         return LiveInstance(
@@ -301,7 +295,7 @@ class InstanceTable(WorkerPart):
             self._released.discard(at.instance_id)
             if is_suspended:  # else it has moved on meanwhile, or is suspended already
                 self._observe(name, "suspended")
-                defect = None if isinstance(error, AffinityError) else error
+                defect = None if isinstance(error, errors.AffinityError) else error
                 text, of = "instance %s is suspended: %s: %s", {"instance_id": at.instance_id}
                 logger.error(text, at.instance_id, error_type, message, exc_info=defect, extra=of)
 
@@ -311,7 +305,7 @@ class InstanceTable(WorkerPart):
         """Give an instance back that this worker has no code for, or suspend it after ``unregistered_timeout``."""
         label = item.name if item.version is None else f"{item.name}@{item.version}"
         if item.unknown_for is not None and item.unknown_for >= self._options.unregistered_timeout:
-            unknown = UnknownOrchestration(f"no worker registers the orchestration {label!r}")
+            unknown = errors.UnknownOrchestration(f"no worker registers the orchestration {label!r}")
             self._suspend(HistoryPoint.of(item), item.name, unknown)
             return
         self._registrations.note_missing(label)
@@ -352,7 +346,7 @@ class InstanceTable(WorkerPart):
             events, now=self._lease.now, new_guid=lambda: str(uuid.uuid4()), max_size=self._step_bytes
         )
         if live.execution.unread_size > self._cache_bytes:
-            raise ExecutionLimitReached(
+            raise errors.ExecutionLimitReached(
                 f"external events of more than {self._cache_bytes} bytes (instance_cache_bytes) wait "
                 "until the code reads them"
             )
@@ -456,7 +450,7 @@ class InstanceTable(WorkerPart):
             inputs = self._still_good(inputs, result)
         live.mailbox = inputs + live.mailbox
         self._drop(live)
-        if not isinstance(result, TurnResult | DatabaseChanged) and not is_retryable(result):
+        if not isinstance(result, TurnResult | errors.DatabaseChanged) and not is_retryable(result):
             name = live.execution.definition.name
             self._suspend(HistoryPoint.of(turn), name, result)  # the database does not take what it contains
         self._notifier.notify_fetcher()
