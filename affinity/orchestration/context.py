@@ -52,8 +52,6 @@ R = TypeVar("R")
 
 AsyncActivity: TypeAlias = Callable[[ActivityContext, I], Coroutine[Any, Any, R]]
 AsyncActivityWithoutInput: TypeAlias = Callable[[ActivityContext], Coroutine[Any, Any, R]]
-OrchestrationFunction: TypeAlias = "Callable[[OrchestrationContext, I], Coroutine[Any, Any, R]]"
-OrchestrationWithoutInput: TypeAlias = "Callable[[OrchestrationContext], Coroutine[Any, Any, R]]"
 
 
 class ActivityOptions(TypedDict, total=False):
@@ -464,6 +462,10 @@ class OrchestrationContext:
             # Apart from `custom_status`: recorded events do not depend on the former execution.
             self._status = self._scheduler.custom_status = text
             self._scheduler.pending.append(ev.CustomStatusSet(text))
+
+
+OrchestrationFunction: TypeAlias = Callable[[OrchestrationContext, I], Coroutine[Any, Any, R]]
+OrchestrationWithoutInput: TypeAlias = Callable[[OrchestrationContext], Coroutine[Any, Any, R]]
 
 
 def _reference(target: object, input: Any, kind: type[Definition], where: str) -> tuple[str, str, Codec | None]:
