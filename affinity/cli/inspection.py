@@ -12,15 +12,7 @@ from affinity.cli.files import written
 from affinity.cli.instances import error_details
 from affinity.cli.output import cell, clock, compact, pairs, printable, seconds, table
 from affinity.cli.shell import PageOptions, Progress, Shell, command, paged, with_client
-from affinity.client import (
-    Activity,
-    Client,
-    HistoryRecord,
-    Instance,
-    Page,
-    TreeNode,
-    WorkStatistics,
-)
+from affinity.client import Activity, Client, HistoryRecord, Instance, Page, TreeNode, WorkStatistics
 from affinity.errors import Explanation
 from affinity.limits import MAX_COUNT, MAX_PAGE
 from affinity.provider.contract import InstanceStatus
@@ -119,10 +111,7 @@ def history(shell: Shell, instance_id: str, *, execution: int | None, output: st
         return [event if shell.as_json else _event_row(event) async for event in events]
 
     found = with_client(shell, read)
-    shell.show(
-        {"instance_id": instance_id, "events": found},
-        lambda: table(_EVENT_COLUMNS, found, empty="no events"),
-    )
+    shell.show({"instance_id": instance_id, "events": found}, lambda: table(_EVENT_COLUMNS, found, empty="no events"))
 
 
 def _export(shell: Shell, instance_id: str, execution: int | None, output: str) -> None:
@@ -246,8 +235,7 @@ def tree(shell: Shell, instance_id: str, limit: int) -> None:
     """Show the instance ID with its sub-orchestrations and theirs, each below its parent."""
     found = with_client(shell, lambda client: client.tree(instance_id, limit=limit))
     shell.show(
-        found,
-        lambda: table(("INSTANCE", "ORCHESTRATION", "STATUS", "CREATED"), map(_node_row, found.nodes), empty=""),
+        found, lambda: table(("INSTANCE", "ORCHESTRATION", "STATUS", "CREATED"), map(_node_row, found.nodes), empty="")
     )
     if found.truncated and not shell.as_json:
         click.echo(f"more than {limit} instances: the nearest to the root are shown", err=True)

@@ -38,7 +38,6 @@ EARLY: Final = 0.25
 
 LookUp = Callable[[Sequence[str]], Awaitable[Sequence[InstanceInfo | None]]]
 
-
 IsAwaited = Callable[[InstanceInfo], bool]
 """Whether the instance is as one waits for it to be."""
 

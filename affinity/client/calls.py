@@ -25,7 +25,6 @@ PruneProgress: TypeAlias = Callable[[int], None]
 RETRY_SECONDS: Final = 15.0
 """How long a call that may safely be made twice outlasts a database that does not answer."""
 
-
 FIRST_PAUSE: Final = 0.02
 """Longest pause in seconds before the second attempt; later ones grow."""
 

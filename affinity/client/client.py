@@ -32,13 +32,7 @@ from affinity.client.requests import (
     start_of,
 )
 from affinity.client.starts import PendingStart, refusal_of
-from affinity.client.views import (
-    ExecutionSummary,
-    Instance,
-    InstanceTree,
-    error_of,
-    instance_of,
-)
+from affinity.client.views import ExecutionSummary, Instance, InstanceTree, error_of, instance_of
 from affinity.errors import Explanation
 from affinity.limits import MAX_PAGE, check_id
 from affinity.orchestration.app import MISSING
@@ -230,12 +224,7 @@ class Client(Administration, ConversationCalls):
     # -- sending
 
     async def raise_event(
-        self,
-        instance_id: str,
-        name: str | EventValue[Any],
-        data: Any = None,
-        *,
-        idempotency_key: str | None = None,
+        self, instance_id: str, name: str | EventValue[Any], data: Any = None, *, idempotency_key: str | None = None
     ) -> None:
         """Send an instance an event; it is buffered until the orchestration waits for one of that name.
 

@@ -44,10 +44,8 @@ NOTIFY_SECONDS: Final = 0.05
 meanwhile: the wake that the append leads to notifies readers too, mostly sooner.
 """
 
-
 KNOWN: Final = 10_000
 """Journals that a client remembers, so that an event for one of them does not carry what would create it."""
-
 
 _THERE: Final = frozenset({"appended", "repeated"})
 """Outcomes of entries that are there."""

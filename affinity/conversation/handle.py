@@ -34,22 +34,12 @@ from affinity.conversation.follow import (
     read_position,
     unknown_conversation,
 )
-from affinity.conversation.kinds import (
-    RESUME_MESSAGE,
-    WAKE_MESSAGE,
-    interrupt_message,
-    terminate_message,
-)
+from affinity.conversation.kinds import RESUME_MESSAGE, WAKE_MESSAGE, interrupt_message, terminate_message
 from affinity.conversation.lineage_calls import LineageCalls
 from affinity.conversation.reading import check_seq, kinds_of
 from affinity.conversation.reply import Reply, ReplyReader
 from affinity.conversation.trace import traceparent
-from affinity.conversation.views import (
-    PendingRequest,
-    PendingRevisit,
-    request_of,
-    revisit_of,
-)
+from affinity.conversation.views import PendingRequest, PendingRevisit, request_of, revisit_of
 from affinity.conversation.wake import blocked_journals, waiting_for
 from affinity.errors import Explanation, WaitTimeout
 from affinity.journal import (

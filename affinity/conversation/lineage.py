@@ -134,13 +134,7 @@ class CreationPlanner:
         self._in_wake = in_wake
 
     async def fork(
-        self,
-        source: str,
-        new_id: str,
-        *,
-        at: int | None,
-        lineage: Literal["fork", "detach"],
-        **made_by: Unpack[MadeBy],
+        self, source: str, new_id: str, *, at: int | None, lineage: Literal["fork", "detach"], **made_by: Unpack[MadeBy]
     ) -> JournalCreation:
         """See `CommonCalls.fork` and `CommonCalls.detach`."""
         own, *ancestors = await self._lineage(source)
@@ -218,13 +212,7 @@ class CreationPlanner:
         )
 
     async def compress(
-        self,
-        source: str,
-        new_id: str,
-        *,
-        summarise: Summarise,
-        state: Any,
-        **made_by: Unpack[MadeBy],
+        self, source: str, new_id: str, *, summarise: Summarise, state: Any, **made_by: Unpack[MadeBy]
     ) -> JournalCreation:
         """See `CommonCalls.compress`."""
         own = await self._own(source)

@@ -229,12 +229,7 @@ class Program:
 
     def _rest(self) -> Start:
         """The input of the next execution."""
-        rest = Start(
-            salt=self.start["salt"],
-            processed=self.processed,
-            signalled=self.signalled,
-            due=self.is_due,
-        )
+        rest = Start(salt=self.start["salt"], processed=self.processed, signalled=self.signalled, due=self.is_due)
         self._add_outstanding(rest)
         if "home" in self.start:
             rest["home"] = self.start["home"]

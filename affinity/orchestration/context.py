@@ -17,13 +17,7 @@ from affinity.errors import InvalidOptions, OrchestrationMisuse
 from affinity.limits import MAX_CUSTOM_STATUS_BYTES, MAX_HOLD_SECONDS, MAX_TIMER_SECONDS, check_id
 from affinity.orchestration import events as ev
 from affinity.orchestration.activity import ActivityContext
-from affinity.orchestration.app import (
-    MISSING,
-    ActivityDefinition,
-    Definition,
-    OrchestrationDefinition,
-    definition_of,
-)
+from affinity.orchestration.app import MISSING, ActivityDefinition, Definition, OrchestrationDefinition, definition_of
 from affinity.orchestration.codec import Codec, read_json
 from affinity.orchestration.combine import Gather, Select, Selected, WaitAny
 from affinity.orchestration.futures import (

@@ -94,7 +94,6 @@ class RunningActivity(ActivityScope, Protocol):
 
 _activity: Final[ContextVar[RunningActivity | None]] = ContextVar("affinity.activity", default=None)
 
-
 enter_activity: Final[Callable[[RunningActivity], object]] = _activity.set
 """Set the activity of the current task, until the task ends; for a worker, which starts a task for each."""
 

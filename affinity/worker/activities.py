@@ -40,7 +40,6 @@ UNKNOWN_PAUSE = 0.5
 it.
 """
 
-
 NON_RETRYABLE: Final = (
     errors.ActivityMisuse,
     errors.NotSerializable,

@@ -135,11 +135,7 @@ class Fetcher(WorkerPart):
         flight meanwhile, since its reply could bring items; nor can a fetch, as this is the fetching task.
         """
         async with self._commits.turns.paused():
-            known = [
-                *self._lease.locks.snapshot(),
-                *self._commits.unwritten_locks(),
-                *self._instances.waiting_locks(),
-            ]
+            known = [*self._lease.locks.snapshot(), *self._commits.unwritten_locks(), *self._instances.waiting_locks()]
             delivered = list(self._lease.delivered)
             await self._provider.release_unknown_locks(self._identity, known, delivered)
             for lock in delivered:
@@ -222,10 +218,7 @@ class Fetcher(WorkerPart):
             return pause
         self._state.next_room_at = self._monotonic() + ROOM_SECONDS
         release = self._provider.release_idle_session(
-            self._identity,
-            options,
-            min_idle=self._options.session_min_idle,
-            only_users=self._sessions.only_users(),
+            self._identity, options, min_idle=self._options.session_min_idle, only_users=self._sessions.only_users()
         )
         released = await self._lease.calls.watch("fetch", release, repeated=True)
         for session_id in released:

@@ -28,7 +28,6 @@ SHARE_SECONDS = 0.005
 long they need to wake up.
 """
 
-
 FEW_WORKERS = 8
 """So many workers fetch immediately when all are notified."""
 

@@ -67,10 +67,7 @@ class ResourceSweeper(WorkerPart):
             await self._pause(SWEEP_SECONDS)
             if self._lease.is_serving:
                 take = partial(
-                    self._provider.take_unused_resources,
-                    list(self._by_name),
-                    limit=SWEEP_LIMIT,
-                    seconds=TAKEN_SECONDS,
+                    self._provider.take_unused_resources, list(self._by_name), limit=SWEEP_LIMIT, seconds=TAKEN_SECONDS
                 )
                 destroyed: list[str] = []
                 async with anyio.create_task_group() as tasks:  # one after the other, they could take `TAKEN_SECONDS`

@@ -70,7 +70,6 @@ class TurnPlacement:
 
 ANY_WORK: Final = TurnPlacement()
 
-
 _WITHOUT_ROWS: Final = (
     ev.INPUTS | ev.OUTCOMES | {ev.EventAwaited, ev.EventAwaitCancelled, ev.EventRefused, ev.GuidCreated, ev.TimeRead}
 )
@@ -359,10 +358,7 @@ def _answer(schedule_id: int, outcome: ev.Outcome) -> ev.SubOrchestrationComplet
             )
         case ev.OrchestrationCancelled():
             return ev.SubOrchestrationFailed(
-                schedule_id=schedule_id,
-                kind="cancelled",
-                error_type="OrchestrationCancelled",
-                message=outcome.reason,
+                schedule_id=schedule_id, kind="cancelled", error_type="OrchestrationCancelled", message=outcome.reason
             )
     raise AssertionError(f"not the end of an orchestration: {outcome!r}")
 

@@ -401,9 +401,7 @@ class Worker(AsyncBlock):
         gauge = self.metrics.gauge
         gauge("running_activities", "Activities that run now", self._count(lambda now: len(now.activities)))
         gauge(
-            "live_instances",
-            "Orchestrations whose coroutine is in memory",
-            self._count(lambda now: len(now.instances)),
+            "live_instances", "Orchestrations whose coroutine is in memory", self._count(lambda now: len(now.instances))
         )
         gauge(
             "held_sessions",

@@ -38,10 +38,7 @@ async def open_conversation(client: Client, conversation_id: str, kind: str | No
 
 
 def with_conversation(
-    shell: Shell,
-    conversation_id: str,
-    work: Callable[[ConversationHandle], Awaitable[T]],
-    kind: str | None = None,
+    shell: Shell, conversation_id: str, work: Callable[[ConversationHandle], Awaitable[T]], kind: str | None = None
 ) -> T:
     """Do ``work`` with the handle of a conversation; see `open_conversation`."""
 

@@ -72,14 +72,7 @@ def _family(session_ids: Sequence[str]) -> str:
 @click.option("--label", "labels", multiple=True, type=LABEL, help="Only with this label; may be repeated.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def prune(
-    shell: Shell,
-    *,
-    labels: tuple[tuple[str, str], ...],
-    dry_run: bool,
-    yes: bool,
-    **chosen: Any,
-) -> None:
+def prune(shell: Shell, *, labels: tuple[tuple[str, str], ...], dry_run: bool, yes: bool, **chosen: Any) -> None:
     """Remove old records, or all but the newest. With both --older-than and --keep, a record must be old and not kept;
     with --either too, it must be old or not kept.
 
