@@ -305,9 +305,7 @@ class PoolerRefused(ProviderError):
 
 
 class DatabaseFailure(ProviderError):
-    """Any other failure of the database: a full disk, an I/O error, no memory, a limit. The cause is the environment,
-    not the data.
-    """
+    """Any other failure of the database: a full disk, an I/O error, no memory, a limit; no fault of the data."""
 
 
 class DataRefused(ProviderError):
@@ -419,9 +417,7 @@ class UnknownWorker(ClientError):
 
 
 class WrongEventLoop(ClientError):
-    """A client or store was called from a thread without an event loop, or on another loop than its own. Nothing was
-    changed.
-    """
+    """A client or store was called without an event loop, or on another loop than its own. Nothing was changed."""
 
 
 ExplanationCode: TypeAlias = Literal[

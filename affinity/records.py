@@ -403,9 +403,7 @@ class SessionStore(Protocol):
         ...
 
     async def ancestors(self, session_id: str, limit: int) -> Sequence[SessionSummary]:
-        """The records of a session, of its parent, and so on, up to ``limit``, in any order; each once. Empty for a
-        session without a record.
-        """
+        """The records of a session, of its parent, and so on, up to ``limit``, in any order; empty without a record."""
         ...
 
 

@@ -69,9 +69,7 @@ class _InstanceWait:
 
 
 class Waiters:
-    """Waits for instances to end or to change, by polling. All waits of one client share their polls, whose delay
-    grows.
-    """
+    """Waits for instances to end or to change, by polling. All waits of one client share polls, whose delay grows."""
 
     def __init__(self, look_up: LookUp) -> None:
         self._look_up = look_up

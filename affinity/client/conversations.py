@@ -65,9 +65,7 @@ class ConversationConditions(TypedDict, total=False):
     prefix: str | None
     """Of their ids."""
     parent: str | None
-    """Id of the conversation that created them. If there is none, the children of deleted conversations with this id
-    are listed.
-    """
+    """Id of the conversation that created them; if there is none, the children of deleted ones with this id."""
     terminated: bool | None
     """Only terminated conversations, or only others."""
     with_requests: bool

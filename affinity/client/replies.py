@@ -37,9 +37,7 @@ class Replies:
         return self._provider.timeline
 
     def send(self, message: NewMessage) -> asyncio.Future[Delivery]:
-        """Send a message with a key, which may be sent again after a lost reply; see `Batcher.submit` for what the
-        future raises.
-        """
+        """Send a message with a key, again after a lost reply if need be. The future raises as of `Batcher.submit`."""
         return self._sends.submit(message)
 
     async def look_up(self, key: MessageKey, *, name: str | None) -> KeyState | None:

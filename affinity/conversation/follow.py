@@ -296,9 +296,7 @@ class EventFeed(AsyncBlock, AsyncIterator[FeedItem]):
         await self.aclose()
 
     async def _read_on(self) -> bool:
-        """Read the next page, after a wait for it if there is none; False at the end. A wait that is cancelled here
-        changes nothing.
-        """
+        """Read the next page, and wait for it if need be; False at the end. A cancelled wait changes nothing."""
         if self._follow and self._changes is None:
             changes = self._journals.changes(self._conversation_id)
             await changes.__aenter__()

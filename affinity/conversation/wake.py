@@ -533,9 +533,7 @@ class Wake(CommonCalls[None]):
         )
 
     async def children(self, *, terminated: bool | None = None) -> Sequence[str]:
-        """Ids of the children of this conversation, newest first, at most `limits.MAX_PAGE`; without the children that
-        this wake creates.
-        """
+        """Ids of the children, newest first, at most `limits.MAX_PAGE`; without children that this wake creates."""
         journal_id = self._parts.writing.work.journal_id
         where = JournalFilter(parent=self.conversation_id, parent_journal=journal_id, closed=terminated)
         return [each.session_id for each in await self._parts.journals.list(where, MAX_PAGE)]

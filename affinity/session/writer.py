@@ -448,9 +448,7 @@ class WriteQueue(Generic[S]):
             del self._by_session[writer.session_id]
 
     async def would_conflict(self, session_id: str, store: SessionStore, generation: str | None) -> bool:
-        """Whether a standalone write of this session, over the record of this generation, would conflict with the
-        running activity's own.
-        """
+        """Whether a standalone write over this generation would conflict with the running activity's own."""
         ctx = current_activity()
         if ctx is None or ctx.session_id != session_id:
             return False

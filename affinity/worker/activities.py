@@ -36,9 +36,7 @@ from affinity.worker.sessions import HeldSessions, record_need
 logger: logging.Logger = logging.getLogger("affinity.worker")
 
 UNKNOWN_PAUSE = 0.5
-"""Seconds that a session's item stays invisible after it was given back as unknown, so that another worker can fetch
-it.
-"""
+"""Seconds that a session's unknown item stays invisible, so that another worker can fetch it."""
 
 NON_RETRYABLE: Final = (
     errors.ActivityMisuse,
@@ -341,9 +339,7 @@ class ActivityRunner:
             self.isolation.proceed()
 
     async def _in_thread(self, running: _Running, definition: ActivityDefinition, arguments: tuple[Any, ...]) -> Any:
-        """Run sync code. A thread cannot be killed: once cancelled it is left behind, and keeps its slot until it
-        returns.
-        """
+        """Run sync code. A thread cannot be killed: once cancelled, it keeps its slot until it returns."""
         call = partial(self._threads.call, running, definition.function, *arguments)
         try:
             return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)

@@ -228,9 +228,7 @@ class Fetcher(WorkerPart):
         return 0.0 if released else ROOM_SECONDS
 
     async def _take_assigned(self, session_ids: Sequence[str]) -> float:
-        """Take sessions that are to move here, once their holders have no work of them in hand; returns the seconds
-        until the next fetch.
-        """
+        """Take sessions that are to move here and are at rest; returns the seconds until the next fetch."""
         self._sessions.assign(session_ids)
         take = self._provider.take_session(
             self._identity,

@@ -148,9 +148,7 @@ class InstanceTable(WorkerPart):
         return list(self._in_flight)
 
     def deliver_result(self, item: WorkItem, event: Event, staged: StagedResult | None = None) -> None:
-        """Take the result of a work item that ran here: into the next turn of its instance if that is live here, else
-        into an ack.
-        """
+        """Take the result of a work item that ran here: into the next turn of its instance, if live here, or an ack."""
         live = self._live.get(item.lock.key.instance_id)
         if staged is not None:
             self._staged.add(staged)

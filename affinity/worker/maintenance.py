@@ -1,6 +1,4 @@
-"""Periodic work of a worker: sweeps, sessions that expire, cancelled work, instances that other code has
-suspended.
-"""
+"""Periodic work of a worker: sweeps, expired sessions, cancelled work, instances that other code has suspended."""
 
 from __future__ import annotations
 
@@ -69,9 +67,7 @@ class Maintenance(WorkerPart):
         """Fails an item that is locked to this worker; set by the worker."""
 
     async def cancellations(self) -> None:
-        """Find running activities whose work item was taken away: at a hint, else every second once they run that
-        long.
-        """
+        """Find running activities whose work item was taken away: at a hint, else each second if they run so long."""
         while True:
             with anyio.move_on_after(MAINTENANCE_SECONDS):
                 await self._notifier.check_wanted.wait()
