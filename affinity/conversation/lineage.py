@@ -24,6 +24,7 @@ from affinity import errors
 from affinity.conversation.events import AgentMessage, Content, JournalEntry, UserMessage, text_of
 from affinity.conversation.follow import SPAN_COMPLETED, entries_removed
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind
+from affinity.conversation.reading import all_entries
 from affinity.conversation.transfer import Imported, entry_line, lineage_lines, record_line
 from affinity.conversation.usage import Share, Spent, Tally, extras_of, spent_before, total_of, united
 from affinity.journal import (
@@ -260,7 +261,7 @@ class CreationPlanner:
             query = JournalQuery(session_id=source, after=after, before=head.last_seq + 1, limit=MAX_PAGE)
             page = await self.page(query)
             if not page.journal_id == head.journal_id == lineage[0].journal_id:
-                raise UnknownConversation(source, "it was deleted during its export, and another one has its id")
+                raise errors.UnknownConversation(source, "it was deleted during its export, and another one has its id")
             if page.first_seq > max(after + 1, head.first_seq):
                 raise entries_removed(source, after, page.first_seq)
             for entry in page.entries:
@@ -321,13 +322,9 @@ class CreationPlanner:
         self, source: str, kinds: Sequence[str] = (), *, before: int | None = None
     ) -> AsyncIterator[JournalEntry]:
         """All entries of a journal, read page by page."""
-        after, more = 0, True
-        while more:
-            query = JournalQuery(session_id=source, after=after, before=before, kinds=kinds, limit=MAX_PAGE)
-            page = await self.page(query)
-            for entry in page.entries:
-                yield self._kind.types.read(entry)
-            after, more = (page.entries[-1].seq if page.entries else after), page.more
+        query = JournalQuery(session_id=source, before=before, kinds=kinds, limit=MAX_PAGE)
+        async for entry in all_entries(self.page, query):
+            yield self._kind.types.read(entry)
 
     async def page(self, query: JournalQuery) -> JournalPage:
         """A page of a journal of this kind.

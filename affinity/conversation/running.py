@@ -13,20 +13,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import anyio
-from pydantic_core import from_json
 
 from affinity.conversation import events as ev
 from affinity.conversation.events import kind_of, meta_of
 from affinity.conversation.kinds import ConversationKind, interrupt_message, start_of, terminate_message
+from affinity.conversation.known_wakes import delegation_of, drop_ended_wakes, task_of_execution, unchanged
 from affinity.conversation.lineage import CreationPlanner, LineageState
 from affinity.conversation.program import ChildrenDone, Delegation, Failure, WakeOutcome, WakeTask
+from affinity.conversation.reading import all_entries
 from affinity.conversation.stream import Streams, StreamWriter
 from affinity.conversation.trace import WAKE_SPAN, Trace, error_of, root_span
 from affinity.conversation.views import request_of, revisit_of
@@ -34,7 +35,6 @@ from affinity.conversation.wake import Wake, WakeInputs, WakeParts, handling
 from affinity.conversation.writing import WakeWriting, end_of_delegation
 from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict
 from affinity.journal import (
-    Entry,
     HomeLease,
     JournalAccess,
     JournalAppend,
@@ -62,10 +62,6 @@ interrupts does not count; the next one has a greater epoch, so its number is gr
 """
 
 USER_INTERRUPT: Final = kind_of(ev.UserInterrupt)
-CHILD_DELEGATED: Final = kind_of(ev.ChildDelegated)
-CHILD_ENDED: Final = kind_of(ev.ChildEnded)
-CONVERSATION_IDLE: Final = kind_of(ev.ConversationIdle)
-SPAN_COMPLETED: Final = kind_of(ev.SpanCompleted)
 
 TOO_MANY_ENDS: Final = (
     f"the ends of other delegations by the same wake have its result, and as many bytes as they may: "
@@ -124,25 +120,25 @@ class WakeRunner(Generic[S]):
         """
         if ctx.journals is None:
             raise InvalidOptions("a wake runs on a worker, whose database has journals")
-        task = _task_of_execution(task, ctx.execution_id)
+        task = task_of_execution(task, ctx.execution_id)
         read_at, asked_at = time.monotonic(), ctx.journals.monotonic()
         is_last = "terminated" in task
         limit = MAX_WAKE_ENTRIES if is_last else self._conversations.spec.limits.inputs
         work = await ctx.journals.get_pending(ctx.instance_id, limit)
         if work is None:
             return WakeOutcome(outcome="nothing", processed=0)
-        had_cancelled, task = "cancelled_wakes" in task, await _drop_ended_wakes(task, work, ctx)
+        had_cancelled, task = "cancelled_wakes" in task, await drop_ended_wakes(task, work, ctx)
         if work.closed and not is_last:
-            return _unchanged(task, work) | {"closed": True}
+            return unchanged(task, work) | {"closed": True}
         is_ordinary = not is_last and "failed" not in task
         if work.home not in {None, ctx.session_id} and is_ordinary:  # its instance was created again
-            return _unchanged(task, work) | {"more": True, "home": work.home or ""}
+            return unchanged(task, work) | {"more": True, "home": work.home or ""}
         known = task.get("processed", work.processed)
         if not is_last and (known > work.processed or (known < work.processed and not had_cancelled)):
             # The journal was recreated, or the instance was, or the journal is a fork's. The orchestration must know
             # the watermark before the wake: an interrupt would pass for one that came too late, and it would be lost
             # what was read by a wake that has ended before it was cancelled.
-            return _unchanged(task, work) | {"more": True}
+            return unchanged(task, work) | {"more": True}
         streams = self._streams_of(ctx.journals)
         attempt = _Attempt(self._conversations, ctx, ctx.journals, task, work, read_at, asked_at, streams)
         return await attempt.run()
@@ -185,7 +181,7 @@ class _Attempt(Generic[S]):
         self.number = self.task.get("attempts", 0) + self.ctx.attempt
         self.metas = [meta_of(each.payload) for each in self.work.inputs]
         self.delegations = [*self.task.get("delegations", [])]
-        self.delegations += [_delegation(each) for each in self.metas if each.delegation and not self._has(each)]
+        self.delegations += [delegation_of(each) for each in self.metas if each.delegation and not self._has(each)]
         self.delegated = self.task.get("delegated", [])
         self.trace = Trace(f"{self.spec.name}.wake", self.number, self.ctx.worker_id)
         due: dict[str, Any] = {"revisits": [each.key for each in self.work.due]} if self.work.due else {}
@@ -568,10 +564,10 @@ class _Attempt(Generic[S]):
         """Add delegations of further inputs, which were too many or too large to be read with the others."""
         if self.work.more:
             rest = JournalQuery(session_id=self.writing.session_id, after=self.read, pending=True, limit=MAX_PAGE)
-            async for entry in _entries(self.journals, rest):
+            async for entry in all_entries(self.journals.read, rest):
                 meta = meta_of(entry.payload)
                 if meta.delegation and not self._has(meta):
-                    self.delegations.append(_delegation(meta))
+                    self.delegations.append(delegation_of(meta))
 
     # --
 
@@ -603,125 +599,3 @@ class _Attempt(Generic[S]):
         times += [each.delay for each in self.writing.revisits]
         times += [each.expires_in for each in self.writing.requests if each.expires_in is not None]
         return min(times, default=None)
-
-
-def _task_of_execution(task: WakeTask, execution_id: int) -> WakeTask:
-    """The task with the id that it has in this execution: a reset runs an activity of an earlier execution again, with
-    the input that was recorded there, as another wake.
-    """
-    salt, execution, number = task["wake"].rsplit("-", 2)
-    if int(execution) == execution_id:
-        return task
-    return {**task, "wake": f"{salt}-{execution_id}-{number}"}
-
-
-def _unchanged(task: WakeTask, work: PendingWork) -> WakeOutcome:
-    """The result of a wake that processes nothing, with what the task has found out about cancelled ones."""
-    outcome = WakeOutcome(outcome="nothing", processed=work.processed)
-    if "delegations" in task:
-        outcome["delegations"] = task["delegations"]
-    if "delegated" in task:
-        outcome["delegated"] = task["delegated"]
-    if "cancelled_wakes" in task:
-        outcome["cancelled_wakes"] = task["cancelled_wakes"]
-    return outcome
-
-
-async def _drop_ended_wakes(task: WakeTask, work: PendingWork, ctx: ActivityContext) -> WakeTask:
-    """The task without the cancelled wakes that have no open trace, and with the delegations that the orchestration
-    does not know.
-
-    A cancelled wake has no open trace in three cases: no input had unparked it; it had committed its end before the
-    orchestration cancelled it, and so dropped its result; or a later wake has closed the trace.
-    """
-    assert ctx.journals is not None
-    task = task.copy()
-    cancelled = task.pop("cancelled_wakes", [])
-    unclosed = await _find_unclosed(ctx.journals, ctx.instance_id, cancelled)
-    if task.get("was_parked") and not work.inputs:
-        unclosed = [each for each in unclosed if each != cancelled[0]]
-    if unclosed:
-        task["cancelled_wakes"] = unclosed
-    if task.get("processed", work.processed) < work.processed:
-        await _add_begun(task, work, ctx.instance_id, ctx.journals)
-    return task
-
-
-async def _find_unclosed(journals: JournalAccess, session_id: str, wakes: Sequence[str]) -> list[str]:
-    """The cancelled wakes whose trace is open."""
-    unclosed: list[str] = []
-    for wake in wakes:
-        ends = (CONVERSATION_IDLE, SPAN_COMPLETED)
-        query = JournalQuery(session_id=session_id, wake_id=wake, kinds=ends, newest_first=True, limit=1)
-        page = await journals.read(query)
-        if page is not None and page.entries:
-            unclosed.clear()  # its commit has closed the traces of the wakes before
-        if page is None or not page.entries or page.entries[0].kind != CONVERSATION_IDLE:
-            unclosed.append(wake)
-    return unclosed
-
-
-async def _add_begun(task: WakeTask, work: PendingWork, session_id: str, journals: JournalAccess) -> None:
-    """Add what wakes have begun whose results the orchestration does not have, and what has not ended: they had ended
-    before they were cancelled; or an operator has reset or deleted the instance. These are delegations of the parent,
-    and delegations to children.
-
-    Entries that a journal has from another one are none of its own.
-    """
-    own = next(iter(await journals.lineage(session_id)), None)
-    if own is None or own.lineage == "import":
-        return
-    base = 0 if own.base is None else own.base.up_to or 0
-    known = {each["id"] for each in task.get("delegations", [])}
-    inputs = JournalQuery(
-        session_id=session_id, after=max(base, task.get("processed", 0)), before=work.processed + 1, limit=MAX_PAGE
-    )
-    async for each in _entries(journals, inputs):
-        meta = meta_of(each.payload) if each.is_input and not each.is_copied else ev.NO_META
-        if meta.delegation and meta.delegation not in known and not await _has_end(journals, meta):
-            task["delegations"] = [*task.get("delegations", []), _delegation(meta, cycles=1)]
-    if work.parent is not None:
-        delegated: dict[str, None] = {}
-        query = JournalQuery(session_id=session_id, after=base, kinds=(CHILD_DELEGATED, CHILD_ENDED), limit=MAX_PAGE)
-        async for each in _entries(journals, query):
-            if each.kind == CHILD_DELEGATED:
-                delegated[_delegation_id(each)] = None
-            elif each.seq <= work.processed:
-                delegated.pop(_delegation_id(each), None)
-        task["delegated"] = [*delegated]
-
-
-async def _has_end(journals: JournalAccess, meta: ev.EventMeta) -> bool:
-    """Whether the parent has been notified of the end of a delegation, or is gone."""
-    event_id = f"{CHILD_ENDED}/{meta.delegation}"
-    page = await journals.read(JournalQuery(session_id=meta.parent or "", event_id=event_id, limit=1))
-    return page is None or meta.parent_journal not in {None, page.journal_id} or bool(page.entries)
-
-
-async def _entries(journals: JournalAccess, query: JournalQuery) -> AsyncIterator[Entry]:
-    """All entries that a query asks for, read page by page."""
-    more = True
-    while more:
-        page = await journals.read(query)
-        if page is None:
-            return
-        for each in page.entries:
-            yield each
-            query = replace(query, after=each.seq)
-        more = page.more
-
-
-def _delegation_id(entry: Entry) -> str:
-    """Of a `ChildDelegated` or `ChildEnded`."""
-    return str(from_json(entry.payload)["delegation"])
-
-
-def _delegation(meta: ev.EventMeta, cycles: int = 0) -> Delegation:
-    return Delegation(
-        id=meta.delegation or "",
-        parent=meta.parent or "",
-        parent_kind=meta.parent_kind or "",
-        parent_journal=meta.parent_journal,
-        max_cycles=meta.max_cycles,
-        cycles=cycles,
-    )
