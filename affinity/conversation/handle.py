@@ -40,7 +40,7 @@ from affinity.conversation.reading import check_seq, kinds_of
 from affinity.conversation.reply import Reply, ReplyReader
 from affinity.conversation.trace import traceparent
 from affinity.conversation.views import PendingRequest, PendingRevisit, request_of, revisit_of
-from affinity.conversation.wake import blocked_journals, waiting_for
+from affinity.conversation.wake_parts import blocked_journals, waiting_for
 from affinity.errors import Explanation, WaitTimeout
 from affinity.journal import (
     Answer,

@@ -31,7 +31,8 @@ from affinity.conversation.reading import all_entries
 from affinity.conversation.stream import Streams, StreamWriter
 from affinity.conversation.trace import WAKE_SPAN, Trace, error_of, root_span
 from affinity.conversation.views import request_of, revisit_of
-from affinity.conversation.wake import Wake, WakeInputs, WakeParts, handling
+from affinity.conversation.wake import Wake
+from affinity.conversation.wake_parts import WakeInputs, WakeParts, handling
 from affinity.conversation.writing import WakeWriting, end_of_delegation
 from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict
 from affinity.journal import (
