@@ -36,6 +36,7 @@ NOT_PUBLIC: Final = {
     "Journals": "the journals of a client's database, for conversations",
     "LineageState": "a protocol that `Conversations` fulfils",
     "MadeBy": "the keyword arguments of a call",
+    "MoveConditions": "the keyword arguments of a call",
     "NewInstanceOptions": "the keyword arguments of a call",
     "OpenOptions": "of a constructor that only `Sessions` calls",
     "PageReader": "of a constructor that only `ConversationHandle` calls",

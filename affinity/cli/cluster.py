@@ -13,7 +13,7 @@ import click
 from affinity import provider
 from affinity.cli.arguments import LIMIT
 from affinity.cli.output import compact, pairs, seconds, table
-from affinity.cli.shell import Shell, command, with_client
+from affinity.cli.shell import Shell, command, with_client, with_workers
 from affinity.client import Client
 from affinity.explain.names import differences
 from affinity.provider.contract import FleetLoad, Quotas, WorkerInfo
@@ -108,13 +108,7 @@ def drain(shell: Shell, *, worker_ids: tuple[str, ...]) -> None:
       affinity drain worker-3
       affinity drain worker-3 worker-4 --json
     """
-
-    async def run(client: Client) -> None:
-        for worker_id in worker_ids:
-            await client.drain_worker(worker_id)
-
-    with_client(shell, run)
-    shell.show({"workers": dict.fromkeys(worker_ids, "draining")}, lambda: None)
+    with_workers(shell, worker_ids, Client.drain_worker, "draining")
 
 
 @command()

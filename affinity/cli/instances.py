@@ -11,7 +11,7 @@ import click
 from affinity.cli.arguments import DURATION, JSON
 from affinity.cli.help import FAILED, REFUSED, UNKNOWN
 from affinity.cli.output import compact, counted, printable, table
-from affinity.cli.shell import Shell, command, remove, with_client
+from affinity.cli.shell import Shell, command, remove, with_client, with_workers
 from affinity.client import Client, EndedStatus, IfEnded, Instance
 from affinity.orchestration import Event, EventValue
 from affinity.orchestration.wire import details_document
@@ -170,7 +170,7 @@ def resume(
     if workers:
         if instance_ids or everything or reason is not None:
             raise click.UsageError("--worker resumes workers: it contradicts ids, --all and --reason")
-        _resume_workers(shell, workers)
+        with_workers(shell, workers, Client.resume_worker, "resumed")
         return
     if everything == bool(instance_ids) or (reason is not None and not everything):
         raise click.UsageError("give ids, or --all, which --reason may narrow")
@@ -187,15 +187,6 @@ def resume(
     )
     if not everything and (refused := {*outcome.values()} - {"resumed"}):
         click.get_current_context().exit(UNKNOWN if "unknown" in refused else REFUSED)
-
-
-def _resume_workers(shell: Shell, worker_ids: tuple[str, ...]) -> None:
-    async def run(client: Client) -> None:
-        for worker_id in worker_ids:
-            await client.resume_worker(worker_id)
-
-    with_client(shell, run)
-    shell.show({"workers": dict.fromkeys(worker_ids, "resumed")}, lambda: None)
 
 
 @command()

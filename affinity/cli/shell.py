@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
@@ -165,6 +165,19 @@ def with_client(shell: Shell, work: Callable[[Client], Awaitable[T]]) -> T:
             return await work(client)
 
     return anyio.run(run)
+
+
+def with_workers(
+    shell: Shell, worker_ids: Sequence[str], verb: Callable[[Client, str], Awaitable[None]], done: str
+) -> None:
+    """Do something with some workers, which are ``done`` then."""
+
+    async def run(client: Client) -> None:
+        for worker_id in worker_ids:
+            await verb(client, worker_id)
+
+    with_client(shell, run)
+    shell.show({"workers": dict.fromkeys(worker_ids, done)}, lambda: None)
 
 
 def confirm(question: str) -> None:

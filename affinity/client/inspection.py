@@ -82,6 +82,15 @@ class InstanceConditions(TypedDict, total=False):
     """That they, or their parents, were started with."""
 
 
+class MoveConditions(TypedDict, total=False):
+    """The moves of sessions to list; all conditions hold."""
+
+    session_id: str | None
+    worker_id: str | None
+    """From this worker or to it."""
+    reason: MoveReason | None
+
+
 class Inspection(ClientBase):
     """Calls that show instances, sessions and workers."""
 
@@ -322,25 +331,16 @@ class Inspection(ClientBase):
         return PageIterator(read, "")
 
     async def session_moves(
-        self,
-        *,
-        session_id: str | None = None,
-        worker_id: str | None = None,
-        reason: MoveReason | None = None,
-        after: int | None = None,
-        before: int | None = None,
-        limit: int = 100,
+        self, *, after: int | None = None, before: int | None = None, limit: int = 100, **where: Unpack[MoveConditions]
     ) -> Sequence[SessionMove]:
         """Moves of sessions with their reasons, in the order of their epochs: with ``after`` the first ones after that
         epoch, otherwise the last ones.
 
         Args:
-            session_id: of one session.
-            worker_id: from this worker or to it.
-            reason: with this reason.
             after: an epoch; the last one of a page gives the next page.
             before: an epoch; the first one of a page gives the page before.
             limit: moves at most, from 1 to `limits.MAX_PAGE`.
+            where: conditions; see `MoveConditions`.
 
         Raises:
             InvalidInput: a limit out of range, ``after`` together with ``before``, or a text that no store can keep.
@@ -348,30 +348,20 @@ class Inspection(ClientBase):
         _check_limit(limit, MAX_PAGE)
         if after is not None and before is not None:
             raise InvalidInput("after and before contradict each other: give one of them")
-        where = MoveFilter(session_id=session_id, worker_id=worker_id, reason=reason)
-        page = partial(self._provider.list_session_moves, where, after=after, before=before, limit=limit)
-        return await retry(page)
+        wanted = MoveFilter(**where)
+        return await retry(partial(self._provider.list_session_moves, wanted, after=after, before=before, limit=limit))
 
     def follow_session_moves(
-        self,
-        *,
-        session_id: str | None = None,
-        worker_id: str | None = None,
-        reason: MoveReason | None = None,
-        after: int | None = None,
-        poll_interval: float = 1.0,
+        self, *, after: int | None = None, poll_interval: float = 1.0, **where: Unpack[MoveConditions]
     ) -> AsyncIterator[SessionMove]:
         """Each move once, as it happens; without end. What its hydrate costs is not known yet: see `session_moves`.
 
         Args:
-            session_id: of one session.
-            worker_id: from this worker or to it.
-            reason: with this reason.
             after: begin after this epoch; None: with the next move.
             poll_interval: seconds between two looks.
+            where: conditions; see `MoveConditions`.
         """
-        where = MoveFilter(session_id=session_id, worker_id=worker_id, reason=reason)
-        return follow_moves(lambda: self._provider, where, after, poll_interval)
+        return follow_moves(lambda: self._provider, MoveFilter(**where), after, poll_interval)
 
     async def workers(self) -> Sequence[WorkerInfo]:
         """All workers by id, alive or not."""
