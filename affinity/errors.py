@@ -134,6 +134,12 @@ class ReportedError:
     details: ErrorDetails
     stack: str
 
+    def _set_report(self, error_type: str, message: str, details: ErrorDetails | None, stack: str) -> None:
+        self.error_type = error_type
+        self.message = message
+        self.details = details or ErrorDetails()
+        self.stack = stack
+
     @property
     def category(self) -> str | None:
         """Category of the exception: "load_failed", "migration_missing", …; None if its class has none."""
@@ -299,9 +305,7 @@ class PoolerRefused(ProviderError):
 
 
 class DatabaseFailure(ProviderError):
-    """Any other failure of the database: a full disk, an I/O error, no memory, a limit. The cause is the environment,
-    not the data.
-    """
+    """Any other failure of the database: a full disk, an I/O error, no memory, a limit; no fault of the data."""
 
 
 class DataRefused(ProviderError):
@@ -413,9 +417,7 @@ class UnknownWorker(ClientError):
 
 
 class WrongEventLoop(ClientError):
-    """A client or store was called from a thread without an event loop, or on another loop than its own. Nothing was
-    changed.
-    """
+    """A client or store was called without an event loop, or on another loop than its own. Nothing was changed."""
 
 
 ExplanationCode: TypeAlias = Literal[
@@ -573,19 +575,12 @@ class EntriesRemoved(UnknownEntry):
 
 class WakeFailed(ConversationError, ReportedError):
     """The wake that was to process the event has failed for good. The event stays pending: the next one, or a resume,
-    tries again.
-
-    Attributes:
-        error_type: name of the exception class that the handler raised last.
-        message: its text.
+    tries again. It reports the exception that the handler raised last; see `ReportedError`.
     """
 
     def __init__(self, conversation_id: str, error_type: str, message: str, stack: str = "") -> None:
         super().__init__(conversation_id, f"its wake has failed: {error_type}: {message}")
-        self.error_type = error_type
-        self.message = message
-        self.details: ErrorDetails = ErrorDetails()
-        self.stack = stack
+        self._set_report(error_type, message, None, stack)
 
 
 # --- orchestrations -------------------------------------------------------------------------------------------------
@@ -598,18 +593,11 @@ class OrchestrationError(AffinityError):
 class OrchestrationFailed(OrchestrationError, ReportedError):
     """The orchestration raised. If it raised the error of an activity or sub-orchestration, it has the category and
     fields of that error; see `ReportedError`.
-
-    Attributes:
-        error_type: name of the exception class that ended it.
-        message: its text.
     """
 
     def __init__(self, error_type: str, message: str, details: ErrorDetails | None = None, stack: str = "") -> None:
         super().__init__(f"{error_type}: {message}")
-        self.error_type = error_type
-        self.message = message
-        self.details: ErrorDetails = details or ErrorDetails()
-        self.stack = stack
+        self._set_report(error_type, message, details, stack)
 
 
 class OrchestrationCancelled(OrchestrationError):
@@ -673,7 +661,6 @@ class ActivityError(AffinityError, ReportedError):
     Attributes:
         activity: registered name of the activity.
         error_type: name of the exception class that the activity raised, or of this class.
-        message: its text.
     """
 
     def __init__(
@@ -681,10 +668,7 @@ class ActivityError(AffinityError, ReportedError):
     ) -> None:
         super().__init__(f"activity {activity!r}: {error_type}: {message}")
         self.activity = activity
-        self.error_type = error_type
-        self.message = message
-        self.details: ErrorDetails = details or ErrorDetails()
-        self.stack = stack
+        self._set_report(error_type, message, details, stack)
 
 
 class ActivityFailed(ActivityError):

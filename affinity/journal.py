@@ -27,16 +27,13 @@ from affinity.records import RecordTimes, SessionState, frozen
 SEQ_MARK: Final = '"$SEQ"'
 """In `JournalAppend.message`: stands for the number of the entry, or of the last one if none is appended."""
 
-
 PARKED_MARK: Final = '"$PARKED"'
 """In `JournalAppend.message`: stands for whether the instance has a parked work item."""
-
 
 REFUSAL_MARK: Final = '"\\u001a"'
 """In the payload of the entry of `JournalAppend.if_refused`: a JSON text that stands for the outcome. No id can be this
 text, which is a control character.
 """
-
 
 META_FIELD: Final = "_"
 """Field of a payload with facts of the sending, such as the sender's trace: it is no part of the event."""

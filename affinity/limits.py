@@ -47,9 +47,7 @@ MAX_CUSTOM_STATUS_BYTES: Final = 4 * 1024
 """UTF-8 bytes of a custom status as JSON: it is written into the instance row and listed."""
 
 MAX_ERROR_BYTES: Final = 16 * 1024
-"""UTF-8 bytes kept of an error's text. A longer one is truncated, with a mark, never refused: a failure must be
-recorded.
-"""
+"""UTF-8 bytes kept of an error's text. A longer one is truncated, with a mark: a failure must be recorded."""
 
 MAX_STACK_BYTES: Final = 8 * 1024
 """UTF-8 bytes recorded of the stack of an error, in the history and with the instance: about forty frames."""

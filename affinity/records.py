@@ -65,6 +65,12 @@ def constructor(cls: type[T]) -> type[T]:
     return cast("type[T]", scope["make"])
 
 
+def copied(cls: type[T], row: object, **others: Any) -> T:
+    """A record of a class with the values of the fields of the same names that ``row`` has, and ``others``."""
+    names = [each.name for each in fields(cls) if each.name not in others]  # type: ignore[arg-type]  # a dataclass
+    return cls(**{name: getattr(row, name) for name in names}, **others)
+
+
 StateEncoding: TypeAlias = Literal["plain", "zlib"]
 """How the bytes of a state are packed; stores keep the word and do not read the state."""
 
@@ -397,9 +403,7 @@ class SessionStore(Protocol):
         ...
 
     async def ancestors(self, session_id: str, limit: int) -> Sequence[SessionSummary]:
-        """The records of a session, of its parent, and so on, up to ``limit``, in any order; each once. Empty for a
-        session without a record.
-        """
+        """The records of a session, of its parent, and so on, up to ``limit``, in any order; empty without a record."""
         ...
 
 

@@ -49,7 +49,6 @@ Set None too: a new task inherits the session of the task that starts it.
 leave_session: Final[Callable[[Token[str | None]], None]] = _session_id.reset
 """Restore the session that was set before."""
 
-
 enter_instance: Final[Callable[[str | None], Token[str | None]]] = _instance_id.set
 """Set the instance of the current task, to its end or until `leave_instance` takes the token."""
 
@@ -152,7 +151,6 @@ class _SpanMarker:
 
 _marked: WeakSet[Any] = WeakSet()  # tracer providers; a processor cannot be removed, and does nothing outside a session
 _marking = threading.Lock()
-
 
 _reported: set[type[Exception]] = set()
 

@@ -12,9 +12,8 @@ import click
 
 from affinity import provider
 from affinity.cli.arguments import LIMIT
-from affinity.cli.help import Command
 from affinity.cli.output import compact, pairs, seconds, table
-from affinity.cli.shell import Shell, command, with_client
+from affinity.cli.shell import Shell, command, with_client, with_workers
 from affinity.client import Client
 from affinity.explain.names import differences
 from affinity.provider.contract import FleetLoad, Quotas, WorkerInfo
@@ -24,10 +23,9 @@ WATCH_SECONDS: Final = 1.0
 """Between two looks of `affinity workers --watch`."""
 
 
-@click.command(cls=Command)
+@command()
 @click.option("--desired", is_flag=True, help="Show instead how many workers the sessions need.")
 @click.option("--watch", is_flag=True, help="Show them every second, until Ctrl-C; with --json one line each time.")
-@command
 def workers(shell: Shell, *, desired: bool, watch: bool) -> None:
     """Show the workers, also recently ended ones: state, held sessions, lease, code
     version and since when it is deployed, tags, labels.
@@ -98,9 +96,8 @@ def _worker_row(worker: WorkerInfo) -> tuple[object, ...]:
     )
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("worker_ids", metavar="WORKER...", nargs=-1, required=True)
-@command
 def drain(shell: Shell, *, worker_ids: tuple[str, ...]) -> None:
     """Drain the workers WORKER…: they take nothing new, finish what runs, and give their sessions up as work ends.
 
@@ -111,22 +108,15 @@ def drain(shell: Shell, *, worker_ids: tuple[str, ...]) -> None:
       affinity drain worker-3
       affinity drain worker-3 worker-4 --json
     """
-
-    async def run(client: Client) -> None:
-        for worker_id in worker_ids:
-            await client.drain_worker(worker_id)
-
-    with_client(shell, run)
-    shell.show({"workers": dict.fromkeys(worker_ids, "draining")}, lambda: None)
+    with_workers(shell, worker_ids, Client.drain_worker, "draining")
 
 
-@click.command(cls=Command)
+@command()
 @click.option("--dry-run", is_flag=True, help="Change nothing; show the schema, and what would be done.")
 @click.option("--grant-client", "clients", metavar="ROLE", multiple=True, help="Let it start, raise, cancel and read.")
 @click.option("--grant-worker", "workers", metavar="ROLE", multiple=True, help="Let it do all but change the schema.")
 @click.option("--grant-scaler", "scalers", metavar="ROLE", multiple=True, help="Let it read desired_workers only.")
 @click.option("--revoke", metavar="ROLE", multiple=True, help="Take all its rights in the schema away.")
-@command
 def migrate(
     shell: Shell,
     *,
@@ -184,9 +174,8 @@ def _show_schema(shell: Shell, found: SchemaReport) -> None:
     shell.show(document, lambda: pairs(lines))
 
 
-@click.command(cls=Command)
+@command()
 @click.option("--suspend/--resume", default=None, help="Have no worker offer sessions to others any more, or again.")
-@command
 def rebalance(shell: Shell, *, suspend: bool | None) -> None:
     """Show how many sessions each live worker holds and its share of them by capacity, and whether workers that hold
     more than their share may offer sessions to others. With --suspend none does, until --resume.
@@ -214,8 +203,9 @@ def rebalance(shell: Shell, *, suspend: bool | None) -> None:
     def show() -> None:
         columns = ("WORKER", "SESSIONS", "SHARE", "CAPACITY", "RUNS FOR")
         rows = [
-            (one.worker_id, one.sessions, _rounded(shares.get(one.worker_id)), one.capacity, seconds(one.age))
+            (one.worker_id, one.sessions, None if share is None else f"{share:.1f}", one.capacity, seconds(one.age))
             for one in load.workers
+            for share in [shares.get(one.worker_id)]
         ]
         table(columns, rows, empty="no workers")
         click.echo(f"rebalancing: {'suspended' if load.suspended else 'on'}")
@@ -223,15 +213,10 @@ def rebalance(shell: Shell, *, suspend: bool | None) -> None:
     shell.show(document, show)
 
 
-def _rounded(share: float | None) -> str | None:
-    return None if share is None else f"{share:.1f}"
-
-
-@click.command(cls=Command)
+@command()
 @click.option("--instances", type=LIMIT, help="Instances in the database, ended ones included; `none`: no limit.")
 @click.option("--unread-events", type=LIMIT, help="Events of one instance that it has not read.")
 @click.option("--instance-bytes", type=LIMIT, help="Bytes of one instance: its history and what waits for it.")
-@command
 def quotas(shell: Shell, **wanted: int | None) -> None:
     """Show the limits of the database, which are off by default, or set the named ones.
 

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any, Final, get_args
 
 import click
 
 from affinity.cli.files import written
-from affinity.cli.help import Command
 from affinity.cli.instances import error_details
 from affinity.cli.output import cell, clock, compact, pairs, printable, seconds, table
 from affinity.cli.shell import PageOptions, Progress, Shell, command, paged, with_client
-from affinity.client import (
-    Activity,
-    Client,
-    ExecutionSummary,
-    HistoryRecord,
-    Instance,
-    Page,
-    TreeNode,
-    WorkStatistics,
-)
+from affinity.client import Activity, Client, HistoryRecord, Instance, Page, TreeNode, WorkStatistics
 from affinity.errors import Explanation
 from affinity.limits import MAX_COUNT, MAX_PAGE
 from affinity.provider.contract import InstanceStatus
@@ -34,10 +24,9 @@ _EVENT_COLUMNS: Final = ("#", "TIME", "EVENT", "WORKER", "ATTEMPT", "DETAILS")
 _COLUMNS: Final = ("INSTANCE", "ORCHESTRATION", "STATUS", "SESSION", "OWNER", "EVENTS", "CREATED", "CUSTOM STATUS")
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("instance_id", metavar="ID")
 @click.option("--stack", is_flag=True, help="Also the stack of its error. (--json has it always.)")
-@command
 def show(shell: Shell, instance_id: str, *, stack: bool) -> None:
     """Show the state of the instance ID: status, result or error, custom status, owner.
 
@@ -46,9 +35,7 @@ def show(shell: Shell, instance_id: str, *, stack: bool) -> None:
     raised.
     """
 
-    async def read(
-        client: Client,
-    ) -> tuple[Instance, Sequence[Activity], Sequence[HistoryRecord], Explanation | None]:
+    async def read(client: Client) -> tuple[Instance, Sequence[Activity], Sequence[HistoryRecord], Explanation | None]:
         instance = await client.status(instance_id)
         if instance.finished:
             return instance, (), (), None
@@ -99,11 +86,10 @@ def _details(instance: Instance) -> list[tuple[str, object]]:
     ]
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("instance_id", metavar="ID")
 @click.option("--execution", type=click.IntRange(min=1), help="Which, after continue_as_new  [default: the last]")
 @click.option("--export", "output", metavar="FILE", help="Write all executions to FILE, for `affinity replay`.")
-@command
 def history(shell: Shell, instance_id: str, *, execution: int | None, output: str | None) -> None:
     """Show the events of the instance ID, oldest first: scheduled work, results, received events.
 
@@ -125,10 +111,7 @@ def history(shell: Shell, instance_id: str, *, execution: int | None, output: st
         return [event if shell.as_json else _event_row(event) async for event in events]
 
     found = with_client(shell, read)
-    shell.show(
-        {"instance_id": instance_id, "events": found},
-        lambda: table(_EVENT_COLUMNS, found, empty="no events"),
-    )
+    shell.show({"instance_id": instance_id, "events": found}, lambda: table(_EVENT_COLUMNS, found, empty="no events"))
 
 
 def _export(shell: Shell, instance_id: str, execution: int | None, output: str) -> None:
@@ -161,26 +144,16 @@ def _event_row(event: HistoryRecord) -> tuple[object, ...]:
     return event.event_id, at, event.type, event.worker_id, run, details
 
 
-@click.command("list", cls=Command)
+@command("list")
 @click.option(
     "--status", multiple=True, type=click.Choice(get_args(InstanceStatus)), help="Only these; may be repeated."
 )
 @click.option("--name", help="Only of this orchestration.")
 @click.option("--prefix", help="Only ids that start with this.")
-@click.option("--parent", help="Only sub-orchestrations of this instance.")
+@click.option("--parent", "parent_id", help="Only sub-orchestrations of this instance.")
 @click.option("--session", "session_id", help="Only instances that were started with this session, and their children.")
 @paged("Instances")
-@command
-def list_instances(
-    shell: Shell,
-    *,
-    status: tuple[InstanceStatus, ...],
-    name: str | None,
-    prefix: str | None,
-    parent: str | None,
-    session_id: str | None,
-    page: PageOptions,
-) -> None:
+def list_instances(shell: Shell, *, page: PageOptions, **where: Any) -> None:
     """List instances, newest first. The exit code of an empty list is 0.
 
     Examples:
@@ -190,19 +163,8 @@ def list_instances(
 
     async def read(client: Client) -> Page:
         if page.everything:
-            found = client.list_instances(
-                status=status, name=name, prefix=prefix, parent_id=parent, session_id=session_id
-            )
-            return Page(items=[instance async for instance in found], next=None)
-        return await client.list_page(
-            status=status,
-            name=name,
-            prefix=prefix,
-            parent_id=parent,
-            session_id=session_id,
-            after=page.after,
-            limit=page.limit,
-        )
+            return Page(items=[instance async for instance in client.list_instances(**where)], next=None)
+        return await client.list_page(**where, after=page.after, limit=page.limit)
 
     found = with_client(shell, read)
     document = {"instances": found.items, "next": found.next}
@@ -247,11 +209,10 @@ def _activity(one: Activity) -> str:
     return f"{one.name}: attempt {one.attempt} waits for a worker{where}{why}"
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("instance_id", metavar="ID")
 @click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True, help="Executions at most.")
 @click.option("--before", type=click.IntRange(min=1), help="Only executions before this one.")
-@command
 def executions(shell: Shell, instance_id: str, limit: int, before: int | None) -> None:
     """Show the executions of the instance ID, newest first: one begins with each continue_as_new, and with each reset.
 
@@ -261,26 +222,20 @@ def executions(shell: Shell, instance_id: str, limit: int, before: int | None) -
     columns = ("EXECUTION", "STATUS", "EVENTS", "STARTED", "ENDED")
     shell.show(
         {"instance_id": instance_id, "executions": found},
-        lambda: table(columns, map(_execution_row, found), empty="no executions"),
+        lambda: table(columns, map(astuple, found), empty="no executions"),
     )
 
 
-def _execution_row(one: ExecutionSummary) -> tuple[object, ...]:
-    return one.execution_id, one.status, one.event_count, one.started_at, one.ended_at
-
-
-@click.command(cls=Command)
+@command()
 @click.argument("instance_id", metavar="ID")
 @click.option(
     "--limit", type=click.IntRange(1, MAX_PAGE), default=MAX_PAGE, show_default=True, help="Instances at most."
 )
-@command
 def tree(shell: Shell, instance_id: str, limit: int) -> None:
     """Show the instance ID with its sub-orchestrations and theirs, each below its parent."""
     found = with_client(shell, lambda client: client.tree(instance_id, limit=limit))
     shell.show(
-        found,
-        lambda: table(("INSTANCE", "ORCHESTRATION", "STATUS", "CREATED"), map(_node_row, found.nodes), empty=""),
+        found, lambda: table(("INSTANCE", "ORCHESTRATION", "STATUS", "CREATED"), map(_node_row, found.nodes), empty="")
     )
     if found.truncated and not shell.as_json:
         click.echo(f"more than {limit} instances: the nearest to the root are shown", err=True)
@@ -291,11 +246,10 @@ def _node_row(node: TreeNode) -> tuple[object, ...]:
     return "  " * node.depth + node.instance_id, label, node.status, node.created_at
 
 
-@click.command(cls=Command)
+@command()
 @click.option(
     "--limit", type=click.IntRange(1, MAX_COUNT), default=MAX_COUNT, show_default=True, help="Where counts stop."
 )
-@command
 def stats(shell: Shell, limit: int) -> None:
     """Show the number of instances of each status, the work in the queues, and the age of the oldest work.
 

@@ -9,9 +9,9 @@ import anyio
 import click
 
 from affinity.cli.arguments import DURATION, JSON
-from affinity.cli.help import FAILED, REFUSED, UNKNOWN, Command
+from affinity.cli.help import FAILED, REFUSED, UNKNOWN
 from affinity.cli.output import compact, counted, printable, table
-from affinity.cli.shell import Progress, Shell, command, confirm, with_client
+from affinity.cli.shell import Shell, command, remove, with_client, with_workers
 from affinity.client import Client, EndedStatus, IfEnded, Instance
 from affinity.orchestration import Event, EventValue
 from affinity.orchestration.wire import details_document
@@ -29,7 +29,7 @@ _Removed: TypeAlias = dict[str, int]
 """The numbers of a report, by what they count."""
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("name")
 @click.option("--input", "value", type=JSON, default=None, help="Its input: JSON text, @FILE, or - for stdin.")
 @click.option("--id", "instance_id", help="Instance id; makes the command idempotent  [default: random]")
@@ -43,7 +43,6 @@ _Removed: TypeAlias = dict[str, int]
 )
 @click.option("--wait", "waits", is_flag=True, help="Wait for the result and print it, as `wait` does.")
 @click.option("--timeout", type=float, help="Seconds to wait  [default: forever]")
-@command
 def start(
     shell: Shell,
     *,
@@ -87,12 +86,11 @@ def start(
     anyio.run(run)
 
 
-@click.command("raise", cls=Command)
+@command("raise")
 @click.argument("instance_id", metavar="ID")
 @click.argument("event")
 @click.option("--data", type=JSON, default=None, help="What it carries: JSON text, @FILE, or - for stdin.")
 @click.option("--key", help="Of the events with one key the instance gets one: the command may be repeated.")
-@command
 def raise_event(shell: Shell, instance_id: str, event: str, data: Any, key: str | None) -> None:
     """Send the event EVENT to the instance ID; it is buffered until the orchestration waits for one of that name.
 
@@ -104,7 +102,7 @@ def raise_event(shell: Shell, instance_id: str, event: str, data: Any, key: str 
     shell.show({"instance_id": instance_id, "event": event, "delivered": True}, lambda: None)
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("instance_id", metavar="ID")
 @click.argument("event")
 @click.option("--data", type=JSON, default=None, help="What it carries: JSON text, @FILE, or - for stdin.")
@@ -112,7 +110,6 @@ def raise_event(shell: Shell, instance_id: str, event: str, data: Any, key: str 
 @click.option("--start", "name", help="Start this orchestration if there is no instance ID.")
 @click.option("--input", "value", type=JSON, default=None, help="With --start: its input, as --data.")
 @click.option("--timeout", type=float, help="Seconds to wait  [default: forever]")
-@command
 def ask(
     shell: Shell,
     *,
@@ -143,22 +140,20 @@ def ask(
     shell.show({"instance_id": instance_id, "event": event, "reply": reply}, lambda: click.echo(compact(reply)))
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("instance_id", metavar="ID")
 @click.option("--reason", default="cancelled from the command line", show_default=True)
-@command
 def cancel(shell: Shell, instance_id: str, reason: str) -> None:
     """Ask the instance ID to end, after its cleanup: see `affinity wait`."""
     with_client(shell, lambda client: client.cancel(instance_id, reason))
     shell.show({"instance_id": instance_id, "cancel_requested": True}, lambda: None)
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("instance_ids", metavar="[ID]...", nargs=-1)
 @click.option("--worker", "workers", metavar="WORKER", multiple=True, help="Instead: let this worker take work again.")
 @click.option("--all", "everything", is_flag=True, help="All suspended instances.")
 @click.option("--reason", help="With --all, only instances that were suspended for this: Nondeterminism, ….")
-@command
 def resume(
     shell: Shell, instance_ids: tuple[str, ...], workers: tuple[str, ...], everything: bool, reason: str | None
 ) -> None:
@@ -175,7 +170,7 @@ def resume(
     if workers:
         if instance_ids or everything or reason is not None:
             raise click.UsageError("--worker resumes workers: it contradicts ids, --all and --reason")
-        _resume_workers(shell, workers)
+        with_workers(shell, workers, Client.resume_worker, "resumed")
         return
     if everything == bool(instance_ids) or (reason is not None and not everything):
         raise click.UsageError("give ids, or --all, which --reason may narrow")
@@ -194,19 +189,9 @@ def resume(
         click.get_current_context().exit(UNKNOWN if "unknown" in refused else REFUSED)
 
 
-def _resume_workers(shell: Shell, worker_ids: tuple[str, ...]) -> None:
-    async def run(client: Client) -> None:
-        for worker_id in worker_ids:
-            await client.resume_worker(worker_id)
-
-    with_client(shell, run)
-    shell.show({"workers": dict.fromkeys(worker_ids, "resumed")}, lambda: None)
-
-
-@click.command(cls=Command)
+@command()
 @click.argument("instance_id", metavar="ID")
 @click.option("--to-event", type=click.IntRange(min=1), required=True, help="The last event that counts.")
-@command
 def reset(shell: Shell, instance_id: str, to_event: int) -> None:
     """Open the instance ID again, also when it has failed, as it was after an event of its history.
 
@@ -222,21 +207,19 @@ def reset(shell: Shell, instance_id: str, to_event: int) -> None:
     shell.show(document, lambda: click.echo(f"execution {execution}"))
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("instance_id", metavar="ID")
 @click.option("--force", is_flag=True, help="Also when it is still running.")
 @click.option("--keep-children", is_flag=True, help="Leave its sub-orchestrations.")
-@command
 def delete(shell: Shell, instance_id: str, force: bool, keep_children: bool) -> None:
     """Remove the finished instance ID with its history, its queued work, and its sub-orchestrations."""
     with_client(shell, lambda client: client.delete(instance_id, force=force, keep_children=keep_children))
     shell.show({"instance_id": instance_id, "deleted": True}, lambda: None)
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("instance_id", metavar="ID")
 @click.option("--timeout", type=float, help="Seconds  [default: forever]")
-@command
 def wait(shell: Shell, instance_id: str, timeout: float | None) -> None:
     """Wait until the instance ID has ended, and print its result as JSON.
 
@@ -267,7 +250,7 @@ def error_details(instance: Instance) -> dict[str, Any]:
     return {} if instance.error_details is None else details_document(instance.error_details)
 
 
-@click.command(cls=Command)
+@command()
 @click.option("--older-than", type=DURATION, required=True, help="Ended so long ago: 90s, 15m, 12h, 30d, 4w.")
 @click.option(
     "--status",
@@ -278,7 +261,6 @@ def error_details(instance: Instance) -> dict[str, Any]:
 @click.option("--histories", is_flag=True, help="Histories of former executions, in place of instances.")
 @click.option("--dry-run", is_flag=True, help="Only print how many would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@command
 def prune(
     shell: Shell, *, older_than: float, status: tuple[EndedStatus, ...], histories: bool, dry_run: bool, yes: bool
 ) -> None:
@@ -297,21 +279,15 @@ def prune(
         raise click.UsageError("--status is about instances: it contradicts --histories")
     chosen = status or ("completed",)
 
-    def run(*, dry: bool) -> _Removed:
-        async def work(client: Client) -> _Removed:
-            with Progress("would remove" if dry else "removed", hint=_HINT) as progress:
-                if histories:
-                    return {
-                        "histories": await client.prune_histories(older_than=older_than, dry_run=dry, progress=progress)
-                    }
-                return asdict(await client.prune(older_than=older_than, status=chosen, dry_run=dry, progress=progress))
+    async def work(client: Client, **options: Any) -> _Removed:
+        if histories:
+            return {"histories": await client.prune_histories(older_than=older_than, **options)}
+        return asdict(await client.prune(older_than=older_than, status=chosen, **options))
 
-        return with_client(shell, work)
+    def question(found: _Removed) -> str:
+        return _words(found) if any(found.values()) else ""
 
-    removed = run(dry=not yes or dry_run)
-    if any(removed.values()) and not (yes or dry_run):
-        confirm(f"Remove {_words(removed)}?")
-        removed = run(dry=False)
+    removed = remove(shell, work, question, dry_run=dry_run, yes=yes, hint=_HINT)
     shell.show({**removed, "dry_run": dry_run}, lambda: None)
     click.echo(f"{'would remove' if dry_run else 'removed'} {_words(removed)}", err=True)
 

@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
@@ -15,24 +15,10 @@ import anyio
 import click
 from pydantic_core import to_json
 
-from affinity.cli.help import FAILED, MISUSED, NO_DATABASE, REFUSED, TIMED_OUT, UNKNOWN
+from affinity import errors
+from affinity.cli.help import FAILED, MISUSED, NO_DATABASE, REFUSED, TIMED_OUT, UNKNOWN, Command, HelpGroup
 from affinity.cli.output import printable
-from affinity.errors import (
-    AffinityError,
-    ClientError,
-    InvalidInput,
-    NoReply,
-    ProviderError,
-    SessionAmbiguous,
-    SessionNotFound,
-    SessionWriteConflict,
-    UnknownConversation,
-    UnknownEntry,
-    UnknownInstance,
-    UnknownWorker,
-    WaitTimeout,
-    WakeFailed,
-)
+from affinity.errors import AffinityError
 from affinity.limits import MAX_PAGE
 from affinity.provider import has_password
 from affinity.worker.options import check_environment
@@ -57,20 +43,27 @@ URL_IS_VISIBLE: Final = (
     " the password into ~/.pgpass"
 )
 
-_CODES: Final[Sequence[tuple[tuple[type[AffinityError], ...], int]]] = (
-    ((InvalidInput,), MISUSED),
-    ((ProviderError,), NO_DATABASE),
-    ((WaitTimeout,), TIMED_OUT),
-    ((UnknownInstance, UnknownConversation, UnknownEntry, UnknownWorker, SessionNotFound, SessionAmbiguous), UNKNOWN),
-    ((NoReply, WakeFailed), FAILED),
-    ((ClientError, SessionWriteConflict), REFUSED),
-)
+_CODES: Final[Mapping[type[AffinityError], int]] = {
+    errors.InvalidInput: MISUSED,
+    errors.ProviderError: NO_DATABASE,
+    errors.WaitTimeout: TIMED_OUT,
+    errors.UnknownInstance: UNKNOWN,
+    errors.UnknownConversation: UNKNOWN,
+    errors.UnknownEntry: UNKNOWN,
+    errors.UnknownWorker: UNKNOWN,
+    errors.SessionNotFound: UNKNOWN,
+    errors.SessionAmbiguous: UNKNOWN,
+    errors.NoReply: FAILED,
+    errors.WakeFailed: FAILED,
+    errors.ClientError: REFUSED,
+    errors.SessionWriteConflict: REFUSED,
+}
 """The exit codes of errors: the first class that fits decides."""
 
 
 def exit_code(error: AffinityError) -> int:
     """The exit code for an error; ``affinity --help`` explains them."""
-    return next((code for kinds, code in _CODES if isinstance(error, kinds)), FAILED)
+    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +124,36 @@ def check_call(url: str | None) -> None:
         click.echo(URL_IS_VISIBLE, err=True)
 
 
-def command(function: Callable[..., R]) -> Callable[..., R]:
-    """Give a command ``--url`` and ``--json``, and call it with a `Shell` before its own arguments."""
+class _WithShell(click.Command):
+    """A command with ``--url`` and ``--json``, whose function gets a `Shell` before its own arguments."""
 
-    @click.option("--url", help=f"The database  [default: $AFFINITY_URL, else {DEFAULT_URL}]")
-    @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, for scripts.")
-    @click.pass_context
-    @functools.wraps(function)
-    def called(ctx: click.Context, /, *, url: str | None, as_json: bool, **arguments: Any) -> R:
-        check_call(url or ctx.obj)
-        chosen = url or ctx.obj or os.environ.get("AFFINITY_URL") or DEFAULT_URL
-        return function(Shell(chosen, as_json), **arguments)
+    def __init__(self, *args: Any, **rest: Any) -> None:
+        super().__init__(*args, **rest)
+        self.params += [
+            click.Option(["--url"], help=f"The database  [default: $AFFINITY_URL, else {DEFAULT_URL}]"),
+            click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON document, for scripts."),
+        ]
 
-    return called
+    def invoke(self, ctx: click.Context) -> Any:
+        arguments = dict(ctx.params)
+        url, as_json = arguments.pop("url") or ctx.obj, arguments.pop("as_json")
+        check_call(url)
+        assert self.callback is not None
+        shell = Shell(url or os.environ.get("AFFINITY_URL") or DEFAULT_URL, as_json)
+        return ctx.invoke(self.callback, shell, **arguments)
+
+
+class ShellCommand(Command, _WithShell):
+    """A command on a database."""
+
+
+class ShellGroup(HelpGroup, _WithShell):
+    """A group that is a command on a database without a subcommand."""
+
+
+def command(name: str | None = None, **about: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """As `click.command`, of a function that takes a `Shell` before its own arguments."""
+    return click.command(name, cls=ShellCommand, **about)
 
 
 def with_client(shell: Shell, work: Callable[[Client], Awaitable[T]]) -> T:
@@ -155,6 +165,19 @@ def with_client(shell: Shell, work: Callable[[Client], Awaitable[T]]) -> T:
             return await work(client)
 
     return anyio.run(run)
+
+
+def with_workers(
+    shell: Shell, worker_ids: Sequence[str], verb: Callable[[Client, str], Awaitable[None]], done: str
+) -> None:
+    """Do something with some workers, which are ``done`` then."""
+
+    async def run(client: Client) -> None:
+        for worker_id in worker_ids:
+            await verb(client, worker_id)
+
+    with_client(shell, run)
+    shell.show({"workers": dict.fromkeys(worker_ids, done)}, lambda: None)
 
 
 def confirm(question: str) -> None:
@@ -174,6 +197,40 @@ def confirm(question: str) -> None:
     if not agreed:
         click.echo("nothing was changed", err=True)
         click.get_current_context().exit(0)
+
+
+def remove(
+    shell: Shell,
+    work: Callable[..., Awaitable[T]],
+    words: Callable[[T], str],
+    *,
+    dry_run: bool,
+    yes: bool,
+    hint: str = "",
+) -> T:
+    """Have ``work`` count what it would remove, ask, and have it removed; with ``yes`` without the question.
+
+    Args:
+        shell: of the command.
+        work: gets a client, ``dry_run`` and ``progress``.
+        words: what was found, for the question; empty: nothing.
+        dry_run: only count.
+        yes: do not ask.
+        hint: follows the last line about a removal that did not come to its end.
+    """
+
+    def run(*, dry: bool) -> T:
+        async def with_progress(client: Client) -> T:
+            with Progress("would remove" if dry else "removed", hint="" if dry else hint) as progress:
+                return await work(client, dry_run=dry, progress=progress)
+
+        return with_client(shell, with_progress)
+
+    found = run(dry=not yes or dry_run)
+    if not (yes or dry_run) and (what := words(found)):
+        confirm(f"Remove {what}?")
+        found = run(dry=False)
+    return found
 
 
 def is_interactive() -> bool:

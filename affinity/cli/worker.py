@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar, get_args
 import anyio
 import click
 
-from affinity.cli.help import FAILED, SIGNALLED, Command
+from affinity.cli.help import FAILED, SIGNALLED
 from affinity.cli.loading import load_app
 from affinity.cli.logs import LogFormat, configure_logging
 from affinity.cli.shell import Shell, command
@@ -28,7 +28,6 @@ logger: logging.Logger = logging.getLogger("affinity.worker")
 STUCK_SECONDS: Final = 1.0
 """How long activities that ignore their cancellation may still keep a worker that has otherwise ended."""
 
-
 YOUNG_OBJECTS: Final = 10_000
 """Allocations, less deallocations, between two collections of the youngest objects."""
 
@@ -41,7 +40,7 @@ def _runtime_options(function: F) -> F:
     return function
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("target", metavar="MODULE:APP")
 @_runtime_options
 @click.option(
@@ -68,7 +67,6 @@ def _runtime_options(function: F) -> F:
     show_default=True,
     help="Lines for people, or a JSON object a line; with worker, instance and session.",
 )
-@command
 def worker(shell: Shell, *, target: str, migrate: bool, log_level: str, log_format: LogFormat, **flags: Any) -> None:
     """Run the orchestrations and activities of the app that MODULE:APP names.
 

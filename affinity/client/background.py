@@ -1,4 +1,4 @@
-"""The lifetime of a client, and its background tasks: one polls for instances that have ended, one notifies workers."""
+"""The lifetime of a client and its background tasks, and the polls for instances that have ended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,12 +17,13 @@ import anyio
 
 from affinity.async_block import AsyncBlock
 from affinity.client.calls import batches, retry, unknown_instance
+from affinity.client.hints import HintSender
 from affinity.client.journals import Journals
 from affinity.client.replies import Replies
 from affinity.errors import ClientError, ProviderError
 from affinity.limits import check_id
 from affinity.provider import open_provider
-from affinity.provider.contract import FINISHED, Hint, InstanceInfo, Provider
+from affinity.provider.contract import FINISHED, InstanceInfo, Provider
 from affinity.tasks import BackgroundTask, check_loop
 
 logger: logging.Logger = logging.getLogger("affinity.client")
@@ -35,11 +36,7 @@ GROWTH: Final = 1.5
 EARLY: Final = 0.25
 """Share of its delay by which a poll may come early, so that many instances are polled together."""
 
-FLUSH_TIMEOUT: Final = 1.0
-"""How long a client that closes tries to send its last hint; without it, workers find the work at their next poll."""
-
 LookUp = Callable[[Sequence[str]], Awaitable[Sequence[InstanceInfo | None]]]
-
 
 IsAwaited = Callable[[InstanceInfo], bool]
 """Whether the instance is as one waits for it to be."""
@@ -72,9 +69,7 @@ class _InstanceWait:
 
 
 class Waiters:
-    """Waits for instances to end or to change, by polling. All waits of one client share their polls, whose delay
-    grows.
-    """
+    """Waits for instances to end or to change, by polling. All waits of one client share polls, whose delay grows."""
 
     def __init__(self, look_up: LookUp) -> None:
         self._look_up = look_up
@@ -171,67 +166,6 @@ def _unwrap(outcome: InstanceInfo | Exception | None) -> InstanceInfo:
     if isinstance(outcome, InstanceInfo):
         return outcome
     raise outcome if outcome is not None else AssertionError("a watch ended without an outcome")
-
-
-class HintSender:
-    """Sends hints to workers: in the background, and one hint for many calls."""
-
-    def __init__(self, provider: Provider) -> None:
-        self._provider = provider
-        self._for_all: Hint | None = None
-        self._instances: set[str] = set()
-        self._holders: set[str] = set()
-        self._pending = anyio.Event()
-
-    def notify_all(self, *, cancel: bool = False) -> None:
-        """Notify workers of work that any of them may take; ``cancel`` says that running work may have been removed."""
-        self._for_all = Hint(cancel=cancel).merge(self._for_all)
-        self._pending.set()
-
-    def notify_owners(self, instance_ids: Iterable[str]) -> None:
-        """Notify the workers that own these instances."""
-        self._instances.update(instance_ids)
-        if self._instances:
-            self._pending.set()
-
-    def notify_holder(self, worker_id: str | None) -> None:
-        """Notify the worker that holds the session of new work; None: no worker does."""
-        if worker_id is None:
-            return self.notify_all()
-        self._holders.add(worker_id)
-        self._pending.set()
-
-    async def run(self) -> None:
-        """Send hints until cancelled."""
-        while True:
-            await self._pending.wait()
-            await self._send()
-
-    async def flush(self) -> None:
-        """Send the pending hint, if there is one."""
-        with anyio.move_on_after(FLUSH_TIMEOUT, shield=True):
-            if self._pending.is_set():
-                await self._send()
-
-    async def _send(self) -> None:
-        pending, self._pending = self._pending, anyio.Event()
-        for_all, self._for_all = self._for_all, None
-        instances, self._instances = self._instances, set()
-        holders, self._holders = self._holders, set()
-        try:
-            if for_all is not None:
-                await self._provider.notify_workers({None: for_all})
-            else:
-                await self._provider.notify_workers(dict.fromkeys(holders, Hint(only_own=True)), instances)
-        except ProviderError as error:
-            logger.debug("a hint was not sent: %s", error)
-        except anyio.get_cancelled_exc_class():  # for `flush`
-            self._pending = pending
-            if for_all is not None:
-                self._for_all = for_all.merge(self._for_all)
-            self._instances |= instances
-            self._holders |= holders
-            raise
 
 
 class ClientBase(AsyncBlock):

@@ -11,17 +11,8 @@ from typing import Final, TypeAlias, TypeVar
 import anyio
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from affinity.errors import (
-    InstanceFinished,
-    InstanceNotFinished,
-    InstanceNotSuspended,
-    InvalidInput,
-    InvalidOptions,
-    ProviderError,
-    QuotaExceeded,
-    TooManyUnreadEvents,
-    UnknownInstance,
-)
+from affinity import errors
+from affinity.errors import UnknownInstance
 from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES, MAX_QUOTA, MAX_RETENTION_SECONDS, MAX_UNREAD_EVENTS
 from affinity.provider.contract import NO_QUOTAS, Deletion, Delivery, Quotas, Resumption
 from affinity.tasks import check_loop
@@ -33,7 +24,6 @@ PruneProgress: TypeAlias = Callable[[int], None]
 
 RETRY_SECONDS: Final = 15.0
 """How long a call that may safely be made twice outlasts a database that does not answer."""
-
 
 FIRST_PAUSE: Final = 0.02
 """Longest pause in seconds before the second attempt; later ones grow."""
@@ -51,13 +41,13 @@ async def retry(verb: Callable[[], Awaitable[T]], *, idempotent: bool = True) ->
     """
 
     def is_transient(error: BaseException) -> bool:
-        if not isinstance(error, ProviderError) or not error.retryable or error.misconfigured:
+        if not isinstance(error, errors.ProviderError) or not error.retryable or error.misconfigured:
             return False
         return idempotent or not error.maybe_done
 
     try:
         return await verb()  # nearly always: without the cost of what repeats it
-    except ProviderError as error:
+    except errors.ProviderError as error:
         if not is_transient(error) or RETRY_SECONDS <= 0.0:
             raise
     attempts = AsyncRetrying(
@@ -111,12 +101,12 @@ def check_delivery(instance_id: str, delivery: Delivery, quotas: Quotas = NO_QUO
     if delivery == "unknown":
         raise unknown_instance(instance_id)
     if delivery == "finished":
-        raise InstanceFinished(f"instance {instance_id!r} has ended and takes no more messages")
+        raise errors.InstanceFinished(f"instance {instance_id!r} has ended and takes no more messages")
     if delivery == "full":
         limit = min(MAX_UNREAD_EVENTS, quotas.unread_events or MAX_UNREAD_EVENTS)
-        raise TooManyUnreadEvents("unread_events", limit, instance_id)
+        raise errors.TooManyUnreadEvents("unread_events", limit, instance_id)
     if delivery == "over_quota":
-        raise QuotaExceeded("instance_bytes", quotas.instance_bytes or 0, instance_id)
+        raise errors.QuotaExceeded("instance_bytes", quotas.instance_bytes or 0, instance_id)
 
 
 def check_timeout(timeout: float | None) -> None:
@@ -126,7 +116,7 @@ def check_timeout(timeout: float | None) -> None:
         InvalidInput: it is negative, or not a number.
     """
     if timeout is not None and not timeout >= 0:
-        raise InvalidInput(f"timeout = {timeout!r}: must be a number of seconds, not negative")
+        raise errors.InvalidInput(f"timeout = {timeout!r}: must be a number of seconds, not negative")
 
 
 def no_progress(_: int) -> None:
@@ -140,7 +130,7 @@ def check_age(older_than: float) -> None:
         InvalidInput: it is out of range.
     """
     if not 0 <= older_than <= MAX_RETENTION_SECONDS:
-        raise InvalidInput(
+        raise errors.InvalidInput(
             f"older_than = {older_than!r}: must be seconds from 0 to {MAX_RETENTION_SECONDS:.0f} (100 years)"
         )
 
@@ -154,7 +144,7 @@ def check_quotas(quotas: Quotas) -> Quotas:
     for each in fields(quotas):
         limit = getattr(quotas, each.name)
         if limit is not None and (type(limit) is not int or not 1 <= limit <= MAX_QUOTA):
-            raise InvalidOptions(f"{each.name} must be an integer from 1 to {MAX_QUOTA}, or None, not {limit!r}")
+            raise errors.InvalidOptions(f"{each.name} must be an integer from 1 to {MAX_QUOTA}, or None, not {limit!r}")
     return quotas
 
 
@@ -167,7 +157,7 @@ def check_deletion(instance_id: str, deletion: Deletion) -> None:
     if deletion == "unknown":
         raise unknown_instance(instance_id)
     if deletion == "running":
-        raise InstanceNotFinished(
+        raise errors.InstanceNotFinished(
             f"instance {instance_id!r}, or a sub-orchestration of it, is still running: "
             "wait, cancel it, or delete by force"
         )
@@ -182,4 +172,4 @@ def check_resumption(instance_id: str, resumption: Resumption) -> None:
     if resumption == "unknown":
         raise unknown_instance(instance_id)
     if resumption == "not_suspended":
-        raise InstanceNotSuspended(f"instance {instance_id!r} is not suspended")
+        raise errors.InstanceNotSuspended(f"instance {instance_id!r} is not suspended")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, TypedDict, TypeVar, Unpack, cast, overload
 
 import anyio
 from pydantic_core import to_json
 
+from affinity import errors
 from affinity.client.activities import Activity
 from affinity.client.administration import Administration
 from affinity.client.background import IsAwaited, has_ended
@@ -31,25 +32,12 @@ from affinity.client.requests import (
     start_of,
 )
 from affinity.client.starts import PendingStart, refusal_of
-from affinity.client.views import (
-    ExecutionSummary,
-    Instance,
-    InstanceTree,
-    error_of,
-    instance_of,
-)
-from affinity.errors import (
-    Explanation,
-    InvalidOptions,
-    OrchestrationCancelled,
-    OrchestrationFailed,
-    ProviderError,
-    WaitTimeout,
-)
+from affinity.client.views import ExecutionSummary, Instance, InstanceTree, error_of, instance_of
+from affinity.errors import Explanation
 from affinity.limits import MAX_PAGE, check_id
 from affinity.orchestration.app import MISSING
 from affinity.orchestration.codec import Codec
-from affinity.orchestration.context import OrchestrationContext
+from affinity.orchestration.context import OrchestrationFunction, OrchestrationWithoutInput
 from affinity.orchestration.typed import EventValue
 from affinity.provider import open_provider
 from affinity.provider.contract import (
@@ -58,7 +46,6 @@ from affinity.provider.contract import (
     Delivery,
     InstanceInfo,
     MessageKey,
-    NewInstance,
     NewMessage,
     Provider,
     Restart,
@@ -70,6 +57,15 @@ from affinity.session.stores import RetryingStore
 I = TypeVar("I")  # noqa: E741 - the usual letter for an input type
 R = TypeVar("R")
 T = TypeVar("T")
+
+
+class StartOptions(TypedDict, total=False):
+    """Options of `Client.start`."""
+
+    instance_id: str | None
+    version: str | None
+    session_id: str | None
+    if_ended: IfEnded
 
 
 class Client(Administration, ConversationCalls):
@@ -109,36 +105,14 @@ class Client(Administration, ConversationCalls):
 
     @overload
     async def start(
-        self,
-        orchestration: Callable[[OrchestrationContext, I], Coroutine[Any, Any, R]],
-        input: I,
-        *,
-        instance_id: str | None = ...,
-        version: str | None = ...,
-        session_id: str | None = ...,
-        if_ended: IfEnded = ...,
+        self, orchestration: OrchestrationFunction[I, R], input: I, **options: Unpack[StartOptions]
     ) -> Handle[R]: ...
     @overload
     async def start(
-        self,
-        orchestration: Callable[[OrchestrationContext], Coroutine[Any, Any, R]],
-        *,
-        instance_id: str | None = ...,
-        version: str | None = ...,
-        session_id: str | None = ...,
-        if_ended: IfEnded = ...,
+        self, orchestration: OrchestrationWithoutInput[R], **options: Unpack[StartOptions]
     ) -> Handle[R]: ...
     @overload
-    async def start(
-        self,
-        orchestration: str,
-        input: Any = ...,
-        *,
-        instance_id: str | None = ...,
-        version: str | None = ...,
-        session_id: str | None = ...,
-        if_ended: IfEnded = ...,
-    ) -> Handle[Any]: ...
+    async def start(self, orchestration: str, input: Any = ..., **options: Unpack[StartOptions]) -> Handle[Any]: ...
     async def start(
         self,
         orchestration: Orchestration,
@@ -190,11 +164,13 @@ class Client(Administration, ConversationCalls):
         while left:
             free = [one for one in left if one.is_free]
             for batch in batches(free, _start_size):
-                for one, created in zip(batch, await self._create([one.new for one in batch]), strict=True):
+                created_now = await self._begin(self._provider.create_instance, [one.new for one in batch])
+                for one, created in zip(batch, created_now, strict=True):
                     one.outcome = "created" if created else None
             ended = [(one, one.ended) for one in left if one.ended is not None]
             for part in batches(ended, lambda each: _start_size(each[0])):
-                restarted = await self._restart([Restart(new=one.new, ended=generation) for one, generation in part])
+                restarts = [Restart(new=one.new, ended=generation) for one, generation in part]
+                restarted = await self._begin(self._provider.restart_instance, restarts)
                 for (one, _), done in zip(part, restarted, strict=True):
                     one.outcome = "restarted" if done else None
             left = [one for one in left if not one.is_settled]
@@ -215,24 +191,18 @@ class Client(Administration, ConversationCalls):
             for start, one in zip(wanted, pending, strict=True)
         ]
 
-    async def _create(self, batch: Sequence[NewInstance]) -> Sequence[bool]:
-        created = await retry(partial(self._provider.create_instance, batch))
-        if any(created):
+    async def _begin(
+        self, verb: Callable[[Sequence[T]], Awaitable[Sequence[bool]]], batch: Sequence[T]
+    ) -> Sequence[bool]:
+        """Create or restart instances; returns which of them."""
+        begun = await retry(partial(verb, batch))
+        if any(begun):
             self._hints.notify_all()
-        return created
-
-    async def _restart(self, batch: Sequence[Restart]) -> Sequence[bool]:
-        restarted = await retry(partial(self._provider.restart_instance, batch))
-        if any(restarted):
-            self._hints.notify_all()
-        return restarted
+        return begun
 
     @overload
     def handle(
-        self,
-        instance_id: str,
-        orchestration: Callable[[OrchestrationContext, Any], Coroutine[Any, Any, R]]
-        | Callable[[OrchestrationContext], Coroutine[Any, Any, R]],
+        self, instance_id: str, orchestration: OrchestrationFunction[Any, R] | OrchestrationWithoutInput[R]
     ) -> Handle[R]: ...
     @overload
     def handle(self, instance_id: str, orchestration: str | None = ...) -> Handle[Any]: ...
@@ -254,12 +224,7 @@ class Client(Administration, ConversationCalls):
     # -- sending
 
     async def raise_event(
-        self,
-        instance_id: str,
-        name: str | EventValue[Any],
-        data: Any = None,
-        *,
-        idempotency_key: str | None = None,
+        self, instance_id: str, name: str | EventValue[Any], data: Any = None, *, idempotency_key: str | None = None
     ) -> None:
         """Send an instance an event; it is buffered until the orchestration waits for one of that name.
 
@@ -321,7 +286,7 @@ class Client(Administration, ConversationCalls):
         """
         check_timeout(timeout)
         if not isinstance(event, EventValue):
-            raise InvalidOptions(f"ask takes an event with its data, as in Message(data), not {event!r}")
+            raise errors.InvalidOptions(f"ask takes an event with its data, as in Message(data), not {event!r}")
         key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
         message = new_event(ExternalEvent(instance_id, event, idempotency_key=key))
         asked = MessageKey(instance_id, key)
@@ -403,9 +368,9 @@ class Client(Administration, ConversationCalls):
         """`wait`, with the output read by ``codec``; None: as plain JSON values."""
         info = await self._ended(instance_id, timeout)
         if info.status == "failed":
-            raise OrchestrationFailed(*error_of(info))
+            raise errors.OrchestrationFailed(*error_of(info))
         if info.status == "cancelled":
-            raise OrchestrationCancelled(error_of(info).message)
+            raise errors.OrchestrationCancelled(error_of(info).message)
         return instance_of(info).output if codec is None else codec.decode(info.output or "null")
 
     async def wait_finished(self, instance_id: str, timeout: float | None = None) -> Instance:
@@ -458,8 +423,8 @@ class Client(Administration, ConversationCalls):
         message = f"instance {instance_id!r} {otherwise} within {timeout:g} s"
         try:
             (info,) = await self._provider.get_instance([instance_id])  # it may have changed since the last poll
-        except ProviderError as error:
-            raise WaitTimeout(f"{message}, and the database does not say why") from error
+        except errors.ProviderError as error:
+            raise errors.WaitTimeout(f"{message}, and the database does not say why") from error
         if info is None:
             raise unknown_instance(instance_id)
         if not is_awaited(info):
@@ -476,7 +441,7 @@ class Client(Administration, ConversationCalls):
             InvalidOptions: ``conversations`` defines none, such as the name of a kind.
         """
         if not hasattr(conversations, "connect"):
-            raise InvalidOptions(
+            raise errors.InvalidOptions(
                 f"{conversations!r:.80} defines no conversations: give the affinity.Conversations object of the kind"
             )
         return conversations.connect(self, check_id(conversation_id, "conversation id"))

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Protocol, TypeVar, get_args
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack, get_args
 
 from affinity.client.background import ClientBase
 from affinity.client.calls import PruneProgress, check_age, no_progress
-from affinity.client.views import read_cursor
+from affinity.client.views import next_cursor, read_cursor
 from affinity.errors import InvalidInput, UnknownConversation
 from affinity.journal import ConversationStatus, JournalFilter, JournalInfo, JournalQuery, JournalRetention
 from affinity.limits import MAX_PAGE, MAX_QUOTA, check_id
 from affinity.paging import PageIterator
-from affinity.records import frozen
+from affinity.records import copied, frozen
 
 ClientType_contra = TypeVar("ClientType_contra", contravariant=True)
 HandleType_co = TypeVar("HandleType_co", covariant=True)
@@ -56,6 +56,22 @@ class ConversationPage:
     next: str | None  # the cursor of the page after this one; None at the end
 
 
+class ConversationConditions(TypedDict, total=False):
+    """The conversations to list; all conditions hold."""
+
+    kind: str | None
+    status: ConversationStatus | None
+    """That they have now. No index has it: the others that fit are looked at in steps, newest first."""
+    prefix: str | None
+    """Of their ids."""
+    parent: str | None
+    """Id of the conversation that created them; if there is none, the children of deleted ones with this id."""
+    terminated: bool | None
+    """Only terminated conversations, or only others."""
+    with_requests: bool
+    """Only conversations with a request that waits for an answer."""
+
+
 class ConversationCalls(ClientBase):
     """Listings of conversations, and their retention."""
 
@@ -71,76 +87,36 @@ class ConversationCalls(ClientBase):
         return _info_of(rows[0])
 
     async def list_conversations_page(
-        self,
-        *,
-        kind: str | None = None,
-        status: ConversationStatus | None = None,
-        prefix: str | None = None,
-        parent: str | None = None,
-        terminated: bool | None = None,
-        with_requests: bool = False,
-        after: str | None = None,
-        limit: int = 100,
+        self, *, after: str | None = None, limit: int = 100, **where: Unpack[ConversationConditions]
     ) -> ConversationPage:
         """Some conversations, newest first.
 
         Args:
-            kind: of the conversations.
-            status: that they have now. No index has it: the others that fit are looked at in steps, newest first.
-            prefix: of their ids.
-            parent: id of the conversation that created them. If there is none, the children of deleted conversations
-                with this id are listed.
-            terminated: only terminated conversations, or only others.
-            with_requests: only conversations with a request that waits for an answer.
             after: `ConversationPage.next` of the page before.
             limit: conversations on the page, from 1 to `limits.MAX_PAGE`.
+            where: conditions; see `ConversationConditions`.
 
         Raises:
             InvalidInput: a limit out of range, a status or cursor that is none, or a text that no store can keep.
         """
+        status, parent = where.get("status"), where.get("parent")
         if status is not None and status not in get_args(ConversationStatus):
             raise InvalidInput(f"status = {status!r:.80}: must be one of {', '.join(get_args(ConversationStatus))}")
         if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
             raise InvalidInput(f"limit must be from 1 to {MAX_PAGE}, not {limit!r}")
-        where = JournalFilter(
-            kind=kind,
-            status=status,
-            prefix=prefix,
-            parent=parent,
-            closed=terminated,
-            with_requests=with_requests,
-            after=None if after is None else read_cursor(after),
-        )
+        conditions: dict[str, Any] = {**where}
+        closed, cursor = conditions.pop("terminated", None), None if after is None else read_cursor(after)
+        wanted = JournalFilter(closed=closed, after=cursor, **conditions)
         if parent is not None and (page := await self.journals.read(JournalQuery(session_id=parent, limit=1))):
-            where = replace(where, parent_journal=page.journal_id)
-        rows = await self.journals.list(where, limit)
-        last = rows[-1] if len(rows) == limit else None
-        cursor = None if last is None else f"{last.created_at.isoformat()}/{last.session_id}"
-        return ConversationPage(items=[*map(_info_of, rows)], next=cursor)
+            wanted = replace(wanted, parent_journal=page.journal_id)
+        rows = await self.journals.list(wanted, limit)
+        return ConversationPage(items=[*map(_info_of, rows)], next=next_cursor(rows, limit, "session_id"))
 
-    def list_conversations(
-        self,
-        *,
-        kind: str | None = None,
-        status: ConversationStatus | None = None,
-        prefix: str | None = None,
-        parent: str | None = None,
-        terminated: bool | None = None,
-        with_requests: bool = False,
-    ) -> AsyncIterator[ConversationInfo]:
+    def list_conversations(self, **where: Unpack[ConversationConditions]) -> AsyncIterator[ConversationInfo]:
         """All conversations that fit, newest first, read page by page; see `list_conversations_page`."""
 
         async def read(after: str) -> tuple[Sequence[ConversationInfo], str | None]:
-            page = await self.list_conversations_page(
-                kind=kind,
-                status=status,
-                prefix=prefix,
-                parent=parent,
-                terminated=terminated,
-                with_requests=with_requests,
-                after=after or None,
-                limit=MAX_PAGE,
-            )
+            page = await self.list_conversations_page(**where, after=after or None, limit=MAX_PAGE)
             return page.items, page.next
 
         return PageIterator(read, "")
@@ -193,19 +169,4 @@ class ConversationCalls(ClientBase):
 
 
 def _info_of(row: JournalInfo) -> ConversationInfo:
-    return ConversationInfo(
-        conversation_id=row.session_id,
-        kind=row.kind,
-        parent=row.parent,
-        status=row.status,
-        terminated=row.closed,
-        first_seq=row.first_seq,
-        last_seq=row.last_seq,
-        processed=row.processed,
-        pending_from=row.pending_from,
-        size=row.size,
-        pending_requests=row.pending_requests,
-        pending_revisits=row.pending_revisits,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-    )
+    return copied(ConversationInfo, row, conversation_id=row.session_id, terminated=row.closed)

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from functools import partial
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, TypedDict, Unpack, cast, get_args
 
 import anyio
 
@@ -22,9 +22,9 @@ from affinity.client.views import (
     InstanceTree,
     Page,
     WorkStatistics,
-    cursor_of,
     execution_of,
     instance_of,
+    next_cursor,
     read_cursor,
     record_of,
     tree_of,
@@ -51,6 +51,7 @@ from affinity.provider.contract import (
     WorkerDemand,
     WorkerInfo,
 )
+from affinity.records import copied
 
 _PRESENT: Final = -1
 """In place of the number of an execution: the one that is current when the reading begins."""
@@ -62,6 +63,32 @@ logger: logging.Logger = logging.getLogger("affinity.client")
 
 EXPLAIN_SECONDS: Final = 3.0
 """For how long a wait whose time is over reads why, at most."""
+
+
+class InstanceConditions(TypedDict, total=False):
+    """The instances to list; all conditions hold."""
+
+    status: Collection[InstanceStatus]
+    """Any of these; empty: all."""
+    name: str | None
+    """Of the orchestration."""
+    prefix: str | None
+    """Of the instance id."""
+    parent_id: str | None
+    """The instance that they are sub-orchestrations of."""
+    reason: str | None
+    """For which they are suspended: `Suspension.error_type`."""
+    session_id: str | None
+    """That they, or their parents, were started with."""
+
+
+class MoveConditions(TypedDict, total=False):
+    """The moves of sessions to list; all conditions hold."""
+
+    session_id: str | None
+    worker_id: str | None
+    """From this worker or to it."""
+    reason: MoveReason | None
 
 
 class Inspection(ClientBase):
@@ -257,85 +284,37 @@ class Inspection(ClientBase):
         """
         _check_limit(limit, MAX_COUNT)
         queues = await retry(partial(self._provider.measure_queues, limit))
-        counts: Counter[InstanceStatus] = Counter()
         page = await retry(partial(self._provider.count_instances, SCRAPE_COUNT))
-        counts.update(page.counts)
+        counts: Counter[InstanceStatus] = Counter(page.counts)
         while page.after is not None:
             page = await retry(partial(self._provider.count_instances, SCRAPE_COUNT, after=page.after))
             counts.update(page.counts)
-        return WorkStatistics(
-            instances={status: counts[status] for status in get_args(InstanceStatus)},
-            work_items=queues.work_items,
-            messages=queues.messages,
-            oldest_work_item=queues.oldest_work_item,
-            oldest_message=queues.oldest_message,
-            waiting_sessions=queues.waiting_sessions,
-        )
+        instances = {status: counts[status] for status in get_args(InstanceStatus)}
+        return copied(WorkStatistics, queues, instances=instances)
 
     async def list_page(
-        self,
-        *,
-        status: Collection[InstanceStatus] = (),
-        name: str | None = None,
-        prefix: str | None = None,
-        parent_id: str | None = None,
-        reason: str | None = None,
-        session_id: str | None = None,
-        after: str | None = None,
-        limit: int = 100,
+        self, *, after: str | None = None, limit: int = 100, **where: Unpack[InstanceConditions]
     ) -> Page:
         """Some instances, newest first.
 
         Args:
-            status: any of these; empty: all.
-            name: of the orchestration.
-            prefix: of the instance id.
-            parent_id: the instance that they are sub-orchestrations of.
-            reason: for which they are suspended: `Suspension.error_type`.
-            session_id: that they were started with, or their parents.
             after: `Page.next` of the page before.
             limit: instances on the page, from 1 to `limits.MAX_PAGE`.
+            where: conditions; see `InstanceConditions`.
 
         Raises:
             InvalidInput: a limit out of range, a cursor that is none, or a text that no store can keep.
         """
         _check_limit(limit, MAX_PAGE)
-        cursor = None if after is None else read_cursor(after)
-        where = InstanceFilter(
-            status=status,
-            name=name,
-            prefix=prefix,
-            parent_id=parent_id,
-            reason=reason,
-            session_id=session_id,
-            after=cursor,
-        )
-        rows = await retry(partial(self._provider.list_instances, where, limit))
-        return Page(items=[*map(instance_of, rows)], next=cursor_of(rows[-1]) if len(rows) == limit else None)
+        wanted = InstanceFilter(**where, after=None if after is None else read_cursor(after))
+        rows = await retry(partial(self._provider.list_instances, wanted, limit))
+        return Page(items=[*map(instance_of, rows)], next=next_cursor(rows, limit, "instance_id"))
 
-    def list_instances(
-        self,
-        *,
-        status: Collection[InstanceStatus] = (),
-        name: str | None = None,
-        prefix: str | None = None,
-        parent_id: str | None = None,
-        reason: str | None = None,
-        session_id: str | None = None,
-    ) -> AsyncIterator[Instance]:
+    def list_instances(self, **where: Unpack[InstanceConditions]) -> AsyncIterator[Instance]:
         """All instances that fit, newest first, read page by page; see `list_page`."""
 
         async def read(after: str) -> tuple[Sequence[Instance], str | None]:
-            page = await self.list_page(
-                status=status,
-                name=name,
-                prefix=prefix,
-                parent_id=parent_id,
-                reason=reason,
-                session_id=session_id,
-                after=after or None,
-                limit=MAX_PAGE,
-            )
+            page = await self.list_page(**where, after=after or None, limit=MAX_PAGE)
             return page.items, page.next
 
         return PageIterator(read, "")
@@ -352,25 +331,16 @@ class Inspection(ClientBase):
         return PageIterator(read, "")
 
     async def session_moves(
-        self,
-        *,
-        session_id: str | None = None,
-        worker_id: str | None = None,
-        reason: MoveReason | None = None,
-        after: int | None = None,
-        before: int | None = None,
-        limit: int = 100,
+        self, *, after: int | None = None, before: int | None = None, limit: int = 100, **where: Unpack[MoveConditions]
     ) -> Sequence[SessionMove]:
         """Moves of sessions with their reasons, in the order of their epochs: with ``after`` the first ones after that
         epoch, otherwise the last ones.
 
         Args:
-            session_id: of one session.
-            worker_id: from this worker or to it.
-            reason: with this reason.
             after: an epoch; the last one of a page gives the next page.
             before: an epoch; the first one of a page gives the page before.
             limit: moves at most, from 1 to `limits.MAX_PAGE`.
+            where: conditions; see `MoveConditions`.
 
         Raises:
             InvalidInput: a limit out of range, ``after`` together with ``before``, or a text that no store can keep.
@@ -378,30 +348,20 @@ class Inspection(ClientBase):
         _check_limit(limit, MAX_PAGE)
         if after is not None and before is not None:
             raise InvalidInput("after and before contradict each other: give one of them")
-        where = MoveFilter(session_id=session_id, worker_id=worker_id, reason=reason)
-        page = partial(self._provider.list_session_moves, where, after=after, before=before, limit=limit)
-        return await retry(page)
+        wanted = MoveFilter(**where)
+        return await retry(partial(self._provider.list_session_moves, wanted, after=after, before=before, limit=limit))
 
     def follow_session_moves(
-        self,
-        *,
-        session_id: str | None = None,
-        worker_id: str | None = None,
-        reason: MoveReason | None = None,
-        after: int | None = None,
-        poll_interval: float = 1.0,
+        self, *, after: int | None = None, poll_interval: float = 1.0, **where: Unpack[MoveConditions]
     ) -> AsyncIterator[SessionMove]:
         """Each move once, as it happens; without end. What its hydrate costs is not known yet: see `session_moves`.
 
         Args:
-            session_id: of one session.
-            worker_id: from this worker or to it.
-            reason: with this reason.
             after: begin after this epoch; None: with the next move.
             poll_interval: seconds between two looks.
+            where: conditions; see `MoveConditions`.
         """
-        where = MoveFilter(session_id=session_id, worker_id=worker_id, reason=reason)
-        return follow_moves(lambda: self._provider, where, after, poll_interval)
+        return follow_moves(lambda: self._provider, MoveFilter(**where), after, poll_interval)
 
     async def workers(self) -> Sequence[WorkerInfo]:
         """All workers by id, alive or not."""

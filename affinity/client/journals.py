@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Final, Protocol
+from typing import Final
 
 import anyio
 from cachetools import LRUCache
@@ -17,6 +17,7 @@ from cachetools import LRUCache
 from affinity.client.batching import Batcher
 from affinity.client.calls import retry_on
 from affinity.client.changes import Changes, ChangeScope
+from affinity.client.hints import HintSender
 from affinity.errors import ProviderError
 from affinity.journal import (
     Appended,
@@ -43,10 +44,8 @@ NOTIFY_SECONDS: Final = 0.05
 meanwhile: the wake that the append leads to notifies readers too, mostly sooner.
 """
 
-
 KNOWN: Final = 10_000
 """Journals that a client remembers, so that an event for one of them does not carry what would create it."""
-
 
 _THERE: Final = frozenset({"appended", "repeated"})
 """Outcomes of entries that are there."""
@@ -58,18 +57,10 @@ class _KnownJournal:
     is_quiet: bool = False  # a wake has written since the last append: the next one is probably parked
 
 
-class HintPort(Protocol):
-    """Notifies workers; see `affinity.client.background.HintSender`."""
-
-    def notify_all(self) -> None: ...
-    def notify_owners(self, instance_ids: Iterable[str]) -> None: ...
-    def notify_holder(self, worker_id: str | None) -> None: ...
-
-
 class Journals:
     """Appends to journals and reads them, for one client. For the event loop on which it is made."""
 
-    def __init__(self, provider: JournalProvider, hints: HintPort) -> None:
+    def __init__(self, provider: JournalProvider, hints: HintSender) -> None:
         self._provider = provider
         self._hints = hints
         self._retry = partial(retry_on, asyncio.get_running_loop(), "client")

@@ -10,7 +10,7 @@ import anyio
 from affinity.client.batching import Batcher
 from affinity.client.calls import unknown_instance
 from affinity.client.changes import Change
-from affinity.client.journals import HintPort
+from affinity.client.hints import HintSender
 from affinity.client.views import read_error
 from affinity.errors import InstanceExists, NoReply, UnknownInstance
 from affinity.provider.contract import FINISHED, Delivery, Generation, KeyState, MessageKey, NewMessage, Provider
@@ -19,7 +19,7 @@ from affinity.provider.contract import FINISHED, Delivery, Generation, KeyState,
 class Replies:
     """Sends messages with a key, and reads the replies to them, for one client. For one event loop."""
 
-    def __init__(self, provider: Provider, hints: HintPort) -> None:
+    def __init__(self, provider: Provider, hints: HintSender) -> None:
         self._provider = provider
         self._hints = hints
         self._sends = Batcher[NewMessage, Delivery](self._send, lambda message: len(message.payload))
@@ -37,9 +37,7 @@ class Replies:
         return self._provider.timeline
 
     def send(self, message: NewMessage) -> asyncio.Future[Delivery]:
-        """Send a message with a key, which may be sent again after a lost reply; see `Batcher.submit` for what the
-        future raises.
-        """
+        """Send a message with a key, again after a lost reply if need be. The future raises as of `Batcher.submit`."""
         return self._sends.submit(message)
 
     async def look_up(self, key: MessageKey, *, name: str | None) -> KeyState | None:

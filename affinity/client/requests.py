@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -11,17 +10,13 @@ from affinity.errors import InvalidApp, InvalidOptions
 from affinity.limits import MAX_ERROR_BYTES, MAX_UNREAD_EVENTS, check_id, truncate
 from affinity.orchestration.app import MISSING, OrchestrationDefinition, definition_of
 from affinity.orchestration.codec import Codec
-from affinity.orchestration.context import OrchestrationContext
+from affinity.orchestration.context import OrchestrationFunction, OrchestrationWithoutInput
 from affinity.orchestration.events import CancelRequested, EventRaised, OrchestrationStarted
 from affinity.orchestration.typed import EventValue, encode_raised
 from affinity.orchestration.wire import ANY_EXECUTION, encode_message
 from affinity.provider.contract import NewInstance, NewMessage
 
-Orchestration: TypeAlias = (
-    str
-    | Callable[[OrchestrationContext, Any], Coroutine[Any, Any, Any]]
-    | Callable[[OrchestrationContext], Coroutine[Any, Any, Any]]
-)
+Orchestration: TypeAlias = str | OrchestrationFunction[Any, Any] | OrchestrationWithoutInput[Any]
 """The name of an orchestration, or the function that an `App` registered."""
 
 IfEnded: TypeAlias = Literal["return", "restart", "fail"]

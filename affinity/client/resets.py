@@ -29,15 +29,7 @@ from affinity.orchestration.wire import (
     encode_message,
     encode_task,
 )
-from affinity.provider.contract import (
-    FINISHED,
-    InstanceInfo,
-    NewMessage,
-    NewWorkItem,
-    Reset,
-    SessionWatch,
-    WorkKey,
-)
+from affinity.provider.contract import FINISHED, InstanceInfo, NewMessage, NewWorkItem, Reset, SessionWatch, WorkKey
 from affinity.records import frozen
 
 _FROM_OUTSIDE: Final = (ev.OrchestrationStarted, ev.EventRaised, ev.CancelRequested)

@@ -25,7 +25,7 @@ from affinity.provider.contract import (
     TreeMember,
     WorkItemState,
 )
-from affinity.records import ActivityRun
+from affinity.records import ActivityRun, copied
 
 ExecutionStatus: TypeAlias = InstanceStatus | Literal["continued", "ended"]
 """The current execution has the status of its instance. A former one was ``"continued"`` as new, or has ``"ended"``: a
@@ -141,22 +141,12 @@ class WorkStatistics:
 def instance_of(info: InstanceInfo) -> Instance:
     """The row with its payloads decoded."""
     error = None if info.error is None else error_of(info)
-    return Instance(
-        instance_id=info.instance_id,
-        name=info.name,
-        version=info.version,
-        execution_id=info.execution_id,
-        status=info.status,
+    return copied(
+        Instance,
+        info,
         custom_status=_decoded(info.custom_status),
         output=_decoded(info.output),
         error=None if error is None else Failure(error.error_type, error.message),
-        parent_id=info.parent_id,
-        owner=info.owner,
-        event_count=info.event_count,
-        created_at=info.created_at,
-        updated_at=info.updated_at,
-        suspension=info.suspension,
-        session_id=info.session_id,
         error_details=None if error is None else error.details,
         error_stack="" if error is None else error.stack,
     )
@@ -208,9 +198,9 @@ def record_of(event_id: int, text: str, origin: EventOrigin | None = None) -> Hi
     )
 
 
-def cursor_of(last: InstanceInfo) -> str:
-    """The cursor of the page after this row."""
-    return f"{last.created_at.isoformat()}/{last.instance_id}"
+def next_cursor(rows: Sequence[Any], limit: int, key: str) -> str | None:
+    """The cursor of the page after these rows, by their creation and their id ``key``; None: there is none."""
+    return f"{rows[-1].created_at.isoformat()}/{getattr(rows[-1], key)}" if len(rows) == limit else None
 
 
 def read_cursor(cursor: str) -> tuple[datetime, str]:
@@ -238,13 +228,8 @@ def execution_of(row: ExecutionInfo, instance: InstanceInfo) -> ExecutionSummary
     """The execution with its status, from its last event, or from the instance for the current execution."""
     found = _TYPE.match(row.last_event or "")
     former = OUTCOME_STATUSES.get(found[1]) if found else None
-    return ExecutionSummary(
-        execution_id=row.execution_id,
-        status=instance.status if row.execution_id == instance.execution_id else former or "ended",
-        event_count=row.event_count,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-    )
+    status = instance.status if row.execution_id == instance.execution_id else former or "ended"
+    return copied(ExecutionSummary, row, status=status)
 
 
 def tree_of(instance_id: str, members: Sequence[TreeMember], limit: int) -> InstanceTree:
@@ -257,20 +242,6 @@ def tree_of(instance_id: str, members: Sequence[TreeMember], limit: int) -> Inst
     waiting = [(0, member) for member in members if member.instance_id == instance_id]
     while waiting:
         depth, member = waiting.pop()
-        nodes.append(_node(depth, member))
+        nodes.append(copied(TreeNode, member, depth=depth))
         waiting += [(depth + 1, child) for child in children.pop(member.instance_id, ())]
     return InstanceTree(nodes=nodes, truncated=len(members) > limit)
-
-
-def _node(depth: int, member: TreeMember) -> TreeNode:
-    return TreeNode(
-        depth=depth,
-        instance_id=member.instance_id,
-        parent_id=member.parent_id,
-        name=member.name,
-        version=member.version,
-        status=member.status,
-        execution_id=member.execution_id,
-        created_at=member.created_at,
-        updated_at=member.updated_at,
-    )

@@ -15,21 +15,14 @@ from typing import Any, Final, Self, TypeAlias
 
 from pydantic_core import from_json
 
+from affinity import errors
 from affinity.async_block import AsyncBlock
 from affinity.client.changes import ChangeScope
 from affinity.client.journals import Journals
 from affinity.conversation.events import EventTypes, JournalEntry
 from affinity.conversation.stream import Retracted, Streamed
 from affinity.conversation.trace import WAKE_SPAN
-from affinity.errors import (
-    ClientError,
-    EntriesRemoved,
-    InvalidId,
-    InvalidInput,
-    TimelineChanged,
-    UnknownConversation,
-    UnknownEntry,
-)
+from affinity.errors import EntriesRemoved, UnknownConversation
 from affinity.journal import Entry, JournalPage, JournalQuery, StreamCursor
 from affinity.limits import MAX_PAGE, check_id
 from affinity.provider.contract import FINISHED
@@ -101,8 +94,10 @@ def read_position(value: int | str) -> FeedPosition:
         attempt, part, wake_id = rest
         at = StreamCursor(wake_id=check_id(wake_id, "wake"), attempt=_natural(attempt), number=_natural(part))
         return FeedPosition(_natural(seq), at, journal)
-    except (ValueError, InvalidId):
-        raise InvalidInput(f"{value!r:.80} is no position of a feed: give a number, or `EventFeed.position`") from None
+    except (ValueError, errors.InvalidId):
+        raise errors.InvalidInput(
+            f"{value!r:.80} is no position of a feed: give a number, or `EventFeed.position`"
+        ) from None
 
 
 def _natural(text: str) -> int:
@@ -259,7 +254,7 @@ class EventFeed(AsyncBlock, AsyncIterator[FeedItem]):
             ClientError: another task waits for an item of this feed.
         """
         if self._is_reading:
-            raise ClientError("another task waits for an item of this feed: use a feed for each task")
+            raise errors.ClientError("another task waits for an item of this feed: use a feed for each task")
         self._is_reading = True
         try:
             item = next(self._items, None)
@@ -301,9 +296,7 @@ class EventFeed(AsyncBlock, AsyncIterator[FeedItem]):
         await self.aclose()
 
     async def _read_on(self) -> bool:
-        """Read the next page, after a wait for it if there is none; False at the end. A wait that is cancelled here
-        changes nothing.
-        """
+        """Read the next page, and wait for it if need be; False at the end. A cancelled wait changes nothing."""
         if self._follow and self._changes is None:
             changes = self._journals.changes(self._conversation_id)
             await changes.__aenter__()
@@ -334,9 +327,9 @@ class EventFeed(AsyncBlock, AsyncIterator[FeedItem]):
         seq = self._position.seq
         if page.last_seq < seq:
             message = f"its journal ends with entry {page.last_seq}, before position {seq}, which is of a deleted one"
-            raise UnknownEntry(self._conversation_id, message)
+            raise errors.UnknownEntry(self._conversation_id, message)
         if self._journal is not None and self._journal.journal_id != page.journal_id:
-            raise UnknownEntry(self._conversation_id, f"position {seq} is of a deleted one")
+            raise errors.UnknownEntry(self._conversation_id, f"position {seq} is of a deleted one")
         self._journal = JournalIdentity(page.journal_id, self._timeline)
 
     async def _read_page(self) -> JournalPage:
@@ -365,7 +358,7 @@ def check_timeline(journals: Journals, conversation_id: str, timeline: str) -> N
         TimelineChanged: it was of a later one.
     """
     if journals.timeline != timeline:
-        raise TimelineChanged(
+        raise errors.TimelineChanged(
             conversation_id,
             "the database is another one than before, or may have lost entries (a failover, a restored backup): "
             "read the conversation from 0, and repeat what was sent under its event id",

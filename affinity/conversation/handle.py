@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import anyio
 
+from affinity import errors
 from affinity.client.calls import check_delivery, check_timeout
 from affinity.client.changes import Change
 from affinity.conversation.events import (
@@ -33,40 +34,14 @@ from affinity.conversation.follow import (
     read_position,
     unknown_conversation,
 )
-from affinity.conversation.kinds import (
-    RESUME_MESSAGE,
-    WAKE_MESSAGE,
-    interrupt_message,
-    terminate_message,
-)
+from affinity.conversation.kinds import RESUME_MESSAGE, WAKE_MESSAGE, interrupt_message, terminate_message
 from affinity.conversation.lineage_calls import LineageCalls
 from affinity.conversation.reading import check_seq, kinds_of
 from affinity.conversation.reply import Reply, ReplyReader
 from affinity.conversation.trace import traceparent
-from affinity.conversation.views import (
-    PendingRequest,
-    PendingRevisit,
-    request_of,
-    revisit_of,
-)
-from affinity.conversation.wake import blocked_journals, waiting_for
-from affinity.errors import (
-    ConversationKindMismatch,
-    ConversationTerminated,
-    EntriesRemoved,
-    EventIdConflict,
-    Explanation,
-    InstanceNotFinished,
-    InvalidInput,
-    NotAParent,
-    RequestNotPending,
-    TimelineChanged,
-    UnknownConversation,
-    UnknownEntry,
-    UnknownInstance,
-    WaitTimeout,
-    WakeMisuse,
-)
+from affinity.conversation.views import PendingRequest, PendingRevisit, request_of, revisit_of
+from affinity.conversation.wake_parts import blocked_journals, waiting_for
+from affinity.errors import Explanation, WaitTimeout
 from affinity.journal import (
     Answer,
     Appended,
@@ -156,7 +131,7 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
                 event_id = event_id or self._client.journals.new_event_id()
                 while True:
                     seq, appended = await self._send(event, event_id)
-                    with suppress(TimelineChanged):
+                    with suppress(errors.TimelineChanged):
                         return await self._reply(change, seq, appended)
         raise await self._no_reply(timeout)
 
@@ -215,7 +190,7 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
             UnknownConversation, ConversationTerminated, InvalidInput: as for `send`.
         """
         if (allowed is None) == (result is MISSING):
-            raise InvalidInput("answer with allowed= or with result=, and not with both")
+            raise errors.InvalidInput("answer with allowed= or with result=, and not with both")
         event: AnswerEvent
         if allowed is not None:
             event = ConfirmationAnswer(request_id=request_id, allowed=allowed, reason=reason)
@@ -276,7 +251,7 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
         while (appended := await self._append_lasting(append)).outcome == "closed":
             if (await self._page(JournalQuery(session_id=self.conversation_id, limit=1))).closed:
                 return
-            with suppress(UnknownInstance, InstanceNotFinished):  # another call was first
+            with suppress(errors.UnknownInstance, errors.InstanceNotFinished):  # another call was first
                 await self._client.delete(self.conversation_id)
         await self._check(append, appended)
 
@@ -333,19 +308,19 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
                 return appended
             case "other_event":
                 event_id = None if append.entry is None else append.entry.event_id
-                raise EventIdConflict(
+                raise errors.EventIdConflict(
                     self.conversation_id,
                     f"entry {appended.seq} is another event with the event id {event_id!r}: give each event its own id",
                 )
             case "unknown":
                 raise unknown_conversation(self.conversation_id)
             case "closed":
-                raise ConversationTerminated(self.conversation_id, "it is terminated, and takes no more events")
+                raise errors.ConversationTerminated(self.conversation_id, "it is terminated, and takes no more events")
             case "not_parent":
-                raise NotAParent(self.conversation_id, "it is no child of this one")
+                raise errors.NotAParent(self.conversation_id, "it is no child of this one")
             case "not_pending":
                 request_id = append.answers.request_id if append.answers else ""
-                raise RequestNotPending(
+                raise errors.RequestNotPending(
                     self.conversation_id,
                     f"request {request_id!r} does not wait for this answer: it is answered, has expired, was dropped "
                     "by an interrupt, or is none of this kind; requests() are the ones that wait",
@@ -354,10 +329,10 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
                 check_delivery(self.conversation_id, refusal, await self._client.quotas())
         page = await self._find(self.conversation_id)
         if page is None or page.kind == self._kind.name:
-            raise ConversationKindMismatch(
+            raise errors.ConversationKindMismatch(
                 self.conversation_id, "an instance of another orchestration has this id: use another id"
             )
-        raise ConversationKindMismatch(
+        raise errors.ConversationKindMismatch(
             self.conversation_id,
             f"it is of kind {page.kind!r}, not {self._kind.name!r}: connect with the Conversations of its kind, or use "
             "another id",
@@ -479,7 +454,7 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
         if parent is None or has_ended(parent) or page.parent_journal != parent.journal_id:
             return
         with anyio.move_on_after(timeout):
-            with suppress(UnknownConversation):  # another call has removed it
+            with suppress(errors.UnknownConversation):  # another call has removed it
                 await self.terminate(reason="it is deleted")
                 await self._wait_end(page.last_seq)
             return
@@ -495,9 +470,9 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
                 async with self.events(after=after, follow=True, stream=False) as feed:
                     async for _ in feed:
                         pass
-            except EntriesRemoved as removed:
+            except errors.EntriesRemoved as removed:
                 after = removed.first_seq - 1
-            except TimelineChanged:
+            except errors.TimelineChanged:
                 after = 0
             else:
                 return
@@ -509,7 +484,7 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
             return
         page = await self._find(self.conversation_id)
         if page is not None and page.journal_id in blocked:  # not one of the same id in another database
-            raise WakeMisuse(
+            raise errors.WakeMisuse(
                 f"this handler waits for a reply of conversation {self.conversation_id!r}, whose next wake begins when "
                 "this handler has ended: it is its own conversation, or one whose handler waits for this one. Use "
                 "wake.revisit() to run again, send() without waiting, or wake.delegate() to give the work to another "
@@ -520,7 +495,7 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
         return await self._client.journals.read(JournalQuery(session_id=conversation_id, limit=1))
 
     async def _remove_instance(self, conversation_id: str) -> bool:
-        with suppress(UnknownInstance):
+        with suppress(errors.UnknownInstance):
             await self._client.delete(conversation_id, force=True)
             return True
         return False
@@ -555,15 +530,15 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
             query = JournalQuery(session_id=self.conversation_id, after=reader.position, limit=REPLY_PAGE)
             try:
                 page = await self._page(query)
-            except UnknownConversation:
+            except errors.UnknownConversation:
                 check_timeline(self._client.journals, self.conversation_id, timeline)
                 raise
             check_timeline(self._client.journals, self.conversation_id, timeline)
             journal_id = journal_id or page.journal_id
             if page.journal_id != journal_id:
-                raise UnknownConversation(self.conversation_id, "it was deleted, and another one has its id")
+                raise errors.UnknownConversation(self.conversation_id, "it was deleted, and another one has its id")
             if page.last_seq < seq:
-                raise UnknownEntry(self.conversation_id, f"its journal has no entry {seq}")
+                raise errors.UnknownEntry(self.conversation_id, f"its journal has no entry {seq}")
             if page.first_seq > max(reader.position, seq) + 1:
                 raise entries_removed(self.conversation_id, max(reader.position, seq), page.first_seq)
             reply = reader.read(page)
@@ -571,13 +546,15 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
                 return reply
             look = page.more
             if not look and reader.is_input is False:
-                raise UnknownEntry(
+                raise errors.UnknownEntry(
                     self.conversation_id,
                     f"the reply to entry {seq}, if it is an input, is in one that it was made from",
                 )
             if not look and reader.failure is not None:
                 raise reader.failure
             if not look and page.processed >= seq:
-                raise UnknownEntry(self.conversation_id, f"it was forked before the reply to entry {seq}")
+                raise errors.UnknownEntry(self.conversation_id, f"it was forked before the reply to entry {seq}")
             if not look and (page.closed or page.instance_status in {None, *FINISHED}):
-                raise ConversationTerminated(self.conversation_id, f"entry {seq} was not processed before its end")
+                raise errors.ConversationTerminated(
+                    self.conversation_id, f"entry {seq} was not processed before its end"
+                )

@@ -11,7 +11,7 @@ from affinity.records import Participant, SessionStore
 
 @dataclass(frozen=True, slots=True)
 class HomedScope:
-    """An activity's scope, for the state of a session that is not the one that it runs on.
+    """An activity's scope, for the state of a session that is not the one that it runs on; the rest is the activity's.
 
     ``session_epoch`` is the greater of two epochs: the lease's epoch, and the epoch of the session's own row, which
     changes when its record is written without a lease. All epochs come from one sequence. So it changes with either,
@@ -30,34 +30,27 @@ class HomedScope:
 
     @property
     def instance_id(self) -> str:
-        """As the activity's."""
         return self.ctx.instance_id
 
     @property
     def execution_id(self) -> int:
-        """As the activity's."""
         return self.ctx.execution_id
 
     @property
     def activity_id(self) -> int:
-        """As the activity's."""
         return self.ctx.activity_id
 
     @property
     def session_store(self) -> SessionStore | None:
-        """As the activity's."""
         return self.ctx.session_store
 
     @property
     def session_listeners(self) -> Collection[object] | None:
-        """As the activity's."""
         return self.ctx.session_listeners
 
     @property
     def error(self) -> BaseException | None:
-        """As the activity's."""
         return self.ctx.error
 
     def enlist(self, participant: Participant, /) -> None:
-        """As the activity's."""
         self.ctx.enlist(participant)

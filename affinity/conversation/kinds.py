@@ -16,13 +16,7 @@ from pydantic_core import to_json
 from affinity.conversation.events import EventTypes
 from affinity.errors import InvalidOptions
 from affinity.journal import PARKED_MARK, SEQ_MARK, JournalStart
-from affinity.limits import (
-    MAX_REQUESTS,
-    MAX_REVISITS,
-    MAX_TIMER_SECONDS,
-    MAX_WAKE_ENTRIES,
-    check_integer,
-)
+from affinity.limits import MAX_REQUESTS, MAX_REVISITS, MAX_TIMER_SECONDS, MAX_WAKE_ENTRIES, check_integer
 from affinity.orchestration.events import EventRaised, OrchestrationStarted
 from affinity.orchestration.wire import ANY_EXECUTION, encode_message
 from affinity.records import frozen

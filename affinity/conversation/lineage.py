@@ -15,27 +15,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import replace
 from datetime import UTC, datetime
 from secrets import token_hex
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypedDict, Unpack
 
 from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
+from affinity import errors
 from affinity.conversation.events import AgentMessage, Content, JournalEntry, UserMessage, text_of
 from affinity.conversation.follow import SPAN_COMPLETED, entries_removed
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind
+from affinity.conversation.reading import all_entries
 from affinity.conversation.transfer import Imported, entry_line, lineage_lines, record_line
 from affinity.conversation.usage import Share, Spent, Tally, extras_of, spent_before, total_of, united
-from affinity.errors import (
-    Contention,
-    ConversationExists,
-    ConversationKindMismatch,
-    InvalidInput,
-    InvalidOptions,
-    NotSerializable,
-    SessionRecordRefused,
-    UnknownConversation,
-    UnknownEntry,
-)
 from affinity.journal import (
     CreationResult,
     JournalCreation,
@@ -47,7 +38,7 @@ from affinity.journal import (
     NewEntry,
 )
 from affinity.limits import MAX_PAGE, check_id, check_payload
-from affinity.records import SessionRecord, SessionState, SessionStore, SessionSummary, frozen
+from affinity.records import SessionRecord, SessionState, SessionStore, SessionSummary, copied, frozen
 from affinity.session.resources import LABEL
 from affinity.session.transfer import ImportTimes
 
@@ -80,6 +71,14 @@ class Ancestor:
     at: int | None  # the last number that it has of the journal that it continues
     home: str | None  # the session on whose lease its wakes run; None: its own
     created_at: datetime
+
+
+class MadeBy(TypedDict, total=False):
+    """How a conversation is made from others; see `CommonCalls.fork`."""
+
+    operator: str | None
+    extras: Mapping[str, JsonValue] | None
+    beside: bool | None
 
 
 class LineageReads(Protocol):
@@ -136,25 +135,18 @@ class CreationPlanner:
         self._in_wake = in_wake
 
     async def fork(
-        self,
-        source: str,
-        new_id: str,
-        *,
-        at: int | None,
-        lineage: Literal["fork", "detach"],
-        operator: str | None,
-        extras: Mapping[str, JsonValue] | None,
-        beside: bool | None,
+        self, source: str, new_id: str, *, at: int | None, lineage: Literal["fork", "detach"], **made_by: Unpack[MadeBy]
     ) -> JournalCreation:
         """See `CommonCalls.fork` and `CommonCalls.detach`."""
         own, *ancestors = await self._lineage(source)
         spent = spent_before([own, *ancestors]) if lineage == "detach" else {}
-        is_carried = lineage == "detach" and (spent or not {"usage", "usage_by_writer"}.isdisjoint(extras or {}))
+        extras = made_by.get("extras") or {}
+        is_carried = lineage == "detach" and (spent or not {"usage", "usage_by_writer"}.isdisjoint(extras))
         copies, state = True, None
         if at is not None:
             page = await self.page(JournalQuery(session_id=source, limit=1))
             if isinstance(at, bool) or not isinstance(at, int) or not page.first_seq - 1 <= at <= page.last_seq:
-                raise UnknownEntry(
+                raise errors.UnknownEntry(
                     source, f"its journal has entries {page.first_seq} to {page.last_seq}, not {at!r:.80}"
                 )
             copies = at == page.last_seq and not self._in_wake
@@ -164,15 +156,14 @@ class CreationPlanner:
                 self._states.check_version(record)
         return self._creation(
             new_id,
+            made_by,
             lineage=lineage,
-            operator=operator,
-            extras=extras or {},
             added=extras_of(spent) if is_carried else {},
             parents=[own.journal_id] if lineage == "fork" else [],
             base=JournalRange(own.journal_id, at),
             copies_state=copies,
             state=state,
-            home=_home_beside(own, source, beside),
+            home=_home_beside(own, source, made_by.get("beside")),
         )
 
     async def merge(
@@ -183,14 +174,13 @@ class CreationPlanner:
         *,
         state: Any,
         keep: Literal["left", "right"] | None,
-        operator: str | None,
-        extras: Mapping[str, JsonValue] | None,
+        **made_by: Unpack[MadeBy],
     ) -> JournalCreation:
         """See `LineageCalls.merge`."""
         if keep not in {None, "left", "right"}:
-            raise InvalidOptions(f"keep = {keep!r}: must be 'left' or 'right'")
+            raise errors.InvalidOptions(f"keep = {keep!r}: must be 'left' or 'right'")
         if left == right:
-            raise InvalidInput(f"conversation {left!r} cannot be merged with itself")
+            raise errors.InvalidInput(f"conversation {left!r} cannot be merged with itself")
         one, other = await self._own(left), await self._own(right)
         home = _home_of_merge({"left": (left, one.home), "right": (right, other.home)}, keep)
         given = None if state is None else await self._encoded(new_id, state)
@@ -200,21 +190,20 @@ class CreationPlanner:
         base = JournalRange(one.journal_id, page.last_seq)
         used, of_right = _resources_of(copied), _resources_of(await self._records.load(right))
         if keep is None and any(used.get(name, other_id) != other_id for name, other_id in of_right.items()):
-            raise InvalidOptions(f"{left!r} and {right!r} use different resources: {_KEEP}")
+            raise errors.InvalidOptions(f"{left!r} and {right!r} use different resources: {_KEEP}")
         kept = {**used, **of_right} if keep == "right" else {**of_right, **used}
         if given is not None:
             given = _labelled(given, kept)
         elif kept == used:
             base = JournalRange(one.journal_id)
         elif copied is None:
-            raise InvalidOptions(f"{left!r} has no state that could use the resources of {right!r}: give state=")
+            raise errors.InvalidOptions(f"{left!r} has no state that could use the resources of {right!r}: give state=")
         else:
             given = _state_with(copied, new_id, kept)
         return self._creation(
             new_id,
+            made_by,
             lineage="merge",
-            operator=operator,
-            extras=extras or {},
             parents=[one.journal_id, other.journal_id],
             base=base,
             merged=JournalRange(other.journal_id),
@@ -224,15 +213,7 @@ class CreationPlanner:
         )
 
     async def compress(
-        self,
-        source: str,
-        new_id: str,
-        *,
-        summarise: Summarise,
-        state: Any,
-        operator: str | None,
-        extras: Mapping[str, JsonValue] | None,
-        beside: bool | None,
+        self, source: str, new_id: str, *, summarise: Summarise, state: Any, **made_by: Unpack[MadeBy]
     ) -> JournalCreation:
         """See `CommonCalls.compress`."""
         own = await self._own(source)
@@ -241,12 +222,12 @@ class CreationPlanner:
         summary = summarise(entries)
         event = await summary if inspect.isawaitable(summary) else summary
         if not isinstance(event, str | UserMessage | AgentMessage):
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"summarise returns a text, a UserMessage or an AgentMessage, not {type(event).__name__}"
             )
         message = UserMessage(event) if isinstance(event, str) else UserMessage(event.content)
         if _is_empty(message.content):
-            raise InvalidInput("summarise returned an empty summary, in place of all entries: return its text")
+            raise errors.InvalidInput("summarise returned an empty summary, in place of all entries: return its text")
         spent = await self._spent(source)
         if isinstance(event, AgentMessage):
             spent[f"summary {token_hex(6)}"] = Share(1, event.usage)
@@ -256,14 +237,13 @@ class CreationPlanner:
             given = await self._summarised(new_id, message, entry.payload)
         return self._creation(
             new_id,
+            made_by,
             lineage="compress",
-            operator=operator,
-            extras=extras or {},
             added={"compression": compression, **extras_of(spent)},
             parents=[own.journal_id],
             entries=[entry],
             state=await self._using(source, given),
-            home=_home_beside(own, source, beside),
+            home=_home_beside(own, source, made_by.get("beside")),
         )
 
     async def export(self, source: str) -> AsyncIterator[str]:
@@ -281,7 +261,7 @@ class CreationPlanner:
             query = JournalQuery(session_id=source, after=after, before=head.last_seq + 1, limit=MAX_PAGE)
             page = await self.page(query)
             if not page.journal_id == head.journal_id == lineage[0].journal_id:
-                raise UnknownConversation(source, "it was deleted during its export, and another one has its id")
+                raise errors.UnknownConversation(source, "it was deleted during its export, and another one has its id")
             if page.first_seq > max(after + 1, head.first_seq):
                 raise entries_removed(source, after, page.first_seq)
             for entry in page.entries:
@@ -291,20 +271,19 @@ class CreationPlanner:
     async def imported(self, new_id: str, found: Imported, *, times: ImportTimes) -> JournalCreation:
         """See `LineageCalls.import_`."""
         if found.conversation.kind != self._kind.name:
-            raise ConversationKindMismatch(
+            raise errors.ConversationKindMismatch(
                 new_id, f"the export is of kind {found.conversation.kind!r}, not {self._kind.name!r}"
             )
         state = None if found.record is None else replace(found.record, session_id=new_id)
         if state is not None and state.metadata.kind != self._kind.name:
-            raise SessionRecordRefused(new_id, f"it is of kind {state.metadata.kind!r}, not {self._kind.name!r}")
+            raise errors.SessionRecordRefused(new_id, f"it is of kind {state.metadata.kind!r}, not {self._kind.name!r}")
         if state is not None and self._states is not None:
             await self._states.check_record(state)
         is_kept = times == "kept"
         return self._creation(
             new_id,
+            MadeBy(extras=found.extras),
             lineage="import",
-            operator=None,
-            extras=found.extras,
             home=None,
             parents=[],
             entries=found.entries if is_kept else [replace(each, recorded_at=None) for each in found.entries],
@@ -343,13 +322,9 @@ class CreationPlanner:
         self, source: str, kinds: Sequence[str] = (), *, before: int | None = None
     ) -> AsyncIterator[JournalEntry]:
         """All entries of a journal, read page by page."""
-        after, more = 0, True
-        while more:
-            query = JournalQuery(session_id=source, after=after, before=before, kinds=kinds, limit=MAX_PAGE)
-            page = await self.page(query)
-            for entry in page.entries:
-                yield self._kind.types.read(entry)
-            after, more = (page.entries[-1].seq if page.entries else after), page.more
+        query = JournalQuery(session_id=source, before=before, kinds=kinds, limit=MAX_PAGE)
+        async for entry in all_entries(self.page, query):
+            yield self._kind.types.read(entry)
 
     async def page(self, query: JournalQuery) -> JournalPage:
         """A page of a journal of this kind.
@@ -360,17 +335,19 @@ class CreationPlanner:
         """
         page = await self._reads.read(query)
         if page is None:
-            raise UnknownConversation(query.session_id, "there is no such conversation")
+            raise errors.UnknownConversation(query.session_id, "there is no such conversation")
         if page.kind != self._kind.name:
-            raise ConversationKindMismatch(query.session_id, f"it is of kind {page.kind!r}, not {self._kind.name!r}")
+            raise errors.ConversationKindMismatch(
+                query.session_id, f"it is of kind {page.kind!r}, not {self._kind.name!r}"
+            )
         return page
 
     async def _lineage(self, source: str) -> Sequence[JournalLineage]:
         found = await self._reads.lineage(source)
         if not found:
-            raise UnknownConversation(source, "there is no such conversation")
+            raise errors.UnknownConversation(source, "there is no such conversation")
         if found[0].kind != self._kind.name:
-            raise ConversationKindMismatch(source, f"it is of kind {found[0].kind!r}, not {self._kind.name!r}")
+            raise errors.ConversationKindMismatch(source, f"it is of kind {found[0].kind!r}, not {self._kind.name!r}")
         return found
 
     async def _own(self, source: str) -> JournalLineage:
@@ -387,7 +364,7 @@ class CreationPlanner:
             if is_whole and _last_wake(page) == _last_wake(before):  # only wakes change both
                 return record, page
             before = page
-        raise Contention(
+        raise errors.Contention(
             f"conversation {source!r} ran a wake in each of {SNAPSHOTS} attempts to read its state with its entries: "
             "try again, while it runs less"
         )
@@ -409,24 +386,24 @@ class CreationPlanner:
 
     async def _encoded(self, new_id: str, state: Any) -> SessionState | None:
         if self._states is None:
-            raise InvalidOptions("a state needs the code that defines the conversations")
+            raise errors.InvalidOptions("a state needs the code that defines the conversations")
         return await self._states.encoded(new_id, state)
 
     def _creation(
         self,
         new_id: str,
+        made_by: MadeBy,
         *,
         lineage: LineageKind,
-        operator: str | None,
-        extras: Mapping[str, JsonValue],
         home: str | None,
         added: Mapping[str, JsonValue] = {},
         **fields: Any,
     ) -> JournalCreation:
+        operator, extras = made_by.get("operator"), made_by.get("extras") or {}
         try:
             text = to_json(dict(extras)).decode()
         except (ValueError, TypeError) as error:
-            raise NotSerializable(f"extras have no JSON form: {error}") from error
+            raise errors.NotSerializable(f"extras have no JSON form: {error}") from error
         check_payload(text, "extras", MAX_IMPORTED_EXTRAS if lineage == "import" else MAX_EXTRAS)
         return JournalCreation(
             session_id=check_id(new_id, "conversation id"),
@@ -455,11 +432,11 @@ def check_creation(creation: JournalCreation, result: CreationResult) -> None:
     """
     match result.outcome:
         case "taken":
-            raise ConversationExists(creation.session_id, "its id is in use")
+            raise errors.ConversationExists(creation.session_id, "its id is in use")
         case "unknown":
-            raise UnknownConversation(creation.session_id, "its source is deleted")
+            raise errors.UnknownConversation(creation.session_id, "its source is deleted")
         case "beyond":
-            raise UnknownEntry(creation.session_id, "its source does not have these entries")
+            raise errors.UnknownEntry(creation.session_id, "its source does not have these entries")
 
 
 def _last_wake(page: JournalPage) -> tuple[int, list[int]]:
@@ -492,7 +469,9 @@ def _home_of_merge(sides: Mapping[str, tuple[str, str | None]], keep: str | None
         return None
     used = left_home or left, right_home or right
     if used[0] != used[1]:
-        raise InvalidOptions(f"{left!r} uses the resources of {used[0]!r}, but {right!r} of {used[1]!r}: {_KEEP}")
+        raise errors.InvalidOptions(
+            f"{left!r} uses the resources of {used[0]!r}, but {right!r} of {used[1]!r}: {_KEEP}"
+        )
     return used[0]
 
 
@@ -522,30 +501,16 @@ def _is_made_by(creation: JournalCreation, made: JournalLineage) -> bool:
 
 def _state_with(record: SessionRecord, session_id: str, resources: Mapping[str, str]) -> SessionState:
     """The state of a record, for another session, with other resources."""
-    return SessionState(
-        session_id=session_id,
-        state=record.state,
-        encoding=record.encoding,
-        schema_version=record.schema_version,
-        metadata=replace(record.metadata, parent=None, labels={**record.metadata.labels, **resources}),
-    )
+    metadata = replace(record.metadata, parent=None, labels={**record.metadata.labels, **resources})
+    return copied(SessionState, record, session_id=session_id, metadata=metadata)
 
 
 def _ancestor(row: JournalLineage) -> Ancestor:
-    return Ancestor(
+    extras = from_json(row.extras)
+    return copied(
+        Ancestor,
+        row,
         conversation_id=row.session_id,
-        journal_id=row.journal_id,
-        distance=row.distance,
-        lineage=row.lineage,
-        operator=row.operator,
-        parents=row.parents,
-        extras=_extras(row),
+        extras=extras if isinstance(extras, dict) else {},
         at=None if row.base is None else row.base.up_to,
-        home=row.home,
-        created_at=row.created_at,
     )
-
-
-def _extras(row: JournalLineage) -> dict[str, JsonValue]:
-    found = from_json(row.extras)
-    return found if isinstance(found, dict) else {}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, Unpack, cast
 
 from pydantic import JsonValue
 
 from affinity.client import Client
 from affinity.conversation.kinds import ConversationKind
-from affinity.conversation.lineage import Ancestor, CreationPlanner, LineageState, Summarise, check_creation
+from affinity.conversation.lineage import Ancestor, CreationPlanner, LineageState, MadeBy, Summarise, check_creation
 from affinity.conversation.reading import EntryReader, Read
 from affinity.conversation.transfer import read_lines
 from affinity.errors import ConversationExists, QuotaExceeded
@@ -32,24 +32,15 @@ class CommonCalls(EntryReader, Generic[M]):
         super().__init__(read, kind.types, conversation_id)
         self._kind, self._planner = kind, planner
 
-    async def fork(
-        self,
-        new_id: str,
-        *,
-        at: int | None = None,
-        operator: str | None = None,
-        extras: Mapping[str, JsonValue] | None = None,
-        beside: bool | None = None,
-    ) -> M:
+    async def fork(self, new_id: str, *, at: int | None = None, **made_by: Unpack[MadeBy]) -> M:
         """A conversation that goes on from an entry of this one. The cost does not grow with the length.
 
         Args:
             new_id: its id.
             at: the last number that it has of this one, 0 for none. None: all that is there, and what the wake appends.
-            operator: what makes it, for people; by default "fork".
-            extras: for people and programs, kept with it.
-            beside: its wakes run on the lease of this conversation, or of its home, and share its resources. False: on
-                their own lease. None: as the wakes of this conversation.
+            made_by: ``operator``: what makes it, for people; by default "fork". ``extras``: for people and programs,
+                kept with it. ``beside``: its wakes run on the lease of this conversation, or of its home, and share its
+                resources; False: on their own lease; None: as the wakes of this conversation.
 
         Raises:
             UnknownConversation, ConversationKindMismatch: there is none with this id, or of this kind.
@@ -62,47 +53,25 @@ class CommonCalls(EntryReader, Generic[M]):
                 `limits.MAX_STATE_BYTES`.
             InvalidInput: an argument is refused.
         """
-        made_by = {"operator": operator, "extras": extras, "beside": beside}
         return await self._derive(new_id, self._planner.fork, new_id, at=at, lineage="fork", **made_by)
 
-    async def detach(
-        self,
-        new_id: str,
-        *,
-        at: int | None = None,
-        operator: str | None = None,
-        extras: Mapping[str, JsonValue] | None = None,
-        beside: bool | None = None,
-    ) -> M:
+    async def detach(self, new_id: str, *, at: int | None = None, **made_by: Unpack[MadeBy]) -> M:
         """A conversation with the content of this one and without parents; arguments and errors as for `fork`."""
-        made_by = {"operator": operator, "extras": extras, "beside": beside}
         return await self._derive(new_id, self._planner.fork, new_id, at=at, lineage="detach", **made_by)
 
-    async def compress(
-        self,
-        *,
-        into: str,
-        summarise: Summarise,
-        state: Any = None,
-        operator: str | None = None,
-        extras: Mapping[str, JsonValue] | None = None,
-        beside: bool | None = None,
-    ) -> M:
+    async def compress(self, *, into: str, summarise: Summarise, state: Any = None, **made_by: Unpack[MadeBy]) -> M:
         """A conversation whose only entry is a summary of this one: a `UserMessage`, which wakes nothing.
 
         Args:
             into: id of the new conversation.
             summarise: an async function of the entries; it returns a text, a `UserMessage` or an `AgentMessage`.
             state: of the new conversation. None: ``rebuild`` of the summary, or an initial one.
-            operator: as for `fork`.
-            extras: as for `fork`; the sizes, and the usage until then, are added.
-            beside: as for `fork`.
+            made_by: as for `fork`; to the ``extras`` the sizes, and the usage until then, are added.
 
         Raises:
             InvalidInput: ``summarise`` returned anything else, such as a call of a tool, or an empty summary.
             ClientError: as for `fork`.
         """
-        made_by = {"operator": operator, "extras": extras, "beside": beside}
         return await self._derive(into, self._planner.compress, into, summarise=summarise, state=state, **made_by)
 
     async def ancestors(self) -> Sequence[Ancestor]:

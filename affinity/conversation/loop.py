@@ -487,11 +487,7 @@ class _Loop:
 
     def _ended(self, stop: LoopStop) -> LoopResult:
         return LoopResult(
-            stop=stop,
-            text=self._text,
-            finish_reason=self._finish_reason,
-            rounds=self._rounds,
-            usage=dict(self._usage),
+            stop=stop, text=self._text, finish_reason=self._finish_reason, rounds=self._rounds, usage=dict(self._usage)
         )
 
 

@@ -76,7 +76,18 @@ class ChildrenDone(TypedDict):
     after: tuple[str, str]  # creation and id of the last one, newest first
 
 
-class WakeTask(TypedDict):
+class Outstanding(TypedDict, total=False):
+    """What one wake, or one execution, leaves to the next; as the activity and the orchestration have it."""
+
+    delegations: list[Delegation]
+    delegated: list[str]  # ids of the delegations to its own children that have not ended
+    # Ids of cancelled wakes whose trace may be open. In a task: of those since the last result; one of them may have
+    # committed, and its result is dropped.
+    cancelled_wakes: list[str]
+    children: ChildrenDone  # the next wake goes on behind these
+
+
+class WakeTask(Outstanding):
     """The input of the activity."""
 
     wake: str  # id
@@ -84,36 +95,27 @@ class WakeTask(TypedDict):
     attempts: NotRequired[int]  # of this wake before this run
     failures: NotRequired[int]  # attempts that ended in an error
     elapsed: NotRequired[float]  # seconds that these took, with the pauses behind them
-    delegations: NotRequired[list[Delegation]]
-    delegated: NotRequired[list[str]]  # ids of the delegations to its own children that have not ended
-    # Ids of the wakes that were cancelled since the last result. One of them may have committed: its result is dropped.
-    cancelled_wakes: NotRequired[list[str]]
     failed: NotRequired[Failure]  # close the trace of the wake, which has ended with this error
     was_parked: NotRequired[bool]  # the first cancelled wake was parked, unless there are inputs
     terminated: NotRequired[bool]  # the conversation was; True: its children are to be
-    children: NotRequired[ChildrenDone]
 
 
-class WakeOutcome(TypedDict):
+class WakeOutcome(Outstanding):
     """The result of the activity."""
 
     outcome: Literal["done", "nothing", "failed"]
     processed: NotRequired[int]  # the watermark
     more: NotRequired[bool]  # inputs are left
     next_due: NotRequired[float]  # seconds until a revisit is due, or a request expires
-    delegations: NotRequired[list[Delegation]]
-    delegated: NotRequired[list[str]]
-    cancelled_wakes: NotRequired[list[str]]  # cancelled wakes whose trace is still open
     home: NotRequired[str]  # the wake is to run on this session's lease
     closed: NotRequired[bool]  # the journal is: nothing is processed any more
     attempt: NotRequired[int]  # of the wake; of one that failed
     read: NotRequired[int]  # number of the last input that it was given; of one that failed
     retry_after: NotRequired[float]  # of one that failed: seconds; without it, it failed for good
     elapsed: NotRequired[float]  # with it: for the task of the next attempt
-    children: NotRequired[ChildrenDone]  # the next wake goes on behind these
 
 
-class Start(TypedDict):
+class Start(Outstanding):
     """The input of the orchestration; all but the salt and the bound is what one execution leaves to the next."""
 
     salt: str  # makes the ids of wakes unique
@@ -122,10 +124,6 @@ class Start(TypedDict):
     signalled: NotRequired[int]
     next_due: NotRequired[float]
     failed: NotRequired[bool]
-    delegations: NotRequired[list[Delegation]]
-    delegated: NotRequired[list[str]]
-    cancelled_wakes: NotRequired[list[str]]
-    children: NotRequired[ChildrenDone]
     due: NotRequired[bool]
 
 
@@ -231,27 +229,25 @@ class Program:
 
     def _rest(self) -> Start:
         """The input of the next execution."""
-        rest = Start(
-            salt=self.start["salt"],
-            processed=self.processed,
-            signalled=self.signalled,
-            due=self.is_due,
-        )
+        rest = Start(salt=self.start["salt"], processed=self.processed, signalled=self.signalled, due=self.is_due)
+        self._add_outstanding(rest)
         if "home" in self.start:
             rest["home"] = self.start["home"]
         if self.next_due is not None:
             rest["next_due"] = self.next_due
         if self.is_failed:
             rest["failed"] = True
-        if self.delegations:
-            rest["delegations"] = self.delegations
-        if self.delegated:
-            rest["delegated"] = self.delegated
-        if self.cancelled:
-            rest["cancelled_wakes"] = self.cancelled
-        if self.children:
-            rest["children"] = self.children
         return rest
+
+    def _add_outstanding(self, to: Outstanding) -> None:
+        if self.delegations:
+            to["delegations"] = self.delegations
+        if self.delegated:
+            to["delegated"] = self.delegated
+        if self.cancelled:
+            to["cancelled_wakes"] = self.cancelled
+        if self.children:
+            to["children"] = self.children
 
     # -- signals
 
@@ -310,16 +306,9 @@ class Program:
         self.wakes += 1
         wake = f"{self.start['salt']}-{self.ctx.execution_id}-{self.wakes}"
         task = WakeTask(wake=wake, processed=self.processed)
-        if self.delegations:
-            task["delegations"] = self.delegations
-        if self.delegated:
-            task["delegated"] = self.delegated
-        if self.cancelled:
-            task["cancelled_wakes"] = self.cancelled
-            if self.was_parked:
-                task["was_parked"] = True
-        if self.children:
-            task["children"] = self.children
+        self._add_outstanding(task)
+        if self.cancelled and self.was_parked:
+            task["was_parked"] = True
         return task
 
     async def _wake(self) -> None:

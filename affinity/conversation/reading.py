@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
 from affinity.conversation.events import EventTypes, JournalEntry, JournalEvent, check_kind, kind_of
 from affinity.errors import InvalidInput, UnknownConversation, UnknownEntry
-from affinity.journal import JournalPage, JournalQuery
+from affinity.journal import Entry, JournalPage, JournalQuery
 from affinity.limits import MAX_PAGE, check_id
 
 Read: TypeAlias = Callable[[JournalQuery], Awaitable[JournalPage | None]]
@@ -36,6 +36,19 @@ def check_seq(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LAST_SEQ:
         raise InvalidInput(f"the number of an entry is an integer from 0 to {_LAST_SEQ}, not {value!r:.80}")
     return value
+
+
+async def all_entries(read: Read, query: JournalQuery) -> AsyncIterator[Entry]:
+    """All entries that a query asks for, read page by page; none if there is no journal."""
+    more = True
+    while more:
+        page = await read(query)
+        if page is None:
+            return
+        for each in page.entries:
+            yield each
+            query = replace(query, after=each.seq)
+        more = page.more
 
 
 class EntryReader:

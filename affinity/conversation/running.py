@@ -13,44 +13,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import anyio
-from pydantic_core import from_json
 
-from affinity.conversation.events import (
-    NO_META,
-    AnswerEvent,
-    ChildDelegated,
-    ChildEnded,
-    ChildOutcome,
-    ConversationIdle,
-    ConversationStatusChanged,
-    EventMeta,
-    EventTypes,
-    JournalEntry,
-    SpanCompleted,
-    SpanError,
-    StopReason,
-    UserInterrupt,
-    kind_of,
-    meta_of,
-)
+from affinity.conversation import events as ev
+from affinity.conversation.events import kind_of, meta_of
 from affinity.conversation.kinds import ConversationKind, interrupt_message, start_of, terminate_message
-from affinity.conversation.lineage import CreationPlanner
+from affinity.conversation.known_wakes import delegation_of, drop_ended_wakes, task_of_execution, unchanged
+from affinity.conversation.lineage import CreationPlanner, LineageState
 from affinity.conversation.program import ChildrenDone, Delegation, Failure, WakeOutcome, WakeTask
+from affinity.conversation.reading import all_entries
 from affinity.conversation.stream import Streams, StreamWriter
 from affinity.conversation.trace import WAKE_SPAN, Trace, error_of, root_span
 from affinity.conversation.views import request_of, revisit_of
-from affinity.conversation.wake import Wake, WakeInputs, WakeParts, handling
+from affinity.conversation.wake import Wake
+from affinity.conversation.wake_parts import WakeInputs, WakeParts, handling
 from affinity.conversation.writing import WakeWriting, end_of_delegation
 from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict
 from affinity.journal import (
-    Entry,
     HomeLease,
     JournalAccess,
     JournalAppend,
@@ -61,7 +46,7 @@ from affinity.journal import (
 )
 from affinity.limits import MAX_BATCH_BYTES, MAX_PAGE, MAX_STEP_CHILDREN, MAX_WAKE_ENTRIES
 from affinity.orchestration import ActivityContext, RetryPolicy
-from affinity.records import SessionRecord, SessionState, SessionStore, SessionSummary
+from affinity.records import SessionStore
 from affinity.session import OpenSession
 from affinity.worker.activities import NON_RETRYABLE
 from affinity.worker.results import withdraw
@@ -77,11 +62,7 @@ interrupts does not count; the next one has a greater epoch, so its number is gr
 2**53.
 """
 
-USER_INTERRUPT: Final = kind_of(UserInterrupt)
-CHILD_DELEGATED: Final = kind_of(ChildDelegated)
-CHILD_ENDED: Final = kind_of(ChildEnded)
-CONVERSATION_IDLE: Final = kind_of(ConversationIdle)
-SPAN_COMPLETED: Final = kind_of(SpanCompleted)
+USER_INTERRUPT: Final = kind_of(ev.UserInterrupt)
 
 TOO_MANY_ENDS: Final = (
     f"the ends of other delegations by the same wake have its result, and as many bytes as they may: "
@@ -92,7 +73,7 @@ RETRACT_SECONDS: Final = 2.0
 """How long a run that is cancelled takes to retract what it has streamed."""
 
 
-class Runnable(Protocol[S]):
+class Runnable(LineageState, Protocol[S]):
     """The parts of `affinity.Conversations` that the activity needs."""
 
     @property
@@ -113,27 +94,6 @@ class Runnable(Protocol[S]):
     @property
     def readable(self) -> frozenset[str]:
         """Other kinds that tools may read."""
-        ...
-
-    @property
-    def can_rebuild(self) -> bool:
-        """See `LineageState`."""
-        ...
-
-    async def rebuilt(self, conversation_id: str, entries: Sequence[JournalEntry]) -> SessionState | None:
-        """See `LineageState`."""
-        ...
-
-    async def encoded(self, conversation_id: str, state: Any) -> SessionState | None:
-        """See `LineageState`."""
-        ...
-
-    async def check_record(self, record: SessionRecord | SessionState) -> None:
-        """See `LineageState`."""
-        ...
-
-    def check_version(self, record: SessionRecord | SessionSummary) -> None:
-        """See `LineageState`."""
         ...
 
     async def handle(self, wake: Wake, state: S) -> None:
@@ -161,25 +121,25 @@ class WakeRunner(Generic[S]):
         """
         if ctx.journals is None:
             raise InvalidOptions("a wake runs on a worker, whose database has journals")
-        task = _task_of_execution(task, ctx.execution_id)
+        task = task_of_execution(task, ctx.execution_id)
         read_at, asked_at = time.monotonic(), ctx.journals.monotonic()
         is_last = "terminated" in task
         limit = MAX_WAKE_ENTRIES if is_last else self._conversations.spec.limits.inputs
         work = await ctx.journals.get_pending(ctx.instance_id, limit)
         if work is None:
             return WakeOutcome(outcome="nothing", processed=0)
-        had_cancelled, task = "cancelled_wakes" in task, await _drop_ended_wakes(task, work, ctx)
+        had_cancelled, task = "cancelled_wakes" in task, await drop_ended_wakes(task, work, ctx)
         if work.closed and not is_last:
-            return _unchanged(task, work) | {"closed": True}
+            return unchanged(task, work) | {"closed": True}
         is_ordinary = not is_last and "failed" not in task
         if work.home not in {None, ctx.session_id} and is_ordinary:  # its instance was created again
-            return _unchanged(task, work) | {"more": True, "home": work.home or ""}
+            return unchanged(task, work) | {"more": True, "home": work.home or ""}
         known = task.get("processed", work.processed)
         if not is_last and (known > work.processed or (known < work.processed and not had_cancelled)):
             # The journal was recreated, or the instance was, or the journal is a fork's. The orchestration must know
             # the watermark before the wake: an interrupt would pass for one that came too late, and it would be lost
             # what was read by a wake that has ended before it was cancelled.
-            return _unchanged(task, work) | {"more": True}
+            return unchanged(task, work) | {"more": True}
         streams = self._streams_of(ctx.journals)
         attempt = _Attempt(self._conversations, ctx, ctx.journals, task, work, read_at, asked_at, streams)
         return await attempt.run()
@@ -222,7 +182,7 @@ class _Attempt(Generic[S]):
         self.number = self.task.get("attempts", 0) + self.ctx.attempt
         self.metas = [meta_of(each.payload) for each in self.work.inputs]
         self.delegations = [*self.task.get("delegations", [])]
-        self.delegations += [_delegation(each) for each in self.metas if each.delegation and not self._has(each)]
+        self.delegations += [delegation_of(each) for each in self.metas if each.delegation and not self._has(each)]
         self.delegated = self.task.get("delegated", [])
         self.trace = Trace(f"{self.spec.name}.wake", self.number, self.ctx.worker_id)
         due: dict[str, Any] = {"revisits": [each.key for each in self.work.due]} if self.work.due else {}
@@ -310,11 +270,11 @@ class _Attempt(Generic[S]):
                         await self.conversations.handle(wake, state)
         return wake
 
-    async def _drop_cleared(self, pending: Sequence[JournalEntry]) -> Sequence[JournalEntry]:
+    async def _drop_cleared(self, pending: Sequence[ev.JournalEntry]) -> Sequence[ev.JournalEntry]:
         """The inputs without the answers that an interrupt has cleared, which came before any wake had read them. The
         interrupt may be behind the inputs of this wake, or have come since these were read.
         """
-        answers = [each.seq for each in pending if isinstance(each.event, AnswerEvent) and each.seq <= self.read]
+        answers = [each.seq for each in pending if isinstance(each.event, ev.AnswerEvent) and each.seq <= self.read]
         if not answers:
             return pending
         last = await self._last_interrupt(answers[0])
@@ -341,7 +301,7 @@ class _Attempt(Generic[S]):
         left = total - self.task.get("elapsed", 0.0)
         return left if own is None else min(own, left)
 
-    def _parts(self, pending: Sequence[JournalEntry], stream: StreamWriter) -> WakeParts:
+    def _parts(self, pending: Sequence[ev.JournalEntry], stream: StreamWriter) -> WakeParts:
         inputs = WakeInputs(
             pending=pending,
             due=[revisit_of(each) for each in self.work.due],
@@ -372,7 +332,7 @@ class _Attempt(Generic[S]):
             self.trace.entries.append(entry)
         self.trace.entries.append(self.writing.record("span.started", self.begun))
 
-    def _expire(self) -> list[JournalEntry]:
+    def _expire(self) -> list[ev.JournalEntry]:
         """Answer the requests that have expired, as refused."""
         found = []
         for number, request in enumerate([each for each in self.work.requests if each.expired], 1):
@@ -381,7 +341,7 @@ class _Attempt(Generic[S]):
             self.writing.ended_requests.append(request.request_id)
             # Its number is not known yet: it stands behind all that is there.
             found.append(
-                JournalEntry(
+                ev.JournalEntry(
                     seq=self.work.last_seq + number,
                     event=answer,
                     event_id=None,
@@ -396,11 +356,11 @@ class _Attempt(Generic[S]):
         """Interrupt children, if the last interrupt is for them too; whether there are more of them."""
         last = next((each for each in reversed(self.work.inputs) if each.kind == USER_INTERRUPT), None)
         event = None if last is None else self.spec.types.read(last).event
-        if last is None or not (isinstance(event, UserInterrupt) and event.cascade):
+        if last is None or not (isinstance(event, ev.UserInterrupt) and event.cascade):
             return False
         entry = NewEntry(
             kind=event.kind,
-            payload=EventTypes().encode(event),
+            payload=ev.EventTypes().encode(event),
             event_id=f"interrupt/{self.work.journal_id}/{last.seq}",
             is_input=True,
         )
@@ -450,7 +410,7 @@ class _Attempt(Generic[S]):
         outcome["more"], outcome["children"] = True, self.children
         return outcome
 
-    def _has(self, meta: EventMeta) -> bool:
+    def _has(self, meta: ev.EventMeta) -> bool:
         return any(each["id"] == meta.delegation for each in self.delegations)
 
     # -- a good end
@@ -481,7 +441,7 @@ class _Attempt(Generic[S]):
         self.writing.requests.clear()
         self.writing.revisits.clear()
 
-    def _stop_reason(self, wake: Wake) -> StopReason:
+    def _stop_reason(self, wake: Wake) -> ev.StopReason:
         if self.work.more:
             return "more"
         if wake.requests:
@@ -491,10 +451,10 @@ class _Attempt(Generic[S]):
     def _count_delegated(self, wake: Wake) -> None:
         """Leave out the delegations whose end this wake has read, and add the delegations that it has begun."""
         if self.work.parent is not None:
-            ended = {each.delegation for each in wake.events if isinstance(each, ChildEnded)}
+            ended = {each.delegation for each in wake.events if isinstance(each, ev.ChildEnded)}
             self.delegated = [each for each in (*self.delegated, *self.parts.delegated) if each not in ended]
 
-    async def _count_cycles(self, reason: StopReason) -> None:
+    async def _count_cycles(self, reason: ev.StopReason) -> None:
         """Count this wake for the delegations; end each that is done or has used up its cycles."""
         finish = self.parts.finish
         is_done = finish.is_set or (reason == "end_turn" and not self.delegated)
@@ -512,9 +472,9 @@ class _Attempt(Generic[S]):
                 self.work = replace(self.work, next_due=None)
 
     def _notify_parent(
-        self, ended: Delegation, outcome: ChildOutcome, *, result: Any = None, error: SpanError | None = None
+        self, ended: Delegation, outcome: ev.ChildOutcome, *, result: Any = None, error: ev.SpanError | None = None
     ) -> None:
-        event = ChildEnded(
+        event = ev.ChildEnded(
             child=self.writing.session_id,
             delegation=ended["id"],
             outcome=outcome,
@@ -525,7 +485,7 @@ class _Attempt(Generic[S]):
         append = end_of_delegation(event, ended["parent"], ended["parent_kind"], ended["parent_journal"])
         size = self.end_bytes + (len(append.entry.payload) if append.entry else 0)
         if result is not None and size > MAX_BATCH_BYTES // 2:
-            error = SpanError(type="PayloadTooLarge", message=TOO_MANY_ENDS)
+            error = ev.SpanError(type="PayloadTooLarge", message=TOO_MANY_ENDS)
             self._notify_parent(ended, "failed", error=error)
             return
         self.end_bytes = size
@@ -552,7 +512,7 @@ class _Attempt(Generic[S]):
     def _record_failure(self, failure: Failure) -> WakeOutcome:
         """Record that an activity of the wake has failed, which could not do so itself."""
         self._note_begin()
-        error = SpanError(type=failure["type"], message=failure["message"], stack=failure["stack"])
+        error = ev.SpanError(type=failure["type"], message=failure["message"], stack=failure["stack"])
         return self._close_trace(error, None if failure["final"] else self._pause(failure["type"], None))
 
     def _pause(self, name: str, error: BaseException | None) -> float | None:
@@ -564,16 +524,16 @@ class _Attempt(Generic[S]):
             return None
         return pause
 
-    def _close_trace(self, error: SpanError, pause: float | None) -> WakeOutcome:
+    def _close_trace(self, error: ev.SpanError, pause: float | None) -> WakeOutcome:
         self._close(self.work.processed, error)
         if pause is None:
-            self.writing.note(ConversationIdle("failed", [each.request_id for each in self.work.requests], error))
+            self.writing.note(ev.ConversationIdle("failed", [each.request_id for each in self.work.requests], error))
             for each in self.delegations:
                 self._notify_parent(each, "failed", error=error)
             self.delegations = []
         else:
             self.delegations = [*self.task.get("delegations", [])]  # the next attempt reads the others again
-            self.writing.note(ConversationStatusChanged("rescheduling", f"{error.type}: {error.message}", pause))
+            self.writing.note(ev.ConversationStatusChanged("rescheduling", f"{error.type}: {error.message}", pause))
         self.ctx.enlist(self.writing)
         outcome = self._outcome("failed")
         outcome["attempt"], outcome["read"] = self.number, self.read
@@ -586,8 +546,8 @@ class _Attempt(Generic[S]):
     async def _end_children(self, cascade: bool) -> WakeOutcome:
         """The conversation is terminated: notify the parent, and terminate the children, if they are to be."""
         if cascade:
-            event = ConversationStatusChanged("terminated", "its parent was terminated")
-            entry = NewEntry(kind=event.kind, payload=EventTypes().encode(event), event_id=f"{event.kind}/parent")
+            event = ev.ConversationStatusChanged("terminated", "its parent was terminated")
+            entry = NewEntry(kind=event.kind, payload=ev.EventTypes().encode(event), event_id=f"{event.kind}/parent")
             message = terminate_message(cascade=True)
             if await self._send_to_children(0, entry, message=message, closes=True, drops=True):
                 return self._end_step()
@@ -605,14 +565,14 @@ class _Attempt(Generic[S]):
         """Add delegations of further inputs, which were too many or too large to be read with the others."""
         if self.work.more:
             rest = JournalQuery(session_id=self.writing.session_id, after=self.read, pending=True, limit=MAX_PAGE)
-            async for entry in _entries(self.journals, rest):
+            async for entry in all_entries(self.journals.read, rest):
                 meta = meta_of(entry.payload)
                 if meta.delegation and not self._has(meta):
-                    self.delegations.append(_delegation(meta))
+                    self.delegations.append(delegation_of(meta))
 
     # --
 
-    def _close(self, processed: int, error: SpanError | None = None) -> None:
+    def _close(self, processed: int, error: ev.SpanError | None = None) -> None:
         """Close the trace."""
         completed = self.trace.completed(self.begun, self.read_at, error)
         seqs = {"processed": processed, "read": self.read, "base": self.work.processed}
@@ -640,125 +600,3 @@ class _Attempt(Generic[S]):
         times += [each.delay for each in self.writing.revisits]
         times += [each.expires_in for each in self.writing.requests if each.expires_in is not None]
         return min(times, default=None)
-
-
-def _task_of_execution(task: WakeTask, execution_id: int) -> WakeTask:
-    """The task with the id that it has in this execution: a reset runs an activity of an earlier execution again, with
-    the input that was recorded there, as another wake.
-    """
-    salt, execution, number = task["wake"].rsplit("-", 2)
-    if int(execution) == execution_id:
-        return task
-    return {**task, "wake": f"{salt}-{execution_id}-{number}"}
-
-
-def _unchanged(task: WakeTask, work: PendingWork) -> WakeOutcome:
-    """The result of a wake that processes nothing, with what the task has found out about cancelled ones."""
-    outcome = WakeOutcome(outcome="nothing", processed=work.processed)
-    if "delegations" in task:
-        outcome["delegations"] = task["delegations"]
-    if "delegated" in task:
-        outcome["delegated"] = task["delegated"]
-    if "cancelled_wakes" in task:
-        outcome["cancelled_wakes"] = task["cancelled_wakes"]
-    return outcome
-
-
-async def _drop_ended_wakes(task: WakeTask, work: PendingWork, ctx: ActivityContext) -> WakeTask:
-    """The task without the cancelled wakes that have no open trace, and with the delegations that the orchestration
-    does not know.
-
-    A cancelled wake has no open trace in three cases: no input had unparked it; it had committed its end before the
-    orchestration cancelled it, and so dropped its result; or a later wake has closed the trace.
-    """
-    assert ctx.journals is not None
-    task = task.copy()
-    cancelled = task.pop("cancelled_wakes", [])
-    unclosed = await _find_unclosed(ctx.journals, ctx.instance_id, cancelled)
-    if task.get("was_parked") and not work.inputs:
-        unclosed = [each for each in unclosed if each != cancelled[0]]
-    if unclosed:
-        task["cancelled_wakes"] = unclosed
-    if task.get("processed", work.processed) < work.processed:
-        await _add_begun(task, work, ctx.instance_id, ctx.journals)
-    return task
-
-
-async def _find_unclosed(journals: JournalAccess, session_id: str, wakes: Sequence[str]) -> list[str]:
-    """The cancelled wakes whose trace is open."""
-    unclosed: list[str] = []
-    for wake in wakes:
-        ends = (CONVERSATION_IDLE, SPAN_COMPLETED)
-        query = JournalQuery(session_id=session_id, wake_id=wake, kinds=ends, newest_first=True, limit=1)
-        page = await journals.read(query)
-        if page is not None and page.entries:
-            unclosed.clear()  # its commit has closed the traces of the wakes before
-        if page is None or not page.entries or page.entries[0].kind != CONVERSATION_IDLE:
-            unclosed.append(wake)
-    return unclosed
-
-
-async def _add_begun(task: WakeTask, work: PendingWork, session_id: str, journals: JournalAccess) -> None:
-    """Add what wakes have begun whose results the orchestration does not have, and what has not ended: they had ended
-    before they were cancelled; or an operator has reset or deleted the instance. These are delegations of the parent,
-    and delegations to children.
-
-    Entries that a journal has from another one are none of its own.
-    """
-    own = next(iter(await journals.lineage(session_id)), None)
-    if own is None or own.lineage == "import":
-        return
-    base = 0 if own.base is None else own.base.up_to or 0
-    known = {each["id"] for each in task.get("delegations", [])}
-    inputs = JournalQuery(
-        session_id=session_id, after=max(base, task.get("processed", 0)), before=work.processed + 1, limit=MAX_PAGE
-    )
-    async for each in _entries(journals, inputs):
-        meta = meta_of(each.payload) if each.is_input and not each.is_copied else NO_META
-        if meta.delegation and meta.delegation not in known and not await _has_end(journals, meta):
-            task["delegations"] = [*task.get("delegations", []), _delegation(meta, cycles=1)]
-    if work.parent is not None:
-        delegated: dict[str, None] = {}
-        query = JournalQuery(session_id=session_id, after=base, kinds=(CHILD_DELEGATED, CHILD_ENDED), limit=MAX_PAGE)
-        async for each in _entries(journals, query):
-            if each.kind == CHILD_DELEGATED:
-                delegated[_delegation_id(each)] = None
-            elif each.seq <= work.processed:
-                delegated.pop(_delegation_id(each), None)
-        task["delegated"] = [*delegated]
-
-
-async def _has_end(journals: JournalAccess, meta: EventMeta) -> bool:
-    """Whether the parent has been notified of the end of a delegation, or is gone."""
-    event_id = f"{CHILD_ENDED}/{meta.delegation}"
-    page = await journals.read(JournalQuery(session_id=meta.parent or "", event_id=event_id, limit=1))
-    return page is None or meta.parent_journal not in {None, page.journal_id} or bool(page.entries)
-
-
-async def _entries(journals: JournalAccess, query: JournalQuery) -> AsyncIterator[Entry]:
-    """All entries that a query asks for, read page by page."""
-    more = True
-    while more:
-        page = await journals.read(query)
-        if page is None:
-            return
-        for each in page.entries:
-            yield each
-            query = replace(query, after=each.seq)
-        more = page.more
-
-
-def _delegation_id(entry: Entry) -> str:
-    """Of a `ChildDelegated` or `ChildEnded`."""
-    return str(from_json(entry.payload)["delegation"])
-
-
-def _delegation(meta: EventMeta, cycles: int = 0) -> Delegation:
-    return Delegation(
-        id=meta.delegation or "",
-        parent=meta.parent or "",
-        parent_kind=meta.parent_kind or "",
-        parent_journal=meta.parent_journal,
-        max_cycles=meta.max_cycles,
-        cycles=cycles,
-    )

@@ -8,7 +8,7 @@ from typing import Any
 
 from affinity.conversation.events import EventTypes, JournalEvent
 from affinity.journal import Request, Revisit
-from affinity.records import frozen
+from affinity.records import copied, frozen
 
 
 @frozen(kw_only=True)
@@ -36,22 +36,9 @@ class PendingRevisit:
 
 def request_of(request: Request, types: EventTypes) -> PendingRequest:
     """A row as a view."""
-    return PendingRequest(
-        request_id=request.request_id,
-        event=types.decode(request.kind, request.payload),
-        wake_id=request.wake_id,
-        created_at=request.created_at,
-        expires_at=request.expires_at,
-    )
+    return copied(PendingRequest, request, event=types.decode(request.kind, request.payload))
 
 
 def revisit_of(revisit: Revisit) -> PendingRevisit:
     """A row as a view."""
-    return PendingRevisit(
-        key=revisit.key,
-        due_at=revisit.due_at,
-        priority=revisit.priority,
-        reason=revisit.reason,
-        note=json.loads(revisit.note),
-        wake_id=revisit.wake_id,
-    )
+    return copied(PendingRevisit, revisit, note=json.loads(revisit.note))

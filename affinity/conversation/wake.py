@@ -7,14 +7,13 @@ import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, Protocol, TypeVar
 
 from pydantic import JsonValue
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
+from affinity import errors
 from affinity.conversation.events import (
     AgentMessage,
     ChildDelegated,
@@ -30,29 +29,14 @@ from affinity.conversation.events import (
 )
 from affinity.conversation.follow import has_ended
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, seconds_of
-from affinity.conversation.lineage import CreationPlanner
 from affinity.conversation.lineage_calls import CommonCalls
 from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader
-from affinity.conversation.stream import StreamWriter
-from affinity.conversation.trace import Trace, current_span, error_of, inside, part_span, traceparent
+from affinity.conversation.trace import current_span, error_of, inside, part_span, traceparent
 from affinity.conversation.views import PendingRequest, PendingRevisit
+from affinity.conversation.wake_parts import WakeParts
 from affinity.conversation.writing import WakeWriting, end_of_delegation
-from affinity.errors import (
-    ConversationExists,
-    ConversationKindMismatch,
-    ConversationTerminated,
-    InvalidInput,
-    InvalidOptions,
-    NotAParent,
-    NotSerializable,
-    PayloadTooLarge,
-    SessionError,
-    UnknownConversation,
-    WakeMisuse,
-)
 from affinity.journal import (
     REFUSAL_MARK,
-    JournalAccess,
     JournalAppend,
     JournalCreation,
     JournalFilter,
@@ -103,114 +87,6 @@ class Delegate(Protocol):
     def max_cycles(self) -> int:
         """Default bound of the wakes of one delegation."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WakeInputs:
-    """The work of a wake, read and decoded."""
-
-    pending: Sequence[JournalEntry]
-    due: Sequence[PendingRevisit]
-    requests: list[PendingRequest]  # the wake's own are added
-    revisits: set[str]  # keys of pending revisits that are not due; the wake's own are added
-    parent: str | None
-
-
-@dataclass(slots=True)
-class Finish:
-    """The result of the wake for its parent."""
-
-    is_set: bool = False
-    """The handler has given a result."""
-    result: JsonValue = None
-    """That one, or the text of the last message."""
-
-
-@dataclass(eq=False, kw_only=True)
-class WakeParts:
-    """The parts of a `Wake`."""
-
-    context: ActivityContext
-    wake_id: str
-    attempt: int
-    kind: ConversationKind
-    readable: frozenset[str]
-    inputs: WakeInputs
-    writing: WakeWriting
-    stream: StreamWriter
-    trace: Trace
-    journals: JournalAccess
-    lineage: CreationPlanner
-    finish: Finish = field(default_factory=Finish)
-    delegated: list[str] = field(default_factory=list)
-    """Ids of the delegations that the wake begins."""
-    opening: OpenSession[Any] | None = None
-    """Of the state, while the handler runs."""
-    has_ended: bool = False
-    """The handler has."""
-
-
-_handling: ContextVar[WakeParts | None] = ContextVar("affinity.conversation.wake", default=None)
-
-
-@contextmanager
-def handling(parts: WakeParts) -> Iterator[None]:
-    """The handler of this wake runs in the block, and in the tasks that it starts there."""
-    token = _handling.set(parts)
-    try:
-        yield
-    finally:
-        parts.has_ended = True
-        _handling.reset(token)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _WakeWait:
-    """The handler of a wake waits for the reply to an input of a conversation."""
-
-    by: WakeParts
-    conversation_id: str
-    seq: int
-
-
-_waits: Final[set[_WakeWait]] = set()
-"""Of this process."""
-
-
-@contextmanager
-def waiting_for(conversation_id: str, seq: int) -> Iterator[None]:
-    """The caller waits in the block for the reply to this input; it is noted if the caller is a handler."""
-    parts = _handling.get()
-    if parts is None:
-        yield
-        return
-    wait = _WakeWait(parts, conversation_id, seq)
-    _waits.add(wait)
-    try:
-        yield
-    finally:
-        _waits.discard(wait)
-
-
-def blocked_journals(conversation_id: str) -> Collection[int]:
-    """The journals of this conversation whose wakes cannot end before the handler that calls this.
-
-    A wake is blocked if it is the caller's own, or if its handler waits in this process for the caller, directly or
-    through other conversations.
-    """
-    parts = _handling.get()
-    if parts is None or parts.has_ended:
-        return ()
-    found = [parts]
-    for one in found:
-        found += [each.by for each in tuple(_waits) if _is_for(each, one) and each.by not in found]
-    return [one.writing.work.journal_id for one in found if one.writing.session_id == conversation_id]
-
-
-def _is_for(wait: _WakeWait, parts: WakeParts) -> bool:
-    """It cannot end before this wake. The reply to an earlier input is there already."""
-    is_of_it = wait.conversation_id == parts.writing.session_id and wait.seq > parts.writing.work.processed
-    return is_of_it and not wait.by.has_ended
 
 
 class Wake(CommonCalls[None]):
@@ -287,7 +163,9 @@ class Wake(CommonCalls[None]):
         """
         check_output(event, self._types)
         if isinstance(event, RequestEvent):
-            raise WakeMisuse(f"{type(event).__name__} is a request: use wake.require(), which waits for its answer")
+            raise errors.WakeMisuse(
+                f"{type(event).__name__} is a request: use wake.require(), which waits for its answer"
+            )
         self._append(event)
 
     def stream(self, value: Any, /) -> None:
@@ -319,7 +197,7 @@ class Wake(CommonCalls[None]):
 
     def _require_running(self) -> None:
         if self._parts.has_ended:
-            raise SessionError("the handler of this wake has ended: nothing can be added to it")
+            raise errors.SessionError("the handler of this wake has ended: nothing can be added to it")
 
     def _append(self, event: JournalEvent) -> None:
         self._writing.append(event)
@@ -376,7 +254,7 @@ class Wake(CommonCalls[None]):
 
     def _opening(self) -> OpenSession[Any]:
         if self._parts.opening is None:
-            raise SessionError("a wake has resources while its handler runs")
+            raise errors.SessionError("a wake has resources while its handler runs")
         return self._parts.opening
 
     # -- requests
@@ -398,10 +276,12 @@ class Wake(CommonCalls[None]):
             NotSerializable, PayloadTooLarge: as `append`.
         """
         if not isinstance(request, RequestEvent) or "request_id" not in type(request).model_fields:
-            raise WakeMisuse(f"require takes a RequestEvent with a field request_id, not {request!r:.80}")
+            raise errors.WakeMisuse(f"require takes a RequestEvent with a field request_id, not {request!r:.80}")
         seconds = None if expires_in is None else seconds_of("expires_in", expires_in)
         if len(self._requests) >= (most := self._kind.limits.requests):
-            raise InvalidInput(f"{len(self._requests)} requests are pending, the limit of {most} (ConversationLimits)")
+            raise errors.InvalidInput(
+                f"{len(self._requests)} requests are pending, the limit of {most} (ConversationLimits)"
+            )
         found = self._new_id()
         made = request.model_copy(update={"request_id": found})
         self._append(made)
@@ -443,7 +323,7 @@ class Wake(CommonCalls[None]):
         writing = self._writing
         number = _PRIORITIES.get(priority, priority) if isinstance(priority, str) else priority
         if type(number) is not int or abs(number) > MAX_PRIORITY:
-            raise InvalidOptions(
+            raise errors.InvalidOptions(
                 f"priority must be low, normal, high, or an integer from -1000 to 1000, not {priority!r:.80}"
             )
         new = NewRevisit(
@@ -456,7 +336,9 @@ class Wake(CommonCalls[None]):
         if new.key in self._revisits:
             return
         if len(self._revisits) >= (most := self._kind.limits.revisits):
-            raise InvalidInput(f"{len(self._revisits)} revisits are pending, the limit of {most} (ConversationLimits)")
+            raise errors.InvalidInput(
+                f"{len(self._revisits)} revisits are pending, the limit of {most} (ConversationLimits)"
+            )
         writing.measure(new.note)
         writing.revisits.append(new)
         self._revisits.add(new.key)
@@ -490,13 +372,15 @@ class Wake(CommonCalls[None]):
             InvalidInput: an argument is out of bounds.
             NotSerializable, PayloadTooLarge: as `append`.
         """
-        check_input(event, refusal=WakeMisuse)
+        check_input(event, refusal=errors.WakeMisuse)
         spec = getattr(conversations, "spec", None)
         if not isinstance(spec, ConversationKind):
-            raise WakeMisuse(f"{conversations!r:.80} is no kind of conversations: give the Conversations of the child")
+            raise errors.WakeMisuse(
+                f"{conversations!r:.80} is no kind of conversations: give the Conversations of the child"
+            )
         cycles = check_integer(conversations.max_cycles if max_cycles is None else max_cycles, "max_cycles")
         if not 1 <= cycles <= MAX_CYCLES:
-            raise InvalidOptions(f"max_cycles must be from 1 to {MAX_CYCLES}, not {cycles}")
+            raise errors.InvalidOptions(f"max_cycles must be from 1 to {MAX_CYCLES}, not {cycles}")
         child = await self._check_child(check_id(child_id, "conversation id"), spec.name)
         delegation = self._new_id()
         meta = EventMeta(
@@ -537,9 +421,7 @@ class Wake(CommonCalls[None]):
         )
 
     async def children(self, *, terminated: bool | None = None) -> Sequence[str]:
-        """Ids of the children of this conversation, newest first, at most `limits.MAX_PAGE`; without the children that
-        this wake creates.
-        """
+        """Ids of the children, newest first, at most `limits.MAX_PAGE`; without children that this wake creates."""
         journal_id = self._parts.writing.work.journal_id
         where = JournalFilter(parent=self.conversation_id, parent_journal=journal_id, closed=terminated)
         return [each.session_id for each in await self._parts.journals.list(where, MAX_PAGE)]
@@ -547,24 +429,24 @@ class Wake(CommonCalls[None]):
     async def _check_child(self, child_id: str, kind: str) -> int | None:
         """The journal id of a child; None: there is none yet."""
         if child_id == self.conversation_id:
-            raise NotAParent(child_id, "a conversation is not its own child")
+            raise errors.NotAParent(child_id, "a conversation is not its own child")
         if any(each.session_id == child_id for each in self._writing.creations):
-            raise NotAParent(child_id, "this wake makes it from another conversation")
+            raise errors.NotAParent(child_id, "this wake makes it from another conversation")
         page = await self._parts.journals.read(JournalQuery(session_id=child_id, limit=1))
         if page is None:
             return None
         if page.kind != kind:
-            raise ConversationKindMismatch(child_id, f"it is of kind {page.kind!r}, not {kind!r}")
+            raise errors.ConversationKindMismatch(child_id, f"it is of kind {page.kind!r}, not {kind!r}")
         if page.parent != self.conversation_id:
-            raise NotAParent(child_id, f"it is no child of {self.conversation_id!r}")
+            raise errors.NotAParent(child_id, f"it is no child of {self.conversation_id!r}")
         if page.parent_journal != self._writing.work.journal_id:
-            raise NotAParent(
+            raise errors.NotAParent(
                 child_id,
                 f"it is a child of an earlier conversation with the id {self.conversation_id!r}, which was deleted "
                 "without it: delete it, or use another id",
             )
         if page.closed or has_ended(page):
-            raise ConversationTerminated(child_id, "it has ended, and takes no more events")
+            raise errors.ConversationTerminated(child_id, "it has ended, and takes no more events")
         return page.journal_id
 
     # -- lineage
@@ -610,10 +492,10 @@ class Wake(CommonCalls[None]):
         }
         taken = await self._planner.is_taken(new_id) or await self._parts.journals.has_instance(new_id)
         if taken or new_id in made:
-            raise ConversationExists(new_id, "its id is in use")
+            raise errors.ConversationExists(new_id, "its id is in use")
         size = sum([each.size for each in (*self._writing.creations, creation)])
         if self._writing.creations and size > MAX_STATE_BYTES:
-            raise PayloadTooLarge(
+            raise errors.PayloadTooLarge(
                 f"the conversations that the wake makes have {size} bytes, over the limit of {MAX_STATE_BYTES}"
             )
         self._writing.creations.append(creation)
@@ -648,9 +530,11 @@ class Wake(CommonCalls[None]):
     async def _read_other(self, query: JournalQuery) -> JournalPage:
         page = await self._parts.journals.read(query)
         if page is None:
-            raise UnknownConversation(query.session_id, "there is none")
+            raise errors.UnknownConversation(query.session_id, "there is none")
         if page.kind != self._kind.name and page.kind not in self._parts.readable:
-            raise ConversationKindMismatch(query.session_id, f"conversations of kind {page.kind!r} cannot be read here")
+            raise errors.ConversationKindMismatch(
+                query.session_id, f"conversations of kind {page.kind!r} cannot be read here"
+            )
         return page
 
     def _new_id(self) -> str:
@@ -662,5 +546,5 @@ def _as_json(what: str, value: JsonValue, limit: int = MAX_PAYLOAD_BYTES) -> str
     try:
         text = to_json(value, inf_nan_mode="strings").decode()
     except PydanticSerializationError as error:
-        raise NotSerializable(f"the {what} has no JSON form: {error}") from error
+        raise errors.NotSerializable(f"the {what} has no JSON form: {error}") from error
     return check_payload(text, what, limit)

@@ -15,11 +15,7 @@ from affinity.orchestration.context import OrchestrationContext
 from affinity.orchestration.futures import ActivityFuture
 from affinity.orchestration.retry import RetryPolicy, RetryStrategy
 from affinity.orchestration.scheduler import DurableFuture
-from affinity.orchestration.signals import (
-    ActivityCancelledSignal,
-    BranchCancelledSignal,
-    OrchestrationCancelledSignal,
-)
+from affinity.orchestration.signals import ActivityCancelledSignal, BranchCancelledSignal, OrchestrationCancelledSignal
 from affinity.orchestration.typed import Event, EventValue, ReceivedEvent
 from affinity.orchestration.waits import SessionMoved
 

@@ -300,11 +300,7 @@ class App:
     @overload
     def orchestration(self, *, name: str | None = None, version: str = DEFAULT_VERSION) -> Callable[[F], F]: ...
     def orchestration(
-        self,
-        function: Callable[..., Any] | None = None,
-        *,
-        name: str | None = None,
-        version: str = DEFAULT_VERSION,
+        self, function: Callable[..., Any] | None = None, *, name: str | None = None, version: str = DEFAULT_VERSION
     ) -> Any:
         """Register an ``async def`` as an orchestration, under ``name`` or its own name.
 

@@ -11,19 +11,13 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal, NoReturn, TypeVar, overload
+from typing import Any, Final, Literal, NoReturn, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from affinity.errors import InvalidOptions, OrchestrationMisuse
 from affinity.limits import MAX_CUSTOM_STATUS_BYTES, MAX_HOLD_SECONDS, MAX_TIMER_SECONDS, check_id
 from affinity.orchestration import events as ev
 from affinity.orchestration.activity import ActivityContext
-from affinity.orchestration.app import (
-    MISSING,
-    ActivityDefinition,
-    Definition,
-    OrchestrationDefinition,
-    definition_of,
-)
+from affinity.orchestration.app import MISSING, ActivityDefinition, Definition, OrchestrationDefinition, definition_of
 from affinity.orchestration.codec import Codec, read_json
 from affinity.orchestration.combine import Gather, Select, Selected, WaitAny
 from affinity.orchestration.futures import (
@@ -49,6 +43,24 @@ T3 = TypeVar("T3")
 D = TypeVar("D")
 I = TypeVar("I")  # noqa: E741 - the usual letter for an input type
 R = TypeVar("R")
+
+AsyncActivity: TypeAlias = Callable[[ActivityContext, I], Coroutine[Any, Any, R]]
+AsyncActivityWithoutInput: TypeAlias = Callable[[ActivityContext], Coroutine[Any, Any, R]]
+
+
+class ActivityOptions(TypedDict, total=False):
+    """Options of `OrchestrationContext.schedule_activity`."""
+
+    retry: RetryPolicy | None
+    timeout: float | timedelta | None
+
+
+class NewInstanceOptions(TypedDict, total=False):
+    """Options of the calls of `OrchestrationContext` that start another instance."""
+
+    instance_id: str | None
+    version: str | None
+
 
 DEFAULT_HOLD_SECONDS: Final = 3600.0
 """Default of ``hold_for``: longer than a person's pause, shorter than a night."""
@@ -93,46 +105,23 @@ class OrchestrationContext:
 
     @overload
     def schedule_activity(
-        self,
-        activity: Callable[[ActivityContext, I], Coroutine[Any, Any, R]],
-        input: I,
-        *,
-        retry: RetryPolicy | None = None,
-        timeout: float | timedelta | None = None,
+        self, activity: AsyncActivity[I, R], input: I, **options: Unpack[ActivityOptions]
     ) -> ActivityFuture[R]: ...
     @overload
     def schedule_activity(
-        self,
-        activity: Callable[[ActivityContext], Coroutine[Any, Any, R]],
-        *,
-        retry: RetryPolicy | None = None,
-        timeout: float | timedelta | None = None,
+        self, activity: AsyncActivityWithoutInput[R], **options: Unpack[ActivityOptions]
     ) -> ActivityFuture[R]: ...
     @overload
     def schedule_activity(
-        self,
-        activity: Callable[[ActivityContext, I], R],
-        input: I,
-        *,
-        retry: RetryPolicy | None = None,
-        timeout: float | timedelta | None = None,
+        self, activity: Callable[[ActivityContext, I], R], input: I, **options: Unpack[ActivityOptions]
     ) -> ActivityFuture[R]: ...
     @overload
     def schedule_activity(
-        self,
-        activity: Callable[[ActivityContext], R],
-        *,
-        retry: RetryPolicy | None = None,
-        timeout: float | timedelta | None = None,
+        self, activity: Callable[[ActivityContext], R], **options: Unpack[ActivityOptions]
     ) -> ActivityFuture[R]: ...
     @overload
     def schedule_activity(
-        self,
-        activity: str,
-        input: Any = ...,
-        *,
-        retry: RetryPolicy | None = None,
-        timeout: float | timedelta | None = None,
+        self, activity: str, input: Any = ..., **options: Unpack[ActivityOptions]
     ) -> ActivityFuture[Any]: ...
     def schedule_activity(
         self,
@@ -255,29 +244,15 @@ class OrchestrationContext:
 
     @overload
     def schedule_sub_orchestration(
-        self,
-        orchestration: Callable[[OrchestrationContext, I], Coroutine[Any, Any, R]],
-        input: I,
-        *,
-        instance_id: str | None = None,
-        version: str | None = None,
+        self, orchestration: OrchestrationFunction[I, R], input: I, **options: Unpack[NewInstanceOptions]
     ) -> DurableFuture[R]: ...
     @overload
     def schedule_sub_orchestration(
-        self,
-        orchestration: Callable[[OrchestrationContext], Coroutine[Any, Any, R]],
-        *,
-        instance_id: str | None = None,
-        version: str | None = None,
+        self, orchestration: OrchestrationWithoutInput[R], **options: Unpack[NewInstanceOptions]
     ) -> DurableFuture[R]: ...
     @overload
     def schedule_sub_orchestration(
-        self,
-        orchestration: str,
-        input: Any = ...,
-        *,
-        instance_id: str | None = None,
-        version: str | None = None,
+        self, orchestration: str, input: Any = ..., **options: Unpack[NewInstanceOptions]
     ) -> DurableFuture[Any]: ...
     def schedule_sub_orchestration(
         self,
@@ -302,42 +277,20 @@ class OrchestrationContext:
             OrchestrationCancelled: at the await, if the child was cancelled.
             InstanceExists: at the await, if the id was taken.
         """
-        self._scheduler.require_running()
-        if instance_id is not None:
-            check_id(instance_id, "instance id")
-        if version is not None:
-            check_id(version, "orchestration version")
-        where = "schedule_sub_orchestration"
-        name, text, result = _reference(orchestration, input, OrchestrationDefinition, where)
-        return ChildFuture(
-            self._scheduler, name=name, version=version, instance_id=instance_id, input=text, codec=result
-        )
+        new = self._new_instance(orchestration, input, instance_id, version, "schedule_sub_orchestration")
+        return ChildFuture(self._scheduler, *new)
 
     @overload
     def start_detached(
-        self,
-        orchestration: Callable[[OrchestrationContext, I], Coroutine[Any, Any, Any]],
-        input: I,
-        *,
-        instance_id: str | None = None,
-        version: str | None = None,
+        self, orchestration: OrchestrationFunction[I, Any], input: I, **options: Unpack[NewInstanceOptions]
     ) -> DurableFuture[str]: ...
     @overload
     def start_detached(
-        self,
-        orchestration: Callable[[OrchestrationContext], Coroutine[Any, Any, Any]],
-        *,
-        instance_id: str | None = None,
-        version: str | None = None,
+        self, orchestration: OrchestrationWithoutInput[Any], **options: Unpack[NewInstanceOptions]
     ) -> DurableFuture[str]: ...
     @overload
     def start_detached(
-        self,
-        orchestration: str,
-        input: Any = ...,
-        *,
-        instance_id: str | None = None,
-        version: str | None = None,
+        self, orchestration: str, input: Any = ..., **options: Unpack[NewInstanceOptions]
     ) -> DurableFuture[str]: ...
     def start_detached(
         self,
@@ -363,13 +316,19 @@ class OrchestrationContext:
             InvalidInput: the input does not fit its annotation, or the id is not allowed.
             OrchestrationMisuse: the function is not a registered orchestration, or its input is missing or not awaited.
         """
+        new = self._new_instance(orchestration, input, instance_id, version, "start_detached")
+        return DetachedFuture(self._scheduler, *new)
+
+    def _new_instance(
+        self, target: object, input: Any, instance_id: str | None, version: str | None, where: str
+    ) -> tuple[tuple[str, str, Codec | None], str | None, str | None]:
+        """The arguments of a `NewInstanceFuture`."""
         self._scheduler.require_running()
         if instance_id is not None:
             check_id(instance_id, "instance id")
         if version is not None:
             check_id(version, "orchestration version")
-        name, text, _ = _reference(orchestration, input, OrchestrationDefinition, "start_detached")
-        return DetachedFuture(self._scheduler, name=name, version=version, instance_id=instance_id, input=text)
+        return _reference(target, input, OrchestrationDefinition, where), instance_id, version
 
     def raise_event(self, instance_id: str, name: str | EventValue[Any], data: Any = None) -> None:
         """Raise an external event for another instance, as `Client.raise_event`. It is sent with the commit of this
@@ -497,6 +456,10 @@ class OrchestrationContext:
             # Apart from `custom_status`: recorded events do not depend on the former execution.
             self._status = self._scheduler.custom_status = text
             self._scheduler.pending.append(ev.CustomStatusSet(text))
+
+
+OrchestrationFunction: TypeAlias = Callable[[OrchestrationContext, I], Coroutine[Any, Any, R]]
+OrchestrationWithoutInput: TypeAlias = Callable[[OrchestrationContext], Coroutine[Any, Any, R]]
 
 
 def _reference(target: object, input: Any, kind: type[Definition], where: str) -> tuple[str, str, Codec | None]:

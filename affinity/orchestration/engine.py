@@ -61,9 +61,7 @@ class Step:
     """
 
     holds: Mapping[int, ev.Hold]
-    """Sessions to hold from now on, by the event id of the wait that holds them. Waits that ended within the step are
-    left out.
-    """
+    """Sessions to hold from now on, by the event id of their wait; without waits that ended within the step."""
 
     ended_holds: Sequence[int]
     """Waits that held a session before the step and are over."""

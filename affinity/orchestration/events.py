@@ -393,7 +393,6 @@ OUTCOMES: Final = frozenset(Outcome.__args__)
 EVENTS: Final[tuple[type[Event], ...]] = Event.__args__
 """Every class of event."""
 
-
 _PAYLOADS: Final[dict[type[Event], tuple[str, ...]]] = {
     cls: tuple(field.name for field in fields(cls) if field.type == "RawJson" or field.name in {"message", "stack"})
     for cls in EVENTS

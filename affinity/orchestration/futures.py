@@ -337,27 +337,29 @@ class MovedFuture(EventFuture[SessionMoved]):
         return f"move of session {self._session_id!r}"
 
 
-class ChildFuture(CommandFuture[T]):
-    """The future of a sub-orchestration."""
+class NewInstanceFuture(CommandFuture[T]):
+    """The future of an instance to start."""
 
     __slots__ = ("_codec", "_input", "_instance_id", "_name", "_version")
 
     def __init__(
         self,
         scheduler: Scheduler,
-        *,
-        name: str,
-        version: str | None,
+        reference: tuple[str, str, Codec | None],
         instance_id: str | None,
-        input: str,
-        codec: Codec | None,
+        version: str | None,
     ) -> None:
+        """``reference``: its orchestration, its input as JSON text, and the codec of its result."""
         super().__init__(scheduler)
-        self._name = name
-        self._version = version
+        self._name, self._input, self._codec = reference
         self._instance_id = instance_id
-        self._input = input
-        self._codec = codec
+        self._version = version
+
+
+class ChildFuture(NewInstanceFuture[T]):
+    """The future of a sub-orchestration."""
+
+    __slots__ = ()
 
     @property
     def description(self) -> str:
@@ -398,35 +400,16 @@ def _default_id(scheduler: Scheduler, number: int) -> str:
     return starter + suffix
 
 
-class _ValueFuture(CommandFuture[T]):
-    """The future of a recorded value; it is settled when it is scheduled."""
+class DetachedFuture(NewInstanceFuture[str]):
+    """The future of the id of an instance that is no child. It starts whether or not this is awaited."""
 
     __slots__ = ()
 
-    _description: ClassVar[str]
-
-    @property
-    def description(self) -> str:
-        """Its name in messages."""
-        return self._description
-
-
-class DetachedFuture(_ValueFuture[str]):
-    """The future of the id of an instance that is no child. It starts whether or not this is awaited."""
-
-    __slots__ = ("_input", "_instance_id", "_name", "_version")
-
     is_certain = True
 
-    def __init__(
-        self, scheduler: Scheduler, *, name: str, version: str | None, instance_id: str | None, input: str
-    ) -> None:
-        super().__init__(scheduler)
+    def __init__(self, scheduler: Scheduler, *new: Any) -> None:
+        super().__init__(scheduler, *new)
         scheduler.mark_awaited(self)
-        self._name = name
-        self._version = version
-        self._instance_id = instance_id
-        self._input = input
 
     @property
     def description(self) -> str:
@@ -447,6 +430,19 @@ class DetachedFuture(_ValueFuture[str]):
     def _scheduled(self, recorded: ev.Event) -> None:
         assert isinstance(recorded, ev.DetachedStarted)  # the history has matched the type
         self.settle(recorded.instance_id)
+
+
+class _ValueFuture(CommandFuture[T]):
+    """The future of a recorded value; it is settled when it is scheduled."""
+
+    __slots__ = ()
+
+    _description: ClassVar[str]
+
+    @property
+    def description(self) -> str:
+        """Its name in messages."""
+        return self._description
 
 
 class GuidFuture(_ValueFuture[str]):

@@ -113,16 +113,6 @@ def _add_move(message: dict[str, Any]) -> None:
         event["data"] = {**data, **move}
 
 
-def decode_message(text: str) -> tuple[int, Event]:
-    """Return the execution id and the event of a message.
-
-    Raises:
-        NotSerializable: as for ``decode_event``.
-    """
-    execution_id, event, _ = read_message(text)
-    return execution_id, event
-
-
 def _run(message: dict[str, Any]) -> ActivityRun | None:
     """For display only: a run that cannot be read is left out."""
     worker_id, attempt = message.get("worker"), message.get("attempt")
@@ -270,8 +260,8 @@ def _read_retry(value: dict[str, Any]) -> RetryPolicy:
     return RetryPolicy(**known | {"non_retryable": tuple(known.get("non_retryable", ()))})
 
 
-def _write_parent(parent: ParentRef) -> str:
-    return to_json(parent._asdict()).decode()
+def _write_tuple(value: ParentRef | Hold) -> str:
+    return to_json(value._asdict()).decode()
 
 
 def _read_parent(value: dict[str, Any]) -> ParentRef:
@@ -281,10 +271,6 @@ def _read_parent(value: dict[str, Any]) -> ParentRef:
         _integer(value["schedule_id"]),
         _string(value["generation"]),
     )
-
-
-def _write_hold(hold: Hold) -> str:
-    return to_json(hold._asdict()).decode()
 
 
 def _read_hold(value: dict[str, Any]) -> Hold:
@@ -350,8 +336,8 @@ _FORMS: Final[dict[str, tuple[Callable[[Any], str], Callable[[Any], Any]]]] = {
     "ActivityFailureKind": (_quote, _string),
     "ChildFailureKind": (_quote, _string),
     "RetryPolicy": (_write_retry, _read_retry),
-    "ParentRef": (_write_parent, _read_parent),
-    "Hold": (_write_hold, _read_hold),
+    "ParentRef": (_write_tuple, _read_parent),
+    "Hold": (_write_tuple, _read_hold),
     "Carried": (_write_carried, _read_carried),
     "Lineage": (_write_lineage, _read_lineage),
     "ErrorDetails": (_write_details, read_details),

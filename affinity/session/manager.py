@@ -103,9 +103,7 @@ class SessionManager:
     """
 
     def __init__(self, store: SessionStore, sessions: Iterable[Sessions[Any]] = ()) -> None:
-        """A manager of the records in ``store``. It loads each record before it imports it, by the ``sessions`` of the
-        same kind.
-        """
+        """A manager of the records in ``store``; it loads records by the ``sessions`` of their kind to import them."""
         self._store = store
         self._sessions = tuple(sessions)
 

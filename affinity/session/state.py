@@ -11,16 +11,8 @@ from uuid import uuid4
 
 import anyio.to_thread
 
-from affinity.errors import (
-    InvalidInput,
-    InvalidOptions,
-    NotSerializable,
-    SessionLoadFailed,
-    SessionMigrationMissing,
-    SessionRecordRefused,
-    SessionRecordTooNew,
-    problem_of,
-)
+from affinity import errors
+from affinity.errors import problem_of
 from affinity.limits import MAX_LABELS, MAX_PARTICIPANTS, check_id, check_integer
 from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore, SessionSummary
 from affinity.session.codec import FieldOverrides, Projection, StateCodec, pack, unpack
@@ -180,8 +172,8 @@ class StateSchema(Generic[S]):
         loaded = CachedState[S](record.session_id, epoch=0)
         try:
             await self._decode(loaded, record)
-        except SessionLoadFailed as error:
-            raise SessionRecordRefused(record.session_id, error.reason) from error
+        except errors.SessionLoadFailed as error:
+            raise errors.SessionRecordRefused(record.session_id, error.reason) from error
 
     def check_version(self, record: SessionRecord | SessionSummary) -> None:
         """Compare the kind and the schema version of a record; a later version is for workers with later code.
@@ -191,13 +183,13 @@ class StateSchema(Generic[S]):
         """
         session_id, kind = record.session_id, record.metadata.kind
         if kind != self.kind:
-            raise SessionRecordRefused(session_id, f"it is of kind {kind!r}, not {self.kind!r}")
+            raise errors.SessionRecordRefused(session_id, f"it is of kind {kind!r}, not {self.kind!r}")
         if record.schema_version >= self.version:
             return
         try:
             self.migrations.check(session_id, record.schema_version, self.version)
-        except SessionMigrationMissing as error:
-            raise SessionRecordRefused(session_id, error.reason) from error
+        except errors.SessionMigrationMissing as error:
+            raise errors.SessionRecordRefused(session_id, error.reason) from error
 
     async def reset_scratch(self, cached: CachedState[S]) -> None:
         """Encode and decode the state, so that its scratch fields have their defaults; dispose the former.
@@ -213,22 +205,22 @@ class StateSchema(Generic[S]):
         try:
             return await store.load(session_id)
         except Exception as error:
-            raise SessionLoadFailed(session_id, f"the store failed: {problem_of(error)}") from error
+            raise errors.SessionLoadFailed(session_id, f"the store failed: {problem_of(error)}") from error
 
     async def _decode(self, cached: CachedState[S], record: SessionRecord | SessionState) -> bytes:
         """Set the state and its size; returns the digest of its bytes."""
         session_id = cached.session_id
         if record.metadata.kind != self.kind:
-            raise SessionLoadFailed(session_id, f"it is of kind {record.metadata.kind!r}, not {self.kind!r}")
+            raise errors.SessionLoadFailed(session_id, f"it is of kind {record.metadata.kind!r}, not {self.kind!r}")
         self._refuse_too_new(session_id, record.schema_version)
         try:
             ratio = 1 if record.encoding == "plain" else _DEFLATE_RATIO
             raw, digest = await _off_loop(len(record.state) * ratio, _unpack, record.state, record.encoding)
             cached.state = await self._build(session_id, raw, record.schema_version)
-        except SessionLoadFailed:
+        except errors.SessionLoadFailed:
             raise
         except Exception as error:
-            raise SessionLoadFailed(session_id, f"its record cannot be read: {problem_of(error)}") from error
+            raise errors.SessionLoadFailed(session_id, f"its record cannot be read: {problem_of(error)}") from error
         cached.encoded_bytes = len(raw)
         return digest
 
@@ -237,8 +229,8 @@ class StateSchema(Generic[S]):
         if version > self.version:
             try:
                 self.migrations.check(session_id, version, self.version)
-            except SessionMigrationMissing as missing:
-                raise SessionRecordTooNew(self.kind, missing) from None
+            except errors.SessionMigrationMissing as missing:
+                raise errors.SessionRecordTooNew(self.kind, missing) from None
 
     async def _build(self, session_id: str, raw: bytes, version: int) -> S:
         if version == self.version:
@@ -294,24 +286,24 @@ class StateSchema(Generic[S]):
         try:
             raw = self._dump(cached)
             return await _off_loop(len(raw), _digest, raw) == cached.record.digest or self._dump(cached) != raw
-        except InvalidInput:  # what was saved could be encoded
+        except errors.InvalidInput:  # what was saved could be encoded
             return False
 
     def _dump(self, cached: CachedState[S]) -> bytes:
         try:
             state = cached.state if self.projection is None else self.projection.to_record(cached.state)
             return self.codec.dump(state)
-        except InvalidInput:
+        except errors.InvalidInput:
             raise
         except Exception as error:
-            raise NotSerializable(f"the state of session {cached.session_id!r}: {problem_of(error)}") from error
+            raise errors.NotSerializable(f"the state of session {cached.session_id!r}: {problem_of(error)}") from error
 
     def _check_readable(self, cached: CachedState[S], raw: bytes) -> None:
         """Refuse a state that no later opening could load."""
         try:
             self._read_back(raw)
         except Exception as error:
-            raise NotSerializable(
+            raise errors.NotSerializable(
                 f"the state of session {cached.session_id!r} could not be read back: {problem_of(error)}"
             ) from error
 
@@ -369,7 +361,7 @@ def override_metadata(
     """
     if parent is not None:
         if check_id(parent, "parent") == session_id:
-            raise InvalidOptions(f"session {session_id!r} cannot be its own parent")
+            raise errors.InvalidOptions(f"session {session_id!r} cannot be its own parent")
         stored = replace(stored, parent=parent)
     if labels is None:
         return stored
@@ -389,7 +381,7 @@ def _add_described(metadata: SessionMetadata, described: SessionMetadata) -> Ses
             count that is no integer or out of range.
     """
     if described.kind not in {"", metadata.kind} or described.parent not in {None, metadata.parent}:
-        raise InvalidOptions(
+        raise errors.InvalidOptions(
             f"metadata= has returned kind={described.kind!r}, parent={described.parent!r}: a session has the kind of"
             " its Sessions, and the parent that open(..., parent=) names"
         )
@@ -412,20 +404,22 @@ def _normalize_metadata(metadata: SessionMetadata) -> SessionMetadata:
 def _own(labels: Mapping[str, str]) -> Mapping[str, str]:
     """The labels that an application gives: none of them names a resource."""
     if (found := next((key for key in labels if isinstance(key, str) and key.startswith(LABEL)), None)) is not None:
-        raise InvalidOptions(f"label {found!r:.80}: labels that begin with {LABEL!r} name the resources of a session")
+        raise errors.InvalidOptions(
+            f"label {found!r:.80}: labels that begin with {LABEL!r} name the resources of a session"
+        )
     return labels
 
 
 def _checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
     if len(labels) > MAX_LABELS:
-        raise InvalidOptions(f"{len(labels)} labels, over the limit of {MAX_LABELS}")
+        raise errors.InvalidOptions(f"{len(labels)} labels, over the limit of {MAX_LABELS}")
     return {check_id(key, "label key"): check_id(value, f"label {key!r}") for key, value in labels.items()}
 
 
 def _checked_participants(participants: object) -> tuple[str, ...]:
     if isinstance(participants, str) or not hasattr(participants, "__iter__"):
-        raise InvalidOptions(f"participants must be several ids, not {participants!r}")
+        raise errors.InvalidOptions(f"participants must be several ids, not {participants!r}")
     checked = tuple(check_id(each, "participant") for each in participants)
     if len(checked) > MAX_PARTICIPANTS:
-        raise InvalidOptions(f"{len(checked)} participants, over the limit of {MAX_PARTICIPANTS}")
+        raise errors.InvalidOptions(f"{len(checked)} participants, over the limit of {MAX_PARTICIPANTS}")
     return checked

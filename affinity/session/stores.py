@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 from affinity.errors import SessionWriteConflict
@@ -24,13 +24,10 @@ from affinity.records import (
     SessionStore,
     SessionSummary,
     child_cursor,
+    copied,
 )
 
 T = TypeVar("T")
-
-
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +80,7 @@ class MemorySessionStore:
         clock: the time as an aware UTC instant; a test may pass its own.
     """
 
-    def __init__(self, clock: Callable[[], datetime] = _utc_now) -> None:
+    def __init__(self, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._clock = clock
         self._records: dict[str, SessionRecord] = {}
 
@@ -234,19 +231,9 @@ def _in_time(record: SessionRecord, where: SessionFilter, now: datetime) -> bool
 
 
 def _summary(record: SessionRecord, now: datetime) -> SessionSummary:
-    return SessionSummary(
-        session_id=record.session_id,
-        schema_version=record.schema_version,
-        metadata=_copied(record.metadata),
-        version=record.version,
-        generation=record.generation,
-        epoch=record.epoch,
-        size=len(record.state),
-        holder=None,
-        created_at=record.created_at,
-        updated_at=record.updated_at,
-        idle=(now - record.updated_at).total_seconds(),
-    )
+    idle = (now - record.updated_at).total_seconds()
+    size, metadata = len(record.state), _copied(record.metadata)
+    return copied(SessionSummary, record, metadata=metadata, size=size, holder=None, idle=idle)
 
 
 class RetryingCall(Protocol):
@@ -278,43 +265,14 @@ class RetryingStore:
     async def load(self, session_id: str) -> SessionRecord | None:
         return await self._reading(partial(self._store.load, session_id))
 
-    async def save(
-        self,
-        new: SessionState,
-        *,
-        expected_version: int | None = None,
-        generation: str | None = None,
-        epoch: int | None = None,
-        idempotency_key: str | None = None,
-        times: RecordTimes | None = None,
-    ) -> int:
-        save = partial(
-            self._store.save,
-            new,
-            expected_version=expected_version,
-            generation=generation,
-            epoch=epoch,
-            idempotency_key=idempotency_key,
-            **({} if times is None else {"times": times}),
-        )
+    async def save(self, new: SessionState, **options: Any) -> int:
         # The store recognises the key of a write that it has done, so this may be repeated after a lost reply.
-        return await (self._writing if idempotency_key is None else self._reading)(save)
+        call = self._writing if options.get("idempotency_key") is None else self._reading
+        return await call(partial(self._store.save, new, **options))
 
-    async def delete(
-        self,
-        session_ids: Collection[str],
-        *,
-        idle_only: bool = False,
-        versions: Mapping[str, int] | None = None,
-        generations: Mapping[str, str] | None = None,
-        families: Mapping[str, str] | None = None,
-        dry_run: bool = False,
-    ) -> Sequence[str]:
-        delete = partial(
-            self._store.delete, session_ids, idle_only=idle_only, versions=versions, generations=generations
-        )
-        delete = partial(delete, families=families, dry_run=dry_run)
-        return await self._writing(delete)  # repeated after a lost reply, it would not return what it has removed
+    async def delete(self, session_ids: Collection[str], **options: Any) -> Sequence[str]:
+        # Repeated after a lost reply, it would not return what it has removed.
+        return await self._writing(partial(self._store.delete, session_ids, **options))
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
         return await self._reading(partial(self._store.list, where, limit))

@@ -23,7 +23,7 @@ from pydantic_core import from_json, to_json
 
 from affinity.errors import InvalidInput, SessionLoadFailed, SessionRecordRefused, SessionWriteConflict, problem_of
 from affinity.limits import MAX_ID_BYTES, MAX_INTEGER, MAX_LABELS, MAX_PARTICIPANTS, check_id
-from affinity.records import RecordTimes, SessionMetadata, SessionRecord, SessionState, SessionStore
+from affinity.records import RecordTimes, SessionMetadata, SessionRecord, SessionState, SessionStore, SessionSummary
 from affinity.session.codec import pack, unpack
 from affinity.session.sessions import Sessions
 
@@ -38,6 +38,11 @@ def readable(record: SessionRecord) -> dict[str, Any]:
         state = unpack(record.state, record.encoding)
     except ValueError as error:
         raise SessionLoadFailed(record.session_id, str(error)) from error
+    return description_of(record) | _state_field(state)
+
+
+def description_of(record: SessionRecord | SessionSummary) -> dict[str, Any]:
+    """The record as a JSON document without its state."""
     metadata = record.metadata
     return {
         "session_id": record.session_id,
@@ -52,7 +57,6 @@ def readable(record: SessionRecord) -> dict[str, Any]:
         "epoch": record.epoch,
         "created_at": record.created_at,
         "updated_at": record.updated_at,
-        **_state_field(state),
     }
 
 

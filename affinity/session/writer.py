@@ -31,16 +31,8 @@ from uuid import uuid4
 
 import anyio
 
-from affinity.errors import (
-    InvalidInput,
-    InvalidOptions,
-    SessionError,
-    SessionSaveFailed,
-    SessionStateTampered,
-    SessionWriteConflict,
-    UnknownSession,
-    problem_of,
-)
+from affinity import errors
+from affinity.errors import problem_of
 from affinity.records import Participant, SessionState, SessionStore, StateWrite
 from affinity.session.state import CachedState, EncodedState, RecordVersion, StateSchema
 from affinity.session.state_cache import SessionContext, StateCache, address_of
@@ -101,7 +93,6 @@ class RunningActivity(ActivityScope, Protocol):
 
 
 _activity: Final[ContextVar[RunningActivity | None]] = ContextVar("affinity.activity", default=None)
-
 
 enter_activity: Final[Callable[[RunningActivity], object]] = _activity.set
 """Set the activity of the current task, until the task ends; for a worker, which starts a task for each."""
@@ -201,9 +192,9 @@ class SessionWriter(Generic[S]):
         hydrate = partial(self._hydrate, overrides)
         try:
             cached = await self._cache.pin(self.address, self.user, hydrate, lambda found: found.store is self.store)
-        except UnknownSession as error:
+        except errors.UnknownSession as error:
             self._cache.count("conflicts")
-            raise SessionWriteConflict(self.session_id, None, None, str(error)) from error
+            raise errors.SessionWriteConflict(self.session_id, None, None, str(error)) from error
         self._open_blocks += 1
         try:
             if self._cached is None and not (self._has_ended or cached.is_fresh or cached.is_broken):
@@ -225,7 +216,7 @@ class SessionWriter(Generic[S]):
             return
         if not await self._schema.is_as_saved(cached):
             self._cache.retire(cached, keep=True)
-            raise SessionStateTampered(self.session_id)
+            raise errors.SessionStateTampered(self.session_id)
 
     async def _hydrate(self, overrides: Mapping[str, Any], cached: CachedState[S]) -> None:
         """From the staged state, if a later block has failed; else from the store."""
@@ -240,9 +231,9 @@ class SessionWriter(Generic[S]):
     def _attach(self, cached: CachedState[S]) -> None:
         """Make it the state that this writer changes, pinned until the activity is settled."""
         if self._has_ended:
-            raise SessionError(f"the activity that opens session {self.session_id!r} has ended")
+            raise errors.SessionError(f"the activity that opens session {self.session_id!r} has ended")
         if cached.is_broken:
-            raise SessionError(
+            raise errors.SessionError(
                 f"{cached} was left half changed by another block of this activity: leave that one first"
             )
         if self._cached is cached:
@@ -320,7 +311,7 @@ class SessionWriter(Generic[S]):
         if self._can_write(cached):
             try:
                 self._has_unstaged = await self._schema.encode(cached) != self._staged
-            except InvalidInput:
+            except errors.InvalidInput:
                 self._has_unstaged = True
         self._measure(cached)
 
@@ -340,9 +331,11 @@ class SessionWriter(Generic[S]):
 
     def _can_write(self, cached: CachedState[S]) -> bool:
         if self._has_ended:
-            raise SessionError(f"the activity that opened session {self.session_id!r} has ended")
+            raise errors.SessionError(f"the activity that opened session {self.session_id!r} has ended")
         if cached.is_broken:
-            raise SessionError(f"{cached} was left half changed by another block of this activity: nothing is saved")
+            raise errors.SessionError(
+                f"{cached} was left half changed by another block of this activity: nothing is saved"
+            )
         return self.store is not None and not self.already_applied
 
     def _measure(self, cached: CachedState[S]) -> None:
@@ -359,7 +352,9 @@ class SessionWriter(Generic[S]):
             SessionSaveFailed: the external store failed.
         """
         if self._pending_blocks:
-            raise SessionError(f"the activity has returned while the state of session {self.session_id!r} was open")
+            raise errors.SessionError(
+                f"the activity has returned while the state of session {self.session_id!r} was open"
+            )
         self._has_ended = True
         if self._staged is None or self._base is None or self.already_applied:
             return None
@@ -379,12 +374,14 @@ class SessionWriter(Generic[S]):
             return await self.store.save(
                 new, expected_version=version, generation=generation, epoch=epoch, idempotency_key=key
             )
-        except SessionWriteConflict:
+        except errors.SessionWriteConflict:
             self._cache.count("conflicts")
             raise
         except Exception as error:
             unsaved = await self._unsaved_state(new, self._base)
-            raise SessionSaveFailed(self.session_id, unsaved, f"the store failed: {problem_of(error)}") from error
+            raise errors.SessionSaveFailed(
+                self.session_id, unsaved, f"the store failed: {problem_of(error)}"
+            ) from error
 
     async def _unsaved_state(self, new: SessionState, base: RecordVersion) -> S:
         """The state that was to be written: the cached one, unless another block has failed and dropped it."""
@@ -429,7 +426,7 @@ class WriteQueue(Generic[S]):
         if writer is None:
             return self._add(SessionWriter(self, ctx, store, is_new))
         if writer.store is not store:
-            raise InvalidOptions(f"session {writer.session_id!r} is open with another store in this activity")
+            raise errors.InvalidOptions(f"session {writer.session_id!r} is open with another store in this activity")
         return writer
 
     def _add(self, writer: SessionWriter[S]) -> SessionWriter[S]:
@@ -451,9 +448,7 @@ class WriteQueue(Generic[S]):
             del self._by_session[writer.session_id]
 
     async def would_conflict(self, session_id: str, store: SessionStore, generation: str | None) -> bool:
-        """Whether a standalone write of this session, over the record of this generation, would conflict with the
-        running activity's own.
-        """
+        """Whether a standalone write over this generation would conflict with the running activity's own."""
         ctx = current_activity()
         if ctx is None or ctx.session_id != session_id:
             return False

@@ -14,22 +14,8 @@ from typing import Any, Final, NamedTuple, TypeGuard
 import anyio
 import anyio.to_thread
 
-from affinity.errors import (
-    ActivityMisuse,
-    ActivityTimeout,
-    NotSerializable,
-    NoWorkerWithTag,
-    PayloadTooLarge,
-    SessionBusy,
-    SessionMigrationAmbiguous,
-    SessionMigrationFailed,
-    SessionMigrationMissing,
-    SessionRecordTooNew,
-    SessionSelfConflict,
-    SessionTagMismatch,
-    SessionWriteConflict,
-    WakeMisuse,
-)
+from affinity import errors
+from affinity.errors import SessionRecordTooNew
 from affinity.limits import MAX_NOTED_ERROR_BYTES, truncate
 from affinity.orchestration import ActivityContext, App, RetryPolicy
 from affinity.orchestration.app import ActivityDefinition
@@ -50,20 +36,17 @@ from affinity.worker.sessions import HeldSessions, record_need
 logger: logging.Logger = logging.getLogger("affinity.worker")
 
 UNKNOWN_PAUSE = 0.5
-"""Seconds that a session's item stays invisible after it was given back as unknown, so that another worker can fetch
-it.
-"""
-
+"""Seconds that a session's unknown item stays invisible, so that another worker can fetch it."""
 
 NON_RETRYABLE: Final = (
-    ActivityMisuse,
-    NotSerializable,
-    PayloadTooLarge,
-    SessionSelfConflict,
-    SessionMigrationMissing,
-    SessionMigrationAmbiguous,
-    SessionMigrationFailed,
-    WakeMisuse,
+    errors.ActivityMisuse,
+    errors.NotSerializable,
+    errors.PayloadTooLarge,
+    errors.SessionSelfConflict,
+    errors.SessionMigrationMissing,
+    errors.SessionMigrationAmbiguous,
+    errors.SessionMigrationFailed,
+    errors.WakeMisuse,
 )
 """Errors that no policy retries: the same code would raise them again."""
 
@@ -235,8 +218,8 @@ class ActivityRunner:
         else:
             try:
                 task = task or decode_task(item.payload)
-            except NotSerializable as error:
-                unreadable = RecordedError(NotSerializable.__name__, f"its task cannot be read: {error}")
+            except errors.NotSerializable as error:
+                unreadable = RecordedError(errors.NotSerializable.__name__, f"its task cannot be read: {error}")
                 self._fail(item, "failed", unreadable)
             else:
                 self._run(item, definition, task)
@@ -245,11 +228,11 @@ class ActivityRunner:
         if task.tag is not None and item.session_id is not None and task.tag != item.session_tag:
             of_session = "no tag" if item.session_tag is None else f"the tag {item.session_tag!r}"
             text = f"it has the tag {task.tag!r}, and its session {item.session_id!r} began with {of_session}"
-            self._fail(item, "tag_mismatch", RecordedError(SessionTagMismatch.__name__, text))
+            self._fail(item, "tag_mismatch", RecordedError(errors.SessionTagMismatch.__name__, text))
             return
         limit = None if task.timeout is None and task.retry is None else _TimeLimit.of(item, task)
         if limit is not None and limit.seconds <= 0:
-            self._fail(item, "timeout", RecordedError(ActivityTimeout.__name__, limit.message))
+            self._fail(item, "timeout", RecordedError(errors.ActivityTimeout.__name__, limit.message))
             return
         if not is_isolated(item, self._isolate_after):
             self._spawn(item, definition, task, limit)
@@ -333,7 +316,7 @@ class ActivityRunner:
         except asyncio.CancelledError as error:  # its traceback says where the time ran out
             if not running.timed_out or limit is None:
                 raise
-            raise ActivityTimeout(running.item.name, ActivityTimeout.__name__, limit.message) from error
+            raise errors.ActivityTimeout(running.item.name, errors.ActivityTimeout.__name__, limit.message) from error
         except (SystemExit, KeyboardInterrupt) as error:  # would end the event loop, and with it the worker
             raise RuntimeError(f"the activity raised {error!r}") from error
         finally:
@@ -356,9 +339,7 @@ class ActivityRunner:
             self.isolation.proceed()
 
     async def _in_thread(self, running: _Running, definition: ActivityDefinition, arguments: tuple[Any, ...]) -> Any:
-        """Run sync code. A thread cannot be killed: once cancelled it is left behind, and keeps its slot until it
-        returns.
-        """
+        """Run sync code. A thread cannot be killed: once cancelled, it keeps its slot until it returns."""
         call = partial(self._threads.call, running, definition.function, *arguments)
         try:
             return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
@@ -390,7 +371,7 @@ class ActivityRunner:
 
     def _handle_failure(self, running: _Running, task: ActivityTask, error: BaseException) -> None:
         item = running.item
-        if isinstance(error, SessionWriteConflict) and error.session_id in {item.session_id, item.lock.key.instance_id}:
+        if isinstance(error, errors.SessionWriteConflict) and _is_own(error.session_id, item):
             text = "activity %s of %s: %s; running it again"
             logger.warning(text, item.name, item.lock.key.instance_id, error, extra=_ids(item))
             self._observe(item.name, "retried")
@@ -410,7 +391,7 @@ class ActivityRunner:
             self._end(item)
             self._commits.submit_abandon(WorkAbandon(lock=item.lock, delay=pause, failed=True, error=_noted(error)))
             return
-        if isinstance(error, ActivityTimeout):
+        if isinstance(error, errors.ActivityTimeout):
             timeout = RecordedError(error.error_type, error.message, None, stack_of(error))
             self._fail(item, "timeout", timeout, error)
         else:
@@ -435,7 +416,7 @@ class ActivityRunner:
             "busy": f"it was not started{on} within its fail_after",
             "no_worker_with_tag": f"no worker with its tag was alive for {self._options.unregistered_timeout:g} s",
         }[why]
-        error = SessionBusy if why == "busy" else NoWorkerWithTag
+        error = errors.SessionBusy if why == "busy" else errors.NoWorkerWithTag
         # Nothing of the session runs here for it.
         self._fail(replace(item, session_id=None), why, RecordedError(error.__name__, text))
 
@@ -470,7 +451,7 @@ class ActivityRunner:
     def _is_unreadable_here(self, error: BaseException, item: WorkItem) -> TypeGuard[SessionRecordTooNew]:
         if not isinstance(error, SessionRecordTooNew) or self._has_waited(item):
             return False
-        return error.session_id in {item.session_id, item.lock.key.instance_id}
+        return _is_own(error.session_id, item)
 
     def _give_back_unreadable(self, item: WorkItem, session_id: str, error: SessionRecordTooNew) -> None:
         """Give back work whose record was written by later code, with its session, for a worker that can read it.
@@ -571,6 +552,11 @@ class ActivityRunner:
     def stuck(self) -> list[str]:
         """Names of activities that do not end although they were cancelled: code in threads, or that swallows it."""
         return sorted({running.item.name for running in self._running.values()} | self._threads.names())
+
+
+def _is_own(session_id: str, item: WorkItem) -> bool:
+    """Whether it is the session of the activity, or of its conversation, which may run on another lease."""
+    return session_id in {item.session_id, item.lock.key.instance_id}
 
 
 def _ids(item: WorkItem) -> dict[str, str | None]:

@@ -10,7 +10,7 @@ from affinity.worker.activities import ActivityRunner
 from affinity.worker.commits import Commits
 from affinity.worker.lease import worker_tags
 from affinity.worker.options import PACK
-from affinity.worker.services import WorkerServices
+from affinity.worker.services import WorkerPart, WorkerServices
 from affinity.worker.sessions import HeldSessions
 from affinity.worker.turns import TurnPlacement
 
@@ -23,24 +23,21 @@ LEAST_BATCH = 4
 """A fetch waits until there is room for this part of a batch: many small fetches cost more than they bring."""
 
 
-class Capacity:
+class Capacity(WorkerPart):
     """The room that a worker has now."""
 
     def __init__(
         self, services: WorkerServices, activities: ActivityRunner, sessions: HeldSessions, commits: Commits
     ) -> None:
+        super().__init__(services)
         self.input_size = 0
         """Characters of the messages and results that are in no committed turn yet."""
         self.placement: TurnPlacement = TurnPlacement(worker_tags(services.options), sessions.tag_of)
         """Which new work of a turn this worker may run, by tags."""
-        self._options = services.options
         self._concurrency = services.options.worker_concurrency
         self._max_bytes = services.options.max_outstanding_bytes
         self._batch_bytes = services.options.max_batch_bytes
         self._most_outstanding = self._max_bytes - self._batch_bytes // LEAST_BATCH
-        self._lease = services.lease
-        self._monotonic = services.timing.monotonic
-        self._state = services.fetch_state
         self._activities = activities
         self._sessions = sessions
         self._commits = commits

@@ -25,25 +25,20 @@ from affinity.provider.contract import (
 from affinity.worker.committer import GroupCommit
 from affinity.worker.lease import lock_timeouts
 from affinity.worker.results import StagedResult, requeue_after_conflict
-from affinity.worker.services import WorkerServices
+from affinity.worker.services import WorkerPart, WorkerServices
 from affinity.worker.turns import BuiltTurn
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
 
 
-class Commits:
+class Commits(WorkerPart):
     """Queues turns, acks, abandons, releases and suspensions for the next batch of their kind."""
 
     def __init__(self, services: WorkerServices) -> None:
-        self._provider = services.provider
-        self._identity = services.identity
+        super().__init__(services)
         self._timeouts = lock_timeouts(services.options)
-        self._lease = services.lease
-        self._state = services.fetch_state
-        self._notifier = services.notifier
-        self._health = health = services.health
         self._notified: set[str] = set()  # instances with a turn in flight whose readers have been notified
-        metrics, most = services.metrics, services.options.max_batch_bytes
+        health, metrics, most = services.health, services.metrics, services.options.max_batch_bytes
         self.turns: GroupCommit[Turn, TurnResult] = GroupCommit(
             self._write_turns, health, max_weight=most, observe=metrics.batch("turn")
         )

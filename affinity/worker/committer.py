@@ -51,7 +51,6 @@ Result = TypeVar("Result")
 MAX_CONTENTIONS = 20
 """Deadlocks or busy databases in a row for one batch, before it counts as failed."""
 
-
 HAND_OUT = 24
 """Outcomes that are handed out in one step of the event loop."""
 

@@ -31,7 +31,7 @@ from affinity.worker.lease import lock_timeouts, worker_tags
 from affinity.worker.notifier import SHARE_SECONDS
 from affinity.worker.options import PACK
 from affinity.worker.replays import Replays
-from affinity.worker.services import WorkerServices
+from affinity.worker.services import WorkerPart, WorkerServices
 from affinity.worker.sessions import HeldSessions, needs_met
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
@@ -49,7 +49,7 @@ FETCH_LIMIT = 200
 """Work items, and instances, that one fetch takes at most: one statement stays short."""
 
 
-class Fetcher:
+class Fetcher(WorkerPart):
     """The loops that bring work to one worker."""
 
     def __init__(
@@ -64,14 +64,7 @@ class Fetcher:
         instances: InstanceTable,
         replays: Replays,
     ) -> None:
-        self._provider = services.provider
-        self._identity = services.identity
-        self._options = services.options
-        self._lease = services.lease
-        self._state = services.fetch_state
-        self._notifier = services.notifier
-        self._health = services.health
-        self._monotonic = services.timing.monotonic
+        super().__init__(services)
         self._capacity = capacity
         self._commits = commits
         self._sessions = sessions
@@ -142,11 +135,7 @@ class Fetcher:
         flight meanwhile, since its reply could bring items; nor can a fetch, as this is the fetching task.
         """
         async with self._commits.turns.paused():
-            known = [
-                *self._lease.locks.snapshot(),
-                *self._commits.unwritten_locks(),
-                *self._instances.waiting_locks(),
-            ]
+            known = [*self._lease.locks.snapshot(), *self._commits.unwritten_locks(), *self._instances.waiting_locks()]
             delivered = list(self._lease.delivered)
             await self._provider.release_unknown_locks(self._identity, known, delivered)
             for lock in delivered:
@@ -229,10 +218,7 @@ class Fetcher:
             return pause
         self._state.next_room_at = self._monotonic() + ROOM_SECONDS
         release = self._provider.release_idle_session(
-            self._identity,
-            options,
-            min_idle=self._options.session_min_idle,
-            only_users=self._sessions.only_users(),
+            self._identity, options, min_idle=self._options.session_min_idle, only_users=self._sessions.only_users()
         )
         released = await self._lease.calls.watch("fetch", release, repeated=True)
         for session_id in released:
@@ -242,9 +228,7 @@ class Fetcher:
         return 0.0 if released else ROOM_SECONDS
 
     async def _take_assigned(self, session_ids: Sequence[str]) -> float:
-        """Take sessions that are to move here, once their holders have no work of them in hand; returns the seconds
-        until the next fetch.
-        """
+        """Take sessions that are to move here and are at rest; returns the seconds until the next fetch."""
         self._sessions.assign(session_ids)
         take = self._provider.take_session(
             self._identity,

@@ -24,14 +24,8 @@ from weakref import WeakSet
 
 from cachetools import LRUCache
 
-from affinity.errors import (
-    AffinityError,
-    DatabaseChanged,
-    ExecutionLimitReached,
-    OrchestrationPoisoned,
-    ProviderError,
-    UnknownOrchestration,
-)
+from affinity import errors
+from affinity.errors import ProviderError
 from affinity.orchestration import App
 from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.events import Event, OrchestrationStarted, payload_size
@@ -72,7 +66,7 @@ from affinity.worker.replays import Replay, Replays
 from affinity.worker.results import StagedResult, requeue_after_conflict
 from affinity.worker.retry import is_retryable
 from affinity.worker.sent_events import SentEvents
-from affinity.worker.services import WorkerServices
+from affinity.worker.services import WorkerPart, WorkerServices
 from affinity.worker.sessions import HeldSessions
 from affinity.worker.turns import NO_RUNS, BuiltTurn, build_turn
 
@@ -86,11 +80,11 @@ FIRST_MOVE = 2
 LARGEST_MOVE = 1024
 """Turns in a row that a later move needs, at most."""
 
-NEEDS_OPERATOR = (OrchestrationPoisoned, ExecutionLimitReached, ProviderError)
+NEEDS_OPERATOR = (errors.OrchestrationPoisoned, errors.ExecutionLimitReached, ProviderError)
 """Errors that suspend an instance until an operator resumes it: other code alone does not correct them."""
 
 
-class InstanceTable:
+class InstanceTable(WorkerPart):
     """The live instances, bounded by ``size``, least recently used first out."""
 
     def __init__(
@@ -107,16 +101,14 @@ class InstanceTable:
         sent_events: SentEvents,
         registrations: Registrations,
     ) -> None:
+        super().__init__(services)
         self._app = app
         self._code = code
-        self._options = services.options
         # Half of a batch: new work is in the turn twice, as an event and as a row.
         self._step_bytes = services.options.max_batch_bytes // 2
         self._cache_size = services.options.instance_cache_size
         self._cache_bytes = services.options.instance_cache_bytes
         self._worker_id = services.identity.worker_id
-        self._lease = services.lease
-        self._notifier = services.notifier
         self._observe = services.metrics.count_orchestration
         self._capacity = capacity
         self._commits = commits
@@ -156,9 +148,7 @@ class InstanceTable:
         return list(self._in_flight)
 
     def deliver_result(self, item: WorkItem, event: Event, staged: StagedResult | None = None) -> None:
-        """Take the result of a work item that ran here: into the next turn of its instance if that is live here, else
-        into an ack.
-        """
+        """Take the result of a work item that ran here: into the next turn of its instance, if live here, or an ack."""
         live = self._live.get(item.lock.key.instance_id)
         if staged is not None:
             self._staged.add(staged)
@@ -261,7 +251,7 @@ class InstanceTable:
         if definition is None:
             return None
         if item.claims > self._options.max_attempts:
-            raise OrchestrationPoisoned(
+            raise errors.OrchestrationPoisoned(
                 f"{item.claims} workers took it and none committed a turn: it seems to kill them"
             )
         return LiveInstance(
@@ -303,7 +293,7 @@ class InstanceTable:
             self._released.discard(at.instance_id)
             if is_suspended:  # else it has moved on meanwhile, or is suspended already
                 self._observe(name, "suspended")
-                defect = None if isinstance(error, AffinityError) else error
+                defect = None if isinstance(error, errors.AffinityError) else error
                 text, of = "instance %s is suspended: %s: %s", {"instance_id": at.instance_id}
                 logger.error(text, at.instance_id, error_type, message, exc_info=defect, extra=of)
 
@@ -313,7 +303,7 @@ class InstanceTable:
         """Give an instance back that this worker has no code for, or suspend it after ``unregistered_timeout``."""
         label = item.name if item.version is None else f"{item.name}@{item.version}"
         if item.unknown_for is not None and item.unknown_for >= self._options.unregistered_timeout:
-            unknown = UnknownOrchestration(f"no worker registers the orchestration {label!r}")
+            unknown = errors.UnknownOrchestration(f"no worker registers the orchestration {label!r}")
             self._suspend(HistoryPoint.of(item), item.name, unknown)
             return
         self._registrations.note_missing(label)
@@ -350,9 +340,11 @@ class InstanceTable:
             if type(event) is OrchestrationStarted:  # with what only a worker knows
                 event = replace(event, time=self._lease.now(), version=live.execution.definition.version)
             events.append(event)
-        step = live.execution.advance(events, now=self._lease.now, new_guid=_new_guid, max_size=self._step_bytes)
+        step = live.execution.advance(
+            events, now=self._lease.now, new_guid=lambda: str(uuid.uuid4()), max_size=self._step_bytes
+        )
         if live.execution.unread_size > self._cache_bytes:
-            raise ExecutionLimitReached(
+            raise errors.ExecutionLimitReached(
                 f"external events of more than {self._cache_bytes} bytes (instance_cache_bytes) wait "
                 "until the code reads them"
             )
@@ -456,7 +448,7 @@ class InstanceTable:
             inputs = self._still_good(inputs, result)
         live.mailbox = inputs + live.mailbox
         self._drop(live)
-        if not isinstance(result, TurnResult | DatabaseChanged) and not is_retryable(result):
+        if not isinstance(result, TurnResult | errors.DatabaseChanged) and not is_retryable(result):
             name = live.execution.definition.name
             self._suspend(HistoryPoint.of(turn), name, result)  # the database does not take what it contains
         self._notifier.notify_fetcher()
@@ -656,7 +648,3 @@ def holders_of(turn: Turn, placed: Sequence[Placed]) -> Collection[str | None]:
     """
     last = next((run.worker_id for run in turn.runs.values()), None)
     return {last if place.parked else place.holder for place in placed}
-
-
-def _new_guid() -> str:
-    return str(uuid.uuid4())

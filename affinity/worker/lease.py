@@ -498,11 +498,7 @@ class LeaseRenewer:
 
     async def _register_again(self, provider: Provider) -> WorkerLease:
         return await provider.register_worker(
-            self._identity,
-            self._options.worker_lease_timeout,
-            self._labels,
-            resume=True,
-            profile=self._profile,
+            self._identity, self._options.worker_lease_timeout, self._labels, resume=True, profile=self._profile
         )
 
     async def _renew_items(self, provider: Provider) -> None:

@@ -20,9 +20,7 @@ from affinity.worker.results import StagedResult
 logger: logging.Logger = logging.getLogger("affinity.worker")
 
 NOOP = TimerFired(schedule_id=0)
-"""Stands for a message to an execution that has ended: consumed with the next turn, and dropped by replay like any
-stale timer.
-"""
+"""Stands for a message to an execution that has ended: the next turn consumes it, and replay ignores it."""
 
 
 @dataclass(slots=True)
@@ -83,9 +81,7 @@ class HistoryPoint(NamedTuple):
 
 
 def log_failure(execution: Execution) -> None:
-    """Log what the orchestration has raised, with its traceback, once its end is committed. After a replay there is
-    nothing to log.
-    """
+    """Log what the orchestration has raised, with its traceback, once its end is committed; nothing after a replay."""
     if (error := execution.error) is None:
         return
     session = "" if execution.session_id is None else f", session {execution.session_id}"

@@ -1,6 +1,4 @@
-"""Periodic work of a worker: sweeps, sessions that expire, cancelled work, instances that other code has
-suspended.
-"""
+"""Periodic work of a worker: sweeps, expired sessions, cancelled work, instances that other code has suspended."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from affinity.orchestration import App
 from affinity.orchestration.app import HasFunctions
 from affinity.provider.contract import Retention, WaitFailure, WorkItem
 from affinity.worker.moves import MoveReporter
-from affinity.worker.services import WorkerServices
+from affinity.worker.services import WorkerPart, WorkerServices
 from affinity.worker.sessions import HeldSessions
 from affinity_workflows import VERSION
 
@@ -50,7 +48,7 @@ RETRY_LIMIT = 200
 """Suspended instances that are taken over in one statement."""
 
 
-class Maintenance:
+class Maintenance(WorkerPart):
     """The loops of maintenance of one worker.
 
     Args:
@@ -59,13 +57,7 @@ class Maintenance:
     """
 
     def __init__(self, services: WorkerServices, sessions: HeldSessions, *, names: frozenset[str], code: str) -> None:
-        self._provider = services.provider
-        self._identity = services.identity
-        self._options = services.options
-        self._lease = services.lease
-        self._notifier = services.notifier
-        self._health = services.health
-        self._pause = services.timing.pause
+        super().__init__(services)
         self._sessions = sessions
         self._moves = MoveReporter(services, sessions)
         self._names = names
@@ -75,9 +67,7 @@ class Maintenance:
         """Fails an item that is locked to this worker; set by the worker."""
 
     async def cancellations(self) -> None:
-        """Find running activities whose work item was taken away: at a hint, else every second once they run that
-        long.
-        """
+        """Find running activities whose work item was taken away: at a hint, else each second if they run so long."""
         while True:
             with anyio.move_on_after(MAINTENANCE_SECONDS):
                 await self._notifier.check_wanted.wait()

@@ -269,7 +269,7 @@ class _WorkGauges(Collector):
         yield self._gauge("queued_activities", "Work items, by state", "state", queues.work_items)
         yield self._gauge("queued_messages", "Messages to instances, by state", "state", queues.messages)
         text = "Sessions that have work and no holder"
-        yield self._plain_gauge("waiting_sessions", text, queues.waiting_sessions)
+        yield self._gauge("waiting_sessions", text, None, {None: queues.waiting_sessions})
         oldest = {"activities": queues.oldest_work_item or 0.0, "messages": queues.oldest_message or 0.0}
         text = "Seconds for which the oldest one that waits could have been fetched"
         yield self._gauge("oldest_waiting_seconds", text, "queue", oldest)
@@ -282,15 +282,11 @@ class _WorkGauges(Collector):
             self._counts.clear()
         return queues
 
-    def _plain_gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(f"affinity_{name}", text, labels=[*self._fixed])
-        family.add_metric([*self._fixed.values()], value)
-        return family
-
-    def _gauge(self, name: str, text: str, label: str, values: Mapping[Any, float]) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(f"affinity_{name}", text, labels=(*self._fixed, label))
+    def _gauge(self, name: str, text: str, label: str | None, values: Mapping[Any, float]) -> GaugeMetricFamily:
+        """``label``: which has the keys of ``values``; None: it has none, and there is one value."""
+        family = GaugeMetricFamily(f"affinity_{name}", text, labels=(*self._fixed, *([label] if label else [])))
         for value, number in values.items():
-            family.add_metric((*self._fixed.values(), value), number)
+            family.add_metric((*self._fixed.values(), *([value] if label else [])), number)
         return family
 
 

@@ -11,20 +11,19 @@ from functools import partial
 from affinity.limits import MAX_BATCH
 from affinity.orchestration.app import HasHydrates
 from affinity.provider.contract import MoveReport
-from affinity.worker.services import WorkerServices
+from affinity.worker.services import WorkerPart, WorkerServices
 from affinity.worker.sessions import HeldSessions
 
 COUNTED_MOVES = 10_000
 """Epochs that are remembered as counted: a session that comes back at its epoch has not moved."""
 
 
-class MoveReporter:
+class MoveReporter(WorkerPart):
     """Collects the reports of one worker."""
 
     def __init__(self, services: WorkerServices, sessions: HeldSessions) -> None:
+        super().__init__(services)
         self._report = services.provider.report_session_moves
-        self._health = services.health
-        self._metrics = services.metrics
         self._sessions = sessions
         self._sources = [one for one in sessions.listeners if isinstance(one, HasHydrates)]
         self._counted: dict[int, None] = {}  # in the order in which they were

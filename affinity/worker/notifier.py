@@ -14,9 +14,7 @@ from affinity.errors import ProviderError
 from affinity.provider.contract import Hint, Provider
 
 COALESCE_SECONDS = 0.003
-"""Hints within this time are sent together: at most a few hundred notifications a second, under any load of several
-instances.
-"""
+"""Hints within this time are sent together: a few hundred notifications a second, under any load."""
 
 LONE_SECONDS = 0.001
 """The same after the notice of one journal and of nothing else: what would join it is not under way. One client that
@@ -27,7 +25,6 @@ SHARE_SECONDS = 0.005
 """Pause of a worker between two fetches while there is unclaimed work and other workers that may take it: about how
 long they need to wake up.
 """
-
 
 FEW_WORKERS = 8
 """So many workers fetch immediately when all are notified."""

@@ -15,7 +15,7 @@ from functools import partial
 
 from affinity.provider.contract import FleetLoad, PlannedMove
 from affinity.worker.options import PACK
-from affinity.worker.services import WorkerServices
+from affinity.worker.services import WorkerPart, WorkerServices
 from affinity.worker.sessions import HeldSessions
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
@@ -67,16 +67,11 @@ def choose_targets(load: FleetLoad, me: str, *, settled_after: float, pending: i
     return chosen
 
 
-class Rebalancer:
+class Rebalancer(WorkerPart):
     """The rounds of one worker."""
 
     def __init__(self, services: WorkerServices, sessions: HeldSessions) -> None:
-        self._provider = services.provider
-        self._identity = services.identity
-        self._options = services.options
-        self._lease = services.lease
-        self._health = services.health
-        self._pause = services.timing.pause
+        super().__init__(services)
         self._sessions = sessions
         self._offers = services.options.rebalance == "offer" and services.options.placement != PACK
         self._fleet: frozenset[str] = frozenset()

@@ -14,7 +14,7 @@ import anyio
 
 from affinity.explain.names import ORCHESTRATIONS, described, differences, has_code
 from affinity.provider.contract import WorkerInfo
-from affinity.worker.services import WorkerServices
+from affinity.worker.services import WorkerPart, WorkerServices
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
 
@@ -25,14 +25,12 @@ _SHOWN = 5
 """Names in one warning."""
 
 
-class Registrations:
+class Registrations(WorkerPart):
     """Warns of names that live workers have different code for, and of names that none has code for."""
 
     def __init__(self, services: WorkerServices) -> None:
-        self._provider = services.provider
+        super().__init__(services)
         self._worker_id = services.identity.worker_id
-        self._lease = services.lease
-        self._health = services.health
         self._different: set[str] = set()
         self._missing: set[str] = set()
         self._reported: set[str] = set()

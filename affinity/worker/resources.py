@@ -12,7 +12,7 @@ from pydantic_core import from_json
 
 from affinity.orchestration.app import Destroyable
 from affinity.records import DurableResource
-from affinity.worker.services import WorkerServices
+from affinity.worker.services import WorkerPart, WorkerServices
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
 
@@ -30,15 +30,11 @@ TAKEN_SECONDS: Final = 120.0
 SWEEP_LIMIT: Final = 10
 
 
-class ResourceSweeper:
+class ResourceSweeper(WorkerPart):
     """Destroys unused resources that the app includes, and reports unused resources that stay."""
 
     def __init__(self, services: WorkerServices, resources: tuple[Destroyable, ...]) -> None:
-        self._provider = services.provider
-        self._health = services.health
-        self._lease = services.lease
-        self._metrics = services.metrics
-        self._pause = services.timing.pause
+        super().__init__(services)
         self._by_name = {each.name: each for each in resources}
         self._unclaimed: frozenset[str] = frozenset()  # ids that the last search for others has found
 
@@ -71,10 +67,7 @@ class ResourceSweeper:
             await self._pause(SWEEP_SECONDS)
             if self._lease.is_serving:
                 take = partial(
-                    self._provider.take_unused_resources,
-                    list(self._by_name),
-                    limit=SWEEP_LIMIT,
-                    seconds=TAKEN_SECONDS,
+                    self._provider.take_unused_resources, list(self._by_name), limit=SWEEP_LIMIT, seconds=TAKEN_SECONDS
                 )
                 destroyed: list[str] = []
                 async with anyio.create_task_group() as tasks:  # one after the other, they could take `TAKEN_SECONDS`

@@ -227,9 +227,7 @@ class Runtime:
             self._spawn(self.sessions.remove_all)
 
     async def drain(self) -> None:
-        """Take nothing new, let running work end, give back what does not end in time, and free sessions as they become
-        idle.
-        """
+        """Take nothing new, let running work end or give it back in time, and free sessions as they become idle."""
         self.lease.is_draining = True
         self.activities.give_back_waiting()
         logger.info("worker %s: draining, %d activities run", self._identity.worker_id, len(self.activities))

@@ -16,7 +16,7 @@ from cachetools import LRUCache
 from affinity.limits import MAX_BATCH
 from affinity.orchestration.events import EventSent
 from affinity.provider.contract import MessageKey
-from affinity.worker.services import WorkerServices
+from affinity.worker.services import WorkerPart, WorkerServices
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
 
@@ -27,11 +27,11 @@ REMEMBERED: Final = 10_000
 """Pairs of instance and event that are not warned of again."""
 
 
-class SentEvents:
+class SentEvents(WorkerPart):
     """Warns once of each event that was raised for an instance that does not exist."""
 
     def __init__(self, services: WorkerServices) -> None:
-        self._provider = services.provider
+        super().__init__(services)
         self._sent: dict[MessageKey, str] = {}  # receivers and names of events, each with its last sender
         self._warned = LRUCache[MessageKey, bool](REMEMBERED)
         self._arrived = anyio.Event()

@@ -47,3 +47,19 @@ class WorkerServices:
     notifier: Notifier
     lease: LeaseState
     timing: Timing = REAL_TIME
+
+
+class WorkerPart:
+    """A part of a worker, with the shared objects that most of them use at hand."""
+
+    def __init__(self, services: WorkerServices) -> None:
+        self._provider = services.provider
+        self._identity = services.identity
+        self._options = services.options
+        self._health = services.health
+        self._metrics = services.metrics
+        self._state = services.fetch_state
+        self._notifier = services.notifier
+        self._lease = services.lease
+        self._pause = services.timing.pause
+        self._monotonic = services.timing.monotonic

@@ -31,13 +31,11 @@ logger: logging.Logger = logging.getLogger("affinity.worker")
 CheckSessions: TypeAlias = Callable[[Collection[str]], Awaitable[Mapping[str, float]]]
 """Returns the sessions among these that this worker holds, with the seconds until the lock of each ends."""
 
-
 Spawn: TypeAlias = Callable[..., None]
 """Runs a coroutine function with arguments beside the loops of the worker."""
 
 RECHECK_SECONDS = 10.0
 """Between two checks of all sessions without work: another process may have released one of them."""
-
 
 MAX_ARRIVALS = 10_000
 """Sessions that wait for their move to be counted: that is done each second."""

@@ -10,41 +10,8 @@ from pydantic_core import to_json
 
 from affinity.errors import ErrorDetails
 from affinity.journal import JournalWrite
+from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution, Step
-from affinity.orchestration.events import (
-    INPUTS,
-    LATEST,
-    OUTCOMES,
-    ActivityCancelled,
-    ActivityScheduled,
-    CancelRequested,
-    ContinuedAsNew,
-    DetachedStarted,
-    Event,
-    EventAwaitCancelled,
-    EventAwaited,
-    EventRaised,
-    EventRefused,
-    EventReplied,
-    EventSent,
-    GuidCreated,
-    OrchestrationCancelled,
-    OrchestrationCompleted,
-    OrchestrationFailed,
-    OrchestrationStarted,
-    Outcome,
-    ParentRef,
-    SessionReleased,
-    SessionWatched,
-    SubOrchestrationCancelled,
-    SubOrchestrationCompleted,
-    SubOrchestrationFailed,
-    SubOrchestrationScheduled,
-    TimerCancelled,
-    TimerCreated,
-    TimeRead,
-    TimerFired,
-)
 from affinity.orchestration.waits import moved_event
 from affinity.orchestration.wire import (
     ANY_EXECUTION,
@@ -90,27 +57,28 @@ class TurnPlacement:
     tags: WorkerTags = NO_TAGS
     session_tag: Callable[[str], str | None] = lambda _: None
 
-    def may_run(self, event: ActivityScheduled) -> bool:
+    def may_run(self, event: ev.ActivityScheduled) -> bool:
         """Whether new work may be locked to this worker. What it should not run goes to the queue."""
         if event.session_id is None:
             return self.takes(event)
         return event.tag is None or self.session_tag(event.session_id) == event.tag
 
-    def takes(self, event: ActivityScheduled) -> bool:
+    def takes(self, event: ev.ActivityScheduled) -> bool:
         """Whether a fetch of this worker would take it if it had no session, or a new one."""
         return not self.tags.only if event.tag is None else event.tag in self.tags.tags
 
 
 ANY_WORK: Final = TurnPlacement()
 
-
-_WITHOUT_ROWS: Final = INPUTS | OUTCOMES | {EventAwaited, EventAwaitCancelled, EventRefused, GuidCreated, TimeRead}
+_WITHOUT_ROWS: Final = (
+    ev.INPUTS | ev.OUTCOMES | {ev.EventAwaited, ev.EventAwaitCancelled, ev.EventRefused, ev.GuidCreated, ev.TimeRead}
+)
 """Events that a turn writes into the history only."""
 
 
-@dataclass(slots=True)
+@dataclass
 class _OtherRows:
-    """The rows of one turn beside its work items, while they are collected."""
+    """The rows of one turn beside its work items, while they are collected: fields of `Turn`."""
 
     messages: list[NewMessage] = field(default_factory=list)
     instances: list[NewInstance] = field(default_factory=list)
@@ -130,7 +98,7 @@ class BuiltTurn:
     size: int  # characters of its history
     does_more: bool  # whether it has more rows than events and work items
     ends: bool  # whether the execution ends with it
-    sent: Sequence[EventSent]  # events for other instances
+    sent: Sequence[ev.EventSent]  # events for other instances
 
 
 def build_turn(
@@ -171,11 +139,11 @@ def build_turn(
             `continue_as_new` that asks for it.
     """
     history: list[str] = []
-    scheduled: list[tuple[int, ActivityScheduled]] = []
-    others: list[tuple[int, Event]] = []
+    scheduled: list[tuple[int, ev.ActivityScheduled]] = []
+    others: list[tuple[int, ev.Event]] = []
     for event_id, event in step.events:
         history.append(encode_event(event))
-        if type(event) is ActivityScheduled:
+        if type(event) is ev.ActivityScheduled:
             scheduled.append((event_id, event))
         elif type(event) not in _WITHOUT_ROWS:
             others.append((event_id, event))
@@ -190,7 +158,7 @@ def build_turn(
         placement=placement,
     )
     outcome = step.outcome
-    if isinstance(outcome, ContinuedAsNew) and outcome.version == LATEST:
+    if isinstance(outcome, ev.ContinuedAsNew) and outcome.version == ev.LATEST:
         outcome = replace(outcome, version=latest_version(execution.name))
     turn = _turn(
         instance_id=execution.instance_id,
@@ -211,12 +179,13 @@ def build_turn(
     does_more = bool(outcome is not None or others or step.holds or step.ended_holds)
     if does_more:
         rows = _other_rows(execution, generation, others, outcome)
-        turn = _with_rows(turn, rows, step)
-    sent = [event for _, event in others if type(event) is EventSent]
+        holds = [SessionHold(hold.session_id, event_id, hold.seconds) for event_id, hold in step.holds.items()]
+        turn = replace(turn, holds=holds, ended_holds=step.ended_holds, **vars(rows))
+    sent = [event for _, event in others if type(event) is ev.EventSent]
     return BuiltTurn(turn, tasks, sum(map(len, history)), does_more, outcome is not None, sent)
 
 
-def _only_session(scheduled: Sequence[tuple[int, ActivityScheduled]]) -> str | None:
+def _only_session(scheduled: Sequence[tuple[int, ev.ActivityScheduled]]) -> str | None:
     """The session of all new work that has one, if it is the same."""
     found = None
     for _, event in scheduled:
@@ -230,7 +199,7 @@ def _only_session(scheduled: Sequence[tuple[int, ActivityScheduled]]) -> str | N
 def _new_work(
     execution: Execution,
     generation: Generation,
-    scheduled: Sequence[tuple[int, ActivityScheduled]],
+    scheduled: Sequence[tuple[int, ev.ActivityScheduled]],
     *,
     lock_here: int,
     plain_here: int,
@@ -268,7 +237,7 @@ def _new_work(
 
 
 def _other_rows(
-    execution: Execution, generation: Generation, events: Sequence[tuple[int, Event]], outcome: Outcome | None
+    execution: Execution, generation: Generation, events: Sequence[tuple[int, ev.Event]], outcome: ev.Outcome | None
 ) -> _OtherRows:
     rows = _OtherRows()
     for event_id, event in events:
@@ -278,75 +247,52 @@ def _other_rows(
     return rows
 
 
-def _with_rows(turn: Turn, rows: _OtherRows, step: Step) -> Turn:
-    return replace(
-        turn,
-        messages=rows.messages,
-        instances=rows.instances,
-        cancel_activities=rows.cancel_activities,
-        cancel_timers=rows.cancel_timers,
-        holds=[SessionHold(hold.session_id, event_id, hold.seconds) for event_id, hold in step.holds.items()],
-        ended_holds=step.ended_holds,
-        watches=rows.watches,
-        release_sessions=rows.release_sessions,
-        replies=rows.replies,
-    )
-
-
-def _add_rows(rows: _OtherRows, execution: Execution, generation: Generation, event_id: int, event: Event) -> None:
+def _add_rows(rows: _OtherRows, execution: Execution, generation: Generation, event_id: int, event: ev.Event) -> None:
     me, run = execution.instance_id, execution.execution_id
     match event:
-        case TimerCreated():
-            fired = encode_message(run, TimerFired(schedule_id=event_id))
+        case ev.TimerCreated():
+            fired = encode_message(run, ev.TimerFired(schedule_id=event_id))
             rows.messages.append(NewMessage(instance_id=me, payload=fired, delay=event.delay, timer=(run, event_id)))
-        case SubOrchestrationScheduled():
+        case ev.SubOrchestrationScheduled():
             rows.instances.append(_child(execution, generation, event_id, event))
-        case ActivityCancelled():
+        case ev.ActivityCancelled():
             rows.cancel_activities.append(event.schedule_id)
-        case TimerCancelled():
+        case ev.TimerCancelled():
             rows.cancel_timers.append(event.schedule_id)
-        case SessionWatched():
+        case ev.SessionWatched():
             # For the current execution: a watch outlives the execution that asked for it.
             moved = encode_message(ANY_EXECUTION, moved_event(event.session_id))
             rows.watches.append(SessionWatch(event.session_id, moved))
-        case SessionReleased():
+        case ev.SessionReleased():
             rows.release_sessions.append(event.session_id)
-        case SubOrchestrationCancelled():
-            stop = encode_message(ANY_EXECUTION, CancelRequested(reason=f"cancelled by its parent {me!r}"))
+        case ev.SubOrchestrationCancelled():
+            stop = encode_message(ANY_EXECUTION, ev.CancelRequested(reason=f"cancelled by its parent {me!r}"))
             rows.messages.append(NewMessage(instance_id=execution.child_id(event.schedule_id), payload=stop))
         case _:
             _add_sent(rows, event)
 
 
-def _add_sent(rows: _OtherRows, event: Event) -> None:
+def _add_sent(rows: _OtherRows, event: ev.Event) -> None:
     """Add the row for an event that is for others than this instance and its children."""
     match event:
-        case EventReplied():
+        case ev.EventReplied():
             rows.replies.append(MessageReply(event.key, event.data))
-        case DetachedStarted():
+        case ev.DetachedStarted():
             rows.instances.append(_detached(event))
-        case EventSent():
-            sent = encode_message(ANY_EXECUTION, EventRaised(event.name, event.data))
+        case ev.EventSent():
+            sent = encode_message(ANY_EXECUTION, ev.EventRaised(event.name, event.data))
             rows.messages.append(NewMessage(instance_id=event.instance_id, payload=sent))
 
 
 def _child(
-    execution: Execution, generation: Generation, event_id: int, event: SubOrchestrationScheduled
+    execution: Execution, generation: Generation, event_id: int, event: ev.SubOrchestrationScheduled
 ) -> NewInstance:
-    me = ParentRef(execution.instance_id, execution.execution_id, event_id, generation)
-    start = OrchestrationStarted(name=event.name, version=event.version or "", input=event.input, parent=me)
-    taken = SubOrchestrationFailed(
-        schedule_id=event_id,
-        kind="exists",
-        error_type="InstanceExists",
-        message=f"an instance with the id {event.instance_id!r} exists already",
-    )
-    deleted = SubOrchestrationFailed(
-        schedule_id=event_id,
-        kind="failed",
-        error_type="InstanceDeleted",
-        message=f"the instance {event.instance_id!r} was deleted before it had ended",
-    )
+    me = ev.ParentRef(execution.instance_id, execution.execution_id, event_id, generation)
+    start = ev.OrchestrationStarted(name=event.name, version=event.version or "", input=event.input, parent=me)
+    text = f"an instance with the id {event.instance_id!r} exists already"
+    taken = ev.SubOrchestrationFailed(event_id, "exists", "InstanceExists", text)
+    text = f"the instance {event.instance_id!r} was deleted before it had ended"
+    deleted = ev.SubOrchestrationFailed(event_id, "failed", "InstanceDeleted", text)
     return NewInstance(
         instance_id=event.instance_id,
         name=event.name,
@@ -360,8 +306,8 @@ def _child(
     )
 
 
-def _detached(event: DetachedStarted) -> NewInstance:
-    start = OrchestrationStarted(name=event.name, version=event.version or "", input=event.input)
+def _detached(event: ev.DetachedStarted) -> NewInstance:
+    start = ev.OrchestrationStarted(name=event.name, version=event.version or "", input=event.input)
     return NewInstance(
         instance_id=event.instance_id,
         name=event.name,
@@ -370,9 +316,9 @@ def _detached(event: DetachedStarted) -> NewInstance:
     )
 
 
-def _add_outcome(rows: _OtherRows, execution: Execution, outcome: Outcome) -> None:
-    if isinstance(outcome, ContinuedAsNew):
-        again = OrchestrationStarted(
+def _add_outcome(rows: _OtherRows, execution: Execution, outcome: ev.Outcome) -> None:
+    if isinstance(outcome, ev.ContinuedAsNew):
+        again = ev.OrchestrationStarted(
             name=execution.definition.name,
             version=outcome.version or execution.definition.version,
             input=outcome.input,
@@ -388,7 +334,7 @@ def _add_outcome(rows: _OtherRows, execution: Execution, outcome: Outcome) -> No
         rows.messages.append(_to_parent(parent, _answer(parent.schedule_id, outcome)))
 
 
-def _to_parent(parent: ParentRef, answer: Event) -> NewMessage:
+def _to_parent(parent: ev.ParentRef, answer: ev.Event) -> NewMessage:
     """For this parent by its generation: another instance may have its id by now."""
     return NewMessage(
         instance_id=parent.instance_id,
@@ -397,12 +343,12 @@ def _to_parent(parent: ParentRef, answer: Event) -> NewMessage:
     )
 
 
-def _answer(schedule_id: int, outcome: Outcome) -> SubOrchestrationCompleted | SubOrchestrationFailed:
+def _answer(schedule_id: int, outcome: ev.Outcome) -> ev.SubOrchestrationCompleted | ev.SubOrchestrationFailed:
     match outcome:
-        case OrchestrationCompleted():
-            return SubOrchestrationCompleted(schedule_id=schedule_id, result=outcome.result)
-        case OrchestrationFailed():
-            return SubOrchestrationFailed(
+        case ev.OrchestrationCompleted():
+            return ev.SubOrchestrationCompleted(schedule_id=schedule_id, result=outcome.result)
+        case ev.OrchestrationFailed():
+            return ev.SubOrchestrationFailed(
                 schedule_id=schedule_id,
                 kind="failed",
                 error_type=outcome.error_type,
@@ -410,27 +356,24 @@ def _answer(schedule_id: int, outcome: Outcome) -> SubOrchestrationCompleted | S
                 details=outcome.details,
                 stack=outcome.stack,
             )
-        case OrchestrationCancelled():
-            return SubOrchestrationFailed(
-                schedule_id=schedule_id,
-                kind="cancelled",
-                error_type="OrchestrationCancelled",
-                message=outcome.reason,
+        case ev.OrchestrationCancelled():
+            return ev.SubOrchestrationFailed(
+                schedule_id=schedule_id, kind="cancelled", error_type="OrchestrationCancelled", message=outcome.reason
             )
     raise AssertionError(f"not the end of an orchestration: {outcome!r}")
 
 
-def _update(outcome: Outcome | None, first_version: str | None) -> InstanceUpdate:
+def _update(outcome: ev.Outcome | None, first_version: str | None) -> InstanceUpdate:
     match outcome:
-        case OrchestrationCompleted() as done:
+        case ev.OrchestrationCompleted() as done:
             return InstanceUpdate(status="completed", version=first_version, output=done.result)
-        case OrchestrationFailed() as failed:
+        case ev.OrchestrationFailed() as failed:
             error = _error_json(failed.error_type, failed.message, failed.details, failed.stack)
             return InstanceUpdate(status="failed", version=first_version, error=error)
-        case OrchestrationCancelled() as cancelled:
+        case ev.OrchestrationCancelled() as cancelled:
             error = _error_json("OrchestrationCancelled", cancelled.reason)
             return InstanceUpdate(status="cancelled", version=first_version, error=error)
-        case ContinuedAsNew() as again:
+        case ev.ContinuedAsNew() as again:
             return InstanceUpdate(status="running", version=again.version or first_version, continued=True)
         case None:
             return InstanceUpdate(status="running", version=first_version)

@@ -161,9 +161,7 @@ class Worker(AsyncBlock):
         raise self._error
 
     async def drain(self) -> None:
-        """Take nothing new, let running activities end or give them back, free all sessions. Leaving the block does it
-        too.
-        """
+        """Take nothing new, let activities end or give them back, free all sessions; as leaving the block does."""
         if not self._drain_begun and self._error is None:
             self._drain_begun = True
             if self._is_running and self.runtime.lease.error is None:
@@ -401,9 +399,7 @@ class Worker(AsyncBlock):
         gauge = self.metrics.gauge
         gauge("running_activities", "Activities that run now", self._count(lambda now: len(now.activities)))
         gauge(
-            "live_instances",
-            "Orchestrations whose coroutine is in memory",
-            self._count(lambda now: len(now.instances)),
+            "live_instances", "Orchestrations whose coroutine is in memory", self._count(lambda now: len(now.instances))
         )
         gauge(
             "held_sessions",

@@ -11,7 +11,7 @@ import pytest
 from affinity.client import Client
 from affinity.journal import JournalWrite
 from affinity.orchestration.events import Event, OrchestrationCompleted, OrchestrationStarted
-from affinity.orchestration.wire import decode_message, encode_event
+from affinity.orchestration.wire import encode_event
 from affinity.provider import open_provider
 from affinity.provider.contract import (
     FetchOptions,
@@ -29,6 +29,7 @@ from affinity.provider.contract import (
 )
 from affinity.testing.conformance.providers.builders import profile
 from tests.provider.sqlite_files import create_file
+from tests.support.messages import decode_message
 
 TIMEOUTS = Timeouts(work_item_lock=30, session_lock=300)
 

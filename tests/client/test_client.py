@@ -33,8 +33,9 @@ from affinity.errors import (
 from affinity.limits import MAX_ID_BYTES, MAX_PAYLOAD_BYTES
 from affinity.orchestration.events import CancelRequested, EventRaised, GuidCreated, OrchestrationStarted
 from affinity.orchestration.waits import moved_name
-from affinity.orchestration.wire import ANY_EXECUTION, decode_message
+from affinity.orchestration.wire import ANY_EXECUTION
 from tests.client.conftest import Puppet
+from tests.support.messages import decode_message
 
 pytestmark = pytest.mark.anyio
 

@@ -34,7 +34,8 @@ class Stage:
         provider: Any = SimpleNamespace(
             append_journal=self._append, notify_journals=self._notify, read_journal=None, watch_journals=None
         )
-        self.journals = Journals(provider, self)
+        hints: Any = self
+        self.journals = Journals(provider, hints)
 
     async def _append(
         self, appends: Sequence[JournalAppend], *, notify: Mapping[str | None, Hint] | None = None

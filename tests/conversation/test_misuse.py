@@ -14,8 +14,7 @@ import pytest
 
 import affinity
 from affinity import AgentMessage, UserMessage, Wake
-from affinity.conversation import JournalEntry, ModelReply, ModelRequest, ToolConfirmation, run_loop
-from affinity.conversation import wake as wakes
+from affinity.conversation import JournalEntry, ModelReply, ModelRequest, ToolConfirmation, run_loop, wake_parts
 from affinity.errors import ConversationKindMismatch, EventIdConflict, InvalidOptions, WakeFailed, WakeMisuse
 from tests.conversation.application import Chat, echo, kinds, make, stage, until
 
@@ -169,7 +168,7 @@ async def test_handlers_that_wait_for_each_other_are_refused(url: str) -> None:
     refused: list[tuple[str, str]] = []
 
     async def others_wait() -> bool:
-        return len(wakes._waits) == 2
+        return len(wake_parts._waits) == 2
 
     async def handler(wake: Wake, chat: Chat) -> None:
         following = {"a": "b", "b": "c", "c": "a"}[wake.conversation_id]
@@ -203,7 +202,7 @@ async def test_a_handler_whose_reply_has_been_written_does_not_wait_for_its_writ
             other = clients[0].conversation(conversations, "d")
             seq = await other.send(UserMessage("work"))
             await other.reply(seq, timeout=30)
-            with wakes.waiting_for("d", seq):
+            with wake_parts.waiting_for("d", seq):
                 await other.send(UserMessage("ask back"))
                 await until_said("c", UserMessage("and you?"))
         elif wake.events == [UserMessage("ask back")]:

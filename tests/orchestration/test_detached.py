@@ -11,9 +11,10 @@ from affinity.limits import MAX_ID_BYTES
 from affinity.orchestration import OrchestrationContext
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution
-from affinity.orchestration.wire import ANY_EXECUTION, decode_message
+from affinity.orchestration.wire import ANY_EXECUTION
 from affinity.provider.contract import Generation
 from affinity.worker.turns import build_turn
+from tests.support.messages import decode_message
 
 from .harness import Live, define, new_events
 

@@ -11,9 +11,10 @@ from affinity.errors import InvalidApp, InvalidId, InvalidOptions, Nondeterminis
 from affinity.orchestration import App, Event, OrchestrationContext
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution
-from affinity.orchestration.wire import ANY_EXECUTION, decode_message
+from affinity.orchestration.wire import ANY_EXECUTION
 from affinity.provider.contract import Generation, MessageReply, Turn
 from affinity.worker.turns import build_turn
+from tests.support.messages import decode_message
 
 from .harness import Live, define, new_events, run, through_json
 

@@ -17,7 +17,6 @@ from affinity.orchestration.wire import (
     ANY_EXECUTION,
     ActivityTask,
     decode_event,
-    decode_message,
     decode_task,
     encode_event,
     encode_message,
@@ -25,6 +24,7 @@ from affinity.orchestration.wire import (
     read_message,
 )
 from affinity.records import ActivityRun
+from tests.support.messages import decode_message
 
 RETRY = RetryPolicy(max_attempts=5, initial_interval=0.5, non_retryable=(ValueError, "Fatal"))
 CARRIED = (ev.CarriedEvent("a", '{"x":1}'), ev.CarriedEvent("ü\n", "null"))

@@ -16,12 +16,13 @@ from psycopg import AsyncConnection, sql
 
 from affinity.errors import NotSerializable
 from affinity.orchestration import events as ev
-from affinity.orchestration.wire import decode_event, decode_message
+from affinity.orchestration.wire import decode_event
 from affinity.provider.contract import FINISHED
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.testing import Env
 from affinity.testing.env.postgres import PostgresDatabase
 from affinity.testing.env.sqlite import SqliteDatabase
+from tests.support.messages import decode_message
 
 Row: TypeAlias = Mapping[str, Any]
 Key: TypeAlias = tuple[Any, ...]

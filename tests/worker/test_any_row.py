@@ -28,8 +28,9 @@ from psycopg import sql
 from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Sessions, Worker
 from affinity.client import Client
 from affinity.errors import NotSerializable
-from affinity.orchestration.wire import decode_event, decode_message, decode_task
+from affinity.orchestration.wire import decode_event, decode_task
 from affinity.records import SessionMetadata
+from tests.support.messages import decode_message
 
 pytestmark = pytest.mark.timeout(600)
 

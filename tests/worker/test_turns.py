@@ -7,10 +7,11 @@ import pytest
 from affinity.orchestration import OrchestrationContext
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution, Step
-from affinity.orchestration.wire import ANY_EXECUTION, decode_message
+from affinity.orchestration.wire import ANY_EXECUTION
 from affinity.provider.contract import Generation, SessionHold, SessionWatch, Turn
 from affinity.worker.turns import build_turn
 from tests.orchestration.harness import Live, moved
+from tests.support.messages import decode_message
 
 
 async def companion(ctx: OrchestrationContext) -> int:

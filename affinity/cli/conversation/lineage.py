@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import click
 
-from affinity.cli.conversation.opening import open_conversation
-from affinity.cli.help import Command
+from affinity.cli.conversation.opening import with_conversation
 from affinity.cli.output import printable, table
-from affinity.cli.shell import Shell, command, with_client
-from affinity.client import Client
-from affinity.conversation import Ancestor
+from affinity.cli.shell import Shell, command
+from affinity.conversation import Ancestor, ConversationHandle
 
 _COLUMNS = ("DISTANCE", "CONVERSATION", "MADE BY", "AT", "HOME", "CREATED")
 
 
-@click.command(cls=Command, short_help="Begin a conversation from an entry of another one.")
+@command(short_help="Begin a conversation from an entry of another one.")
 @click.argument("conversation_id", metavar="ID")
 @click.argument("new_id", metavar="NEW")
 @click.option("--at", type=click.IntRange(0), metavar="SEQ", help="The last entry that it has of ID  [default: all]")
 @click.option("--detach", is_flag=True, help="Keep the content and forget the origin.")
 @click.option("--beside", is_flag=True, help="Run on the lease of ID, beside it, and share its resources.")
-@command
 def fork(shell: Shell, *, conversation_id: str, new_id: str, at: int | None, detach: bool, beside: bool) -> None:
     """Begin the conversation NEW with the journal of the conversation ID. The cost does not grow with the length.
 
@@ -33,30 +28,20 @@ def fork(shell: Shell, *, conversation_id: str, new_id: str, at: int | None, det
       affinity conversation fork chat-7 chat-7-b
       affinity conversation fork chat-7 what-if --at 12
     """
-
-    async def run(client: Client) -> None:
-        talk = await open_conversation(client, conversation_id)
-        make = talk.detach if detach else talk.fork
-        await make(new_id, at=at, beside=beside or None)
-
-    with_client(shell, run)
+    make = ConversationHandle.detach if detach else ConversationHandle.fork
+    with_conversation(shell, conversation_id, lambda talk: make(talk, new_id, at=at, beside=beside or None))
     shell.show({"conversation_id": new_id}, lambda: click.echo(printable(new_id)))
 
 
-@click.command(cls=Command, short_help="Show where a conversation comes from.")
+@command(short_help="Show where a conversation comes from.")
 @click.argument("conversation_id", metavar="ID")
-@command
 def ancestors(shell: Shell, *, conversation_id: str) -> None:
     """Show the conversations from which the conversation ID was made, the nearest first.
 
     Example:
       affinity conversation ancestors what-if
     """
-
-    async def read(client: Client) -> Sequence[Ancestor]:
-        return await (await open_conversation(client, conversation_id)).ancestors()
-
-    found = with_client(shell, read)
+    found = with_conversation(shell, conversation_id, ConversationHandle.ancestors)
     shell.show(found, lambda: table(_COLUMNS, map(_row, found), empty="it was not made from another one"))
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import click
 
+from affinity.cli.shell import Shell, with_client
 from affinity.client import Client
 from affinity.conversation import ConversationHandle, ConversationLimits, JournalEvent, UnknownEvent, UserMessage
 from affinity.conversation.events import EventTypes, unknown_fields
@@ -13,6 +15,8 @@ from affinity.conversation.kinds import ConversationKind
 from affinity.errors import UnknownConversation
 from affinity.journal import JournalQuery
 from affinity.limits import check_id
+
+T = TypeVar("T")
 
 TYPES = EventTypes()
 """The built-in events; events of applications are shown and sent as they are."""
@@ -31,6 +35,17 @@ async def open_conversation(client: Client, conversation_id: str, kind: str | No
     assert name is not None
     spec = ConversationKind(name=name, types=TYPES, limits=ConversationLimits())
     return ConversationHandle(client, spec, conversation_id)
+
+
+def with_conversation(
+    shell: Shell, conversation_id: str, work: Callable[[ConversationHandle], Awaitable[T]], kind: str | None = None
+) -> T:
+    """Do ``work`` with the handle of a conversation; see `open_conversation`."""
+
+    async def run(client: Client) -> T:
+        return await work(await open_conversation(client, conversation_id, kind))
+
+    return with_client(shell, run)
 
 
 def event_of(text: str | None, document: Any) -> JournalEvent:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from affinity.cli.arguments import DURATION
-from affinity.cli.help import Command
 from affinity.cli.output import counted
-from affinity.cli.shell import Progress, Shell, command, confirm, with_client
+from affinity.cli.shell import Shell, command, remove
 from affinity.client import Client
 from affinity.limits import MAX_QUOTA
 
@@ -17,22 +16,13 @@ _HINT: Final = "; these stay removed, and the same command removes the rest"
 _BOUND: Final = click.IntRange(0, MAX_QUOTA)
 
 
-@click.command(cls=Command, short_help="Remove old entries of conversations.")
+@command(short_help="Remove old entries of conversations.")
 @click.option("--older-than", type=DURATION, help="Recorded so long ago: 90s, 15m, 12h, 30d, 4w.")
 @click.option("--max-entries", type=_BOUND, metavar="N", help="All but so many of the newest, of each conversation.")
 @click.option("--max-bytes", type=_BOUND, metavar="N", help="All but so many bytes of the newest, likewise.")
 @click.option("--dry-run", is_flag=True, help="Only print how many would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@command
-def prune(
-    shell: Shell,
-    *,
-    older_than: float | None,
-    max_entries: int | None,
-    max_bytes: int | None,
-    dry_run: bool,
-    yes: bool,
-) -> None:
+def prune(shell: Shell, *, dry_run: bool, yes: bool, **bounds: Any) -> None:
     """Remove the oldest entries of all conversations, as far as one of the options asks for it. The conversations stay,
     go on, and keep their numbers.
 
@@ -44,25 +34,16 @@ def prune(
       affinity conversation prune --older-than 90d --dry-run
       affinity conversation prune --max-entries 10000 --max-bytes 8388608 --yes
     """
-    if older_than is None and max_entries is None and max_bytes is None:
+    if all(bound is None for bound in bounds.values()):
         raise click.UsageError("give --older-than, --max-entries or --max-bytes: they say which entries are removed")
 
-    def run(*, dry: bool) -> int:
-        async def work(client: Client) -> int:
-            with Progress("would remove" if dry else "removed", hint="" if dry else _HINT) as progress:
-                return await client.prune_conversations(
-                    older_than=older_than,
-                    max_entries=max_entries,
-                    max_bytes=max_bytes,
-                    dry_run=dry,
-                    progress=progress,
-                )
+    async def work(client: Client, **options: Any) -> int:
+        return await client.prune_conversations(**bounds, **options)
 
-        return with_client(shell, work)
-
-    removed = run(dry=not yes or dry_run)
-    if removed and not (yes or dry_run):
-        confirm(f"Remove {counted(removed, 'entry', 'entries')}?")
-        removed = run(dry=False)
+    removed = remove(shell, work, lambda found: _words(found) if found else "", dry_run=dry_run, yes=yes, hint=_HINT)
     shell.show({"entries": removed, "dry_run": dry_run}, lambda: None)
-    click.echo(f"{'would remove' if dry_run else 'removed'} {counted(removed, 'entry', 'entries')}", err=True)
+    click.echo(f"{'would remove' if dry_run else 'removed'} {_words(removed)}", err=True)
+
+
+def _words(entries: int) -> str:
+    return counted(entries, "entry", "entries")

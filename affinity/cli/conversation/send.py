@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import click
 
 from affinity.cli.arguments import JSON
-from affinity.cli.conversation.opening import event_of, open_conversation
-from affinity.cli.help import Command
+from affinity.cli.conversation.opening import event_of, with_conversation
 from affinity.cli.output import printable
-from affinity.cli.shell import Shell, command, confirm, with_client
-from affinity.client import Client
+from affinity.cli.shell import Shell, command, confirm
 from affinity.conversation import ConversationHandle, Reply
 from affinity.conversation.handle import DELETE_SECONDS
 from affinity.orchestration.app import MISSING
 
 F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T")
 
 
 def _event_options(function: F) -> F:
@@ -33,9 +31,8 @@ def _event_options(function: F) -> F:
     return function
 
 
-@click.command(cls=Command, short_help="Send an event to a conversation.")
+@command(short_help="Send an event to a conversation.")
 @_event_options
-@command
 def send(
     shell: Shell, *, conversation_id: str, text: str | None, document: Any, event_id: str | None, kind: str | None
 ) -> None:
@@ -49,16 +46,13 @@ def send(
     """
     event = event_of(text, document)
 
-    async def run(client: Client) -> int:
-        return await (await open_conversation(client, conversation_id, kind)).send(event, event_id=event_id)
-
-    _show_seq(shell, with_client(shell, run))
+    seq = with_conversation(shell, conversation_id, lambda talk: talk.send(event, event_id=event_id), kind)
+    _show_seq(shell, seq)
 
 
-@click.command(cls=Command, short_help="Send an event and print the reply.")
+@command(short_help="Send an event and print the reply.")
 @_event_options
 @click.option("--timeout", type=float, help="Seconds to wait  [default: forever]")
-@command
 def ask(
     shell: Shell,
     *,
@@ -78,22 +72,18 @@ def ask(
     """
     event = event_of(text, document)
 
-    async def run(client: Client) -> Reply:
-        talk = await open_conversation(client, conversation_id, kind)
-        return await talk.ask(event, event_id=event_id, timeout=timeout)
-
-    reply = with_client(shell, run)
+    ask_it = partial(ConversationHandle.ask, event=event, event_id=event_id, timeout=timeout)
+    reply = with_conversation(shell, conversation_id, ask_it, kind)
     shell.show(_reply_document(reply), lambda: _print_reply(reply))
 
 
-@click.command(cls=Command, short_help="Answer a request of a conversation.")
+@command(short_help="Answer a request of a conversation.")
 @click.argument("conversation_id", metavar="ID")
 @click.argument("request_id", metavar="REQUEST")
 @click.option("--allow/--refuse", "allowed", default=None, help="Whether the tool may be used.")
 @click.option("--result", type=JSON, default=MISSING, help="Of a tool that was run here: JSON text, @FILE, or -.")
 @click.option("--error", "is_error", is_flag=True, help="The tool has failed; --result is the error.")
 @click.option("--reason", default="", help="Why it is refused.")
-@command
 def answer(
     shell: Shell,
     *,
@@ -118,49 +108,40 @@ def answer(
     if reason and allowed is None:
         raise click.UsageError("--reason says why a tool is refused: it contradicts --result")
 
-    async def run(talk: ConversationHandle) -> int:
-        return await talk.answer(request_id, allowed=allowed, result=result, is_error=is_error, reason=reason)
-
-    _show_seq(shell, _with_conversation(shell, conversation_id, run))
+    given: dict[str, Any] = {"allowed": allowed, "result": result, "is_error": is_error, "reason": reason}
+    _show_seq(shell, with_conversation(shell, conversation_id, lambda talk: talk.answer(request_id, **given)))
 
 
-@click.command(cls=Command, short_help="Redirect a conversation.")
+@command(short_help="Redirect a conversation.")
 @click.argument("conversation_id", metavar="ID")
 @click.option("--cancel", "cancel_running", is_flag=True, help="Cancel the wake that is under way.")
 @click.option("--cascade", is_flag=True, help="Interrupt the children too.")
 @click.option("--reason", default="", help="For the handler, and for readers.")
-@command
-def interrupt(shell: Shell, *, conversation_id: str, cancel_running: bool, cascade: bool, reason: str) -> None:
+def interrupt(shell: Shell, *, conversation_id: str, **how: Any) -> None:
     """Drop what the conversation ID waits for, requests and later wakes, and wake it.
 
     Example:
       affinity conversation interrupt chat-7 --cancel --reason 'the customer hung up'
     """
-
-    async def run(talk: ConversationHandle) -> int:
-        return await talk.interrupt(cancel_running=cancel_running, cascade=cascade, reason=reason)
-
-    _show_seq(shell, _with_conversation(shell, conversation_id, run))
+    _show_seq(shell, with_conversation(shell, conversation_id, lambda talk: talk.interrupt(**how)))
 
 
-@click.command(cls=Command, short_help="Have a conversation that has failed try again.")
+@command(short_help="Have a conversation that has failed try again.")
 @click.argument("conversation_id", metavar="ID")
-@command
 def resume(shell: Shell, *, conversation_id: str) -> None:
     """Have the conversation ID try again now, after its wake has failed for good, or while it waits for a retry.
 
     Example:
       affinity conversation resume chat-7
     """
-    _with_conversation(shell, conversation_id, ConversationHandle.resume)
+    with_conversation(shell, conversation_id, ConversationHandle.resume)
     shell.show({"resumed": conversation_id}, lambda: click.echo("resumed"))
 
 
-@click.command(cls=Command, short_help="End a conversation.")
+@command(short_help="End a conversation.")
 @click.argument("conversation_id", metavar="ID")
 @click.option("--cascade", is_flag=True, help="End the children too.")
 @click.option("--reason", default="", help="For readers.")
-@command
 def terminate(shell: Shell, *, conversation_id: str, cascade: bool, reason: str) -> None:
     """End the conversation ID: it takes no more events, and its journal stays. So is one ended whose instance was
     cancelled (`affinity cancel`).
@@ -168,19 +149,14 @@ def terminate(shell: Shell, *, conversation_id: str, cascade: bool, reason: str)
     Example:
       affinity conversation terminate chat-7 --cascade
     """
-
-    async def run(talk: ConversationHandle) -> None:
-        await talk.terminate(reason=reason, cascade=cascade)
-
-    _with_conversation(shell, conversation_id, run)
+    with_conversation(shell, conversation_id, lambda talk: talk.terminate(reason=reason, cascade=cascade))
     shell.show({"terminated": conversation_id}, lambda: click.echo("terminated"))
 
 
-@click.command(cls=Command, short_help="Remove a conversation.")
+@command(short_help="Remove a conversation.")
 @click.argument("conversation_id", metavar="ID")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--timeout", type=float, default=DELETE_SECONDS, show_default=True, help="Seconds to wait for a child.")
-@command
 def delete(shell: Shell, *, conversation_id: str, yes: bool, timeout: float) -> None:
     """Remove the conversation ID with its journal, its state and its instance, also while it runs. What a fork of it
     continues is kept for the fork.
@@ -194,18 +170,8 @@ def delete(shell: Shell, *, conversation_id: str, yes: bool, timeout: float) -> 
     if not yes:
         confirm(f"Remove conversation {printable(conversation_id)!r} with its journal and state?")
 
-    async def run(talk: ConversationHandle) -> bool:
-        return await talk.delete(timeout=timeout)
-
-    deleted = _with_conversation(shell, conversation_id, run)
+    deleted = with_conversation(shell, conversation_id, lambda talk: talk.delete(timeout=timeout))
     shell.show({"deleted": deleted}, lambda: click.echo("removed" if deleted else "there was none"))
-
-
-def _with_conversation(shell: Shell, conversation_id: str, work: Callable[[ConversationHandle], Awaitable[T]]) -> T:
-    async def run(client: Client) -> T:
-        return await work(await open_conversation(client, conversation_id))
-
-    return with_client(shell, run)
 
 
 def _show_seq(shell: Shell, seq: int) -> None:

@@ -10,12 +10,12 @@ from typing import Any, get_args
 import click
 from pydantic_core import to_jsonable_python
 
-from affinity.cli.conversation.opening import open_conversation
-from affinity.cli.help import Command
+from affinity.cli.conversation.opening import open_conversation, with_conversation
 from affinity.cli.output import clock, compact, counted, pairs, printable, table
 from affinity.cli.shell import PageOptions, Shell, command, paged, with_client
 from affinity.client import Client, ConversationInfo, ConversationPage
 from affinity.conversation import (
+    ConversationHandle,
     ConversationStatus,
     JournalEntry,
     PendingRequest,
@@ -31,7 +31,7 @@ _REQUESTS = ("REQUEST", "KIND", "WHAT", "SINCE", "UNTIL")
 _META = frozenset({"kind", "usage", "message_id", "span", "started_at", "worker", "attempt"})
 
 
-@click.command("list", cls=Command, short_help="List conversations.")
+@command("list", short_help="List conversations.")
 @click.option("--kind", help="Of this kind.")
 @click.option("--status", type=click.Choice(get_args(ConversationStatus)), help="That have this status now.")
 @click.option("--prefix", help="Whose id begins so.")
@@ -39,7 +39,6 @@ _META = frozenset({"kind", "usage", "message_id", "span", "started_at", "worker"
 @click.option("--terminated/--open", default=None, help="Only terminated ones, or only others.")
 @click.option("--requests", "with_requests", is_flag=True, help="Only with a request that waits for an answer.")
 @paged("Conversations")
-@command
 def list_conversations(shell: Shell, *, page: PageOptions, **where: Any) -> None:
     """List conversations, newest first.
 
@@ -65,9 +64,8 @@ def _row(found: ConversationInfo) -> tuple[object, ...]:
     return *about, *waits, found.parent, found.updated_at
 
 
-@click.command(cls=Command, short_help="Show how a conversation is.")
+@command(short_help="Show how a conversation is.")
 @click.argument("conversation_id", metavar="ID")
-@command
 def show(shell: Shell, *, conversation_id: str) -> None:
     """Show the status of the conversation ID, the requests that wait for an answer, and the later wakes.
 
@@ -94,31 +92,25 @@ def show(shell: Shell, *, conversation_id: str) -> None:
     shell.show(found, text)
 
 
-@click.command(cls=Command, short_help="Show what waits for an answer.")
+@command(short_help="Show what waits for an answer.")
 @click.argument("conversation_id", metavar="ID")
-@command
 def requests(shell: Shell, *, conversation_id: str) -> None:
     """Show the requests of the conversation ID that wait for an answer; `affinity conversation answer` gives it.
 
     Example:
       affinity conversation requests chat-7 --json
     """
-
-    async def read(client: Client) -> Sequence[PendingRequest]:
-        return await (await open_conversation(client, conversation_id)).requests()
-
-    found = with_client(shell, read)
+    found = with_conversation(shell, conversation_id, ConversationHandle.requests)
     shell.show(found, lambda: table(_REQUESTS, map(_request_row, found), empty="no requests"))
 
 
-@click.command(cls=Command, short_help="Show what happened in a conversation.")
+@command(short_help="Show what happened in a conversation.")
 @click.argument("conversation_id", metavar="ID")
 @click.option("--after", metavar="POSITION", help="Behind this number, or position of a stream.")
 @click.option("--last", type=click.IntRange(1, 1000), metavar="N", help="The last N entries.")
 @click.option("--kind", "kinds", multiple=True, help="Only events of this kind; repeat it for several.")
 @click.option("--follow", is_flag=True, help="Then print further events as they happen, until its end, or Ctrl-C.")
 @click.option("--stream/--no-stream", default=True, show_default=True, help="With --follow: what wakes stream too.")
-@command
 def events(
     shell: Shell,
     *,
@@ -142,8 +134,7 @@ def events(
     if last is not None and after is not None:
         raise click.UsageError("--last contradicts --after")
 
-    async def read(client: Client) -> None:
-        talk = await open_conversation(client, conversation_id)
+    async def read(talk: ConversationHandle) -> None:
         position: int | str = after or 0
         if last is not None:
             found = await talk.history(last=last, kinds=kinds)
@@ -155,13 +146,12 @@ def events(
                 async for item in feed:
                     _print(shell, item)
 
-    with_client(shell, read)
+    with_conversation(shell, conversation_id, read)
 
 
-@click.command(cls=Command, short_help="Show the trace of a wake.")
+@command(short_help="Show the trace of a wake.")
 @click.argument("conversation_id", metavar="ID")
 @click.argument("wake_id", metavar="[WAKE]", required=False)
-@command
 def trace(shell: Shell, *, conversation_id: str, wake_id: str | None) -> None:
     """Show the entries of one wake of the conversation ID, its failed attempts too: spans with their times, workers
     and errors, and what it appended. Without WAKE the last one.
@@ -171,8 +161,7 @@ def trace(shell: Shell, *, conversation_id: str, wake_id: str | None) -> None:
       affinity conversation trace chat-7 1.4 --json
     """
 
-    async def read(client: Client) -> Sequence[JournalEntry]:
-        talk = await open_conversation(client, conversation_id)
+    async def read(talk: ConversationHandle) -> Sequence[JournalEntry]:
         if wake_id is not None:
             return await talk.trace(wake_id)
         ends = await talk.history(last=1, kinds=["span.completed"])
@@ -180,8 +169,7 @@ def trace(shell: Shell, *, conversation_id: str, wake_id: str | None) -> None:
             raise UnknownEntry(conversation_id, "it has no wake yet")
         return await talk.trace(ends[0].wake_id)
 
-    found = with_client(shell, read)
-    for entry in found:
+    for entry in with_conversation(shell, conversation_id, read):
         _print(shell, entry)
 
 

@@ -10,7 +10,7 @@ import click
 
 from affinity.cli.arguments import DURATION, LIMIT
 from affinity.cli.files import written
-from affinity.cli.help import FAILED, UNKNOWN, Command
+from affinity.cli.help import FAILED, UNKNOWN
 from affinity.cli.loading import load_app
 from affinity.cli.replay.database import DatabaseReplay, ReplaySelection
 from affinity.cli.replay.results import ReplayedExecution, ReplayReport, junit
@@ -27,7 +27,7 @@ DEFAULT_STATUS: Final[tuple[InstanceStatus, ...]] = ("running", "suspended")
 DEFAULT_SAMPLE: Final = 500
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("target", metavar="MODULE:APP")
 @click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @click.option(
@@ -43,7 +43,6 @@ DEFAULT_SAMPLE: Final = 500
 )
 @click.option("--earlier", is_flag=True, help="Also the executions before continue_as_new, which no worker replays.")
 @click.option("--junit", "xml", metavar="FILE", help="Also write the results as JUnit's XML, which CI systems show.")
-@command
 def replay(shell: Shell, *, target: str, files: tuple[str, ...], earlier: bool, xml: str | None, **chosen: Any) -> None:
     """Replay the histories of instances against the code of the app that MODULE:APP names, as a worker does before it
     goes on with an instance. Run it before a rollout: an instance that does not match would be suspended.

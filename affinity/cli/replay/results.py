@@ -146,9 +146,8 @@ _KNOWN: Final = "  known    the instance is suspended for this already"
 def junit(report: ReplayReport) -> str:
     """The results as XML, a test case for each history: as CI systems show tests."""
     numbers = {"tests": report.count, "failures": len(report.findings), "skipped": len(report.known)}
-    suite = ElementTree.Element(
-        "testsuite", {"name": "affinity replay", "time": f"{report.seconds:.3f}", **_texts(numbers)}
-    )
+    counts = {name: str(number) for name, number in numbers.items()}
+    suite = ElementTree.Element("testsuite", {"name": "affinity replay", "time": f"{report.seconds:.3f}", **counts})
     for subject in report.matched:
         _case(suite, subject)
     for problem in report.problems:
@@ -168,10 +167,6 @@ def _case(suite: ElementTree.Element, subject: ReplayedExecution) -> ElementTree
 
 def _printable(attributes: dict[str, str]) -> dict[str, str]:
     return {name: printable(value) for name, value in attributes.items()}
-
-
-def _texts(numbers: dict[str, int]) -> dict[str, str]:
-    return {name: str(number) for name, number in numbers.items()}
 
 
 def _recorded(error: Nondeterminism) -> str:

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
-from typing import cast
+from typing import Any, cast
 
 import click
 
 from affinity.cli.arguments import DURATION, LABEL
-from affinity.cli.help import Command
 from affinity.cli.output import counted, printable
 from affinity.cli.sessions.filters import labels_of
-from affinity.cli.shell import Progress, Shell, command, confirm, with_client
+from affinity.cli.shell import Progress, Shell, command, confirm, remove, with_client
 from affinity.client import Client
 from affinity.errors import SessionNotFound
 from affinity.session import Pruned
 
 
-@click.command(cls=Command, short_help="Remove a record, and its children's.")
+@command(short_help="Remove a record, and its children's.")
 @click.argument("session_id", metavar="ID")
 @click.option("--allow-prefix", is_flag=True, help="ID may be the beginning of one session's id.")
 @click.option("--cascade/--no-cascade", default=True, help="Its children too, and theirs.  [default: --cascade]")
 @click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@command
 def delete(shell: Shell, *, session_id: str, allow_prefix: bool, cascade: bool, dry_run: bool, yes: bool) -> None:
     """Remove the record of the session ID, and with it the records of its children, and of theirs.
 
@@ -43,7 +41,7 @@ def delete(shell: Shell, *, session_id: str, allow_prefix: bool, cascade: bool, 
         manager = client.session_manager
         return manager.delete(session_id, allow_prefix=allow_prefix, cascade=cascade, dry_run=True)
 
-    async def remove(client: Client) -> Sequence[str]:
+    async def delete_agreed(client: Client) -> Sequence[str]:
         # By the whole id: what was agreed to is removed, and nothing else that begins so.
         with Progress("removed", hint="; repeat the command, and it goes on") as progress, suppress(SessionNotFound):
             return await client.session_manager.delete(doomed[0], cascade=cascade, progress=progress)
@@ -53,7 +51,7 @@ def delete(shell: Shell, *, session_id: str, allow_prefix: bool, cascade: bool, 
     if not dry_run:
         if not yes:
             confirm(f"Remove {_family(doomed)}?")
-        doomed = with_client(shell, remove)
+        doomed = with_client(shell, delete_agreed)
     _report(shell, {"removed": doomed, "dry_run": dry_run}, _family(doomed))
 
 
@@ -65,7 +63,7 @@ def _family(session_ids: Sequence[str]) -> str:
     return f"{printable(session_ids[0])!r}{with_them}"
 
 
-@click.command(cls=Command, short_help="Remove old records, or all but the newest.")
+@command(short_help="Remove old records, or all but the newest.")
 @click.option("--older-than", type=DURATION, help="Records not written for so long: 90s, 15m, 12h, 30d, 4w.")
 @click.option("--keep", type=click.IntRange(min=0), help="All but so many of the newest.")
 @click.option("--either", is_flag=True, help="With both: old records, and records that are not kept.")
@@ -74,19 +72,7 @@ def _family(session_ids: Sequence[str]) -> str:
 @click.option("--label", "labels", multiple=True, type=LABEL, help="Only with this label; may be repeated.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@command
-def prune(
-    shell: Shell,
-    *,
-    older_than: float | None,
-    keep: int | None,
-    either: bool,
-    family: bool,
-    kind: str | None,
-    labels: tuple[tuple[str, str], ...],
-    dry_run: bool,
-    yes: bool,
-) -> None:
+def prune(shell: Shell, *, labels: tuple[tuple[str, str], ...], dry_run: bool, yes: bool, **chosen: Any) -> None:
     """Remove old records, or all but the newest. With both --older-than and --keep, a record must be old and not kept;
     with --either too, it must be old or not kept.
 
@@ -103,32 +89,21 @@ def prune(
       affinity sessions prune --older-than 12h --keep 1000 --kind chat --label team=test --yes
       affinity sessions prune --older-than 90d --keep 10000 --either --family --yes
     """
-    if older_than is None and keep is None:
+    limits = (chosen["older_than"], chosen["keep"])
+    if limits == (None, None):
         raise click.UsageError("give --older-than, --keep, or both: it does not remove everything by itself")
-    if either and (older_than is None or keep is None):
+    if chosen["either"] and None in limits:
         raise click.UsageError("--either needs both --older-than and --keep")
 
-    def run(*, dry: bool) -> Pruned:
-        async def work(client: Client) -> Pruned:
-            with Progress("would remove" if dry else "removed") as progress:
-                return await client.session_manager.prune(
-                    older_than=older_than,
-                    keep=keep,
-                    either=either,
-                    family=family,
-                    kind=kind,
-                    labels=labels_of(labels),
-                    dry_run=dry,
-                    progress=progress,
-                )
+    async def work(client: Client, **options: Any) -> Pruned:
+        return await client.session_manager.prune(**chosen, labels=labels_of(labels), **options)
 
-        return with_client(shell, work)
-
-    pruned = run(dry=not yes or dry_run)
-    if pruned.removed and not (yes or dry_run):
-        confirm(f"Remove {counted(len(pruned.removed), 'record')}?")
-        pruned = run(dry=False)
+    pruned = remove(shell, work, _records, dry_run=dry_run, yes=yes)
     _report(shell, {"removed": pruned.removed, "left": pruned.left, "dry_run": dry_run}, _count(pruned))
+
+
+def _records(pruned: Pruned) -> str:
+    return counted(len(pruned.removed), "record") if pruned.removed else ""
 
 
 def _count(pruned: Pruned) -> str:

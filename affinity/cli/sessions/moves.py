@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from collections.abc import Sequence
+from typing import Any, get_args
 
 import click
 
-from affinity.cli.help import Command
 from affinity.cli.output import clock, compact, printable, table
 from affinity.cli.shell import DEFAULT_PAGE, Shell, command, with_client
 from affinity.client import Client
@@ -16,9 +16,9 @@ from affinity.provider.contract import MoveReason, SessionMove
 _COLUMNS = ("TIME", "SESSION", "FROM", "TO", "REASON", "EPOCH", "QUEUED", "HYDRATE", "BYTES")
 
 
-@click.command(cls=Command, short_help="Show when and why sessions moved.")
+@command(short_help="Show when and why sessions moved.")
 @click.argument("session_id", metavar="[ID]", required=False)
-@click.option("--worker", help="Only moves from this worker or to it.")
+@click.option("--worker", "worker_id", help="Only moves from this worker or to it.")
 @click.option("--reason", type=click.Choice(get_args(MoveReason)), help="Only moves with this reason.")
 @click.option(
     "--limit", type=click.IntRange(1, MAX_PAGE), default=DEFAULT_PAGE, show_default=True, help="Moves at most."
@@ -26,18 +26,7 @@ _COLUMNS = ("TIME", "SESSION", "FROM", "TO", "REASON", "EPOCH", "QUEUED", "HYDRA
 @click.option("--after", type=click.IntRange(0), metavar="EPOCH", help="The first moves after this epoch.")
 @click.option("--before", type=click.IntRange(1), metavar="EPOCH", help="The last moves before this epoch.")
 @click.option("--follow", is_flag=True, help="Then print further moves as they happen, until Ctrl-C.")
-@command
-def moves(
-    shell: Shell,
-    *,
-    session_id: str | None,
-    worker: str | None,
-    reason: MoveReason | None,
-    limit: int,
-    after: int | None,
-    before: int | None,
-    follow: bool,
-) -> None:
+def moves(shell: Shell, *, limit: int, after: int | None, before: int | None, follow: bool, **where: Any) -> None:
     """Show the last moves of all sessions, or of the session ID: when, from which worker to which and why, how much
     work was queued, and what the hydrate has cost.
 
@@ -53,19 +42,14 @@ def moves(
     if before is not None and (after is not None or follow):
         raise click.UsageError("--before contradicts --after and --follow")
 
-    async def read(client: Client) -> list[SessionMove]:
-        page = client.session_moves(
-            session_id=session_id, worker_id=worker, reason=reason, after=after, before=before, limit=limit
-        )
-        return list(await page)
+    async def read(client: Client) -> Sequence[SessionMove]:
+        return await client.session_moves(**where, after=after, before=before, limit=limit)
 
     async def watch(client: Client) -> None:
         found = await read(client)
         _print(shell, found)
         last = found[-1].epoch if found else after
-        async for move in client.follow_session_moves(
-            session_id=session_id, worker_id=worker, reason=reason, after=last
-        ):
+        async for move in client.follow_session_moves(**where, after=last):
             _print(shell, [move])
 
     if follow:
@@ -83,7 +67,7 @@ def _row(move: SessionMove) -> tuple[object, ...]:
     return *at, move.reason, move.epoch, move.queued, hydrate, move.hydrate_bytes
 
 
-def _print(shell: Shell, found: list[SessionMove]) -> None:
+def _print(shell: Shell, found: Sequence[SessionMove]) -> None:
     for move in found:
         click.echo(compact(move) if shell.as_json else _line(move))
 

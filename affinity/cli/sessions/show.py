@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import click
 
-from affinity.cli.help import Command
 from affinity.cli.output import compact, pairs, table
 from affinity.cli.sessions.filters import filter_of, filters
 from affinity.cli.shell import PageOptions, Shell, command, paged, with_client
@@ -15,14 +14,14 @@ from affinity.client import Client
 from affinity.client.views import read_cursor
 from affinity.records import SessionSummary
 from affinity.session import SessionPage, readable
+from affinity.session.transfer import description_of
 
 _COLUMNS: Final = ("SESSION", "KIND", "NAME", "SIZE", "SCHEMA", "VERSION", "HOLDER", "PARENT", "UPDATED", "LABELS")
 
 
-@click.command("list", cls=Command, short_help="List records, newest first.")
+@command("list", short_help="List records, newest first.")
 @filters
 @paged("Records")
-@command
 def list_records(shell: Shell, *, page: PageOptions, **chosen: Any) -> None:
     """List the records of sessions, the last written first, without their states. It changes nothing.
 
@@ -48,23 +47,7 @@ def list_records(shell: Shell, *, page: PageOptions, **chosen: Any) -> None:
 
 
 def _document(record: SessionSummary) -> dict[str, Any]:
-    metadata = record.metadata
-    return {
-        "session_id": record.session_id,
-        "kind": metadata.kind,
-        "name": metadata.name,
-        "parent": metadata.parent,
-        "labels": metadata.labels,
-        "message_count": metadata.message_count,
-        "participants": metadata.participants,
-        "schema_version": record.schema_version,
-        "version": record.version,
-        "epoch": record.epoch,
-        "size": record.size,
-        "holder": record.holder,
-        "created_at": record.created_at,
-        "updated_at": record.updated_at,
-    }
+    return description_of(record) | {"size": record.size, "holder": record.holder}
 
 
 def _row(record: SessionSummary) -> tuple[object, ...]:
@@ -87,9 +70,8 @@ def _labels(labels: Any) -> str:
     return " ".join(f"{key}={value}" for key, value in labels.items())
 
 
-@click.command(cls=Command, short_help="Count records.")
+@command(short_help="Count records.")
 @filters
-@command
 def count(shell: Shell, **chosen: Any) -> None:
     """Print the number of records that `affinity sessions list` would list.
 
@@ -102,9 +84,8 @@ def count(shell: Shell, **chosen: Any) -> None:
     shell.show({"count": number}, lambda: click.echo(number))
 
 
-@click.command(cls=Command, short_help="Show a record with its children, and theirs.")
+@command(short_help="Show a record with its children, and theirs.")
 @click.argument("session_id", metavar="ID")
-@command
 def family(shell: Shell, session_id: str) -> None:
     """Show the family of the session ID: the record at its head, whose parent has none, and all its descendants; how
     many messages they have together, and who takes part.
@@ -130,9 +111,8 @@ def family(shell: Shell, session_id: str) -> None:
     shell.show(document, show_family)
 
 
-@click.command(cls=Command, short_help="Show a record with its state.")
+@command(short_help="Show a record with its state.")
 @click.argument("session_id", metavar="ID")
-@command
 def show(shell: Shell, session_id: str) -> None:
     """Show the record of the session ID, unpacked: JSON as JSON, any other state as its size and base64.
 

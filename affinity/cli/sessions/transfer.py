@@ -12,7 +12,6 @@ import anyio
 import click
 
 from affinity.cli.files import written
-from affinity.cli.help import Command
 from affinity.cli.loading import load_app
 from affinity.cli.output import counted
 from affinity.cli.sessions.filters import filter_of, filters
@@ -23,11 +22,10 @@ from affinity.session import Imported, SessionManager, Sessions
 from affinity.session.transfer import IN_MEMORY, ImportTimes, OnExists, check_lines
 
 
-@click.command(cls=Command, short_help="Write records as lines of JSON.")
+@command(short_help="Write records as lines of JSON.")
 @click.argument("session_ids", metavar="[ID]...", nargs=-1)
 @filters
 @click.option("-o", "--output", metavar="FILE", default="-", help="The file to write; it appears when it is complete.")
-@command
 def export(shell: Shell, *, session_ids: tuple[str, ...], output: str, **chosen: Any) -> None:
     """Write records, one JSON document a line: of the IDs, of the sessions that match, or all.
 
@@ -74,7 +72,7 @@ def _read_twice(file: IO[bytes]) -> Iterator[tuple[IO[bytes], int]]:
         yield copy, 0
 
 
-@click.command("import", cls=Command, short_help="Read records from lines of JSON.")
+@command("import", short_help="Read records from lines of JSON.")
 @click.argument("file", metavar="FILE", type=click.File("rb"))
 @click.option(
     "--on-exists",
@@ -91,7 +89,6 @@ def _read_twice(file: IO[bytes]) -> Iterator[tuple[IO[bytes], int]]:
     help="The times of the records: their own (a time in the future becomes now), or the time of the import.",
 )
 @click.option("--app", "target", metavar="MODULE:APP", help="Load each record by the code of this app first.")
-@command
 def import_records(
     shell: Shell, *, file: IO[bytes], on_exists: OnExists, times: ImportTimes, target: str | None
 ) -> None:

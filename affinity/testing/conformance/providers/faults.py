@@ -45,7 +45,6 @@ NO_REQUEST: Final = frozenset({"hints", "notify_workers", "watch_journals", "not
 MOST_TRIES: Final = 5
 """Of a verb, until it succeeds after a fault: several connections may have been lost with one."""
 
-
 PARTS: Final = 4
 """An attempt leaves rows, and each is followed by a look at all rows: a part of the verbs has a database of its own."""
 

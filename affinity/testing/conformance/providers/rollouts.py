@@ -14,7 +14,6 @@ from affinity.testing.conformance.providers.peer import Peer
 GRACE = 20.0
 """Seconds for which a worker that restarts leaves its sessions to its name."""
 
-
 OLD: Final[dict[str, Any]] = {"app": "app", "capacity": 10, "code_version": "1"}
 NEW: Final[dict[str, Any]] = {"app": "app", "capacity": 10, "code_version": "2"}
 

@@ -1,0 +1,135 @@
+"""The task of a wake, compared with the journal: what its orchestration does not know of the wakes before.
+
+A wake that was cancelled may have committed before, and its result was dropped; or an operator has reset or deleted the
+instance, or a reset runs the activity of an earlier execution again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pydantic_core import from_json
+
+from affinity.conversation import events as ev
+from affinity.conversation.events import kind_of, meta_of
+from affinity.conversation.program import Delegation, WakeOutcome, WakeTask
+from affinity.conversation.reading import all_entries
+from affinity.journal import Entry, JournalAccess, JournalQuery, PendingWork
+from affinity.limits import MAX_PAGE
+from affinity.orchestration import ActivityContext
+
+CHILD_DELEGATED: Final = kind_of(ev.ChildDelegated)
+CHILD_ENDED: Final = kind_of(ev.ChildEnded)
+CONVERSATION_IDLE: Final = kind_of(ev.ConversationIdle)
+SPAN_COMPLETED: Final = kind_of(ev.SpanCompleted)
+
+
+def task_of_execution(task: WakeTask, execution_id: int) -> WakeTask:
+    """The task with the id that it has in this execution: a reset runs an activity of an earlier execution again, with
+    the input that was recorded there, as another wake.
+    """
+    salt, execution, number = task["wake"].rsplit("-", 2)
+    if int(execution) == execution_id:
+        return task
+    return {**task, "wake": f"{salt}-{execution_id}-{number}"}
+
+
+def unchanged(task: WakeTask, work: PendingWork) -> WakeOutcome:
+    """The result of a wake that processes nothing, with what the task has found out about cancelled ones."""
+    outcome = WakeOutcome(outcome="nothing", processed=work.processed)
+    if "delegations" in task:
+        outcome["delegations"] = task["delegations"]
+    if "delegated" in task:
+        outcome["delegated"] = task["delegated"]
+    if "cancelled_wakes" in task:
+        outcome["cancelled_wakes"] = task["cancelled_wakes"]
+    return outcome
+
+
+async def drop_ended_wakes(task: WakeTask, work: PendingWork, ctx: ActivityContext) -> WakeTask:
+    """The task without the cancelled wakes that have no open trace, and with the delegations that the orchestration
+    does not know.
+
+    A cancelled wake has no open trace in three cases: no input had unparked it; it had committed its end before the
+    orchestration cancelled it, and so dropped its result; or a later wake has closed the trace.
+    """
+    assert ctx.journals is not None
+    task = task.copy()
+    cancelled = task.pop("cancelled_wakes", [])
+    unclosed = await _find_unclosed(ctx.journals, ctx.instance_id, cancelled)
+    if task.get("was_parked") and not work.inputs:
+        unclosed = [each for each in unclosed if each != cancelled[0]]
+    if unclosed:
+        task["cancelled_wakes"] = unclosed
+    if task.get("processed", work.processed) < work.processed:
+        await _add_begun(task, work, ctx.instance_id, ctx.journals)
+    return task
+
+
+async def _find_unclosed(journals: JournalAccess, session_id: str, wakes: Sequence[str]) -> list[str]:
+    """The cancelled wakes whose trace is open."""
+    unclosed: list[str] = []
+    for wake in wakes:
+        ends = (CONVERSATION_IDLE, SPAN_COMPLETED)
+        query = JournalQuery(session_id=session_id, wake_id=wake, kinds=ends, newest_first=True, limit=1)
+        page = await journals.read(query)
+        if page is not None and page.entries:
+            unclosed.clear()  # its commit has closed the traces of the wakes before
+        if page is None or not page.entries or page.entries[0].kind != CONVERSATION_IDLE:
+            unclosed.append(wake)
+    return unclosed
+
+
+async def _add_begun(task: WakeTask, work: PendingWork, session_id: str, journals: JournalAccess) -> None:
+    """Add what wakes have begun whose results the orchestration does not have, and what has not ended: they had ended
+    before they were cancelled; or an operator has reset or deleted the instance. These are delegations of the parent,
+    and delegations to children.
+
+    Entries that a journal has from another one are none of its own.
+    """
+    own = next(iter(await journals.lineage(session_id)), None)
+    if own is None or own.lineage == "import":
+        return
+    base = 0 if own.base is None else own.base.up_to or 0
+    known = {each["id"] for each in task.get("delegations", [])}
+    inputs = JournalQuery(
+        session_id=session_id, after=max(base, task.get("processed", 0)), before=work.processed + 1, limit=MAX_PAGE
+    )
+    async for each in all_entries(journals.read, inputs):
+        meta = meta_of(each.payload) if each.is_input and not each.is_copied else ev.NO_META
+        if meta.delegation and meta.delegation not in known and not await _has_end(journals, meta):
+            task["delegations"] = [*task.get("delegations", []), delegation_of(meta, cycles=1)]
+    if work.parent is not None:
+        delegated: dict[str, None] = {}
+        query = JournalQuery(session_id=session_id, after=base, kinds=(CHILD_DELEGATED, CHILD_ENDED), limit=MAX_PAGE)
+        async for each in all_entries(journals.read, query):
+            if each.kind == CHILD_DELEGATED:
+                delegated[_delegation_id(each)] = None
+            elif each.seq <= work.processed:
+                delegated.pop(_delegation_id(each), None)
+        task["delegated"] = [*delegated]
+
+
+async def _has_end(journals: JournalAccess, meta: ev.EventMeta) -> bool:
+    """Whether the parent has been notified of the end of a delegation, or is gone."""
+    event_id = f"{CHILD_ENDED}/{meta.delegation}"
+    page = await journals.read(JournalQuery(session_id=meta.parent or "", event_id=event_id, limit=1))
+    return page is None or meta.parent_journal not in {None, page.journal_id} or bool(page.entries)
+
+
+def _delegation_id(entry: Entry) -> str:
+    """Of a `ChildDelegated` or `ChildEnded`."""
+    return str(from_json(entry.payload)["delegation"])
+
+
+def delegation_of(meta: ev.EventMeta, cycles: int = 0) -> Delegation:
+    """The delegation that has an input with this data."""
+    return Delegation(
+        id=meta.delegation or "",
+        parent=meta.parent or "",
+        parent_kind=meta.parent_kind or "",
+        parent_journal=meta.parent_journal,
+        max_cycles=meta.max_cycles,
+        cycles=cycles,
+    )

@@ -1,0 +1,130 @@
+"""The parts of a wake that is running, and the handlers of this process that wait for wakes of other conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pydantic import JsonValue
+
+from affinity.conversation.events import JournalEntry
+from affinity.conversation.kinds import ConversationKind
+from affinity.conversation.lineage import CreationPlanner
+from affinity.conversation.stream import StreamWriter
+from affinity.conversation.trace import Trace
+from affinity.conversation.views import PendingRequest, PendingRevisit
+from affinity.conversation.writing import WakeWriting
+from affinity.journal import JournalAccess
+from affinity.orchestration import ActivityContext
+from affinity.session import OpenSession
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeInputs:
+    """The work of a wake, read and decoded."""
+
+    pending: Sequence[JournalEntry]
+    due: Sequence[PendingRevisit]
+    requests: list[PendingRequest]  # the wake's own are added
+    revisits: set[str]  # keys of pending revisits that are not due; the wake's own are added
+    parent: str | None
+
+
+@dataclass(slots=True)
+class Finish:
+    """The result of the wake for its parent."""
+
+    is_set: bool = False
+    """The handler has given a result."""
+    result: JsonValue = None
+    """That one, or the text of the last message."""
+
+
+@dataclass(eq=False, kw_only=True)
+class WakeParts:
+    """The parts of a `Wake`."""
+
+    context: ActivityContext
+    wake_id: str
+    attempt: int
+    kind: ConversationKind
+    readable: frozenset[str]
+    inputs: WakeInputs
+    writing: WakeWriting
+    stream: StreamWriter
+    trace: Trace
+    journals: JournalAccess
+    lineage: CreationPlanner
+    finish: Finish = field(default_factory=Finish)
+    delegated: list[str] = field(default_factory=list)
+    """Ids of the delegations that the wake begins."""
+    opening: OpenSession[Any] | None = None
+    """Of the state, while the handler runs."""
+    has_ended: bool = False
+    """The handler has."""
+
+
+_handling: ContextVar[WakeParts | None] = ContextVar("affinity.conversation.wake", default=None)
+
+
+@contextmanager
+def handling(parts: WakeParts) -> Iterator[None]:
+    """The handler of this wake runs in the block, and in the tasks that it starts there."""
+    token = _handling.set(parts)
+    try:
+        yield
+    finally:
+        parts.has_ended = True
+        _handling.reset(token)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _WakeWait:
+    """The handler of a wake waits for the reply to an input of a conversation."""
+
+    by: WakeParts
+    conversation_id: str
+    seq: int
+
+
+_waits: Final[set[_WakeWait]] = set()
+"""Of this process."""
+
+
+@contextmanager
+def waiting_for(conversation_id: str, seq: int) -> Iterator[None]:
+    """The caller waits in the block for the reply to this input; it is noted if the caller is a handler."""
+    parts = _handling.get()
+    if parts is None:
+        yield
+        return
+    wait = _WakeWait(parts, conversation_id, seq)
+    _waits.add(wait)
+    try:
+        yield
+    finally:
+        _waits.discard(wait)
+
+
+def blocked_journals(conversation_id: str) -> Collection[int]:
+    """The journals of this conversation whose wakes cannot end before the handler that calls this.
+
+    A wake is blocked if it is the caller's own, or if its handler waits in this process for the caller, directly or
+    through other conversations.
+    """
+    parts = _handling.get()
+    if parts is None or parts.has_ended:
+        return ()
+    found = [parts]
+    for one in found:
+        found += [each.by for each in tuple(_waits) if _is_for(each, one) and each.by not in found]
+    return [one.writing.work.journal_id for one in found if one.writing.session_id == conversation_id]
+
+
+def _is_for(wait: _WakeWait, parts: WakeParts) -> bool:
+    """It cannot end before this wake. The reply to an earlier input is there already."""
+    is_of_it = wait.conversation_id == parts.writing.session_id and wait.seq > parts.writing.work.processed
+    return is_of_it and not wait.by.has_ended
