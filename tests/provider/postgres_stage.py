@@ -13,7 +13,6 @@ from urllib.parse import quote
 import anyio
 import psycopg
 
-from affinity.limits import PROBE_AFTER
 from affinity.provider.contract import (
     Hint,
     HistoryCursor,
@@ -48,11 +47,10 @@ def administrator(url: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 @asynccontextmanager
-async def opened(url: str, *, probe_after: float = PROBE_AFTER, **settings: str) -> AsyncIterator[PostgresProvider]:
+async def opened(url: str, **settings: str) -> AsyncIterator[PostgresProvider]:
     """A provider object, with settings of the server for its connections."""
     options = " ".join(f"-c {name}={value}" for name, value in settings.items())
-    opening = PostgresProvider.open(f"{url}?options={quote(options)}", probe_after=probe_after)
-    async with aclosing(await opening) as provider:
+    async with aclosing(await PostgresProvider.open(f"{url}?options={quote(options)}")) as provider:
         yield provider
 
 

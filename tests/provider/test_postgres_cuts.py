@@ -10,7 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import aclosing, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -218,7 +218,8 @@ async def test_no_transaction_stays_open_whichever_byte_is_the_last_to_arrive(
     where = urlsplit(postgres_migrated)
     with proxy(postgres_migrated) as network, administrator(postgres_migrated) as admin:
         # A call waits for its trials, silent: it is not to be taken for lost, and repeated.
-        async with opened(network.url, probe_after=PATIENCE) as provider, opened(postgres_migrated) as sweeper:
+        patient = await PostgresProvider.open(network.url, probe_after=PATIENCE)
+        async with aclosing(patient) as provider, opened(postgres_migrated) as sweeper:
             peer = await registered(provider)
             trial = Trial((where.hostname or "", where.port or 0), admin, partial(_sweep, sweeper, loop))
             requests = Requests(trial)
