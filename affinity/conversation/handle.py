@@ -422,6 +422,12 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
             InvalidInput: the timeout is negative, or not a number.
         """
         check_timeout(timeout)
+        if await self._find(self.conversation_id) is None:
+            removed_instance = await self._remove_instance(self.conversation_id)
+            if await self._find(self.conversation_id) is None:
+                has_record = await self._client.session_store.load(self.conversation_id) is not None
+                return (has_record and await self._remove_rest(self.conversation_id)) or removed_instance
+            # A parent has created it meanwhile, and waits for its end.
         await self._end_delegations(timeout)
         # No wake of a conversation commits without its instance: then it has no more children than there are.
         removed: dict[str, bool] = {}

@@ -712,3 +712,29 @@ async def test_history_is_read_around_an_anchor_and_an_unknown_one_is_an_error(s
             "wake": [2, 3, 4],
         }
         assert errors == [UnknownEntry, UnknownEntry]
+
+
+async def test_a_deletion_that_a_delegation_overtakes_notifies_the_parent(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no child when the deletion begins; the parent makes it, and waits for its end."""
+
+    async def requires(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, Brief):
+                wake.require(affinity.ToolConfirmation(tool="ask", arguments={}))
+
+    child = research(requires)
+    async with stage(url, parent_of(child), child) as on:
+        talk, below = on.talk("c"), on.talk("c/tea", child)
+        delete = on.client.delete
+
+        async def late(instance_id: str, **options: bool) -> None:
+            monkeypatch.undo()
+            await talk.ask(UserMessage("tea"), timeout=30)
+            await until(partial(status, below, "requires_action"))
+            await delete(instance_id, **options)
+
+        monkeypatch.setattr(on.client, "delete", late)
+        assert await below.delete()
+        assert await until(lambda: said(talk)) == ["c/tea terminated None 1"]

@@ -152,14 +152,7 @@ class Checks:
         if self.infos[name].status == "terminated":
             return
         for delegation, child in self.folded[name].delegations.items():
-            if self._was(child, "delete") and not self._has_taken(child, delegation):
-                continue  # a deletion that finds no child removes one that is created meanwhile, without notifying
             assert self._has_reason(child, {name}), f"{name} waits for {delegation} of {child}, {self.infos.get(child)}"
-
-    def _has_taken(self, child: str, delegation: str) -> bool:
-        """Whether the present journal of a child has the input of a delegation."""
-        journal = self.journals.get(child)
-        return journal is not None and any(each.event_id == f"delegation/{delegation}" for each in journal.entries)
 
     def _has_reason(self, child: str, path: set[str]) -> bool:
         if self._was(child, "remove", "forget"):  # a missing child cannot notify the parent
