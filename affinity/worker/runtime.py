@@ -209,7 +209,8 @@ class Runtime:
     async def _check_sessions(self, session_ids: Collection[str]) -> Mapping[str, float]:
         """The sessions among these that this worker holds, with the seconds until the lock of each ends."""
         rows = await self._provider.list_sessions(session_ids)
-        return {row.session_id: row.expires_in for row in rows if row.held_by(self._identity)}
+        mine = self._identity.incarnation
+        return {row.session_id: row.expires_in for row in rows if row.held and row.incarnation == mine}
 
     async def measure_work(self, after: str | None) -> tuple[QueueStatistics, InstanceCounts]:
         """How much there is in the database, for the metrics; of instances, the page behind the id ``after``."""

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from affinity.limits import check_conditions
-from affinity.provider.contract.workers import Incarnation, WorkerIdentity
+from affinity.provider.contract.workers import Incarnation
 from affinity.records import frozen
 
 TOUCH_SLACK: Final = 0.02
@@ -148,7 +148,3 @@ class SessionInfo:
     idle: float  # seconds since its work last touched it
     queued: int  # work items that name it, running ones included
     next_worker: str | None = None  # to which it will move, by a plan that has not ended
-
-    def held_by(self, identity: WorkerIdentity) -> bool:
-        """Whether this incarnation, and no other, holds it."""
-        return self.held and (self.worker_id, self.incarnation) == (identity.worker_id, identity.incarnation)

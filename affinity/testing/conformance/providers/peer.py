@@ -156,7 +156,8 @@ class Peer:
     async def holds_for(self, *session_ids: str) -> list[float | None]:
         """Seconds for which it holds each; None: it does not."""
         rows = await self.provider.list_sessions(session_ids)
-        held = {row.session_id: row.expires_in for row in rows if row.held_by(self.identity)}
+        mine = self.identity.incarnation
+        held = {row.session_id: row.expires_in for row in rows if row.held and row.incarnation == mine}
         return [held.get(session_id) for session_id in session_ids]
 
     async def plan(self, session_id: str, to: str, within: float | None = 60.0) -> PlanOutcome:
