@@ -6,8 +6,9 @@ A file is a sequence of statements, each headed by a line ``-- name: what it is 
 from __future__ import annotations
 
 import re
+from functools import cache
 from importlib.resources import files
-from typing import LiteralString
+from typing import Final, LiteralString
 
 _HEAD = re.compile(r"^-- (?P<name>[a-z_0-9]+): .+$", re.MULTILINE)
 
@@ -23,6 +24,17 @@ def load_statements(package: str, filename: str) -> dict[str, LiteralString]:
     found = {head["name"]: text[head.end() : end].strip().rstrip(";") for head, end in zip(heads, ends, strict=True)}
     assert len(found) == len(heads), f"a statement name stands twice in {package}/{filename}"
     return found
+
+
+_PART: Final = re.compile(r"^ *-- \[(\w+)\n(.*?)^ *-- \1\](?:\n|;|\Z)", re.DOTALL | re.MULTILINE)
+
+
+@cache
+def with_parts(statement: LiteralString, kept: frozenset[str]) -> LiteralString:
+    """The statement with these of its parts, and no others. A part begins with ``-- [name`` and ends with ``-- name]``.
+    It may stand in several pieces, and holds no pieces of other parts.
+    """
+    return _PART.sub(lambda part: part[2] if part[1] in kept else "", statement)
 
 
 def without(statement: LiteralString, *parts: str) -> LiteralString:

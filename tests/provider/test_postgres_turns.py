@@ -43,8 +43,12 @@ def asked(provider: PostgresProvider, monkeypatch: pytest.MonkeyPatch) -> list[K
     run = connection.run
 
     async def noting(statement: LiteralString, params: Params | None = None, **behind: Any) -> list[Row]:
-        one: dict[LiteralString, Kind] = {turns._CHECK_FENCES: "check", turns._COMMIT_FUSED: "fused"}
-        kinds.append(one.get(statement) or ("placed" if "item_here" in (params or {}) else "here"))
+        if statement == turns._CHECK_FENCES:
+            kinds.append("check")
+        elif "commit_turn(" in statement:
+            kinds.append("fused")
+        else:
+            kinds.append("placed" if "item_here" in (params or {}) else "here")
         return await run(statement, params, **behind)
 
     monkeypatch.setattr(connection, "run", noting)

@@ -67,7 +67,7 @@ def asked(provider: PostgresProvider, monkeypatch: pytest.MonkeyPatch) -> list[K
     run = connection.run
 
     async def noting(statement: LiteralString, params: Params | None = None, **behind: Any) -> list[Row]:
-        is_wake = "commit_wake" in statement
+        is_wake = "commit_turn(" in statement
         kinds.append("check" if statement == turns._CHECK_FENCES else "wake" if is_wake else "batch")
         return await run(statement, params, **behind)
 

@@ -15,7 +15,8 @@ import pytest
 
 from affinity.provider.sqlite import Clock, session_state_list
 from affinity.provider.sqlite.driver.database import Database, connect
-from affinity.provider.sqlite.session_state_list import list_states, with_parts
+from affinity.provider.sqlite.session_state_list import LIST, list_states
+from affinity.provider.statements import with_parts
 from affinity.records import SessionFilter, SessionMetadata, SessionState
 from tests.provider.sqlite_files import create_file
 
@@ -138,7 +139,7 @@ def explain(path: Path, parts: set[str]) -> list[str]:
     """The plan of a listing with these parts."""
     arguments: Any = defaultdict(lambda: None)
     with closing(sqlite3.connect(path)) as connection:
-        statement = with_parts({"rows", "limit", *parts})
+        statement = with_parts(LIST, frozenset({"rows", "limit", *parts}))
         return [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", arguments)]
 
 

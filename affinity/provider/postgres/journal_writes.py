@@ -113,7 +113,7 @@ def _bounce(place: int, append: JournalAppend, entry: NewEntry) -> Mapping[str, 
 
 
 def plain_write_values(write: JournalWrite) -> dict[LiteralString, Packed] | None:
-    """Its values among the arguments of ``commit_wake``; None for one that does more than that function."""
+    """Its values among the arguments of ``commit_turn``; None for one that does more than that function."""
     if write.creations or write.home or write.appends or _is_rare(write):
         return None
     for entry in write.entries:

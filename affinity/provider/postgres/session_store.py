@@ -29,6 +29,8 @@ from affinity.records import (
 )
 
 _SQL: Final = load_statements(__package__, "session_store.sql")
+_LIST: Final = without(_SQL["list"], "number")
+_COUNT: Final = without(_SQL["list"], "rows")
 
 
 class PostgresSessionStore:
@@ -118,11 +120,11 @@ class PostgresSessionStore:
         return cast("set[str]", removed)
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
-        rows = await self._connections.misc.run(_SQL["list"], {**_conditions(where), "limit": Int8(limit)})
+        rows = await self._connections.misc.run(_LIST, {**_conditions(where), "limit": Int8(limit)})
         return [to_session_summary(row, same_time) for row in rows]
 
     async def count(self, where: SessionFilter) -> int:
-        ((number,),) = await self._connections.misc.run(_SQL["count"], _conditions(where))
+        ((number,),) = await self._connections.misc.run(_COUNT, _conditions(where))
         return int(number)
 
     async def children(

@@ -154,12 +154,19 @@ SELECT session_id FROM candidate
 SELECT session_id FROM doomed UNION ALL SELECT session_id FROM overtaken
 -- real]
 
--- list: one page of records, newest first; conditions on updated_second repeat others, for the index
+-- list: one page of records, newest first; or how many there are; conditions on updated_second repeat others, for the index
+-- Parts: `rows` or `number`.
+-- [rows
 SELECT p.*, (SELECT h.worker_id FROM held_sessions h WHERE h.session_id = p.session_id)
 FROM (
     SELECT r.session_id, r.schema_version, r.kind, r.name, r.parent, r.labels::text, r.message_count, r.participants::text,
         r.version, r.generation, r.epoch, octet_length(r.state), r.created_at, r.updated_at,
         extract(epoch FROM clock() - r.updated_at)::float8 AS idle
+-- rows]
+-- [number
+SELECT count(*) FROM (
+    SELECT
+-- number]
     FROM session_states r
     WHERE (%(kind)s::text IS NULL OR r.kind = %(kind)s)
       AND (%(name)s::text IS NULL OR r.name = %(name)s)
@@ -192,43 +199,13 @@ FROM (
       AND (%(after_time)s::timestamptz IS NULL
            OR (r.updated_second, r.updated_at, r.session_id)
               < (date_trunc('second', %(after_time)s::timestamptz AT TIME ZONE 'UTC'), %(after_time)s, %(after_id)s))
+-- [rows
     ORDER BY r.updated_second DESC, r.updated_at DESC, r.session_id DESC LIMIT %(limit)s
+-- rows]
 ) p
+-- [rows
 ORDER BY p.updated_at DESC, p.session_id DESC
-
--- count: how many records meet the conditions of list
-SELECT count(*) FROM session_states r
-WHERE (%(kind)s::text IS NULL OR r.kind = %(kind)s)
-  AND (%(name)s::text IS NULL OR r.name = %(name)s)
-  AND (%(parent)s::text IS NULL OR r.parent = %(parent)s)
-  AND (%(schema)s::bigint IS NULL OR r.schema_version = %(schema)s)
-  AND (%(labels)s::jsonb IS NULL OR r.labels @> %(labels)s::jsonb AND r.labels <> '{}')
-  AND (%(participant)s::jsonb IS NULL OR r.participants @> %(participant)s::jsonb AND r.participants <> '[]')
-  -- Of parents that are missing; each parent is looked up one time.
-  AND (NOT %(orphaned)s OR r.session_id = ANY (ARRAY (
-      WITH RECURSIVE p (parent) AS (
-          (SELECT c.parent FROM session_states c WHERE c.parent IS NOT NULL ORDER BY c.parent LIMIT 1)
-          UNION ALL
-          SELECT (SELECT c.parent FROM session_states c WHERE c.parent > p.parent ORDER BY c.parent LIMIT 1)
-          FROM p WHERE p.parent IS NOT NULL
-      )
-      SELECT c.session_id
-      FROM p CROSS JOIN LATERAL (SELECT session_id FROM session_states WHERE parent = p.parent OFFSET 0) c
-      WHERE NOT EXISTS (SELECT FROM session_states h WHERE h.session_id = p.parent))))
-  AND (NOT %(heads)s OR r.parent IS NULL OR NOT EXISTS (SELECT FROM session_states h WHERE h.session_id = r.parent))
-  AND (%(prefix)s::text IS NULL OR starts_with(r.session_id, %(prefix)s))
-  AND (%(holder)s::text IS NULL OR r.session_id = ANY (ARRAY (
-      SELECT h.session_id FROM held_sessions h WHERE h.worker_id = %(holder)s)))
-  AND (%(updated_after)s::timestamptz IS NULL
-       OR r.updated_at > %(updated_after)s
-          AND r.updated_second >= date_trunc('second', %(updated_after)s::timestamptz AT TIME ZONE 'UTC'))
-  AND (%(created_after)s::timestamptz IS NULL OR r.created_at > %(created_after)s)
-  AND (%(idle_for)s::float8 IS NULL
-       OR r.updated_at <= (SELECT clock()) - %(idle_for)s * interval '1 s'
-          AND r.updated_second <= (SELECT clock()) AT TIME ZONE 'UTC' - %(idle_for)s * interval '1 s')
-  AND (%(after_time)s::timestamptz IS NULL
-       OR (r.updated_second, r.updated_at, r.session_id)
-          < (date_trunc('second', %(after_time)s::timestamptz AT TIME ZONE 'UTC'), %(after_time)s, %(after_id)s))
+-- rows]
 
 -- children: one page of the records of some parents, which come in order, as the records do
 -- By a range, in the order of the index: statistics may say that any record has most of them as children.

@@ -3,9 +3,8 @@ WITH wanted AS MATERIALIZED (
     SELECT i.instance_id, s.n, s.error_type, s.message, s.code, s.needs_code, i.execution_id, i.event_count
     FROM unnest(%(instance)s, %(generation)s, %(execution)s, %(events)s, %(error_type)s, %(message)s, %(code)s, %(needs_code)s)
          WITH ORDINALITY AS s (instance_id, generation, execution_id, events, error_type, message, code, needs_code, n)
-    JOIN instances i USING (instance_id, generation)
-    WHERE i.owner_worker = %(worker)s AND i.owner_incarnation = %(incarnation)s AND i.status IN ('pending', 'running')
-      AND i.execution_id = s.execution_id AND i.event_count = s.events
+    JOIN instances i USING (instance_id)
+    WHERE passes_fence(i, %(worker)s, %(incarnation)s, s.generation, s.execution_id, s.events)
       AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
     ORDER BY i.instance_id FOR NO KEY UPDATE OF i
 ), suspended AS (

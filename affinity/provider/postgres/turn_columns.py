@@ -258,7 +258,7 @@ def _item_columns(sent: Sequence[Sequence[NewWorkItem]], items: Sequence[NewWork
 
 
 def fused_params(turn: Turn) -> Columns | None:
-    """The arguments of ``commit_fused_turn``; None for a turn of another kind."""
+    """The arguments of ``commit_turn`` of a turn that queues work to run here; None for another turn."""
     if len(turn.work_items) != 1 or turn.journals or turn.states or not _takes_one_result(turn):
         return None
     (item,) = turn.work_items
@@ -274,7 +274,7 @@ def fused_params(turn: Turn) -> Columns | None:
 
 
 def wake_params(turn: Turn) -> Columns | None:
-    """The arguments of ``commit_wake``; None for a turn of another kind."""
+    """The arguments of ``commit_turn`` that the turn of a wake has; None for a turn of another kind."""
     if len(turn.journals) != 1 or len(turn.work_items) > 1 or len(turn.states) > 1 or not _takes_one_result(turn):
         return None
     (write,) = turn.journals

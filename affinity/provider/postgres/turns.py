@@ -4,8 +4,8 @@ States of one batch::
 
     sent ──all turns pass──► committed
     sent ──one does not──► refused: nothing is written ──`check_fences`──► sent again without the turns that do not pass
-    sent as a fused turn, or as a wake ──it passes, and its work is to run here──► committed
-    sent as a fused turn, or as a wake ──otherwise──► nothing is written; sent as any other batch
+    sent alone, as a fused turn or a wake ──it passes, and its work is to run here, or is parked──► committed
+    sent alone ──otherwise──► nothing is written; sent as any other batch
 
 `check_fences` only reads. A turn that does not pass never passes later, since a fence that has moved never moves back.
 A turn that passes is checked again by the next commit.
@@ -13,7 +13,7 @@ A turn that passes is checked again by the next commit.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from itertools import count
 from operator import attrgetter
@@ -63,7 +63,6 @@ from affinity.records import constructor
 
 _SQL: Final = load_statements(__package__, "turns.sql")
 _CHECK_FENCES: Final = _SQL["check_fences"]
-_COMMIT_FUSED: Final = _SQL["commit_fused"]
 
 _result: Final = constructor(TurnResult)
 
@@ -78,9 +77,9 @@ async def commit_turn(
     db: Database, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts, *, notify: Collection[str] = ()
 ) -> Sequence[TurnResult]:
     behind = notify_readers(db.connections.target, notify)
-    if len(turns) == 1 and (commit := _short_commit(db, identity, turns[0], timeouts, behind)):
+    if len(turns) == 1 and (values := fused_params(turns[0]) or wake_params(turns[0])):
         try:
-            return [await commit]
+            return [await _commit_one(db, identity, turns[0], timeouts, values, behind=behind)]
         except Contention as error:
             _check_refused(error)
     outcomes: dict[str, TurnResult] = {}
@@ -100,54 +99,21 @@ async def commit_turn(
     return [outcomes[turn.instance_id] for turn in turns]
 
 
-def _short_commit(
-    db: Database, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, behind: Statement | None
-) -> Awaitable[TurnResult] | None:
-    """The commit of a turn of a form that has a function of its own; it raises `Contention` where nothing was
-    written.
-    """
-    if turn.journals:
-        wake = wake_params(turn)
-        return None if wake is None else _commit_wake(db, identity, turn, timeouts, wake, behind=behind)
-    fused = fused_params(turn)
-    return None if fused is None else _commit_fused(db, identity, turn, timeouts, fused, behind=behind)
-
-
-async def _commit_wake(
-    db: Database, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, wake: Columns, *, behind: Statement | None
+async def _commit_one(
+    db: Database, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, values: Columns, *, behind: Statement | None
 ) -> TurnResult:
-    """Commit this turn, and park its one work item, if it has one.
+    """Commit this turn, and lock its one work item to the caller, or park it.
 
     Raises:
-        Contention: it does not pass, or its item may not be parked, or it is not of this form; nothing was written.
+        Contention: it does not pass, or its item is not to be locked, or may not be parked; nothing was written.
     """
-    params = {
-        "worker": identity.worker_id,
-        "incarnation": identity.incarnation,
-        **lengths(timeouts),
-        **wake,
-    }
-    await db.connections.commit.run(_wake_call(tuple(wake)), params, behind=behind)
-    return _result(committed=True, placed=[_PARKED] if turn.work_items else ())
-
-
-async def _commit_fused(
-    db: Database, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, fused: Columns, *, behind: Statement | None
-) -> TurnResult:
-    """Commit this turn, and lock its one work item to the caller.
-
-    Raises:
-        Contention: it does not pass, or its item is not to be locked; nothing was written.
-    """
-    token = f"{db.token(identity)}.1"
-    params = {
-        "worker": identity.worker_id,
-        "incarnation": identity.incarnation,
-        "token": token,
-        **lengths(timeouts),
-        **fused,
-    }
-    ((epoch,),) = await db.connections.commit.run(_COMMIT_FUSED, params, behind=behind)
+    params = {"worker": identity.worker_id, "incarnation": identity.incarnation, **lengths(timeouts), **values}
+    token = db.token(identity)
+    if "item_activity" in values:
+        params["token"] = token = f"{token}.1"
+    ((epoch,),) = await db.connections.commit.run(_call_one(tuple(params)), params, behind=behind)
+    if "item_activity" not in values:
+        return _result(committed=True, placed=[_PARKED] if turn.work_items else ())
     item = to_locked_item(turn.work_items[0], Token(token), epoch)
     return _result(committed=True, placed=[Placed(item, None)])
 
@@ -169,7 +135,7 @@ async def _commit(
         "token": token,
         **commit_columns(turns, sent),
     }
-    function = _call(tuple(params))
+    function = call_of("commit_turns", tuple(params))
     calls: list[LiteralString] = []
     if any(turn.consumed for turn in turns):
         calls.append(CONSUME)
@@ -313,27 +279,10 @@ def _second_writes(turns: Sequence[Turn]) -> list[tuple[str, str]]:
     return found
 
 
-_PLAIN: Final = frozenset(
-    {"worker", "incarnation", "token", "item_lock", "session_lock", "touch_below", *commit_columns((), ())}
-)
-"""The arguments of a batch of plain turns. Most batches are such, and have a function of their own."""
-
-
 @cache
-def _call(names: tuple[LiteralString, ...]) -> LiteralString:
-    """The call of a commit with these arguments; the others are NULL."""
-    function: LiteralString = "commit_plain_turns" if _PLAIN.issuperset(names) else "commit_turns"
-    return f"{function}({_arguments(names)})"
-
-
-@cache
-def _wake_call(names: tuple[LiteralString, ...]) -> LiteralString:
-    """The call of a commit of one wake, with these arguments and the ones that each call has."""
-    return f"SELECT commit_wake({_arguments(('worker', 'incarnation', 'session_lock', 'touch_below', *names))})"
-
-
-def _arguments(names: Sequence[LiteralString]) -> LiteralString:
-    return ", ".join([f"_{name} => %({name})s" for name in names])
+def _call_one(names: tuple[LiteralString, ...]) -> LiteralString:
+    """The call of ``commit_turn`` with these arguments; the others are NULL."""
+    return f"SELECT {call_of('commit_turn', names)}"
 
 
 class _Answer:

@@ -5,9 +5,8 @@ FROM unnest(%(instance)s, %(generation)s, %(execution)s, %(events)s)
      WITH ORDINALITY AS t (instance_id, generation, execution_id, events, n)
 WHERE NOT EXISTS (
     SELECT FROM instances i JOIN alive_workers w ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation
-    WHERE i.instance_id = t.instance_id AND i.generation = t.generation
-      AND i.owner_worker = %(worker)s AND i.owner_incarnation = %(incarnation)s AND i.status IN ('pending', 'running')
-      AND i.execution_id = t.execution_id AND i.event_count = t.events)
+    WHERE i.instance_id = t.instance_id
+      AND passes_fence(i, %(worker)s, %(incarnation)s, t.generation, t.execution_id, t.events))
 UNION ALL
 SELECT 'ack', a.n
 FROM unnest(%(ack_instance)s, %(ack_execution)s, %(ack_activity)s, %(ack_token)s)
@@ -29,13 +28,3 @@ FROM unnest(%(write_session)s, %(write_journal)s, %(write_base)s, %(write_creati
 LEFT JOIN journals j ON j.session_id = w.session_id AND j.journal_id = w.journal_id
 WHERE j.processed IS DISTINCT FROM w.base
    OR (w.creations IS NOT NULL OR w.home IS NOT NULL) AND NOT creations_fit(w.creations, w.home, w.epoch)
-
--- commit_fused: one plain turn that takes one result and queues one item, to run here; refused also when it is not to
-SELECT commit_fused_turn(
-    _worker => %(worker)s, _incarnation => %(incarnation)s, _token => %(token)s,
-    _item_lock => %(item_lock)s, _session_lock => %(session_lock)s, _touch_below => %(touch_below)s,
-    _instance => %(instance)s, _generation => %(generation)s, _execution => %(execution)s, _events => %(events)s,
-    _event => %(event)s,
-    _ack_activity => %(ack_activity)s, _ack_token => %(ack_token)s,
-    _item_activity => %(item_activity)s, _item_name => %(item_name)s, _item_session => %(item_session)s,
-    _item_payload => %(item_payload)s)

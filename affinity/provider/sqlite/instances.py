@@ -23,37 +23,37 @@ from affinity.provider.rows import to_instance
 from affinity.provider.sqlite import messages, parking, quotas, suspension, turns
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx
-from affinity.provider.statements import load_statements
+from affinity.provider.statements import load_statements, with_parts
 
 SQL: Final = load_statements(__package__, "instances.sql")
+_ONE: Final = with_parts(SQL["instances"], frozenset({"instance_id"}))
 
 
 def get_instances(tx: Tx, instance_ids: Sequence[str]) -> list[InstanceInfo | None]:
-    rows = [tx.row(SQL["instance"], {"instance_id": instance_id}) for instance_id in instance_ids]
+    rows = [tx.row(_ONE, {"instance_id": instance_id}) for instance_id in instance_ids]
     return [None if row is None else to_instance(row, instant) for row in rows]
 
 
 def list_instances(tx: Tx, where: InstanceFilter, limit: int) -> list[InstanceInfo]:
     before, before_id = (math.inf, "") if where.after is None else (where.after[0].timestamp(), where.after[1])
-    arguments: dict[str, Any] = {
-        "before": before,
-        "before_id": before_id,
-        "any_status": not where.status,
-        "status": json.dumps(list(where.status)),
+    conditions: dict[str, Any] = {
+        "status": json.dumps(list(where.status)) if where.status else None,
         "name": where.name,
         "prefix": where.prefix,
         "parent_id": where.parent_id,
         "reason": where.reason,
         "session_id": where.session_id,
-        "limit": min(limit, MAX_PAGE),
     }
+    arguments = {name: wanted for name, wanted in conditions.items() if wanted is not None}
+    parts = {"page", *arguments}
+    arguments |= {"before": before, "before_id": before_id, "limit": min(limit, MAX_PAGE)}
     if rare := where.rare_statuses:
-        pages = [tx.rows(SQL["of_status"], arguments | {"one_status": status}) for status in rare]
+        statement = with_parts(SQL["instances"], frozenset({"one_status", *parts}))
+        pages = [tx.rows(statement, arguments | {"one_status": status}) for status in rare]
         found = [to_instance(row, instant) for row in chain(*pages)]
         found.sort(key=lambda each: (each.created_at, each.instance_id), reverse=True)
         return found[: arguments["limit"]]
-    path = "of_session" if where.session_id is not None else "children" if where.parent_id is not None else "instances"
-    return [to_instance(row, instant) for row in tx.rows(SQL[path], arguments)]
+    return [to_instance(row, instant) for row in tx.rows(with_parts(SQL["instances"], frozenset(parts)), arguments)]
 
 
 def restart_instances(tx: Tx, restarts: Sequence[Restart]) -> list[bool]:

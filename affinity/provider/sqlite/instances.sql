@@ -1,58 +1,43 @@
--- instance: one instance
+-- instances: one page of instances, newest first; or one instance
+-- Only the parts that a filter needs are run: each stands between `-- [name` and `-- name]`.
 SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
        i.owner_worker, i.event_count, i.created_at, i.updated_at, i.generation, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
-FROM instances AS i LEFT JOIN suspensions AS s ON i.status = 'suspended' AND s.instance_id = i.instance_id
-WHERE i.instance_id = :instance_id;
-
--- instances: one page of instances, newest first
-SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
-       i.owner_worker, i.event_count, i.created_at, i.updated_at, i.generation, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
-FROM instances AS i LEFT JOIN suspensions AS s ON i.status = 'suspended' AND s.instance_id = i.instance_id
-WHERE (i.created_at, i.instance_id) < (:before, :before_id)
-  AND (:any_status OR i.status IN (SELECT value FROM json_each(:status)))
-  AND (:name IS NULL OR i.name = :name)
-  AND (:prefix IS NULL OR substr(i.instance_id, 1, length(:prefix)) = :prefix)
-  AND (:reason IS NULL OR s.error_type = :reason)
-ORDER BY i.created_at DESC, i.instance_id DESC
-LIMIT :limit;
-
--- of_status: the same of one status that few instances have
-SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
-       i.owner_worker, i.event_count, i.created_at, i.updated_at, i.generation, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
-FROM instances AS i INDEXED BY instances_by_status
+FROM instances AS i
+-- [one_status
+INDEXED BY instances_by_status
+-- one_status]
 LEFT JOIN suspensions AS s ON i.status = 'suspended' AND s.instance_id = i.instance_id
-WHERE i.status = :one_status AND i.status IN ('suspended', 'failed', 'cancelled')
-  AND (i.created_at, i.instance_id) < (:before, :before_id)
-  AND (:name IS NULL OR i.name = :name)
-  AND (:prefix IS NULL OR substr(i.instance_id, 1, length(:prefix)) = :prefix)
-  AND (:reason IS NULL OR s.error_type = :reason)
+-- [instance_id
+WHERE i.instance_id = :instance_id
+-- instance_id]
+-- [page
+WHERE (i.created_at, i.instance_id) < (:before, :before_id)
+-- page]
+-- [session_id
+  AND i.session_id = :session_id
+-- session_id]
+-- [parent_id
+  AND i.parent_id = :parent_id
+-- parent_id]
+-- [one_status
+  AND i.status = :one_status AND i.status IN ('suspended', 'failed', 'cancelled')
+-- one_status]
+-- [status
+  AND i.status IN (SELECT value FROM json_each(:status))
+-- status]
+-- [name
+  AND i.name = :name
+-- name]
+-- [prefix
+  AND substr(i.instance_id, 1, length(:prefix)) = :prefix
+-- prefix]
+-- [reason
+  AND s.error_type = :reason
+-- reason]
+-- [page
 ORDER BY i.created_at DESC, i.instance_id DESC
-LIMIT :limit;
-
--- children: the same of one parent's
-SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
-       i.owner_worker, i.event_count, i.created_at, i.updated_at, i.generation, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
-FROM instances AS i LEFT JOIN suspensions AS s ON i.status = 'suspended' AND s.instance_id = i.instance_id
-WHERE i.parent_id = :parent_id AND (i.created_at, i.instance_id) < (:before, :before_id)
-  AND (:any_status OR i.status IN (SELECT value FROM json_each(:status)))
-  AND (:name IS NULL OR i.name = :name)
-  AND (:prefix IS NULL OR substr(i.instance_id, 1, length(:prefix)) = :prefix)
-  AND (:reason IS NULL OR s.error_type = :reason)
-ORDER BY i.created_at DESC, i.instance_id DESC
-LIMIT :limit;
-
--- of_session: the same of one session's
-SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
-       i.owner_worker, i.event_count, i.created_at, i.updated_at, i.generation, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
-FROM instances AS i LEFT JOIN suspensions AS s ON i.status = 'suspended' AND s.instance_id = i.instance_id
-WHERE i.session_id = :session_id AND (i.created_at, i.instance_id) < (:before, :before_id)
-  AND (:any_status OR i.status IN (SELECT value FROM json_each(:status)))
-  AND (:name IS NULL OR i.name = :name)
-  AND (:prefix IS NULL OR substr(i.instance_id, 1, length(:prefix)) = :prefix)
-  AND (:reason IS NULL OR s.error_type = :reason)
-  AND (:parent_id IS NULL OR i.parent_id = :parent_id)
-ORDER BY i.created_at DESC, i.instance_id DESC
-LIMIT :limit;
+LIMIT :limit
+-- page];
 
 -- restart: begin a new generation of an ended instance, in its next execution
 UPDATE instances SET

@@ -8,19 +8,19 @@ that a page fills soon along one of the first kind.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, LiteralString
+from typing import Any, Final
 
 from affinity.limits import MAX_ID_BYTES
 from affinity.provider.rows import to_session_summary
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Row, Tx, to_json
 from affinity.provider.sqlite.session_states import SQL
-from affinity.provider.statements import load_statements
+from affinity.provider.statements import load_statements, with_parts
 from affinity.records import ChildCursor, SessionFilter, SessionSummary
 
 LIST: Final = load_statements(__package__, "session_state_list.sql")["list_states"]
+_BY_ID: Final = with_parts(LIST, frozenset({"rows", "by_id"}))
 
 FEW: Final = 10_000
 """Records that a page may be sorted out of."""
@@ -30,8 +30,6 @@ IN_ORDER: Final = ("parent", "name", "kind", "schema_version")
 
 _AFTER_ANY_ID: Final = "\U0010ffff" * (MAX_ID_BYTES // 4 + 1)
 """No valid id is greater, nor is one that begins with something than that and this."""
-
-_PART: Final = re.compile(r"^ *-- \[(\w+)\n(.*?)^ *-- \1\]\n", re.DOTALL | re.MULTILINE)
 
 
 def list_states(tx: Tx, where: SessionFilter, limit: int) -> list[SessionSummary]:
@@ -63,7 +61,7 @@ def list_ancestors(tx: Tx, session_id: str, limit: int) -> list[SessionSummary]:
 
 def _by_id(tx: Tx, session_ids: Sequence[str]) -> list[SessionSummary]:
     """The records of some sessions, in that order."""
-    rows = tx.rows(with_parts({"rows", "by_id"}), {"now": tx.now, "session_ids": to_json(session_ids)})
+    rows = tx.rows(_BY_ID, {"now": tx.now, "session_ids": to_json(session_ids)})
     return [to_session_summary(row, instant) for row in rows]
 
 
@@ -72,13 +70,8 @@ def _find(tx: Tx, where: SessionFilter, parts: set[str], limit: int = 0) -> list
     arguments = _arguments(tx, where, limit) | conditions
     session_ids = _find_few_ids(tx, where, arguments)
     path = _path(conditions) if session_ids is None else "by_id"
-    statement = with_parts({path, *parts, *conditions})
+    statement = with_parts(LIST, frozenset({path, *parts, *conditions}))
     return tx.rows(statement, {**arguments, "session_ids": to_json(session_ids or [])})
-
-
-def with_parts(kept: set[str]) -> LiteralString:
-    """The statement with these of its parts."""
-    return _PART.sub(lambda part: part[2] if part[1] in kept else "", LIST)
 
 
 def _path(conditions: dict[str, Any]) -> str:

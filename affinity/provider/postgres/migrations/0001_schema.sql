@@ -828,35 +828,17 @@ FOR EACH ROW EXECUTE FUNCTION keep_watched_session();
 
 -- Creating, restarting, resetting and deleting instances, and sending messages to them.
 
--- The two writes of a client, with the rights of the role that migrated: a client needs none to any table for them, and
--- writes nothing else. The number in the name is for releases that run side by side.
-
--- Creates instances with their start messages. If an id was there, the parent is notified, where asked. Returns the positions
--- of the new instances; or, when a quota refuses the batch, one row that names it.
-CREATE FUNCTION create_instances(
-    _instance text[], _generation text[], _name text[], _version text[], _start text[], _parent text[], _parent_generation text[],
-    _delay float8[], _on_exists text[], _on_deleted text[], _session text[]
-) RETURNS TABLE (n bigint, quota text, allowed bigint) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-#variable_conflict use_column
-DECLARE
-    most quotas;
-    added bigint;
+-- Creates instances with their start messages, also those beyond a quota: of turns and wakes. If an id was there, the parent is
+-- notified, where asked. Returns the positions of the new instances. With `_only`, other positions are left out.
+CREATE FUNCTION add_instances(
+    _instance text[], _generation text[], _name text[], _version text[], _start text[], _parent text[] = NULL,
+    _parent_generation text[] = NULL, _delay float8[] = NULL, _on_exists text[] = NULL, _on_deleted text[] = NULL,
+    _session text[] = NULL, _only bigint[] = NULL
+) RETURNS SETOF bigint LANGUAGE plpgsql AS $$
 BEGIN
-    SELECT * INTO most FROM quotas;
-    IF most.instance_bytes < (SELECT max(octet_length(s.start)) FROM unnest(_start) AS s (start)) THEN
-        RETURN QUERY SELECT NULL::bigint, 'instance_bytes', most.instance_bytes;
-        RETURN;
-    ELSIF most.instances IS NOT NULL THEN
-        SELECT count(DISTINCT w.instance_id) INTO added FROM unnest(_instance) AS w (instance_id)
-        WHERE NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = w.instance_id);
-        IF added > 0 AND added + (SELECT sum(c.instances) FROM instance_counts c) > most.instances THEN
-            RETURN QUERY SELECT NULL::bigint, 'instances', most.instances;
-            RETURN;
-        END IF;
-    END IF;
     RETURN QUERY WITH wanted AS MATERIALIZED (
         SELECT w.instance_id, w.n, row_number() OVER (PARTITION BY w.instance_id ORDER BY w.n) AS copy
-        FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, n)
+        FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, n) WHERE _only IS NULL OR w.n = ANY (_only)
     ), created AS (
         INSERT INTO instances (instance_id, generation, name, version, parent_id, parent_generation, on_deleted, session_id,
             created_at, updated_at)
@@ -871,7 +853,7 @@ BEGIN
         FROM wanted w
     ), started AS (
         INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
-        SELECT o.instance_id, 'new', (SELECT clock()) + _delay[o.n] * interval '1 s', _start[o.n]
+        SELECT o.instance_id, 'new', (SELECT clock()) + coalesce(_delay[o.n], 0) * interval '1 s', _start[o.n]
         FROM outcome o WHERE o.is_new ORDER BY o.n
     ), reported AS (
         INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
@@ -880,7 +862,40 @@ BEGIN
         WHERE NOT o.is_new AND _on_exists[o.n] IS NOT NULL
         ORDER BY o.n
     )
-    SELECT o.n, NULL::text, NULL::bigint FROM outcome o WHERE o.is_new;
+    SELECT o.n FROM outcome o WHERE o.is_new;
+END $$;
+
+-- The writes of a client, with the rights of the role that migrated: a client needs none to any table for them, and writes
+-- nothing else.
+
+-- Creates instances as `add_instances`; or, when a quota refuses the batch, none, and returns one row that names it.
+CREATE FUNCTION create_instances(
+    _instance text[], _generation text[], _name text[], _version text[], _start text[], _parent text[] = NULL,
+    _parent_generation text[] = NULL, _delay float8[] = NULL, _on_exists text[] = NULL, _on_deleted text[] = NULL,
+    _session text[] = NULL, _only bigint[] = NULL
+) RETURNS TABLE (n bigint, quota text, allowed bigint) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    most quotas;
+    added bigint;
+BEGIN
+    SELECT * INTO most FROM quotas;
+    IF most.instance_bytes < (
+        SELECT max(octet_length(s.start)) FROM unnest(_start) WITH ORDINALITY AS s (start, k)
+        WHERE _only IS NULL OR s.k = ANY (_only)) THEN
+        RETURN QUERY SELECT NULL::bigint, 'instance_bytes', most.instance_bytes;
+        RETURN;
+    ELSIF most.instances IS NOT NULL THEN
+        SELECT count(DISTINCT w.instance_id) INTO added FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, k)
+        WHERE (_only IS NULL OR w.k = ANY (_only))
+          AND NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = w.instance_id);
+        IF added > 0 AND added + (SELECT sum(c.instances) FROM instance_counts c) > most.instances THEN
+            RETURN QUERY SELECT NULL::bigint, 'instances', most.instances;
+            RETURN;
+        END IF;
+    END IF;
+    RETURN QUERY SELECT a.k, NULL::text, NULL::bigint FROM add_instances(
+        _instance, _generation, _name, _version, _start, _parent, _parent_generation, _delay, _on_exists, _on_deleted,
+        _session, _only) AS a (k);
 END $$;
 
 -- Restarts ended instances: each goes on in its next execution, as a new generation with its start message; the history
@@ -916,10 +931,28 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Brings `instance_sizes` up to date, for a quota of bytes.
+CREATE FUNCTION measure_instances(_instance text[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO instance_sizes AS s (instance_id, generation, execution_id, event_count, bytes)
+    SELECT i.instance_id, i.generation, i.execution_id, i.event_count, coalesce(z.bytes, 0) + (
+        SELECT coalesce(sum(octet_length(h.event)), 0) FROM history h
+        WHERE h.instance_id = i.instance_id AND h.execution_id = i.execution_id
+          AND h.event_id > coalesce(z.event_count, 0) AND h.event_id <= i.event_count)
+    FROM (SELECT DISTINCT w.instance_id FROM unnest(_instance) AS w (instance_id) ORDER BY w.instance_id) w
+    JOIN instances i ON i.instance_id = w.instance_id
+    LEFT JOIN instance_sizes z
+        ON z.instance_id = i.instance_id AND z.generation = i.generation AND z.execution_id = i.execution_id
+    WHERE z.event_count IS DISTINCT FROM i.event_count
+    ON CONFLICT (instance_id) DO UPDATE
+    SET generation = excluded.generation, execution_id = excluded.execution_id, event_count = excluded.event_count,
+        bytes = excluded.bytes;
+END $$;
+
 -- Sends messages, and returns the delivery of each. The size of an instance is NULL when its limit was lifted meanwhile.
 CREATE FUNCTION send_messages(
-    _instance text[], _generation text[], _payload text[], _delay float8[], _timer_execution bigint[], _timer_id bigint[],
-    _unread_limit bigint[]
+    _instance text[], _generation text[], _payload text[], _delay float8[] = NULL, _timer_execution bigint[] = NULL,
+    _timer_id bigint[] = NULL, _unread_limit bigint[] = NULL
 ) RETURNS TABLE (n bigint, delivery text) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
@@ -927,21 +960,9 @@ DECLARE
 BEGIN
     SELECT * INTO most FROM quotas;
     IF most.instance_bytes IS NOT NULL THEN
-        INSERT INTO instance_sizes AS s (instance_id, generation, execution_id, event_count, bytes)
-        SELECT i.instance_id, i.generation, i.execution_id, i.event_count, coalesce(z.bytes, 0) + (
-            SELECT coalesce(sum(octet_length(h.event)), 0) FROM history h
-            WHERE h.instance_id = i.instance_id AND h.execution_id = i.execution_id
-              AND h.event_id > coalesce(z.event_count, 0) AND h.event_id <= i.event_count)
-        FROM (
-            SELECT DISTINCT w.instance_id FROM unnest(_instance, _unread_limit) AS w (instance_id, unread_limit)
-            WHERE w.unread_limit IS NOT NULL ORDER BY w.instance_id) w
-        JOIN instances i ON i.instance_id = w.instance_id
-        LEFT JOIN instance_sizes z
-            ON z.instance_id = i.instance_id AND z.generation = i.generation AND z.execution_id = i.execution_id
-        WHERE z.event_count IS DISTINCT FROM i.event_count
-        ON CONFLICT (instance_id) DO UPDATE
-        SET generation = excluded.generation, execution_id = excluded.execution_id, event_count = excluded.event_count,
-            bytes = excluded.bytes;
+        PERFORM measure_instances(ARRAY (
+            SELECT w.instance_id FROM unnest(_instance, _unread_limit) AS w (instance_id, unread_limit)
+            WHERE w.unread_limit IS NOT NULL));
     END IF;
     RETURN QUERY WITH message AS MATERIALIZED (
         SELECT m.n, m.instance_id, r.route,
@@ -965,7 +986,7 @@ BEGIN
         LEFT JOIN message_routes r ON r.instance_id = m.instance_id
     ), sent AS (
         INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload, timer_execution, timer_id)
-        SELECT m.instance_id, m.route, (SELECT clock()) + _delay[m.n] * interval '1 s', _payload[m.n],
+        SELECT m.instance_id, m.route, (SELECT clock()) + coalesce(_delay[m.n], 0) * interval '1 s', _payload[m.n],
             _timer_execution[m.n], _timer_id[m.n]
         FROM message m WHERE m.route IS NOT NULL AND NOT m.is_full AND NOT m.is_over
         ORDER BY m.n
@@ -1607,19 +1628,13 @@ BEGIN
         RETURN;
     END IF;
     IF (_creation ->> 'of_wake')::boolean THEN
-        WITH created AS (
-            INSERT INTO instances (instance_id, generation, name, version, session_id, created_at, updated_at)
-            VALUES (_session, _creation ->> 'generation', _creation ->> 'name', _creation ->> 'version', _session, _now, _now)
-            ON CONFLICT (instance_id) DO NOTHING
-            RETURNING instance_id
-        )
-        INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
-        SELECT c.instance_id, 'new', _now, _creation ->> 'start' FROM created c;
+        PERFORM add_instances(
+            ARRAY[_session], ARRAY[_creation ->> 'generation'], ARRAY[_creation ->> 'name'], ARRAY[_creation ->> 'version'],
+            ARRAY[_creation ->> 'start'], _session => ARRAY[_session]);
     ELSIF EXISTS (
         SELECT FROM create_instances(
             ARRAY[_session], ARRAY[_creation ->> 'generation'], ARRAY[_creation ->> 'name'], ARRAY[_creation ->> 'version'],
-            ARRAY[_creation ->> 'start'], ARRAY[NULL::text], ARRAY[NULL::text], ARRAY[0::float8], ARRAY[NULL::text],
-            ARRAY[NULL::text], ARRAY[_session]) c
+            ARRAY[_creation ->> 'start'], _session => ARRAY[_session]) c
         WHERE c.quota IS NOT NULL) THEN
         outcome := 'over_quota';
         RETURN;
@@ -1712,9 +1727,8 @@ BEGIN
         SELECT FROM journals j CROSS JOIN LATERAL find_entries(
             _id, j.processed, created_seq + 1, '{}', NULL, NULL, true, false, 1)
         WHERE j.journal_id = _id) THEN
-        PERFORM FROM send_messages(
-            ARRAY[_session], ARRAY[NULL::text], ARRAY[replace(_creation ->> 'message', '"$SEQ"', created_seq::text)],
-            ARRAY[0::float8], ARRAY[NULL::bigint], ARRAY[NULL::bigint], ARRAY[NULL::bigint]);
+        PERFORM send_messages(
+            ARRAY[_session], NULL, ARRAY[replace(_creation ->> 'message', '"$SEQ"', created_seq::text)]);
     END IF;
     outcome := 'created';
 END $$;
@@ -1747,20 +1761,23 @@ BEGIN
     END IF;
 END $$;
 
-CREATE FUNCTION create_missing_journals(
+-- Creates the journals and instances that appends are to start, as far as they are missing; returns the new journals.
+CREATE FUNCTION start_journals(
     _session text[], _kind text[], _entry_kind text[], _event text[], _sender text[], _start_name text[], _start text[],
     _start_generation text[], _start_version text[], _start_journal bigint[], _start_parent text[], _only bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
-    missing bigint[]; -- places of elements that need an instance
-    wanted bigint[];  -- places of elements that need a journal
+    of_wakes bigint[]; -- places of elements that need an instance: no quota refuses what a wake starts
+    missing bigint[];  -- the same of clients
+    wanted bigint[];   -- places of elements that need a journal
     refused boolean;
     created bigint[];
-    one bigint;
 BEGIN
-    SELECT array_agg(f.k ORDER BY f.session_id) FILTER (WHERE f.needs_instance),
-        array_agg(f.k ORDER BY f.session_id) FILTER (WHERE f.needs_journal)
-    INTO missing, wanted
+    PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
+    SELECT array_agg(f.k) FILTER (WHERE f.needs_instance AND _sender[f.k] IS NOT NULL),
+        array_agg(f.k) FILTER (WHERE f.needs_instance AND _sender[f.k] IS NULL),
+        array_agg(f.k) FILTER (WHERE f.needs_journal)
+    INTO of_wakes, missing, wanted
     FROM (
         SELECT DISTINCT ON (s.session_id) s.session_id, s.k, i.instance_id IS NULL AS needs_instance,
             j.journal_id IS NULL AS needs_journal
@@ -1776,41 +1793,17 @@ BEGIN
           AND (_sender[s.k] IS NULL
                OR _sender[s.k] = CASE WHEN j.journal_id IS NULL THEN _start_parent[s.k] ELSE j.parent END)
         ORDER BY s.session_id, s.k) f;
-    IF missing IS NOT NULL THEN
-        -- No quota refuses what a wake starts.
-        WITH created AS (
-            INSERT INTO instances (instance_id, generation, name, version, session_id, created_at, updated_at)
-            SELECT _session[m.k], _start_generation[m.k], _start_name[m.k], _start_version[m.k], _session[m.k], c.now, c.now
-            FROM unnest(missing) WITH ORDINALITY AS m (k, place) CROSS JOIN (SELECT clock() AS now) c
-            WHERE _sender[m.k] IS NOT NULL ORDER BY m.place
-            ON CONFLICT (instance_id) DO NOTHING
-            RETURNING instance_id
-        )
-        INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
-        SELECT c.instance_id, 'new', (SELECT clock()), _start[m.k]
-        FROM unnest(missing) AS m (k) JOIN created c ON c.instance_id = _session[m.k];
-        missing := ARRAY (
-            SELECT m.k FROM unnest(missing) WITH ORDINALITY AS m (k, place) WHERE _sender[m.k] IS NULL ORDER BY m.place);
+    IF of_wakes IS NOT NULL THEN
+        PERFORM add_instances(_session, _start_generation, _start_name, _start_version, _start, _session => _session,
+            _only => of_wakes);
     END IF;
-    IF cardinality(missing) > 0 THEN
-        -- A quota refuses all of a batch: then each is tried on its own.
+    IF missing IS NOT NULL THEN
         SELECT bool_or(c.quota IS NOT NULL) INTO refused FROM create_instances(
-            ARRAY (SELECT _session[m.k] FROM unnest(missing) AS m (k)),
-            ARRAY (SELECT _start_generation[m.k] FROM unnest(missing) AS m (k)),
-            ARRAY (SELECT _start_name[m.k] FROM unnest(missing) AS m (k)),
-            ARRAY (SELECT _start_version[m.k] FROM unnest(missing) AS m (k)),
-            ARRAY (SELECT _start[m.k] FROM unnest(missing) AS m (k)),
-            array_fill(NULL::text, ARRAY[cardinality(missing)]), array_fill(NULL::text, ARRAY[cardinality(missing)]),
-            array_fill(0::float8, ARRAY[cardinality(missing)]),
-            array_fill(NULL::text, ARRAY[cardinality(missing)]), array_fill(NULL::text, ARRAY[cardinality(missing)]),
-            ARRAY (SELECT _session[m.k] FROM unnest(missing) AS m (k))) c;
-        IF refused AND cardinality(missing) > 1 THEN
-            FOREACH one IN ARRAY missing LOOP
-                PERFORM FROM create_instances(
-                    ARRAY[_session[one]], ARRAY[_start_generation[one]], ARRAY[_start_name[one]], ARRAY[_start_version[one]],
-                    ARRAY[_start[one]], ARRAY[NULL::text], ARRAY[NULL::text], ARRAY[0::float8], ARRAY[NULL::text],
-                    ARRAY[NULL::text], ARRAY[_session[one]]);
-            END LOOP;
+            _session, _start_generation, _start_name, _start_version, _start, _session => _session, _only => missing) c;
+        IF refused AND cardinality(missing) > 1 THEN -- a quota refuses all of a batch: then each is tried on its own
+            PERFORM create_instances(_session, _start_generation, _start_name, _start_version, _start, _session => _session,
+                _only => ARRAY[m.k])
+            FROM unnest(missing) AS m (k);
         END IF;
     END IF;
     IF wanted IS NOT NULL THEN
@@ -1827,16 +1820,6 @@ BEGIN
         SELECT array_agg(a.journal_id) INTO created FROM added a;
     END IF;
     RETURN created;
-END $$;
-
-CREATE FUNCTION start_journals(
-    _session text[], _kind text[], _entry_kind text[], _event text[], _sender text[], _start_name text[], _start text[],
-    _start_generation text[], _start_version text[], _start_journal bigint[], _start_parent text[], _only bigint[]
-) RETURNS bigint[] LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
-    RETURN create_missing_journals(_session, _kind, _entry_kind, _event, _sender, _start_name, _start, _start_generation,
-        _start_version, _start_journal, _start_parent, _only);
 END $$;
 
 -- Appending.
@@ -1880,8 +1863,8 @@ BEGIN
     RETURN holders;
 END $$;
 
--- Appends to journals: see `JournalAppend.message`. Nearly all appends are inputs of journals that exist, each named once: they
--- are done here. holders: of the sessions of items that were queued; NULL: none was.
+-- Appends to journals: see `JournalAppend.message`. An element of round n > 1 names a journal that an element of round n - 1
+-- names too. fresh: journals that this batch has created. holders: of the sessions of items that were queued; NULL: none was.
 CREATE FUNCTION append_journals(
     _session text[], _kind text[], _entry_kind text[], _entry text[], _event text[], _wake text[], _input boolean[],
     _message text[], _unread_limit bigint[],
@@ -1895,35 +1878,72 @@ CREATE FUNCTION append_journals(
 ) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     most quotas;
+    fresh bigint[];
+    done integer := 0; -- places of the rounds before
 BEGIN
     SELECT * INTO most FROM quotas;
-    IF _start_name IS NOT NULL OR _closes IS NOT NULL OR _round IS NOT NULL OR _only IS NOT NULL
-       OR most.instance_bytes IS NOT NULL THEN
-        SELECT a.places, a.outcomes, a.seqs, a.journal_ids, a.created, a.unparked, a.holders
-        INTO places, outcomes, seqs, journal_ids, created, unparked, holders
-        FROM append_other_journals(_session, _kind, _entry_kind, _entry, _event, _wake, _input, _message,
-            _unread_limit, _start_name, _start, _start_generation, _start_version, _start_journal, _start_parent, _answer,
-            _answer_kind, _answer_wake, _drops, _closes, _sender, _round, _rounds, _only, _journal) a;
-    ELSE
-        PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
+    IF _start_name IS NOT NULL THEN
+        IF _journal IS NOT NULL THEN
+            -- Only the instance may be created for these, and not the journal.
+            _start_name := ARRAY (
+                SELECT CASE WHEN _journal[s.k] IS NULL OR j.journal_id = _journal[s.k] THEN _start_name[s.k] END
+                FROM unnest(_session) WITH ORDINALITY AS s (session_id, k)
+                LEFT JOIN journals j ON j.session_id = s.session_id ORDER BY s.k);
+        END IF;
+        IF EXISTS (
+            SELECT FROM unnest(_session, _start_name) AS s (session_id, start_name)
+            WHERE s.start_name IS NOT NULL AND NOT EXISTS (
+                SELECT FROM journals j JOIN instances i ON i.instance_id = j.session_id WHERE j.session_id = s.session_id))
+        THEN
+            fresh := start_journals(_session, _kind, _entry_kind, _event, _sender, _start_name, _start, _start_generation,
+                _start_version, _start_journal, _start_parent, _only);
+        END IF;
+    END IF;
+    PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
+    IF most.instance_bytes IS NOT NULL THEN
+        PERFORM measure_instances(_session);
+    END IF;
+    FOR this IN 1 .. _rounds LOOP
         WITH judged AS MATERIALIZED (
             SELECT s.session_id, s.k, j.journal_id, r.route, coalesce(z.parked, false) AS parked,
                 coalesce(z.parked AND _input[s.k] AND _message[s.k] IS NOT NULL, false) AS unparks,
                 coalesce(e.seq, j.last_seq + (_entry_kind[s.k] IS NOT NULL)::int) AS seq,
                 CASE
-                    WHEN (j.journal_id <> _journal[s.k]) IS TRUE OR j.journal_id IS NULL THEN 'unknown'
+                    WHEN (j.journal_id <> _journal[s.k]) IS TRUE
+                      OR j.journal_id IS NULL AND (_start_name[s.k] IS NULL OR _entry_kind[s.k] IS NULL)
+                      OR j.last_seq = 0 AND j.journal_id = ANY (fresh) AND _start_name[s.k] IS NULL THEN 'unknown'
                     WHEN j.kind <> _kind[s.k] THEN 'other_kind'
                     WHEN e.seq IS NOT NULL THEN 'repeated'
-                    WHEN j.closed OR i.instance_id IS NOT NULL AND r.route IS NULL THEN 'closed'
-                    WHEN _message[s.k] IS NULL OR z.parked AND _input[s.k] THEN NULL
-                    WHEN i.instance_id IS NULL THEN 'unknown'
+                    WHEN j.closed OR i.instance_id IS NOT NULL AND r.route IS NULL
+                         AND (i.name <> _start_name[s.k]) IS NOT TRUE THEN 'closed'
+                    WHEN _sender[s.k] IS NOT NULL AND _sender[s.k] IS DISTINCT FROM
+                         CASE WHEN j.journal_id IS NULL THEN _start_parent[s.k] ELSE j.parent END THEN 'not_parent'
+                    WHEN _answer[s.k] IS NOT NULL AND NOT EXISTS (
+                        SELECT FROM journal_requests r
+                        WHERE r.journal_id = j.journal_id AND r.request_id = _answer[s.k] AND r.kind = _answer_kind[s.k]
+                          AND (_answer_wake[s.k] IS NULL OR r.wake_id = _answer_wake[s.k])
+                          AND (r.expires_at IS NULL OR r.expires_at > clock())) THEN 'not_pending'
+                    WHEN i.name <> _start_name[s.k] THEN 'taken'
+                    WHEN i.instance_id IS NULL AND _start_name[s.k] IS NOT NULL THEN 'over_quota'
+                    WHEN i.instance_id IS NULL AND _message[s.k] IS NOT NULL THEN 'unknown'
+                    WHEN j.journal_id IS NULL THEN 'raced'
+                    -- The quotas count as for messages; they refuse nothing that a wake sends to a child.
+                    WHEN _message[s.k] IS NULL OR z.parked AND _input[s.k] OR _unread_limit[s.k] IS NULL
+                      OR _sender[s.k] IS NOT NULL THEN NULL
                     WHEN i.unread + (
                         SELECT count(*) FROM (
                             SELECT FROM orchestrator_queue q
                             WHERE q.instance_id = s.session_id AND q.timer_execution IS NULL
                             LIMIT least(_unread_limit[s.k], most.unread_events)
                         ) unread
-                    ) >= least(_unread_limit[s.k], most.unread_events) AND _unread_limit[s.k] IS NOT NULL THEN 'full'
+                    ) >= least(_unread_limit[s.k], most.unread_events) THEN 'full'
+                    WHEN most.instance_bytes IS NOT NULL AND octet_length(_message[s.k]) + (
+                        SELECT z.bytes FROM instance_sizes z
+                        WHERE z.instance_id = s.session_id AND z.generation = i.generation
+                    ) + (
+                        SELECT coalesce(sum(octet_length(q.payload)), 0) FROM orchestrator_queue q
+                        WHERE q.instance_id = s.session_id AND q.timer_execution IS NULL
+                    ) > most.instance_bytes THEN 'over_quota'
                 END AS outcome
             FROM unnest(_session) WITH ORDINALITY AS s (session_id, k)
             LEFT JOIN journals j ON j.session_id = s.session_id
@@ -1939,6 +1959,7 @@ BEGIN
                 SELECT a.parked FROM parked_items a
                 WHERE a.instance_id = s.session_id AND a.generation = i.generation AND a.execution_id = i.execution_id OFFSET 0
             ) z ON true
+            WHERE (_round IS NULL OR _round[s.k] = this) AND (_only IS NULL OR s.k = ANY (_only))
         ), sent AS (
             INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
             SELECT p.session_id, p.route, (SELECT clock()),
@@ -1951,169 +1972,34 @@ BEGIN
             FROM judged p WHERE p.outcome IS NULL AND _entry_kind[p.k] IS NOT NULL
         ), changed AS (
             UPDATE journals j
-            SET last_seq = p.seq, size = j.size + coalesce(octet_length(_entry[p.k]), 0), updated_at = clock()
+            SET last_seq = p.seq, size = j.size + coalesce(octet_length(_entry[p.k]), 0),
+                dropped_seq = CASE WHEN _drops[p.k] THEN p.seq ELSE j.dropped_seq END,
+                closed = j.closed OR coalesce(_closes[p.k], false), updated_at = clock()
             FROM judged p WHERE j.journal_id = p.journal_id AND p.outcome IS NULL
         )
-        SELECT array_agg(p.k), array_agg(p.outcome), array_agg(p.seq), array_agg(p.journal_id), array_agg(false),
-            array_agg(p.unparks AND p.outcome IS NULL)
-        INTO places, outcomes, seqs, journal_ids, created, unparked
+        SELECT places || array_agg(p.k), outcomes || array_agg(p.outcome), seqs || array_agg(p.seq),
+            journal_ids || array_agg(p.journal_id), unparked || array_agg(p.unparks AND p.outcome IS NULL),
+            created || array_agg(coalesce(p.outcome IS NULL AND p.seq = 1 AND p.journal_id = ANY (fresh), false))
+        INTO places, outcomes, seqs, journal_ids, unparked, created
         FROM judged p;
-        IF true = ANY (unparked) THEN
-            holders := unpark_items(ARRAY (
-                SELECT CASE WHEN p.unparked THEN _session[p.k] END
-                FROM unnest(places, unparked) WITH ORDINALITY AS p (k, unparked, x) ORDER BY p.x));
-        END IF;
-    END IF;
-END $$;
-
--- All other appends: they create journals, close them, name a journal several times, or are subject to a quota.
-CREATE FUNCTION append_other_journals(
-    _session text[], _kind text[], _entry_kind text[], _entry text[], _event text[], _wake text[], _input boolean[],
-    _message text[], _unread_limit bigint[],
-    _start_name text[] = NULL, _start text[] = NULL, _start_generation text[] = NULL, _start_version text[] = NULL,
-    _start_journal bigint[] = NULL, _start_parent text[] = NULL,
-    _answer text[] = NULL, _answer_kind text[] = NULL, _answer_wake text[] = NULL, _drops boolean[] = NULL,
-    _closes boolean[] = NULL, _sender text[] = NULL,
-    _round bigint[] = NULL, _rounds bigint = 1, _only bigint[] = NULL, _journal bigint[] = NULL,
-    OUT places bigint[], OUT outcomes text[], OUT seqs bigint[], OUT journal_ids bigint[], OUT created boolean[],
-    OUT unparked boolean[], OUT holders text[]
-) LANGUAGE plpgsql AS $$
-DECLARE
-    fresh bigint[];  -- journals that this batch has created
-    at bigint[];     -- of one round: places,
-    ids bigint[];    -- journals,
-    found text[];    -- outcomes, NULL: it passes,
-    numbers bigint[]; -- numbers,
-    is_parked boolean[]; -- and whether an item of the instance is parked
-    unparking text[];   -- instances whose items it queues
-    refused text[];
-    accepted bigint[];
-BEGIN
-
-    IF _journal IS NOT NULL THEN
-        -- Only the instance may be created for these, and not the journal.
-        _start_name := ARRAY (
-            SELECT CASE WHEN _journal[s.k] IS NULL OR j.journal_id = _journal[s.k] THEN _start_name[s.k] END
-            FROM unnest(_session) WITH ORDINALITY AS s (session_id, k)
-            LEFT JOIN journals j ON j.session_id = s.session_id ORDER BY s.k);
-    END IF;
-    IF _start_name IS NOT NULL AND EXISTS (
-        SELECT FROM unnest(_session) WITH ORDINALITY AS s (session_id, k)
-        WHERE _start_name[s.k] IS NOT NULL
-          AND NOT EXISTS (
-              SELECT FROM journals j JOIN instances i ON i.instance_id = j.session_id WHERE j.session_id = s.session_id))
-    THEN
-        fresh := start_journals(_session, _kind, _entry_kind, _event, _sender, _start_name, _start, _start_generation,
-            _start_version, _start_journal, _start_parent, _only);
-    END IF;
-    PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
-    FOR this IN 1 .. _rounds LOOP
-        SELECT array_agg(a.k), array_agg(a.journal_id), array_agg(a.outcome), array_agg(a.seq), array_agg(a.parked)
-        INTO at, ids, found, numbers, is_parked
-        FROM (
-            SELECT s.k, j.journal_id, coalesce(e.seq, j.last_seq + (_entry_kind[s.k] IS NOT NULL)::int) AS seq,
-                coalesce((
-                    SELECT z.parked FROM parked_items z
-                    WHERE z.instance_id = s.session_id AND z.generation = i.generation AND z.execution_id = i.execution_id
-                ), false) AS parked,
-                CASE
-                    WHEN (j.journal_id <> _journal[s.k]) IS TRUE OR j.journal_id IS NULL AND (_start_name[s.k] IS NULL OR _entry_kind[s.k] IS NULL)
-                      OR j.last_seq = 0 AND j.journal_id = ANY (fresh) AND _start_name[s.k] IS NULL THEN 'unknown'
-                    WHEN j.kind <> _kind[s.k] THEN 'other_kind'
-                    WHEN e.seq IS NOT NULL THEN 'repeated'
-                    WHEN j.closed OR i.status NOT IN ('pending', 'running', 'suspended')
-                         AND (i.name <> _start_name[s.k]) IS NOT TRUE THEN 'closed'
-                    WHEN _sender[s.k] IS NOT NULL AND _sender[s.k] IS DISTINCT FROM
-                         CASE WHEN j.journal_id IS NULL THEN _start_parent[s.k] ELSE j.parent END THEN 'not_parent'
-                    WHEN _answer[s.k] IS NOT NULL AND NOT EXISTS (
-                        SELECT FROM journal_requests r
-                        WHERE r.journal_id = j.journal_id AND r.request_id = _answer[s.k] AND r.kind = _answer_kind[s.k]
-                          AND (_answer_wake[s.k] IS NULL OR r.wake_id = _answer_wake[s.k])
-                          AND (r.expires_at IS NULL OR r.expires_at > clock())) THEN 'not_pending'
-                    WHEN i.name <> _start_name[s.k] THEN 'taken'
-                    WHEN i.instance_id IS NULL AND _start_name[s.k] IS NOT NULL THEN 'over_quota'
-                    WHEN i.instance_id IS NULL AND _message[s.k] IS NOT NULL THEN 'unknown'
-                    WHEN j.journal_id IS NULL THEN 'raced'
-                END AS outcome
-            FROM unnest(_session) WITH ORDINALITY AS s (session_id, k)
-            LEFT JOIN journals j ON j.session_id = s.session_id
-            LEFT JOIN instances i ON i.instance_id = s.session_id
-            LEFT JOIN LATERAL (
-                SELECT coalesce(
-                    (SELECT o.seq FROM journal_entries o WHERE o.journal_id = j.journal_id AND o.event_id = _event[s.k]),
-                    CASE WHEN j.base_id IS NOT NULL THEN find_inherited_event(j.journal_id, _event[s.k]) END) AS seq
-                WHERE _event[s.k] IS NOT NULL) e ON true
-            WHERE (_round IS NULL OR _round[s.k] = this) AND (_only IS NULL OR s.k = ANY (_only))
-            ORDER BY s.k) a;
-        CONTINUE WHEN at IS NULL;
-        IF 'raced' = ANY (found) THEN
+        IF 'raced' = ANY (outcomes) THEN
             PERFORM refuse(); -- the journal, or the instance, was deleted in this moment
         END IF;
-        unparking := ARRAY (
-            SELECT CASE WHEN p.parked AND p.outcome IS NULL AND _input[p.k] AND _message[p.k] IS NOT NULL
-                        THEN _session[p.k] END
-            FROM unnest(at, found, is_parked) WITH ORDINALITY AS p (k, outcome, parked, x) ORDER BY p.x);
-        -- The quota and the number of unread messages count as for messages; so does the text.
-        accepted := ARRAY (
-            SELECT p.x FROM unnest(at, found, unparking) WITH ORDINALITY AS p (k, outcome, unparking, x)
-            WHERE p.outcome IS NULL AND p.unparking IS NULL AND _message[p.k] IS NOT NULL ORDER BY p.x);
-        IF accepted <> '{}' THEN
-            SELECT array_agg(CASE m.delivery WHEN 'finished' THEN 'closed' WHEN 'delivered' THEN NULL
-                             ELSE coalesce(m.delivery, 'raced') END ORDER BY a.x)
-            INTO refused
-            FROM unnest(accepted) WITH ORDINALITY AS a (x, n)
-            LEFT JOIN send_messages(
-                ARRAY (SELECT _session[at[a.x]] FROM unnest(accepted) AS a (x)),
-                array_fill(NULL::text, ARRAY[cardinality(accepted)]),
-                ARRAY (
-                    SELECT replace(
-                        replace(_message[at[a.x]], '"$SEQ"', numbers[a.x]::text), '"$PARKED"', is_parked[a.x]::text)
-                    FROM unnest(accepted) AS a (x)),
-                array_fill(0::float8, ARRAY[cardinality(accepted)]),
-                array_fill(NULL::bigint, ARRAY[cardinality(accepted)]),
-                array_fill(NULL::bigint, ARRAY[cardinality(accepted)]),
-                ARRAY (
-                    SELECT CASE WHEN _sender[at[a.x]] IS NULL THEN _unread_limit[at[a.x]] END
-                    FROM unnest(accepted) AS a (x))) m ON m.n = a.n;
-            IF 'raced' = ANY (refused) THEN
-                PERFORM refuse();
-            END IF;
-            FOR x IN 1 .. cardinality(accepted) LOOP
-                found[accepted[x]] := refused[x];
-            END LOOP;
+        IF _answer IS NOT NULL THEN
+            DELETE FROM journal_requests r
+            USING unnest(places[done + 1:], outcomes[done + 1:], journal_ids[done + 1:]) AS p (k, outcome, journal_id)
+            WHERE p.outcome IS NULL AND r.journal_id = p.journal_id AND (_drops[p.k] OR r.request_id = _answer[p.k]);
+            DELETE FROM journal_revisits r
+            USING unnest(places[done + 1:], outcomes[done + 1:], journal_ids[done + 1:]) AS p (k, outcome, journal_id)
+            WHERE p.outcome IS NULL AND r.journal_id = p.journal_id AND _drops[p.k];
         END IF;
-        WITH passed AS MATERIALIZED (
-            SELECT p.k, p.id, p.seq FROM unnest(at, ids, found, numbers) AS p (k, id, outcome, seq) WHERE p.outcome IS NULL
-        ), entered AS (
-            INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, event_id, wake_id, payload)
-            SELECT p.id, p.seq, (SELECT clock()), _input[p.k], _entry_kind[p.k], _event[p.k], _wake[p.k], _entry[p.k]
-            FROM passed p WHERE _entry_kind[p.k] IS NOT NULL
-        ), answered AS (
-            DELETE FROM journal_requests r USING passed p
-            WHERE r.journal_id = p.id AND r.request_id = _answer[p.k]
-        ), dropped AS (
-            DELETE FROM journal_requests r USING passed p WHERE r.journal_id = p.id AND _drops[p.k]
-        ), forgotten AS (
-            DELETE FROM journal_revisits r USING passed p WHERE r.journal_id = p.id AND _drops[p.k]
-        )
-        UPDATE journals j
-        SET last_seq = p.seq, size = j.size + coalesce(octet_length(_entry[p.k]), 0),
-            dropped_seq = CASE WHEN _drops[p.k] THEN p.seq ELSE j.dropped_seq END,
-            closed = j.closed OR coalesce(_closes[p.k], false), updated_at = clock()
-        FROM passed p WHERE j.journal_id = p.id;
-        places := places || at;
-        outcomes := outcomes || found;
-        seqs := seqs || numbers;
-        journal_ids := journal_ids || ids;
-        unparked := unparked || ARRAY (SELECT w.id IS NOT NULL FROM unnest(unparking) WITH ORDINALITY AS w (id, x) ORDER BY w.x);
         IF true = ANY (unparked) THEN -- in this round or before
-            holders := coalesce(holders, array_fill(NULL::text, ARRAY[cardinality(unparked) - cardinality(at)]))
-                || unpark_items(unparking);
+            holders := coalesce(holders, array_fill(NULL::text, ARRAY[done])) || unpark_items(ARRAY (
+                SELECT CASE WHEN p.unparked THEN _session[p.k] END
+                FROM unnest(places[done + 1:], unparked[done + 1:]) WITH ORDINALITY AS p (k, unparked, x) ORDER BY p.x));
         END IF;
+        done := cardinality(places);
     END LOOP;
-    created := ARRAY (
-        SELECT coalesce(p.outcome IS NULL AND p.seq = 1 AND p.id = ANY (fresh), false)
-        FROM unnest(outcomes, seqs, journal_ids) WITH ORDINALITY AS p (outcome, seq, id, x) ORDER BY p.x);
     IF fresh IS NOT NULL THEN
         -- What was started for an element that a limit has refused since.
         WITH empty AS (
@@ -2489,6 +2375,20 @@ REFERENCING OLD TABLE AS deleted FOR EACH STATEMENT EXECUTE FUNCTION delete_jour
 
 -- Turns and wakes: what a worker commits in one transaction.
 
+-- The fence of a turn: its instance is the worker's, and where the worker knows it. PostgreSQL puts this condition, and the next
+-- one, into the statements that use them.
+CREATE FUNCTION passes_fence(i instances, _worker text, _incarnation text, _generation text, _execution bigint, _events bigint)
+RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
+        AND i.generation = _generation AND i.execution_id = _execution AND i.event_count = _events
+$$;
+
+-- Whether the worker holds the session, and the session's next work is its own: with a planned move it is the other worker's.
+CREATE FUNCTION keeps_session(s sessions, _worker text, _incarnation text) RETURNS boolean LANGUAGE sql VOLATILE AS $$
+    SELECT (s.worker_id = _worker) IS TRUE AND s.incarnation = _incarnation AND s.locked_until > clock()
+        AND (s.next_worker IS NULL OR s.next_until <= clock())
+$$;
+
 -- Sessions of results and of work to be locked by the caller that it holds, with their epochs; and by item, unless all of
 -- them were locked to the caller: whether it was, and which worker holds its session. A type: for OUT parameters
 -- PostgreSQL reads the names of all parameters at every call.
@@ -2506,7 +2406,7 @@ CREATE TYPE committed AS (held text[], epochs bigint[], locked boolean[], holder
 -- Turns, acks and states come in the order of their keys. Each statement has a snapshot of its own: it sees the locked rows as
 -- they are then, and the writes of the statements before it.
 --
--- The number in the name is for releases that run side by side: a change of behaviour is a new function.
+-- An INSERT reads the time beforehand: with a volatile function among its columns it would be started as two plans.
 CREATE FUNCTION commit_turns(
     _worker text, _incarnation text, _token text,
     _item_lock float8, _session_lock float8, _touch_below float8,
@@ -2555,14 +2455,14 @@ DECLARE
     blocked boolean[];    -- whether another one is before them
     passed bigint;
     added bigint;
+    moment timestamptz;
 BEGIN
     IF _status IS NULL THEN
         UPDATE instances i
         SET event_count = i.event_count + _added[t.n], claims = 0, unknown_since = NULL, updated_at = clock()
         FROM unnest(_instance) WITH ORDINALITY AS t (instance_id, n)
-        WHERE i.instance_id = t.instance_id AND i.generation = _generation[t.n]
-          AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
-          AND i.execution_id = _execution[t.n] AND i.event_count = _events[t.n];
+        WHERE i.instance_id = t.instance_id
+          AND passes_fence(i, _worker, _incarnation, _generation[t.n], _execution[t.n], _events[t.n]);
     ELSE
         UPDATE instances i
         SET execution_id = i.execution_id + _continued[t.n]::int,
@@ -2572,18 +2472,18 @@ BEGIN
             error = coalesce(_error[t.n], i.error), unread = coalesce(_unread[t.n], i.unread), claims = 0,
             unknown_since = NULL, updated_at = clock()
         FROM unnest(_instance) WITH ORDINALITY AS t (instance_id, n)
-        WHERE i.instance_id = t.instance_id AND i.generation = _generation[t.n]
-          AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
-          AND i.execution_id = _execution[t.n] AND i.event_count = _events[t.n];
+        WHERE i.instance_id = t.instance_id
+          AND passes_fence(i, _worker, _incarnation, _generation[t.n], _execution[t.n], _events[t.n]);
     END IF;
     GET DIAGNOSTICS passed = ROW_COUNT;
     IF passed < cardinality(_instance) THEN
         PERFORM refuse();
     END IF;
+    moment := clock();
     INSERT INTO history (instance_id, execution_id, event_id, event, recorded_at, recorded_events, recorded_by, run_by,
         attempt)
     SELECT _instance[e.n], _execution[e.n], _event_id[e.k], _event[e.k],
-        CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN clock() END,
+        CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN moment END,
         CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN _added[e.n] END,
         CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN _worker END,
         _run_worker[e.k], _run_attempt[e.k]
@@ -2591,30 +2491,10 @@ BEGIN
 
     IF _finish IS NOT NULL THEN
         -- Children are instances, so they come here in the order of locks, and before messages to them.
-        WITH child AS MATERIALIZED (
-            SELECT c.instance_id, c.k, row_number() OVER (PARTITION BY c.instance_id ORDER BY c.k) AS copy
-            FROM unnest(_child_instance) WITH ORDINALITY AS c (instance_id, k)
-        ), created AS (
-            INSERT INTO instances (instance_id, generation, name, version, parent_id, parent_generation, on_deleted, session_id,
-                created_at, updated_at)
-            SELECT c.instance_id, _child_generation[c.k], _child_name[c.k], _child_version[c.k], _child_parent[c.k],
-                _child_parent_generation[c.k], _child_on_deleted[c.k], _child_session[c.k], (SELECT clock()), (SELECT clock())
-            FROM child c WHERE c.copy = 1 ORDER BY c.instance_id
-            ON CONFLICT (instance_id) DO NOTHING
-            RETURNING instance_id
-        ), judged AS MATERIALIZED (
-            SELECT c.instance_id, c.k, c.copy = 1 AND c.instance_id IN (SELECT instance_id FROM created) AS is_new
-            FROM child c
-        ), started AS (
-            INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
-            SELECT c.instance_id, 'new', (SELECT clock()) + _child_delay[c.k] * interval '1 s', _child_start[c.k]
-            FROM judged c WHERE c.is_new ORDER BY c.k
-        )
-        INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
-        SELECT r.instance_id, r.route, (SELECT clock()), _child_on_exists[c.k]
-        FROM judged c JOIN message_routes r ON r.instance_id = _child_parent[c.k]
-        WHERE NOT c.is_new AND _child_on_exists[c.k] IS NOT NULL
-        ORDER BY c.k;
+        IF _child_instance <> '{}' THEN
+            PERFORM add_instances(_child_instance, _child_generation, _child_name, _child_version, _child_start,
+                _child_parent, _child_parent_generation, _child_delay, _child_on_exists, _child_on_deleted, _child_session);
+        END IF;
         -- More than results is removed, so all of it is locked by key before anything is.
         PERFORM FROM (
             SELECT a.instance_id, _ack_execution[a.k] AS execution_id, _ack_activity[a.k] AS activity_id
@@ -2666,17 +2546,15 @@ BEGIN
     INTO held, epochs, earliest, may_lock
     FROM (
         SELECT s.session_id, s.epoch, s.locked_until FROM sessions s
-        WHERE s.session_id = ANY (acked || _here)
-          AND (s.worker_id = _worker) IS TRUE AND s.incarnation = _incarnation AND s.locked_until > clock()
-          -- With a planned move, its next work is for the other worker.
-          AND (s.next_worker IS NULL OR s.next_until <= clock())
+        WHERE s.session_id = ANY (acked || _here) AND keeps_session(s, _worker, _incarnation)
         ORDER BY s.session_id FOR NO KEY UPDATE) h;
     IF may_lock IS NULL THEN
         PERFORM refuse();
     END IF;
-    IF earliest < clock() + _touch_below * interval '1 s' THEN
-        UPDATE sessions s SET locked_until = clock() + _session_lock * interval '1 s', touched_at = clock()
-        WHERE s.session_id = ANY (held) AND s.locked_until < clock() + _touch_below * interval '1 s';
+    moment := clock();
+    IF earliest < moment + _touch_below * interval '1 s' THEN
+        UPDATE sessions s SET locked_until = moment + _session_lock * interval '1 s', touched_at = moment
+        WHERE s.session_id = ANY (held) AND s.locked_until < moment + _touch_below * interval '1 s';
     END IF;
 
     -- New work: locked to the caller where that is asked and right, else left to the holder of its session. Items of one
@@ -2686,8 +2564,8 @@ BEGIN
             lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at)
         SELECT _instance[w.n], _execution[w.n], _item_activity[w.k], _item_name[w.k], _item_session[w.k],
             CASE WHEN _item_session[w.k] IS NULL THEN 'free' ELSE 'w:' || _worker END,
-            (SELECT clock()) + w.k * interval '1 us', _item_payload[w.k],
-            _worker, _incarnation, _token || '.' || w.k, clock() + _item_lock * interval '1 s', 1, clock()
+            moment + w.k * interval '1 us', _item_payload[w.k],
+            _worker, _incarnation, _token || '.' || w.k, moment + _item_lock * interval '1 s', 1, moment
         FROM unnest(_item_turn) WITH ORDINALITY AS w (n, k);
     ELSE
         IF _item_order IS NOT NULL THEN
@@ -2711,11 +2589,11 @@ BEGIN
                  WHEN _item_session[w.k] IS NULL THEN 'free'
                  WHEN routes[w.k] IS NOT NULL THEN routes[w.k]
                  WHEN _item_claim[w.k] AND _item_delay[w.k] <= 0 THEN 'new:' || _worker ELSE 'new' END,
-            (SELECT clock()) + (coalesce(_item_delay[w.k], 0) * interval '1 s' + w.k * interval '1 us'),
+            moment + (coalesce(_item_delay[w.k], 0) * interval '1 s' + w.k * interval '1 us'),
             _item_payload[w.k],
             CASE WHEN locked[w.k] THEN _worker END, CASE WHEN locked[w.k] THEN _incarnation END,
             CASE WHEN locked[w.k] THEN _token || '.' || w.k END,
-            CASE WHEN locked[w.k] THEN clock() + _item_lock * interval '1 s' END, locked[w.k]::int, clock(),
+            CASE WHEN locked[w.k] THEN moment + _item_lock * interval '1 s' END, locked[w.k]::int, moment,
             _item_order[w.k], numbers[w.k]
         FROM unnest(_item_turn) WITH ORDINALITY AS w (n, k);
     END IF;
@@ -2737,8 +2615,8 @@ BEGIN
             message_count, participants, version, epoch, created_at, updated_at)
         SELECT w.session_id, _state[w.k], _state_encoding[w.k], _state_schema[w.k], _state_kind[w.k], _state_name[w.k],
             _state_parent[w.k], _state_labels[w.k]::jsonb, _state_messages[w.k], _state_participants[w.k]::jsonb, 1,
-            _state_epoch[w.k], c.now, c.now
-        FROM unnest(_state_session) WITH ORDINALITY AS w (session_id, k) CROSS JOIN (SELECT clock() AS now) c
+            _state_epoch[w.k], moment, moment
+        FROM unnest(_state_session) WITH ORDINALITY AS w (session_id, k)
         WHERE _state_base[w.k] = 0
           AND NOT EXISTS (SELECT FROM sessions s WHERE s.session_id = w.session_id AND s.epoch > _state_epoch[w.k]);
         GET DIAGNOSTICS added = ROW_COUNT;
@@ -2779,7 +2657,7 @@ BEGIN
     IF _finish IS NOT NULL THEN
         -- Removals come last, for they may be of what this batch has queued.
         INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload, timer_execution, timer_id)
-        SELECT m.instance_id, r.route, (SELECT clock()) + _message_delay[m.k] * interval '1 s', _message[m.k],
+        SELECT m.instance_id, r.route, moment + _message_delay[m.k] * interval '1 s', _message[m.k],
             _message_execution[m.k], _message_timer[m.k]
         FROM unnest(_message_instance) WITH ORDINALITY AS m (instance_id, k) JOIN message_routes r USING (instance_id)
         WHERE _message_generation[m.k] IS NULL OR r.generation = _message_generation[m.k]
@@ -2799,132 +2677,42 @@ BEGIN
     RETURN (held, epochs, locked, holders);
 END $$;
 
--- Plain turns: they take results and queue work that their worker is to run, and do nothing else. Nearly all batches hold
--- only such turns, and what a commit of few turns costs is to start its statements and to receive its arguments.
+-- One turn that takes one result: of an activity, and queues one item of the same session (or also without one) that is to run
+-- here, or of a wake, with what that adds to its journal and with the state of its session. The batch of a worker that has little
+-- to do: its time is what starts statements, and arrays of one element make that half as much again.
 
--- Commits a batch of plain turns, all of them or none: as `commit_turns`, without what such a batch does not need.
---
--- An INSERT reads the time beforehand: with a volatile function among its columns it would be started as two plans.
-CREATE FUNCTION commit_plain_turns(
-    _worker text, _incarnation text, _token text,
-    _item_lock float8, _session_lock float8, _touch_below float8,
-    _instance text[], _generation text[], _execution bigint[], _events bigint[], _added bigint[],
-    _event_turn bigint[], _event_id bigint[], _event text[],
-    _ack_instance text[], _ack_execution bigint[], _ack_activity bigint[], _ack_token text[],
-    _item_turn bigint[], _item_activity bigint[], _item_name text[], _item_session text[], _item_payload text[],
-    _here text[]
-) RETURNS committed LANGUAGE plpgsql AS $$
-DECLARE
-    held text[]; epochs bigint[]; locked boolean[]; holders text[]; routes text[];
-    acked text[];         -- sessions of results
-    earliest timestamptz; -- end of the first lock on a held session
-    may_lock boolean;     -- false: draining; NULL: the worker's lease has ended
-    passed bigint;
-    moment timestamptz;
-BEGIN
-    UPDATE instances i
-    SET event_count = i.event_count + _added[t.n], claims = 0, unknown_since = NULL, updated_at = clock()
-    FROM unnest(_instance) WITH ORDINALITY AS t (instance_id, n)
-    WHERE i.instance_id = t.instance_id AND i.generation = _generation[t.n]
-      AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
-      AND i.execution_id = _execution[t.n] AND i.event_count = _events[t.n];
-    GET DIAGNOSTICS passed = ROW_COUNT;
-    IF passed < cardinality(_instance) THEN
-        PERFORM refuse();
-    END IF;
-    moment := clock();
-    INSERT INTO history (instance_id, execution_id, event_id, event, recorded_at, recorded_events, recorded_by)
-    SELECT _instance[e.n], _execution[e.n], _event_id[e.k], _event[e.k],
-        CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN moment END,
-        CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN _added[e.n] END,
-        CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN _worker END
-    FROM unnest(_event_turn) WITH ORDINALITY AS e (n, k);
-
-    WITH removed AS (
-        DELETE FROM worker_queue q
-        USING unnest(_ack_instance) WITH ORDINALITY AS a (instance_id, k)
-        WHERE q.instance_id = a.instance_id AND q.execution_id = _ack_execution[a.k]
-          AND q.activity_id = _ack_activity[a.k] AND q.lock_token = _ack_token[a.k] AND q.locked_until > clock()
-        RETURNING q.session_id
-    )
-    SELECT count(*), array_agg(r.session_id) INTO passed, acked FROM removed r;
-    -- Sessions that the caller holds, and holds until the commit.
-    SELECT array_agg(h.session_id), array_agg(h.epoch), min(h.locked_until), (
-            SELECT NOT w.draining FROM alive_workers w
-            WHERE w.worker_id = _worker AND w.incarnation = _incarnation)
-    INTO held, epochs, earliest, may_lock
-    FROM (
-        SELECT s.session_id, s.epoch, s.locked_until FROM sessions s
-        WHERE s.session_id = ANY (acked || _here)
-          AND (s.worker_id = _worker) IS TRUE AND s.incarnation = _incarnation AND s.locked_until > clock()
-          -- With a planned move, its next work is for the other worker.
-          AND (s.next_worker IS NULL OR s.next_until <= clock())
-        ORDER BY s.session_id FOR NO KEY UPDATE) h;
-    IF passed < cardinality(_ack_token) OR may_lock IS NULL THEN
-        PERFORM refuse();
-    END IF;
-    moment := clock();
-    IF earliest < moment + _touch_below * interval '1 s' THEN
-        UPDATE sessions s SET locked_until = moment + _session_lock * interval '1 s', touched_at = moment
-        WHERE s.session_id = ANY (held) AND s.locked_until < moment + _touch_below * interval '1 s';
-    END IF;
-
-    -- New work: locked to the caller where that is right, else left to the holder of its session. Items of one batch are
-    -- a microsecond apart, so that they are delivered in their order.
-    IF may_lock AND (held = _here OR held @> _here OR _here = '{}') THEN
-        INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
-            lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at)
-        SELECT _instance[w.n], _execution[w.n], _item_activity[w.k], _item_name[w.k], _item_session[w.k],
-            CASE WHEN _item_session[w.k] IS NULL THEN 'free' ELSE 'w:' || _worker END,
-            moment + w.k * interval '1 us', _item_payload[w.k],
-            _worker, _incarnation, _token || '.' || w.k, moment + _item_lock * interval '1 s', 1, moment
-        FROM unnest(_item_turn) WITH ORDINALITY AS w (n, k);
-    ELSE
-        SELECT array_agg(p.locked ORDER BY p.k), array_agg(p.holder ORDER BY p.k), array_agg(p.route ORDER BY p.k)
-        INTO locked, holders, routes
-        FROM (
-            SELECT w.k, coalesce(m.next_worker, h.worker_id) AS holder, coalesce(m.route, 'w:' || h.worker_id) AS route,
-                -- With the epoch as it is, or not at all: a writer without a lease gives the session another.
-                may_lock AND (w.session_id IS NULL OR (h.session_id = ANY (held)) IS TRUE) AS locked
-            FROM unnest(_item_session) WITH ORDINALITY AS w (session_id, k)
-            LEFT JOIN held_sessions h ON h.session_id = w.session_id
-            LEFT JOIN planned_moves m ON m.session_id = h.session_id) p;
-        INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
-            lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at)
-        SELECT _instance[w.n], _execution[w.n], _item_activity[w.k], _item_name[w.k], _item_session[w.k],
-            CASE WHEN _item_session[w.k] IS NULL THEN 'free' ELSE coalesce(routes[w.k], 'new') END,
-            moment + w.k * interval '1 us', _item_payload[w.k],
-            CASE WHEN locked[w.k] THEN _worker END, CASE WHEN locked[w.k] THEN _incarnation END,
-            CASE WHEN locked[w.k] THEN _token || '.' || w.k END,
-            CASE WHEN locked[w.k] THEN moment + _item_lock * interval '1 s' END, locked[w.k]::int, moment
-        FROM unnest(_item_turn) WITH ORDINALITY AS w (n, k);
-    END IF;
-    RETURN (held, epochs, locked, holders);
-END $$;
-
--- One plain turn that takes one result and queues one item of the same session, or also without one, to be run here: the
--- batch of a worker that has little to do. Its time is what starts statements, and arrays of one element make that half
--- as much again.
-
--- Commits such a turn as `commit_plain_turns` does, or raises `refuse`: also when the item is not to be locked to the
--- caller, since that is for the other function. Returns the epoch of the session.
-CREATE FUNCTION commit_fused_turn(
-    _worker text, _incarnation text, _token text,
-    _item_lock float8, _session_lock float8, _touch_below float8,
+-- Commits such a turn as `commit_turns`, `write_journals` and `park_items` do, or raises `refuse`: also when the item is not to
+-- be locked to the caller, or may not be parked, and when the state is of another session than the result, or of a session
+-- without a row; then these functions commit it. The entries are of this wake; none is an input, and none has an event id. A
+-- parked item is of the instance whose journal this is. Returns the epoch of the result's session.
+CREATE FUNCTION commit_turn(
+    _worker text, _incarnation text, _session_lock float8, _touch_below float8,
     _instance text, _generation text, _execution bigint, _events bigint, _event text[],
     _ack_activity bigint, _ack_token text,
-    _item_activity bigint, _item_name text, _item_session text, _item_payload text
+    -- New work.
+    _token text = NULL, _item_lock float8 = NULL,
+    _item_activity bigint = NULL, _item_name text = NULL, _item_session text = NULL, _item_payload text = NULL,
+    -- The wake.
+    _session text = NULL, _journal bigint = NULL, _base bigint = NULL, _processed bigint = NULL, _wake text = NULL,
+    _attempt bigint = NULL, _entry_kind text[] = NULL, _entry text[] = NULL, _size bigint = NULL, _clear boolean = NULL,
+    _state_session text = NULL, _state_base bigint = NULL, _state_epoch bigint = NULL, _state bytea = NULL,
+    _state_encoding text = NULL, _state_schema bigint = NULL, _state_kind text = NULL, _state_name text = NULL,
+    _state_parent text = NULL, _state_labels text = NULL, _state_messages bigint = NULL,
+    _state_participants text = NULL,
+    _parked_activity bigint = NULL, _parked_name text = NULL, _parked_session text = NULL, _parked_payload text = NULL
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    held_epoch bigint;
-    held_until timestamptz;
+    acked text;             -- session of the result
+    session_epoch bigint;
+    held_until timestamptz; -- NULL: the caller does not hold it
+    may_lock boolean;       -- false: draining; NULL: the worker's lease has ended
+    last bigint;            -- last entry of the journal before the wake's entries
+    inherited bigint;       -- last entry that the journal has from another one
     moment timestamptz;
 BEGIN
     UPDATE instances i
     SET event_count = i.event_count + cardinality(_event), claims = 0, unknown_since = NULL, updated_at = clock()
-    WHERE i.instance_id = _instance AND i.generation = _generation
-      AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
-      AND i.execution_id = _execution AND i.event_count = _events;
+    WHERE i.instance_id = _instance AND passes_fence(i, _worker, _incarnation, _generation, _execution, _events);
     IF NOT FOUND THEN
         PERFORM refuse();
     END IF;
@@ -2938,37 +2726,84 @@ BEGIN
 
     DELETE FROM worker_queue q
     WHERE q.instance_id = _instance AND q.execution_id = _execution AND q.activity_id = _ack_activity
-      AND q.lock_token = _ack_token AND q.locked_until > clock() AND q.session_id IS NOT DISTINCT FROM _item_session;
+      AND q.lock_token = _ack_token AND q.locked_until > clock()
+    RETURNING q.session_id INTO acked;
     IF NOT FOUND THEN
         PERFORM refuse();
     END IF;
-    -- A session that the caller holds, and holds until the commit. With a planned move, its next work is for the other worker.
-    IF _item_session IS NOT NULL THEN
-        SELECT s.epoch, s.locked_until INTO held_epoch, held_until FROM sessions s
-        WHERE s.session_id = _item_session
-          AND (s.worker_id = _worker) IS TRUE AND s.incarnation = _incarnation AND s.locked_until > clock()
-          AND (s.next_worker IS NULL OR s.next_until <= clock())
-        FOR NO KEY UPDATE;
-        IF NOT FOUND THEN
-            PERFORM refuse();
-        END IF;
+    IF acked IS NOT NULL THEN
+        SELECT s.epoch, CASE WHEN keeps_session(s, _worker, _incarnation) THEN s.locked_until END
+        INTO session_epoch, held_until FROM sessions s WHERE s.session_id = acked FOR NO KEY UPDATE;
     END IF;
-    PERFORM FROM alive_workers w WHERE w.worker_id = _worker AND w.incarnation = _incarnation AND NOT w.draining;
-    IF NOT FOUND THEN
+    SELECT NOT w.draining INTO may_lock FROM alive_workers w WHERE w.worker_id = _worker AND w.incarnation = _incarnation;
+    IF may_lock IS NULL
+       OR _item_activity IS NOT NULL
+          AND (NOT may_lock OR _item_session IS DISTINCT FROM acked OR acked IS NOT NULL AND held_until IS NULL)
+       OR _state_session IS NOT NULL AND (_state_session = acked AND session_epoch <= _state_epoch) IS NOT TRUE THEN
         PERFORM refuse();
     END IF;
     moment := clock();
     IF held_until < moment + _touch_below * interval '1 s' THEN
         UPDATE sessions s SET locked_until = moment + _session_lock * interval '1 s', touched_at = moment
-        WHERE s.session_id = _item_session;
+        WHERE s.session_id = acked;
     END IF;
 
-    INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
-        lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at)
-    VALUES (_instance, _execution, _item_activity, _item_name, _item_session,
-        CASE WHEN _item_session IS NULL THEN 'free' ELSE 'w:' || _worker END, moment, _item_payload,
-        _worker, _incarnation, _token, moment + _item_lock * interval '1 s', 1, moment);
-    RETURN held_epoch;
+    IF _item_activity IS NOT NULL THEN
+        INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
+            lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at)
+        VALUES (_instance, _execution, _item_activity, _item_name, _item_session,
+            CASE WHEN _item_session IS NULL THEN 'free' ELSE 'w:' || _worker END, moment, _item_payload,
+            _worker, _incarnation, _token, moment + _item_lock * interval '1 s', 1, moment);
+        RETURN session_epoch;
+    END IF;
+    IF _state_session IS NOT NULL THEN
+        UPDATE session_states r
+        SET state = _state, encoding = _state_encoding, schema_version = _state_schema, kind = _state_kind,
+            name = _state_name, parent = _state_parent, labels = _state_labels::jsonb,
+            message_count = _state_messages, participants = _state_participants::jsonb, version = r.version + 1,
+            epoch = _state_epoch, turn = NULL, updated_at = clock()
+        WHERE r.session_id = _state_session AND r.version = _state_base AND (r.epoch > _state_epoch) IS NOT TRUE;
+        IF NOT FOUND THEN
+            PERFORM refuse();
+        END IF;
+    END IF;
+
+    UPDATE journals j
+    SET processed = _processed, last_seq = j.last_seq + cardinality(_entry), size = j.size + _size,
+        ended_wake = _wake, ended_attempt = CASE WHEN j.ended_wake = _wake
+            THEN greatest(j.ended_attempt, _attempt) ELSE _attempt END,
+        updated_at = clock()
+    WHERE j.session_id = _session AND j.journal_id = _journal AND j.processed = _base
+    RETURNING j.last_seq - cardinality(_entry), j.base_seq INTO last, inherited;
+    IF NOT FOUND THEN
+        PERFORM refuse();
+    END IF;
+    moment := clock();
+    INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, wake_id, payload)
+    SELECT _journal, last + e.k, moment, false, e.kind, _wake, e.entry
+    FROM (
+        SELECT generate_series(1, cardinality(_entry)) AS k, unnest(_entry_kind) AS kind, unnest(_entry) AS entry) e;
+    IF _clear THEN
+        DELETE FROM journal_streams s WHERE s.journal_id = _journal;
+    END IF;
+
+    IF _parked_activity IS NOT NULL THEN
+        PERFORM FROM journal_entries e WHERE e.journal_id = _journal AND e.is_input AND e.seq > _processed LIMIT 1;
+        IF FOUND OR _processed < inherited THEN
+            PERFORM refuse();
+        END IF;
+        -- No other transaction adds the row of an instance that is locked.
+        UPDATE parked_items a
+        SET generation = _generation, execution_id = _execution, activity_id = _parked_activity, name = _parked_name,
+            session_id = _parked_session, payload = _parked_payload, parked = true
+        WHERE a.instance_id = _instance;
+        IF NOT FOUND THEN
+            INSERT INTO parked_items (instance_id, generation, execution_id, activity_id, name, session_id, payload, parked)
+            VALUES (_instance, _generation, _execution, _parked_activity, _parked_name, _parked_session, _parked_payload,
+                true);
+        END IF;
+    END IF;
+    RETURN session_epoch;
 END $$;
 
 -- Writes what wakes add to their journals: see `JournalWrite`. The writes come in the order of the keys of their sessions, at
@@ -3065,123 +2900,6 @@ BEGIN
         WHERE j.dropped_seq <= _processed[x.n] AND (_only IS NULL OR x.n = ANY (_only))
         ORDER BY x.k
         ON CONFLICT (journal_id, key) DO NOTHING;
-    END IF;
-END $$;
-
--- One turn that takes the result of one wake, with what that adds to its journal and with the state of its session: the batch
--- of a worker that has little to do with conversations. As `commit_fused_turn`, for the same reason.
-
--- Commits such a turn as `commit_turns` and `write_journals` do, or raises `refuse`. It also refuses a turn if the state is of
--- another session than the result, or of a session without a row, or if the item may not be parked: then these two functions commit
--- it. The entries are of this wake; none is an input, and none has an event id. A parked item is of the instance whose journal
--- this is.
-CREATE FUNCTION commit_wake(
-    _worker text, _incarnation text, _session_lock float8, _touch_below float8,
-    _instance text, _generation text, _execution bigint, _events bigint, _event text[],
-    _ack_activity bigint, _ack_token text,
-    _session text, _journal bigint, _base bigint, _processed bigint, _wake text, _attempt bigint,
-    _entry_kind text[], _entry text[], _size bigint, _clear boolean,
-    _state_session text = NULL, _state_base bigint = NULL, _state_epoch bigint = NULL, _state bytea = NULL,
-    _state_encoding text = NULL, _state_schema bigint = NULL, _state_kind text = NULL, _state_name text = NULL,
-    _state_parent text = NULL, _state_labels text = NULL, _state_messages bigint = NULL,
-    _state_participants text = NULL,
-    _parked_activity bigint = NULL, _parked_name text = NULL, _parked_session text = NULL, _parked_payload text = NULL
-) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    acked text;             -- session of the result
-    session_epoch bigint;
-    held_until timestamptz; -- NULL: the caller does not hold it
-    last bigint;            -- last entry of the journal before the wake's entries
-    inherited bigint;       -- last entry that the journal has from another one
-    moment timestamptz;
-BEGIN
-    UPDATE instances i
-    SET event_count = i.event_count + cardinality(_event), claims = 0, unknown_since = NULL, updated_at = clock()
-    WHERE i.instance_id = _instance AND i.generation = _generation
-      AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
-      AND i.execution_id = _execution AND i.event_count = _events;
-    IF NOT FOUND THEN
-        PERFORM refuse();
-    END IF;
-    moment := clock();
-    INSERT INTO history (instance_id, execution_id, event_id, event, recorded_at, recorded_events, recorded_by)
-    SELECT _instance, _execution, _events + e.k, e.event,
-        CASE WHEN e.k = 1 THEN moment END,
-        CASE WHEN e.k = 1 THEN cardinality(_event) END,
-        CASE WHEN e.k = 1 THEN _worker END
-    FROM (SELECT generate_series(1, cardinality(_event)) AS k, unnest(_event) AS event) e;
-
-    DELETE FROM worker_queue q
-    WHERE q.instance_id = _instance AND q.execution_id = _execution AND q.activity_id = _ack_activity
-      AND q.lock_token = _ack_token AND q.locked_until > clock()
-    RETURNING q.session_id INTO acked;
-    IF NOT FOUND OR _state_session <> acked OR _state_session IS NOT NULL AND acked IS NULL THEN
-        PERFORM refuse();
-    END IF;
-    IF acked IS NOT NULL THEN
-        SELECT s.epoch,
-            -- With a planned move, its next work is for the other worker.
-            CASE WHEN (s.worker_id = _worker) IS TRUE AND s.incarnation = _incarnation AND s.locked_until > clock()
-                  AND (s.next_worker IS NULL OR s.next_until <= clock()) THEN s.locked_until END
-        INTO session_epoch, held_until
-        FROM sessions s WHERE s.session_id = acked FOR NO KEY UPDATE;
-    END IF;
-    PERFORM FROM alive_workers w WHERE w.worker_id = _worker AND w.incarnation = _incarnation;
-    IF NOT FOUND OR _state_session IS NOT NULL AND (session_epoch <= _state_epoch) IS NOT TRUE THEN
-        PERFORM refuse();
-    END IF;
-    moment := clock();
-    IF held_until < moment + _touch_below * interval '1 s' THEN
-        UPDATE sessions s SET locked_until = moment + _session_lock * interval '1 s', touched_at = moment
-        WHERE s.session_id = acked;
-    END IF;
-
-    IF _state_session IS NOT NULL THEN
-        UPDATE session_states r
-        SET state = _state, encoding = _state_encoding, schema_version = _state_schema, kind = _state_kind,
-            name = _state_name, parent = _state_parent, labels = _state_labels::jsonb,
-            message_count = _state_messages, participants = _state_participants::jsonb, version = r.version + 1,
-            epoch = _state_epoch, turn = NULL, updated_at = clock()
-        WHERE r.session_id = _state_session AND r.version = _state_base AND (r.epoch > _state_epoch) IS NOT TRUE;
-        IF NOT FOUND THEN
-            PERFORM refuse();
-        END IF;
-    END IF;
-
-    UPDATE journals j
-    SET processed = _processed, last_seq = j.last_seq + cardinality(_entry), size = j.size + _size,
-        ended_wake = _wake, ended_attempt = CASE WHEN j.ended_wake = _wake
-            THEN greatest(j.ended_attempt, _attempt) ELSE _attempt END,
-        updated_at = clock()
-    WHERE j.session_id = _session AND j.journal_id = _journal AND j.processed = _base
-    RETURNING j.last_seq - cardinality(_entry), j.base_seq INTO last, inherited;
-    IF NOT FOUND THEN
-        PERFORM refuse();
-    END IF;
-    moment := clock();
-    INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, wake_id, payload)
-    SELECT _journal, last + e.k, moment, false, e.kind, _wake, e.entry
-    FROM (
-        SELECT generate_series(1, cardinality(_entry)) AS k, unnest(_entry_kind) AS kind, unnest(_entry) AS entry) e;
-    IF _clear THEN
-        DELETE FROM journal_streams s WHERE s.journal_id = _journal;
-    END IF;
-
-    IF _parked_activity IS NOT NULL THEN
-        PERFORM FROM journal_entries e WHERE e.journal_id = _journal AND e.is_input AND e.seq > _processed LIMIT 1;
-        IF FOUND OR _processed < inherited THEN
-            PERFORM refuse();
-        END IF;
-        -- No other transaction adds the row of an instance that is locked.
-        UPDATE parked_items a
-        SET generation = _generation, execution_id = _execution, activity_id = _parked_activity, name = _parked_name,
-            session_id = _parked_session, payload = _parked_payload, parked = true
-        WHERE a.instance_id = _instance;
-        IF NOT FOUND THEN
-            INSERT INTO parked_items (instance_id, generation, execution_id, activity_id, name, session_id, payload, parked)
-            VALUES (_instance, _generation, _execution, _parked_activity, _parked_name, _parked_session, _parked_payload,
-                true);
-        END IF;
     END IF;
 END $$;
 

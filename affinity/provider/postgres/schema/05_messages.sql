@@ -1,34 +1,16 @@
 -- Creating, restarting, resetting and deleting instances, and sending messages to them.
 
--- The two writes of a client, with the rights of the role that migrated: a client needs none to any table for them, and
--- writes nothing else. The number in the name is for releases that run side by side.
-
--- Creates instances with their start messages. If an id was there, the parent is notified, where asked. Returns the positions
--- of the new instances; or, when a quota refuses the batch, one row that names it.
-CREATE FUNCTION create_instances(
-    _instance text[], _generation text[], _name text[], _version text[], _start text[], _parent text[], _parent_generation text[],
-    _delay float8[], _on_exists text[], _on_deleted text[], _session text[]
-) RETURNS TABLE (n bigint, quota text, allowed bigint) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-#variable_conflict use_column
-DECLARE
-    most quotas;
-    added bigint;
+-- Creates instances with their start messages, also those beyond a quota: of turns and wakes. If an id was there, the parent is
+-- notified, where asked. Returns the positions of the new instances. With `_only`, other positions are left out.
+CREATE FUNCTION add_instances(
+    _instance text[], _generation text[], _name text[], _version text[], _start text[], _parent text[] = NULL,
+    _parent_generation text[] = NULL, _delay float8[] = NULL, _on_exists text[] = NULL, _on_deleted text[] = NULL,
+    _session text[] = NULL, _only bigint[] = NULL
+) RETURNS SETOF bigint LANGUAGE plpgsql AS $$
 BEGIN
-    SELECT * INTO most FROM quotas;
-    IF most.instance_bytes < (SELECT max(octet_length(s.start)) FROM unnest(_start) AS s (start)) THEN
-        RETURN QUERY SELECT NULL::bigint, 'instance_bytes', most.instance_bytes;
-        RETURN;
-    ELSIF most.instances IS NOT NULL THEN
-        SELECT count(DISTINCT w.instance_id) INTO added FROM unnest(_instance) AS w (instance_id)
-        WHERE NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = w.instance_id);
-        IF added > 0 AND added + (SELECT sum(c.instances) FROM instance_counts c) > most.instances THEN
-            RETURN QUERY SELECT NULL::bigint, 'instances', most.instances;
-            RETURN;
-        END IF;
-    END IF;
     RETURN QUERY WITH wanted AS MATERIALIZED (
         SELECT w.instance_id, w.n, row_number() OVER (PARTITION BY w.instance_id ORDER BY w.n) AS copy
-        FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, n)
+        FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, n) WHERE _only IS NULL OR w.n = ANY (_only)
     ), created AS (
         INSERT INTO instances (instance_id, generation, name, version, parent_id, parent_generation, on_deleted, session_id,
             created_at, updated_at)
@@ -43,7 +25,7 @@ BEGIN
         FROM wanted w
     ), started AS (
         INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
-        SELECT o.instance_id, 'new', (SELECT clock()) + _delay[o.n] * interval '1 s', _start[o.n]
+        SELECT o.instance_id, 'new', (SELECT clock()) + coalesce(_delay[o.n], 0) * interval '1 s', _start[o.n]
         FROM outcome o WHERE o.is_new ORDER BY o.n
     ), reported AS (
         INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
@@ -52,7 +34,40 @@ BEGIN
         WHERE NOT o.is_new AND _on_exists[o.n] IS NOT NULL
         ORDER BY o.n
     )
-    SELECT o.n, NULL::text, NULL::bigint FROM outcome o WHERE o.is_new;
+    SELECT o.n FROM outcome o WHERE o.is_new;
+END $$;
+
+-- The writes of a client, with the rights of the role that migrated: a client needs none to any table for them, and writes
+-- nothing else.
+
+-- Creates instances as `add_instances`; or, when a quota refuses the batch, none, and returns one row that names it.
+CREATE FUNCTION create_instances(
+    _instance text[], _generation text[], _name text[], _version text[], _start text[], _parent text[] = NULL,
+    _parent_generation text[] = NULL, _delay float8[] = NULL, _on_exists text[] = NULL, _on_deleted text[] = NULL,
+    _session text[] = NULL, _only bigint[] = NULL
+) RETURNS TABLE (n bigint, quota text, allowed bigint) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    most quotas;
+    added bigint;
+BEGIN
+    SELECT * INTO most FROM quotas;
+    IF most.instance_bytes < (
+        SELECT max(octet_length(s.start)) FROM unnest(_start) WITH ORDINALITY AS s (start, k)
+        WHERE _only IS NULL OR s.k = ANY (_only)) THEN
+        RETURN QUERY SELECT NULL::bigint, 'instance_bytes', most.instance_bytes;
+        RETURN;
+    ELSIF most.instances IS NOT NULL THEN
+        SELECT count(DISTINCT w.instance_id) INTO added FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, k)
+        WHERE (_only IS NULL OR w.k = ANY (_only))
+          AND NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = w.instance_id);
+        IF added > 0 AND added + (SELECT sum(c.instances) FROM instance_counts c) > most.instances THEN
+            RETURN QUERY SELECT NULL::bigint, 'instances', most.instances;
+            RETURN;
+        END IF;
+    END IF;
+    RETURN QUERY SELECT a.k, NULL::text, NULL::bigint FROM add_instances(
+        _instance, _generation, _name, _version, _start, _parent, _parent_generation, _delay, _on_exists, _on_deleted,
+        _session, _only) AS a (k);
 END $$;
 
 -- Restarts ended instances: each goes on in its next execution, as a new generation with its start message; the history
@@ -88,10 +103,28 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Brings `instance_sizes` up to date, for a quota of bytes.
+CREATE FUNCTION measure_instances(_instance text[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO instance_sizes AS s (instance_id, generation, execution_id, event_count, bytes)
+    SELECT i.instance_id, i.generation, i.execution_id, i.event_count, coalesce(z.bytes, 0) + (
+        SELECT coalesce(sum(octet_length(h.event)), 0) FROM history h
+        WHERE h.instance_id = i.instance_id AND h.execution_id = i.execution_id
+          AND h.event_id > coalesce(z.event_count, 0) AND h.event_id <= i.event_count)
+    FROM (SELECT DISTINCT w.instance_id FROM unnest(_instance) AS w (instance_id) ORDER BY w.instance_id) w
+    JOIN instances i ON i.instance_id = w.instance_id
+    LEFT JOIN instance_sizes z
+        ON z.instance_id = i.instance_id AND z.generation = i.generation AND z.execution_id = i.execution_id
+    WHERE z.event_count IS DISTINCT FROM i.event_count
+    ON CONFLICT (instance_id) DO UPDATE
+    SET generation = excluded.generation, execution_id = excluded.execution_id, event_count = excluded.event_count,
+        bytes = excluded.bytes;
+END $$;
+
 -- Sends messages, and returns the delivery of each. The size of an instance is NULL when its limit was lifted meanwhile.
 CREATE FUNCTION send_messages(
-    _instance text[], _generation text[], _payload text[], _delay float8[], _timer_execution bigint[], _timer_id bigint[],
-    _unread_limit bigint[]
+    _instance text[], _generation text[], _payload text[], _delay float8[] = NULL, _timer_execution bigint[] = NULL,
+    _timer_id bigint[] = NULL, _unread_limit bigint[] = NULL
 ) RETURNS TABLE (n bigint, delivery text) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
@@ -99,21 +132,9 @@ DECLARE
 BEGIN
     SELECT * INTO most FROM quotas;
     IF most.instance_bytes IS NOT NULL THEN
-        INSERT INTO instance_sizes AS s (instance_id, generation, execution_id, event_count, bytes)
-        SELECT i.instance_id, i.generation, i.execution_id, i.event_count, coalesce(z.bytes, 0) + (
-            SELECT coalesce(sum(octet_length(h.event)), 0) FROM history h
-            WHERE h.instance_id = i.instance_id AND h.execution_id = i.execution_id
-              AND h.event_id > coalesce(z.event_count, 0) AND h.event_id <= i.event_count)
-        FROM (
-            SELECT DISTINCT w.instance_id FROM unnest(_instance, _unread_limit) AS w (instance_id, unread_limit)
-            WHERE w.unread_limit IS NOT NULL ORDER BY w.instance_id) w
-        JOIN instances i ON i.instance_id = w.instance_id
-        LEFT JOIN instance_sizes z
-            ON z.instance_id = i.instance_id AND z.generation = i.generation AND z.execution_id = i.execution_id
-        WHERE z.event_count IS DISTINCT FROM i.event_count
-        ON CONFLICT (instance_id) DO UPDATE
-        SET generation = excluded.generation, execution_id = excluded.execution_id, event_count = excluded.event_count,
-            bytes = excluded.bytes;
+        PERFORM measure_instances(ARRAY (
+            SELECT w.instance_id FROM unnest(_instance, _unread_limit) AS w (instance_id, unread_limit)
+            WHERE w.unread_limit IS NOT NULL));
     END IF;
     RETURN QUERY WITH message AS MATERIALIZED (
         SELECT m.n, m.instance_id, r.route,
@@ -137,7 +158,7 @@ BEGIN
         LEFT JOIN message_routes r ON r.instance_id = m.instance_id
     ), sent AS (
         INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload, timer_execution, timer_id)
-        SELECT m.instance_id, m.route, (SELECT clock()) + _delay[m.n] * interval '1 s', _payload[m.n],
+        SELECT m.instance_id, m.route, (SELECT clock()) + coalesce(_delay[m.n], 0) * interval '1 s', _payload[m.n],
             _timer_execution[m.n], _timer_id[m.n]
         FROM message m WHERE m.route IS NOT NULL AND NOT m.is_full AND NOT m.is_over
         ORDER BY m.n

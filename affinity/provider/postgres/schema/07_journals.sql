@@ -288,19 +288,13 @@ BEGIN
         RETURN;
     END IF;
     IF (_creation ->> 'of_wake')::boolean THEN
-        WITH created AS (
-            INSERT INTO instances (instance_id, generation, name, version, session_id, created_at, updated_at)
-            VALUES (_session, _creation ->> 'generation', _creation ->> 'name', _creation ->> 'version', _session, _now, _now)
-            ON CONFLICT (instance_id) DO NOTHING
-            RETURNING instance_id
-        )
-        INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
-        SELECT c.instance_id, 'new', _now, _creation ->> 'start' FROM created c;
+        PERFORM add_instances(
+            ARRAY[_session], ARRAY[_creation ->> 'generation'], ARRAY[_creation ->> 'name'], ARRAY[_creation ->> 'version'],
+            ARRAY[_creation ->> 'start'], _session => ARRAY[_session]);
     ELSIF EXISTS (
         SELECT FROM create_instances(
             ARRAY[_session], ARRAY[_creation ->> 'generation'], ARRAY[_creation ->> 'name'], ARRAY[_creation ->> 'version'],
-            ARRAY[_creation ->> 'start'], ARRAY[NULL::text], ARRAY[NULL::text], ARRAY[0::float8], ARRAY[NULL::text],
-            ARRAY[NULL::text], ARRAY[_session]) c
+            ARRAY[_creation ->> 'start'], _session => ARRAY[_session]) c
         WHERE c.quota IS NOT NULL) THEN
         outcome := 'over_quota';
         RETURN;
@@ -393,9 +387,8 @@ BEGIN
         SELECT FROM journals j CROSS JOIN LATERAL find_entries(
             _id, j.processed, created_seq + 1, '{}', NULL, NULL, true, false, 1)
         WHERE j.journal_id = _id) THEN
-        PERFORM FROM send_messages(
-            ARRAY[_session], ARRAY[NULL::text], ARRAY[replace(_creation ->> 'message', '"$SEQ"', created_seq::text)],
-            ARRAY[0::float8], ARRAY[NULL::bigint], ARRAY[NULL::bigint], ARRAY[NULL::bigint]);
+        PERFORM send_messages(
+            ARRAY[_session], NULL, ARRAY[replace(_creation ->> 'message', '"$SEQ"', created_seq::text)]);
     END IF;
     outcome := 'created';
 END $$;
@@ -428,20 +421,23 @@ BEGIN
     END IF;
 END $$;
 
-CREATE FUNCTION create_missing_journals(
+-- Creates the journals and instances that appends are to start, as far as they are missing; returns the new journals.
+CREATE FUNCTION start_journals(
     _session text[], _kind text[], _entry_kind text[], _event text[], _sender text[], _start_name text[], _start text[],
     _start_generation text[], _start_version text[], _start_journal bigint[], _start_parent text[], _only bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
-    missing bigint[]; -- places of elements that need an instance
-    wanted bigint[];  -- places of elements that need a journal
+    of_wakes bigint[]; -- places of elements that need an instance: no quota refuses what a wake starts
+    missing bigint[];  -- the same of clients
+    wanted bigint[];   -- places of elements that need a journal
     refused boolean;
     created bigint[];
-    one bigint;
 BEGIN
-    SELECT array_agg(f.k ORDER BY f.session_id) FILTER (WHERE f.needs_instance),
-        array_agg(f.k ORDER BY f.session_id) FILTER (WHERE f.needs_journal)
-    INTO missing, wanted
+    PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
+    SELECT array_agg(f.k) FILTER (WHERE f.needs_instance AND _sender[f.k] IS NOT NULL),
+        array_agg(f.k) FILTER (WHERE f.needs_instance AND _sender[f.k] IS NULL),
+        array_agg(f.k) FILTER (WHERE f.needs_journal)
+    INTO of_wakes, missing, wanted
     FROM (
         SELECT DISTINCT ON (s.session_id) s.session_id, s.k, i.instance_id IS NULL AS needs_instance,
             j.journal_id IS NULL AS needs_journal
@@ -457,41 +453,17 @@ BEGIN
           AND (_sender[s.k] IS NULL
                OR _sender[s.k] = CASE WHEN j.journal_id IS NULL THEN _start_parent[s.k] ELSE j.parent END)
         ORDER BY s.session_id, s.k) f;
-    IF missing IS NOT NULL THEN
-        -- No quota refuses what a wake starts.
-        WITH created AS (
-            INSERT INTO instances (instance_id, generation, name, version, session_id, created_at, updated_at)
-            SELECT _session[m.k], _start_generation[m.k], _start_name[m.k], _start_version[m.k], _session[m.k], c.now, c.now
-            FROM unnest(missing) WITH ORDINALITY AS m (k, place) CROSS JOIN (SELECT clock() AS now) c
-            WHERE _sender[m.k] IS NOT NULL ORDER BY m.place
-            ON CONFLICT (instance_id) DO NOTHING
-            RETURNING instance_id
-        )
-        INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
-        SELECT c.instance_id, 'new', (SELECT clock()), _start[m.k]
-        FROM unnest(missing) AS m (k) JOIN created c ON c.instance_id = _session[m.k];
-        missing := ARRAY (
-            SELECT m.k FROM unnest(missing) WITH ORDINALITY AS m (k, place) WHERE _sender[m.k] IS NULL ORDER BY m.place);
+    IF of_wakes IS NOT NULL THEN
+        PERFORM add_instances(_session, _start_generation, _start_name, _start_version, _start, _session => _session,
+            _only => of_wakes);
     END IF;
-    IF cardinality(missing) > 0 THEN
-        -- A quota refuses all of a batch: then each is tried on its own.
+    IF missing IS NOT NULL THEN
         SELECT bool_or(c.quota IS NOT NULL) INTO refused FROM create_instances(
-            ARRAY (SELECT _session[m.k] FROM unnest(missing) AS m (k)),
-            ARRAY (SELECT _start_generation[m.k] FROM unnest(missing) AS m (k)),
-            ARRAY (SELECT _start_name[m.k] FROM unnest(missing) AS m (k)),
-            ARRAY (SELECT _start_version[m.k] FROM unnest(missing) AS m (k)),
-            ARRAY (SELECT _start[m.k] FROM unnest(missing) AS m (k)),
-            array_fill(NULL::text, ARRAY[cardinality(missing)]), array_fill(NULL::text, ARRAY[cardinality(missing)]),
-            array_fill(0::float8, ARRAY[cardinality(missing)]),
-            array_fill(NULL::text, ARRAY[cardinality(missing)]), array_fill(NULL::text, ARRAY[cardinality(missing)]),
-            ARRAY (SELECT _session[m.k] FROM unnest(missing) AS m (k))) c;
-        IF refused AND cardinality(missing) > 1 THEN
-            FOREACH one IN ARRAY missing LOOP
-                PERFORM FROM create_instances(
-                    ARRAY[_session[one]], ARRAY[_start_generation[one]], ARRAY[_start_name[one]], ARRAY[_start_version[one]],
-                    ARRAY[_start[one]], ARRAY[NULL::text], ARRAY[NULL::text], ARRAY[0::float8], ARRAY[NULL::text],
-                    ARRAY[NULL::text], ARRAY[_session[one]]);
-            END LOOP;
+            _session, _start_generation, _start_name, _start_version, _start, _session => _session, _only => missing) c;
+        IF refused AND cardinality(missing) > 1 THEN -- a quota refuses all of a batch: then each is tried on its own
+            PERFORM create_instances(_session, _start_generation, _start_name, _start_version, _start, _session => _session,
+                _only => ARRAY[m.k])
+            FROM unnest(missing) AS m (k);
         END IF;
     END IF;
     IF wanted IS NOT NULL THEN
@@ -508,16 +480,6 @@ BEGIN
         SELECT array_agg(a.journal_id) INTO created FROM added a;
     END IF;
     RETURN created;
-END $$;
-
-CREATE FUNCTION start_journals(
-    _session text[], _kind text[], _entry_kind text[], _event text[], _sender text[], _start_name text[], _start text[],
-    _start_generation text[], _start_version text[], _start_journal bigint[], _start_parent text[], _only bigint[]
-) RETURNS bigint[] LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
-    RETURN create_missing_journals(_session, _kind, _entry_kind, _event, _sender, _start_name, _start, _start_generation,
-        _start_version, _start_journal, _start_parent, _only);
 END $$;
 
 -- Appending.
@@ -561,8 +523,8 @@ BEGIN
     RETURN holders;
 END $$;
 
--- Appends to journals: see `JournalAppend.message`. Nearly all appends are inputs of journals that exist, each named once: they
--- are done here. holders: of the sessions of items that were queued; NULL: none was.
+-- Appends to journals: see `JournalAppend.message`. An element of round n > 1 names a journal that an element of round n - 1
+-- names too. fresh: journals that this batch has created. holders: of the sessions of items that were queued; NULL: none was.
 CREATE FUNCTION append_journals(
     _session text[], _kind text[], _entry_kind text[], _entry text[], _event text[], _wake text[], _input boolean[],
     _message text[], _unread_limit bigint[],
@@ -576,35 +538,72 @@ CREATE FUNCTION append_journals(
 ) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     most quotas;
+    fresh bigint[];
+    done integer := 0; -- places of the rounds before
 BEGIN
     SELECT * INTO most FROM quotas;
-    IF _start_name IS NOT NULL OR _closes IS NOT NULL OR _round IS NOT NULL OR _only IS NOT NULL
-       OR most.instance_bytes IS NOT NULL THEN
-        SELECT a.places, a.outcomes, a.seqs, a.journal_ids, a.created, a.unparked, a.holders
-        INTO places, outcomes, seqs, journal_ids, created, unparked, holders
-        FROM append_other_journals(_session, _kind, _entry_kind, _entry, _event, _wake, _input, _message,
-            _unread_limit, _start_name, _start, _start_generation, _start_version, _start_journal, _start_parent, _answer,
-            _answer_kind, _answer_wake, _drops, _closes, _sender, _round, _rounds, _only, _journal) a;
-    ELSE
-        PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
+    IF _start_name IS NOT NULL THEN
+        IF _journal IS NOT NULL THEN
+            -- Only the instance may be created for these, and not the journal.
+            _start_name := ARRAY (
+                SELECT CASE WHEN _journal[s.k] IS NULL OR j.journal_id = _journal[s.k] THEN _start_name[s.k] END
+                FROM unnest(_session) WITH ORDINALITY AS s (session_id, k)
+                LEFT JOIN journals j ON j.session_id = s.session_id ORDER BY s.k);
+        END IF;
+        IF EXISTS (
+            SELECT FROM unnest(_session, _start_name) AS s (session_id, start_name)
+            WHERE s.start_name IS NOT NULL AND NOT EXISTS (
+                SELECT FROM journals j JOIN instances i ON i.instance_id = j.session_id WHERE j.session_id = s.session_id))
+        THEN
+            fresh := start_journals(_session, _kind, _entry_kind, _event, _sender, _start_name, _start, _start_generation,
+                _start_version, _start_journal, _start_parent, _only);
+        END IF;
+    END IF;
+    PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
+    IF most.instance_bytes IS NOT NULL THEN
+        PERFORM measure_instances(_session);
+    END IF;
+    FOR this IN 1 .. _rounds LOOP
         WITH judged AS MATERIALIZED (
             SELECT s.session_id, s.k, j.journal_id, r.route, coalesce(z.parked, false) AS parked,
                 coalesce(z.parked AND _input[s.k] AND _message[s.k] IS NOT NULL, false) AS unparks,
                 coalesce(e.seq, j.last_seq + (_entry_kind[s.k] IS NOT NULL)::int) AS seq,
                 CASE
-                    WHEN (j.journal_id <> _journal[s.k]) IS TRUE OR j.journal_id IS NULL THEN 'unknown'
+                    WHEN (j.journal_id <> _journal[s.k]) IS TRUE
+                      OR j.journal_id IS NULL AND (_start_name[s.k] IS NULL OR _entry_kind[s.k] IS NULL)
+                      OR j.last_seq = 0 AND j.journal_id = ANY (fresh) AND _start_name[s.k] IS NULL THEN 'unknown'
                     WHEN j.kind <> _kind[s.k] THEN 'other_kind'
                     WHEN e.seq IS NOT NULL THEN 'repeated'
-                    WHEN j.closed OR i.instance_id IS NOT NULL AND r.route IS NULL THEN 'closed'
-                    WHEN _message[s.k] IS NULL OR z.parked AND _input[s.k] THEN NULL
-                    WHEN i.instance_id IS NULL THEN 'unknown'
+                    WHEN j.closed OR i.instance_id IS NOT NULL AND r.route IS NULL
+                         AND (i.name <> _start_name[s.k]) IS NOT TRUE THEN 'closed'
+                    WHEN _sender[s.k] IS NOT NULL AND _sender[s.k] IS DISTINCT FROM
+                         CASE WHEN j.journal_id IS NULL THEN _start_parent[s.k] ELSE j.parent END THEN 'not_parent'
+                    WHEN _answer[s.k] IS NOT NULL AND NOT EXISTS (
+                        SELECT FROM journal_requests r
+                        WHERE r.journal_id = j.journal_id AND r.request_id = _answer[s.k] AND r.kind = _answer_kind[s.k]
+                          AND (_answer_wake[s.k] IS NULL OR r.wake_id = _answer_wake[s.k])
+                          AND (r.expires_at IS NULL OR r.expires_at > clock())) THEN 'not_pending'
+                    WHEN i.name <> _start_name[s.k] THEN 'taken'
+                    WHEN i.instance_id IS NULL AND _start_name[s.k] IS NOT NULL THEN 'over_quota'
+                    WHEN i.instance_id IS NULL AND _message[s.k] IS NOT NULL THEN 'unknown'
+                    WHEN j.journal_id IS NULL THEN 'raced'
+                    -- The quotas count as for messages; they refuse nothing that a wake sends to a child.
+                    WHEN _message[s.k] IS NULL OR z.parked AND _input[s.k] OR _unread_limit[s.k] IS NULL
+                      OR _sender[s.k] IS NOT NULL THEN NULL
                     WHEN i.unread + (
                         SELECT count(*) FROM (
                             SELECT FROM orchestrator_queue q
                             WHERE q.instance_id = s.session_id AND q.timer_execution IS NULL
                             LIMIT least(_unread_limit[s.k], most.unread_events)
                         ) unread
-                    ) >= least(_unread_limit[s.k], most.unread_events) AND _unread_limit[s.k] IS NOT NULL THEN 'full'
+                    ) >= least(_unread_limit[s.k], most.unread_events) THEN 'full'
+                    WHEN most.instance_bytes IS NOT NULL AND octet_length(_message[s.k]) + (
+                        SELECT z.bytes FROM instance_sizes z
+                        WHERE z.instance_id = s.session_id AND z.generation = i.generation
+                    ) + (
+                        SELECT coalesce(sum(octet_length(q.payload)), 0) FROM orchestrator_queue q
+                        WHERE q.instance_id = s.session_id AND q.timer_execution IS NULL
+                    ) > most.instance_bytes THEN 'over_quota'
                 END AS outcome
             FROM unnest(_session) WITH ORDINALITY AS s (session_id, k)
             LEFT JOIN journals j ON j.session_id = s.session_id
@@ -620,6 +619,7 @@ BEGIN
                 SELECT a.parked FROM parked_items a
                 WHERE a.instance_id = s.session_id AND a.generation = i.generation AND a.execution_id = i.execution_id OFFSET 0
             ) z ON true
+            WHERE (_round IS NULL OR _round[s.k] = this) AND (_only IS NULL OR s.k = ANY (_only))
         ), sent AS (
             INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
             SELECT p.session_id, p.route, (SELECT clock()),
@@ -632,169 +632,34 @@ BEGIN
             FROM judged p WHERE p.outcome IS NULL AND _entry_kind[p.k] IS NOT NULL
         ), changed AS (
             UPDATE journals j
-            SET last_seq = p.seq, size = j.size + coalesce(octet_length(_entry[p.k]), 0), updated_at = clock()
+            SET last_seq = p.seq, size = j.size + coalesce(octet_length(_entry[p.k]), 0),
+                dropped_seq = CASE WHEN _drops[p.k] THEN p.seq ELSE j.dropped_seq END,
+                closed = j.closed OR coalesce(_closes[p.k], false), updated_at = clock()
             FROM judged p WHERE j.journal_id = p.journal_id AND p.outcome IS NULL
         )
-        SELECT array_agg(p.k), array_agg(p.outcome), array_agg(p.seq), array_agg(p.journal_id), array_agg(false),
-            array_agg(p.unparks AND p.outcome IS NULL)
-        INTO places, outcomes, seqs, journal_ids, created, unparked
+        SELECT places || array_agg(p.k), outcomes || array_agg(p.outcome), seqs || array_agg(p.seq),
+            journal_ids || array_agg(p.journal_id), unparked || array_agg(p.unparks AND p.outcome IS NULL),
+            created || array_agg(coalesce(p.outcome IS NULL AND p.seq = 1 AND p.journal_id = ANY (fresh), false))
+        INTO places, outcomes, seqs, journal_ids, unparked, created
         FROM judged p;
-        IF true = ANY (unparked) THEN
-            holders := unpark_items(ARRAY (
-                SELECT CASE WHEN p.unparked THEN _session[p.k] END
-                FROM unnest(places, unparked) WITH ORDINALITY AS p (k, unparked, x) ORDER BY p.x));
-        END IF;
-    END IF;
-END $$;
-
--- All other appends: they create journals, close them, name a journal several times, or are subject to a quota.
-CREATE FUNCTION append_other_journals(
-    _session text[], _kind text[], _entry_kind text[], _entry text[], _event text[], _wake text[], _input boolean[],
-    _message text[], _unread_limit bigint[],
-    _start_name text[] = NULL, _start text[] = NULL, _start_generation text[] = NULL, _start_version text[] = NULL,
-    _start_journal bigint[] = NULL, _start_parent text[] = NULL,
-    _answer text[] = NULL, _answer_kind text[] = NULL, _answer_wake text[] = NULL, _drops boolean[] = NULL,
-    _closes boolean[] = NULL, _sender text[] = NULL,
-    _round bigint[] = NULL, _rounds bigint = 1, _only bigint[] = NULL, _journal bigint[] = NULL,
-    OUT places bigint[], OUT outcomes text[], OUT seqs bigint[], OUT journal_ids bigint[], OUT created boolean[],
-    OUT unparked boolean[], OUT holders text[]
-) LANGUAGE plpgsql AS $$
-DECLARE
-    fresh bigint[];  -- journals that this batch has created
-    at bigint[];     -- of one round: places,
-    ids bigint[];    -- journals,
-    found text[];    -- outcomes, NULL: it passes,
-    numbers bigint[]; -- numbers,
-    is_parked boolean[]; -- and whether an item of the instance is parked
-    unparking text[];   -- instances whose items it queues
-    refused text[];
-    accepted bigint[];
-BEGIN
-
-    IF _journal IS NOT NULL THEN
-        -- Only the instance may be created for these, and not the journal.
-        _start_name := ARRAY (
-            SELECT CASE WHEN _journal[s.k] IS NULL OR j.journal_id = _journal[s.k] THEN _start_name[s.k] END
-            FROM unnest(_session) WITH ORDINALITY AS s (session_id, k)
-            LEFT JOIN journals j ON j.session_id = s.session_id ORDER BY s.k);
-    END IF;
-    IF _start_name IS NOT NULL AND EXISTS (
-        SELECT FROM unnest(_session) WITH ORDINALITY AS s (session_id, k)
-        WHERE _start_name[s.k] IS NOT NULL
-          AND NOT EXISTS (
-              SELECT FROM journals j JOIN instances i ON i.instance_id = j.session_id WHERE j.session_id = s.session_id))
-    THEN
-        fresh := start_journals(_session, _kind, _entry_kind, _event, _sender, _start_name, _start, _start_generation,
-            _start_version, _start_journal, _start_parent, _only);
-    END IF;
-    PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
-    FOR this IN 1 .. _rounds LOOP
-        SELECT array_agg(a.k), array_agg(a.journal_id), array_agg(a.outcome), array_agg(a.seq), array_agg(a.parked)
-        INTO at, ids, found, numbers, is_parked
-        FROM (
-            SELECT s.k, j.journal_id, coalesce(e.seq, j.last_seq + (_entry_kind[s.k] IS NOT NULL)::int) AS seq,
-                coalesce((
-                    SELECT z.parked FROM parked_items z
-                    WHERE z.instance_id = s.session_id AND z.generation = i.generation AND z.execution_id = i.execution_id
-                ), false) AS parked,
-                CASE
-                    WHEN (j.journal_id <> _journal[s.k]) IS TRUE OR j.journal_id IS NULL AND (_start_name[s.k] IS NULL OR _entry_kind[s.k] IS NULL)
-                      OR j.last_seq = 0 AND j.journal_id = ANY (fresh) AND _start_name[s.k] IS NULL THEN 'unknown'
-                    WHEN j.kind <> _kind[s.k] THEN 'other_kind'
-                    WHEN e.seq IS NOT NULL THEN 'repeated'
-                    WHEN j.closed OR i.status NOT IN ('pending', 'running', 'suspended')
-                         AND (i.name <> _start_name[s.k]) IS NOT TRUE THEN 'closed'
-                    WHEN _sender[s.k] IS NOT NULL AND _sender[s.k] IS DISTINCT FROM
-                         CASE WHEN j.journal_id IS NULL THEN _start_parent[s.k] ELSE j.parent END THEN 'not_parent'
-                    WHEN _answer[s.k] IS NOT NULL AND NOT EXISTS (
-                        SELECT FROM journal_requests r
-                        WHERE r.journal_id = j.journal_id AND r.request_id = _answer[s.k] AND r.kind = _answer_kind[s.k]
-                          AND (_answer_wake[s.k] IS NULL OR r.wake_id = _answer_wake[s.k])
-                          AND (r.expires_at IS NULL OR r.expires_at > clock())) THEN 'not_pending'
-                    WHEN i.name <> _start_name[s.k] THEN 'taken'
-                    WHEN i.instance_id IS NULL AND _start_name[s.k] IS NOT NULL THEN 'over_quota'
-                    WHEN i.instance_id IS NULL AND _message[s.k] IS NOT NULL THEN 'unknown'
-                    WHEN j.journal_id IS NULL THEN 'raced'
-                END AS outcome
-            FROM unnest(_session) WITH ORDINALITY AS s (session_id, k)
-            LEFT JOIN journals j ON j.session_id = s.session_id
-            LEFT JOIN instances i ON i.instance_id = s.session_id
-            LEFT JOIN LATERAL (
-                SELECT coalesce(
-                    (SELECT o.seq FROM journal_entries o WHERE o.journal_id = j.journal_id AND o.event_id = _event[s.k]),
-                    CASE WHEN j.base_id IS NOT NULL THEN find_inherited_event(j.journal_id, _event[s.k]) END) AS seq
-                WHERE _event[s.k] IS NOT NULL) e ON true
-            WHERE (_round IS NULL OR _round[s.k] = this) AND (_only IS NULL OR s.k = ANY (_only))
-            ORDER BY s.k) a;
-        CONTINUE WHEN at IS NULL;
-        IF 'raced' = ANY (found) THEN
+        IF 'raced' = ANY (outcomes) THEN
             PERFORM refuse(); -- the journal, or the instance, was deleted in this moment
         END IF;
-        unparking := ARRAY (
-            SELECT CASE WHEN p.parked AND p.outcome IS NULL AND _input[p.k] AND _message[p.k] IS NOT NULL
-                        THEN _session[p.k] END
-            FROM unnest(at, found, is_parked) WITH ORDINALITY AS p (k, outcome, parked, x) ORDER BY p.x);
-        -- The quota and the number of unread messages count as for messages; so does the text.
-        accepted := ARRAY (
-            SELECT p.x FROM unnest(at, found, unparking) WITH ORDINALITY AS p (k, outcome, unparking, x)
-            WHERE p.outcome IS NULL AND p.unparking IS NULL AND _message[p.k] IS NOT NULL ORDER BY p.x);
-        IF accepted <> '{}' THEN
-            SELECT array_agg(CASE m.delivery WHEN 'finished' THEN 'closed' WHEN 'delivered' THEN NULL
-                             ELSE coalesce(m.delivery, 'raced') END ORDER BY a.x)
-            INTO refused
-            FROM unnest(accepted) WITH ORDINALITY AS a (x, n)
-            LEFT JOIN send_messages(
-                ARRAY (SELECT _session[at[a.x]] FROM unnest(accepted) AS a (x)),
-                array_fill(NULL::text, ARRAY[cardinality(accepted)]),
-                ARRAY (
-                    SELECT replace(
-                        replace(_message[at[a.x]], '"$SEQ"', numbers[a.x]::text), '"$PARKED"', is_parked[a.x]::text)
-                    FROM unnest(accepted) AS a (x)),
-                array_fill(0::float8, ARRAY[cardinality(accepted)]),
-                array_fill(NULL::bigint, ARRAY[cardinality(accepted)]),
-                array_fill(NULL::bigint, ARRAY[cardinality(accepted)]),
-                ARRAY (
-                    SELECT CASE WHEN _sender[at[a.x]] IS NULL THEN _unread_limit[at[a.x]] END
-                    FROM unnest(accepted) AS a (x))) m ON m.n = a.n;
-            IF 'raced' = ANY (refused) THEN
-                PERFORM refuse();
-            END IF;
-            FOR x IN 1 .. cardinality(accepted) LOOP
-                found[accepted[x]] := refused[x];
-            END LOOP;
+        IF _answer IS NOT NULL THEN
+            DELETE FROM journal_requests r
+            USING unnest(places[done + 1:], outcomes[done + 1:], journal_ids[done + 1:]) AS p (k, outcome, journal_id)
+            WHERE p.outcome IS NULL AND r.journal_id = p.journal_id AND (_drops[p.k] OR r.request_id = _answer[p.k]);
+            DELETE FROM journal_revisits r
+            USING unnest(places[done + 1:], outcomes[done + 1:], journal_ids[done + 1:]) AS p (k, outcome, journal_id)
+            WHERE p.outcome IS NULL AND r.journal_id = p.journal_id AND _drops[p.k];
         END IF;
-        WITH passed AS MATERIALIZED (
-            SELECT p.k, p.id, p.seq FROM unnest(at, ids, found, numbers) AS p (k, id, outcome, seq) WHERE p.outcome IS NULL
-        ), entered AS (
-            INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, event_id, wake_id, payload)
-            SELECT p.id, p.seq, (SELECT clock()), _input[p.k], _entry_kind[p.k], _event[p.k], _wake[p.k], _entry[p.k]
-            FROM passed p WHERE _entry_kind[p.k] IS NOT NULL
-        ), answered AS (
-            DELETE FROM journal_requests r USING passed p
-            WHERE r.journal_id = p.id AND r.request_id = _answer[p.k]
-        ), dropped AS (
-            DELETE FROM journal_requests r USING passed p WHERE r.journal_id = p.id AND _drops[p.k]
-        ), forgotten AS (
-            DELETE FROM journal_revisits r USING passed p WHERE r.journal_id = p.id AND _drops[p.k]
-        )
-        UPDATE journals j
-        SET last_seq = p.seq, size = j.size + coalesce(octet_length(_entry[p.k]), 0),
-            dropped_seq = CASE WHEN _drops[p.k] THEN p.seq ELSE j.dropped_seq END,
-            closed = j.closed OR coalesce(_closes[p.k], false), updated_at = clock()
-        FROM passed p WHERE j.journal_id = p.id;
-        places := places || at;
-        outcomes := outcomes || found;
-        seqs := seqs || numbers;
-        journal_ids := journal_ids || ids;
-        unparked := unparked || ARRAY (SELECT w.id IS NOT NULL FROM unnest(unparking) WITH ORDINALITY AS w (id, x) ORDER BY w.x);
         IF true = ANY (unparked) THEN -- in this round or before
-            holders := coalesce(holders, array_fill(NULL::text, ARRAY[cardinality(unparked) - cardinality(at)]))
-                || unpark_items(unparking);
+            holders := coalesce(holders, array_fill(NULL::text, ARRAY[done])) || unpark_items(ARRAY (
+                SELECT CASE WHEN p.unparked THEN _session[p.k] END
+                FROM unnest(places[done + 1:], unparked[done + 1:]) WITH ORDINALITY AS p (k, unparked, x) ORDER BY p.x));
         END IF;
+        done := cardinality(places);
     END LOOP;
-    created := ARRAY (
-        SELECT coalesce(p.outcome IS NULL AND p.seq = 1 AND p.id = ANY (fresh), false)
-        FROM unnest(outcomes, seqs, journal_ids) WITH ORDINALITY AS p (outcome, seq, id, x) ORDER BY p.x);
     IF fresh IS NOT NULL THEN
         -- What was started for an element that a limit has refused since.
         WITH empty AS (

@@ -1,5 +1,19 @@
 -- Turns and wakes: what a worker commits in one transaction.
 
+-- The fence of a turn: its instance is the worker's, and where the worker knows it. PostgreSQL puts this condition, and the next
+-- one, into the statements that use them.
+CREATE FUNCTION passes_fence(i instances, _worker text, _incarnation text, _generation text, _execution bigint, _events bigint)
+RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
+        AND i.generation = _generation AND i.execution_id = _execution AND i.event_count = _events
+$$;
+
+-- Whether the worker holds the session, and the session's next work is its own: with a planned move it is the other worker's.
+CREATE FUNCTION keeps_session(s sessions, _worker text, _incarnation text) RETURNS boolean LANGUAGE sql VOLATILE AS $$
+    SELECT (s.worker_id = _worker) IS TRUE AND s.incarnation = _incarnation AND s.locked_until > clock()
+        AND (s.next_worker IS NULL OR s.next_until <= clock())
+$$;
+
 -- Sessions of results and of work to be locked by the caller that it holds, with their epochs; and by item, unless all of
 -- them were locked to the caller: whether it was, and which worker holds its session. A type: for OUT parameters
 -- PostgreSQL reads the names of all parameters at every call.
@@ -17,7 +31,7 @@ CREATE TYPE committed AS (held text[], epochs bigint[], locked boolean[], holder
 -- Turns, acks and states come in the order of their keys. Each statement has a snapshot of its own: it sees the locked rows as
 -- they are then, and the writes of the statements before it.
 --
--- The number in the name is for releases that run side by side: a change of behaviour is a new function.
+-- An INSERT reads the time beforehand: with a volatile function among its columns it would be started as two plans.
 CREATE FUNCTION commit_turns(
     _worker text, _incarnation text, _token text,
     _item_lock float8, _session_lock float8, _touch_below float8,
@@ -66,14 +80,14 @@ DECLARE
     blocked boolean[];    -- whether another one is before them
     passed bigint;
     added bigint;
+    moment timestamptz;
 BEGIN
     IF _status IS NULL THEN
         UPDATE instances i
         SET event_count = i.event_count + _added[t.n], claims = 0, unknown_since = NULL, updated_at = clock()
         FROM unnest(_instance) WITH ORDINALITY AS t (instance_id, n)
-        WHERE i.instance_id = t.instance_id AND i.generation = _generation[t.n]
-          AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
-          AND i.execution_id = _execution[t.n] AND i.event_count = _events[t.n];
+        WHERE i.instance_id = t.instance_id
+          AND passes_fence(i, _worker, _incarnation, _generation[t.n], _execution[t.n], _events[t.n]);
     ELSE
         UPDATE instances i
         SET execution_id = i.execution_id + _continued[t.n]::int,
@@ -83,18 +97,18 @@ BEGIN
             error = coalesce(_error[t.n], i.error), unread = coalesce(_unread[t.n], i.unread), claims = 0,
             unknown_since = NULL, updated_at = clock()
         FROM unnest(_instance) WITH ORDINALITY AS t (instance_id, n)
-        WHERE i.instance_id = t.instance_id AND i.generation = _generation[t.n]
-          AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
-          AND i.execution_id = _execution[t.n] AND i.event_count = _events[t.n];
+        WHERE i.instance_id = t.instance_id
+          AND passes_fence(i, _worker, _incarnation, _generation[t.n], _execution[t.n], _events[t.n]);
     END IF;
     GET DIAGNOSTICS passed = ROW_COUNT;
     IF passed < cardinality(_instance) THEN
         PERFORM refuse();
     END IF;
+    moment := clock();
     INSERT INTO history (instance_id, execution_id, event_id, event, recorded_at, recorded_events, recorded_by, run_by,
         attempt)
     SELECT _instance[e.n], _execution[e.n], _event_id[e.k], _event[e.k],
-        CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN clock() END,
+        CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN moment END,
         CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN _added[e.n] END,
         CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN _worker END,
         _run_worker[e.k], _run_attempt[e.k]
@@ -102,30 +116,10 @@ BEGIN
 
     IF _finish IS NOT NULL THEN
         -- Children are instances, so they come here in the order of locks, and before messages to them.
-        WITH child AS MATERIALIZED (
-            SELECT c.instance_id, c.k, row_number() OVER (PARTITION BY c.instance_id ORDER BY c.k) AS copy
-            FROM unnest(_child_instance) WITH ORDINALITY AS c (instance_id, k)
-        ), created AS (
-            INSERT INTO instances (instance_id, generation, name, version, parent_id, parent_generation, on_deleted, session_id,
-                created_at, updated_at)
-            SELECT c.instance_id, _child_generation[c.k], _child_name[c.k], _child_version[c.k], _child_parent[c.k],
-                _child_parent_generation[c.k], _child_on_deleted[c.k], _child_session[c.k], (SELECT clock()), (SELECT clock())
-            FROM child c WHERE c.copy = 1 ORDER BY c.instance_id
-            ON CONFLICT (instance_id) DO NOTHING
-            RETURNING instance_id
-        ), judged AS MATERIALIZED (
-            SELECT c.instance_id, c.k, c.copy = 1 AND c.instance_id IN (SELECT instance_id FROM created) AS is_new
-            FROM child c
-        ), started AS (
-            INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
-            SELECT c.instance_id, 'new', (SELECT clock()) + _child_delay[c.k] * interval '1 s', _child_start[c.k]
-            FROM judged c WHERE c.is_new ORDER BY c.k
-        )
-        INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
-        SELECT r.instance_id, r.route, (SELECT clock()), _child_on_exists[c.k]
-        FROM judged c JOIN message_routes r ON r.instance_id = _child_parent[c.k]
-        WHERE NOT c.is_new AND _child_on_exists[c.k] IS NOT NULL
-        ORDER BY c.k;
+        IF _child_instance <> '{}' THEN
+            PERFORM add_instances(_child_instance, _child_generation, _child_name, _child_version, _child_start,
+                _child_parent, _child_parent_generation, _child_delay, _child_on_exists, _child_on_deleted, _child_session);
+        END IF;
         -- More than results is removed, so all of it is locked by key before anything is.
         PERFORM FROM (
             SELECT a.instance_id, _ack_execution[a.k] AS execution_id, _ack_activity[a.k] AS activity_id
@@ -177,17 +171,15 @@ BEGIN
     INTO held, epochs, earliest, may_lock
     FROM (
         SELECT s.session_id, s.epoch, s.locked_until FROM sessions s
-        WHERE s.session_id = ANY (acked || _here)
-          AND (s.worker_id = _worker) IS TRUE AND s.incarnation = _incarnation AND s.locked_until > clock()
-          -- With a planned move, its next work is for the other worker.
-          AND (s.next_worker IS NULL OR s.next_until <= clock())
+        WHERE s.session_id = ANY (acked || _here) AND keeps_session(s, _worker, _incarnation)
         ORDER BY s.session_id FOR NO KEY UPDATE) h;
     IF may_lock IS NULL THEN
         PERFORM refuse();
     END IF;
-    IF earliest < clock() + _touch_below * interval '1 s' THEN
-        UPDATE sessions s SET locked_until = clock() + _session_lock * interval '1 s', touched_at = clock()
-        WHERE s.session_id = ANY (held) AND s.locked_until < clock() + _touch_below * interval '1 s';
+    moment := clock();
+    IF earliest < moment + _touch_below * interval '1 s' THEN
+        UPDATE sessions s SET locked_until = moment + _session_lock * interval '1 s', touched_at = moment
+        WHERE s.session_id = ANY (held) AND s.locked_until < moment + _touch_below * interval '1 s';
     END IF;
 
     -- New work: locked to the caller where that is asked and right, else left to the holder of its session. Items of one
@@ -197,8 +189,8 @@ BEGIN
             lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at)
         SELECT _instance[w.n], _execution[w.n], _item_activity[w.k], _item_name[w.k], _item_session[w.k],
             CASE WHEN _item_session[w.k] IS NULL THEN 'free' ELSE 'w:' || _worker END,
-            (SELECT clock()) + w.k * interval '1 us', _item_payload[w.k],
-            _worker, _incarnation, _token || '.' || w.k, clock() + _item_lock * interval '1 s', 1, clock()
+            moment + w.k * interval '1 us', _item_payload[w.k],
+            _worker, _incarnation, _token || '.' || w.k, moment + _item_lock * interval '1 s', 1, moment
         FROM unnest(_item_turn) WITH ORDINALITY AS w (n, k);
     ELSE
         IF _item_order IS NOT NULL THEN
@@ -222,11 +214,11 @@ BEGIN
                  WHEN _item_session[w.k] IS NULL THEN 'free'
                  WHEN routes[w.k] IS NOT NULL THEN routes[w.k]
                  WHEN _item_claim[w.k] AND _item_delay[w.k] <= 0 THEN 'new:' || _worker ELSE 'new' END,
-            (SELECT clock()) + (coalesce(_item_delay[w.k], 0) * interval '1 s' + w.k * interval '1 us'),
+            moment + (coalesce(_item_delay[w.k], 0) * interval '1 s' + w.k * interval '1 us'),
             _item_payload[w.k],
             CASE WHEN locked[w.k] THEN _worker END, CASE WHEN locked[w.k] THEN _incarnation END,
             CASE WHEN locked[w.k] THEN _token || '.' || w.k END,
-            CASE WHEN locked[w.k] THEN clock() + _item_lock * interval '1 s' END, locked[w.k]::int, clock(),
+            CASE WHEN locked[w.k] THEN moment + _item_lock * interval '1 s' END, locked[w.k]::int, moment,
             _item_order[w.k], numbers[w.k]
         FROM unnest(_item_turn) WITH ORDINALITY AS w (n, k);
     END IF;
@@ -248,8 +240,8 @@ BEGIN
             message_count, participants, version, epoch, created_at, updated_at)
         SELECT w.session_id, _state[w.k], _state_encoding[w.k], _state_schema[w.k], _state_kind[w.k], _state_name[w.k],
             _state_parent[w.k], _state_labels[w.k]::jsonb, _state_messages[w.k], _state_participants[w.k]::jsonb, 1,
-            _state_epoch[w.k], c.now, c.now
-        FROM unnest(_state_session) WITH ORDINALITY AS w (session_id, k) CROSS JOIN (SELECT clock() AS now) c
+            _state_epoch[w.k], moment, moment
+        FROM unnest(_state_session) WITH ORDINALITY AS w (session_id, k)
         WHERE _state_base[w.k] = 0
           AND NOT EXISTS (SELECT FROM sessions s WHERE s.session_id = w.session_id AND s.epoch > _state_epoch[w.k]);
         GET DIAGNOSTICS added = ROW_COUNT;
@@ -290,7 +282,7 @@ BEGIN
     IF _finish IS NOT NULL THEN
         -- Removals come last, for they may be of what this batch has queued.
         INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload, timer_execution, timer_id)
-        SELECT m.instance_id, r.route, (SELECT clock()) + _message_delay[m.k] * interval '1 s', _message[m.k],
+        SELECT m.instance_id, r.route, moment + _message_delay[m.k] * interval '1 s', _message[m.k],
             _message_execution[m.k], _message_timer[m.k]
         FROM unnest(_message_instance) WITH ORDINALITY AS m (instance_id, k) JOIN message_routes r USING (instance_id)
         WHERE _message_generation[m.k] IS NULL OR r.generation = _message_generation[m.k]
@@ -310,132 +302,42 @@ BEGIN
     RETURN (held, epochs, locked, holders);
 END $$;
 
--- Plain turns: they take results and queue work that their worker is to run, and do nothing else. Nearly all batches hold
--- only such turns, and what a commit of few turns costs is to start its statements and to receive its arguments.
+-- One turn that takes one result: of an activity, and queues one item of the same session (or also without one) that is to run
+-- here, or of a wake, with what that adds to its journal and with the state of its session. The batch of a worker that has little
+-- to do: its time is what starts statements, and arrays of one element make that half as much again.
 
--- Commits a batch of plain turns, all of them or none: as `commit_turns`, without what such a batch does not need.
---
--- An INSERT reads the time beforehand: with a volatile function among its columns it would be started as two plans.
-CREATE FUNCTION commit_plain_turns(
-    _worker text, _incarnation text, _token text,
-    _item_lock float8, _session_lock float8, _touch_below float8,
-    _instance text[], _generation text[], _execution bigint[], _events bigint[], _added bigint[],
-    _event_turn bigint[], _event_id bigint[], _event text[],
-    _ack_instance text[], _ack_execution bigint[], _ack_activity bigint[], _ack_token text[],
-    _item_turn bigint[], _item_activity bigint[], _item_name text[], _item_session text[], _item_payload text[],
-    _here text[]
-) RETURNS committed LANGUAGE plpgsql AS $$
-DECLARE
-    held text[]; epochs bigint[]; locked boolean[]; holders text[]; routes text[];
-    acked text[];         -- sessions of results
-    earliest timestamptz; -- end of the first lock on a held session
-    may_lock boolean;     -- false: draining; NULL: the worker's lease has ended
-    passed bigint;
-    moment timestamptz;
-BEGIN
-    UPDATE instances i
-    SET event_count = i.event_count + _added[t.n], claims = 0, unknown_since = NULL, updated_at = clock()
-    FROM unnest(_instance) WITH ORDINALITY AS t (instance_id, n)
-    WHERE i.instance_id = t.instance_id AND i.generation = _generation[t.n]
-      AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
-      AND i.execution_id = _execution[t.n] AND i.event_count = _events[t.n];
-    GET DIAGNOSTICS passed = ROW_COUNT;
-    IF passed < cardinality(_instance) THEN
-        PERFORM refuse();
-    END IF;
-    moment := clock();
-    INSERT INTO history (instance_id, execution_id, event_id, event, recorded_at, recorded_events, recorded_by)
-    SELECT _instance[e.n], _execution[e.n], _event_id[e.k], _event[e.k],
-        CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN moment END,
-        CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN _added[e.n] END,
-        CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN _worker END
-    FROM unnest(_event_turn) WITH ORDINALITY AS e (n, k);
-
-    WITH removed AS (
-        DELETE FROM worker_queue q
-        USING unnest(_ack_instance) WITH ORDINALITY AS a (instance_id, k)
-        WHERE q.instance_id = a.instance_id AND q.execution_id = _ack_execution[a.k]
-          AND q.activity_id = _ack_activity[a.k] AND q.lock_token = _ack_token[a.k] AND q.locked_until > clock()
-        RETURNING q.session_id
-    )
-    SELECT count(*), array_agg(r.session_id) INTO passed, acked FROM removed r;
-    -- Sessions that the caller holds, and holds until the commit.
-    SELECT array_agg(h.session_id), array_agg(h.epoch), min(h.locked_until), (
-            SELECT NOT w.draining FROM alive_workers w
-            WHERE w.worker_id = _worker AND w.incarnation = _incarnation)
-    INTO held, epochs, earliest, may_lock
-    FROM (
-        SELECT s.session_id, s.epoch, s.locked_until FROM sessions s
-        WHERE s.session_id = ANY (acked || _here)
-          AND (s.worker_id = _worker) IS TRUE AND s.incarnation = _incarnation AND s.locked_until > clock()
-          -- With a planned move, its next work is for the other worker.
-          AND (s.next_worker IS NULL OR s.next_until <= clock())
-        ORDER BY s.session_id FOR NO KEY UPDATE) h;
-    IF passed < cardinality(_ack_token) OR may_lock IS NULL THEN
-        PERFORM refuse();
-    END IF;
-    moment := clock();
-    IF earliest < moment + _touch_below * interval '1 s' THEN
-        UPDATE sessions s SET locked_until = moment + _session_lock * interval '1 s', touched_at = moment
-        WHERE s.session_id = ANY (held) AND s.locked_until < moment + _touch_below * interval '1 s';
-    END IF;
-
-    -- New work: locked to the caller where that is right, else left to the holder of its session. Items of one batch are
-    -- a microsecond apart, so that they are delivered in their order.
-    IF may_lock AND (held = _here OR held @> _here OR _here = '{}') THEN
-        INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
-            lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at)
-        SELECT _instance[w.n], _execution[w.n], _item_activity[w.k], _item_name[w.k], _item_session[w.k],
-            CASE WHEN _item_session[w.k] IS NULL THEN 'free' ELSE 'w:' || _worker END,
-            moment + w.k * interval '1 us', _item_payload[w.k],
-            _worker, _incarnation, _token || '.' || w.k, moment + _item_lock * interval '1 s', 1, moment
-        FROM unnest(_item_turn) WITH ORDINALITY AS w (n, k);
-    ELSE
-        SELECT array_agg(p.locked ORDER BY p.k), array_agg(p.holder ORDER BY p.k), array_agg(p.route ORDER BY p.k)
-        INTO locked, holders, routes
-        FROM (
-            SELECT w.k, coalesce(m.next_worker, h.worker_id) AS holder, coalesce(m.route, 'w:' || h.worker_id) AS route,
-                -- With the epoch as it is, or not at all: a writer without a lease gives the session another.
-                may_lock AND (w.session_id IS NULL OR (h.session_id = ANY (held)) IS TRUE) AS locked
-            FROM unnest(_item_session) WITH ORDINALITY AS w (session_id, k)
-            LEFT JOIN held_sessions h ON h.session_id = w.session_id
-            LEFT JOIN planned_moves m ON m.session_id = h.session_id) p;
-        INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
-            lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at)
-        SELECT _instance[w.n], _execution[w.n], _item_activity[w.k], _item_name[w.k], _item_session[w.k],
-            CASE WHEN _item_session[w.k] IS NULL THEN 'free' ELSE coalesce(routes[w.k], 'new') END,
-            moment + w.k * interval '1 us', _item_payload[w.k],
-            CASE WHEN locked[w.k] THEN _worker END, CASE WHEN locked[w.k] THEN _incarnation END,
-            CASE WHEN locked[w.k] THEN _token || '.' || w.k END,
-            CASE WHEN locked[w.k] THEN moment + _item_lock * interval '1 s' END, locked[w.k]::int, moment
-        FROM unnest(_item_turn) WITH ORDINALITY AS w (n, k);
-    END IF;
-    RETURN (held, epochs, locked, holders);
-END $$;
-
--- One plain turn that takes one result and queues one item of the same session, or also without one, to be run here: the
--- batch of a worker that has little to do. Its time is what starts statements, and arrays of one element make that half
--- as much again.
-
--- Commits such a turn as `commit_plain_turns` does, or raises `refuse`: also when the item is not to be locked to the
--- caller, since that is for the other function. Returns the epoch of the session.
-CREATE FUNCTION commit_fused_turn(
-    _worker text, _incarnation text, _token text,
-    _item_lock float8, _session_lock float8, _touch_below float8,
+-- Commits such a turn as `commit_turns`, `write_journals` and `park_items` do, or raises `refuse`: also when the item is not to
+-- be locked to the caller, or may not be parked, and when the state is of another session than the result, or of a session
+-- without a row; then these functions commit it. The entries are of this wake; none is an input, and none has an event id. A
+-- parked item is of the instance whose journal this is. Returns the epoch of the result's session.
+CREATE FUNCTION commit_turn(
+    _worker text, _incarnation text, _session_lock float8, _touch_below float8,
     _instance text, _generation text, _execution bigint, _events bigint, _event text[],
     _ack_activity bigint, _ack_token text,
-    _item_activity bigint, _item_name text, _item_session text, _item_payload text
+    -- New work.
+    _token text = NULL, _item_lock float8 = NULL,
+    _item_activity bigint = NULL, _item_name text = NULL, _item_session text = NULL, _item_payload text = NULL,
+    -- The wake.
+    _session text = NULL, _journal bigint = NULL, _base bigint = NULL, _processed bigint = NULL, _wake text = NULL,
+    _attempt bigint = NULL, _entry_kind text[] = NULL, _entry text[] = NULL, _size bigint = NULL, _clear boolean = NULL,
+    _state_session text = NULL, _state_base bigint = NULL, _state_epoch bigint = NULL, _state bytea = NULL,
+    _state_encoding text = NULL, _state_schema bigint = NULL, _state_kind text = NULL, _state_name text = NULL,
+    _state_parent text = NULL, _state_labels text = NULL, _state_messages bigint = NULL,
+    _state_participants text = NULL,
+    _parked_activity bigint = NULL, _parked_name text = NULL, _parked_session text = NULL, _parked_payload text = NULL
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    held_epoch bigint;
-    held_until timestamptz;
+    acked text;             -- session of the result
+    session_epoch bigint;
+    held_until timestamptz; -- NULL: the caller does not hold it
+    may_lock boolean;       -- false: draining; NULL: the worker's lease has ended
+    last bigint;            -- last entry of the journal before the wake's entries
+    inherited bigint;       -- last entry that the journal has from another one
     moment timestamptz;
 BEGIN
     UPDATE instances i
     SET event_count = i.event_count + cardinality(_event), claims = 0, unknown_since = NULL, updated_at = clock()
-    WHERE i.instance_id = _instance AND i.generation = _generation
-      AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
-      AND i.execution_id = _execution AND i.event_count = _events;
+    WHERE i.instance_id = _instance AND passes_fence(i, _worker, _incarnation, _generation, _execution, _events);
     IF NOT FOUND THEN
         PERFORM refuse();
     END IF;
@@ -449,37 +351,84 @@ BEGIN
 
     DELETE FROM worker_queue q
     WHERE q.instance_id = _instance AND q.execution_id = _execution AND q.activity_id = _ack_activity
-      AND q.lock_token = _ack_token AND q.locked_until > clock() AND q.session_id IS NOT DISTINCT FROM _item_session;
+      AND q.lock_token = _ack_token AND q.locked_until > clock()
+    RETURNING q.session_id INTO acked;
     IF NOT FOUND THEN
         PERFORM refuse();
     END IF;
-    -- A session that the caller holds, and holds until the commit. With a planned move, its next work is for the other worker.
-    IF _item_session IS NOT NULL THEN
-        SELECT s.epoch, s.locked_until INTO held_epoch, held_until FROM sessions s
-        WHERE s.session_id = _item_session
-          AND (s.worker_id = _worker) IS TRUE AND s.incarnation = _incarnation AND s.locked_until > clock()
-          AND (s.next_worker IS NULL OR s.next_until <= clock())
-        FOR NO KEY UPDATE;
-        IF NOT FOUND THEN
-            PERFORM refuse();
-        END IF;
+    IF acked IS NOT NULL THEN
+        SELECT s.epoch, CASE WHEN keeps_session(s, _worker, _incarnation) THEN s.locked_until END
+        INTO session_epoch, held_until FROM sessions s WHERE s.session_id = acked FOR NO KEY UPDATE;
     END IF;
-    PERFORM FROM alive_workers w WHERE w.worker_id = _worker AND w.incarnation = _incarnation AND NOT w.draining;
-    IF NOT FOUND THEN
+    SELECT NOT w.draining INTO may_lock FROM alive_workers w WHERE w.worker_id = _worker AND w.incarnation = _incarnation;
+    IF may_lock IS NULL
+       OR _item_activity IS NOT NULL
+          AND (NOT may_lock OR _item_session IS DISTINCT FROM acked OR acked IS NOT NULL AND held_until IS NULL)
+       OR _state_session IS NOT NULL AND (_state_session = acked AND session_epoch <= _state_epoch) IS NOT TRUE THEN
         PERFORM refuse();
     END IF;
     moment := clock();
     IF held_until < moment + _touch_below * interval '1 s' THEN
         UPDATE sessions s SET locked_until = moment + _session_lock * interval '1 s', touched_at = moment
-        WHERE s.session_id = _item_session;
+        WHERE s.session_id = acked;
     END IF;
 
-    INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
-        lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at)
-    VALUES (_instance, _execution, _item_activity, _item_name, _item_session,
-        CASE WHEN _item_session IS NULL THEN 'free' ELSE 'w:' || _worker END, moment, _item_payload,
-        _worker, _incarnation, _token, moment + _item_lock * interval '1 s', 1, moment);
-    RETURN held_epoch;
+    IF _item_activity IS NOT NULL THEN
+        INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
+            lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at)
+        VALUES (_instance, _execution, _item_activity, _item_name, _item_session,
+            CASE WHEN _item_session IS NULL THEN 'free' ELSE 'w:' || _worker END, moment, _item_payload,
+            _worker, _incarnation, _token, moment + _item_lock * interval '1 s', 1, moment);
+        RETURN session_epoch;
+    END IF;
+    IF _state_session IS NOT NULL THEN
+        UPDATE session_states r
+        SET state = _state, encoding = _state_encoding, schema_version = _state_schema, kind = _state_kind,
+            name = _state_name, parent = _state_parent, labels = _state_labels::jsonb,
+            message_count = _state_messages, participants = _state_participants::jsonb, version = r.version + 1,
+            epoch = _state_epoch, turn = NULL, updated_at = clock()
+        WHERE r.session_id = _state_session AND r.version = _state_base AND (r.epoch > _state_epoch) IS NOT TRUE;
+        IF NOT FOUND THEN
+            PERFORM refuse();
+        END IF;
+    END IF;
+
+    UPDATE journals j
+    SET processed = _processed, last_seq = j.last_seq + cardinality(_entry), size = j.size + _size,
+        ended_wake = _wake, ended_attempt = CASE WHEN j.ended_wake = _wake
+            THEN greatest(j.ended_attempt, _attempt) ELSE _attempt END,
+        updated_at = clock()
+    WHERE j.session_id = _session AND j.journal_id = _journal AND j.processed = _base
+    RETURNING j.last_seq - cardinality(_entry), j.base_seq INTO last, inherited;
+    IF NOT FOUND THEN
+        PERFORM refuse();
+    END IF;
+    moment := clock();
+    INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, wake_id, payload)
+    SELECT _journal, last + e.k, moment, false, e.kind, _wake, e.entry
+    FROM (
+        SELECT generate_series(1, cardinality(_entry)) AS k, unnest(_entry_kind) AS kind, unnest(_entry) AS entry) e;
+    IF _clear THEN
+        DELETE FROM journal_streams s WHERE s.journal_id = _journal;
+    END IF;
+
+    IF _parked_activity IS NOT NULL THEN
+        PERFORM FROM journal_entries e WHERE e.journal_id = _journal AND e.is_input AND e.seq > _processed LIMIT 1;
+        IF FOUND OR _processed < inherited THEN
+            PERFORM refuse();
+        END IF;
+        -- No other transaction adds the row of an instance that is locked.
+        UPDATE parked_items a
+        SET generation = _generation, execution_id = _execution, activity_id = _parked_activity, name = _parked_name,
+            session_id = _parked_session, payload = _parked_payload, parked = true
+        WHERE a.instance_id = _instance;
+        IF NOT FOUND THEN
+            INSERT INTO parked_items (instance_id, generation, execution_id, activity_id, name, session_id, payload, parked)
+            VALUES (_instance, _generation, _execution, _parked_activity, _parked_name, _parked_session, _parked_payload,
+                true);
+        END IF;
+    END IF;
+    RETURN session_epoch;
 END $$;
 
 -- Writes what wakes add to their journals: see `JournalWrite`. The writes come in the order of the keys of their sessions, at
@@ -576,122 +525,5 @@ BEGIN
         WHERE j.dropped_seq <= _processed[x.n] AND (_only IS NULL OR x.n = ANY (_only))
         ORDER BY x.k
         ON CONFLICT (journal_id, key) DO NOTHING;
-    END IF;
-END $$;
-
--- One turn that takes the result of one wake, with what that adds to its journal and with the state of its session: the batch
--- of a worker that has little to do with conversations. As `commit_fused_turn`, for the same reason.
-
--- Commits such a turn as `commit_turns` and `write_journals` do, or raises `refuse`. It also refuses a turn if the state is of
--- another session than the result, or of a session without a row, or if the item may not be parked: then these two functions commit
--- it. The entries are of this wake; none is an input, and none has an event id. A parked item is of the instance whose journal
--- this is.
-CREATE FUNCTION commit_wake(
-    _worker text, _incarnation text, _session_lock float8, _touch_below float8,
-    _instance text, _generation text, _execution bigint, _events bigint, _event text[],
-    _ack_activity bigint, _ack_token text,
-    _session text, _journal bigint, _base bigint, _processed bigint, _wake text, _attempt bigint,
-    _entry_kind text[], _entry text[], _size bigint, _clear boolean,
-    _state_session text = NULL, _state_base bigint = NULL, _state_epoch bigint = NULL, _state bytea = NULL,
-    _state_encoding text = NULL, _state_schema bigint = NULL, _state_kind text = NULL, _state_name text = NULL,
-    _state_parent text = NULL, _state_labels text = NULL, _state_messages bigint = NULL,
-    _state_participants text = NULL,
-    _parked_activity bigint = NULL, _parked_name text = NULL, _parked_session text = NULL, _parked_payload text = NULL
-) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    acked text;             -- session of the result
-    session_epoch bigint;
-    held_until timestamptz; -- NULL: the caller does not hold it
-    last bigint;            -- last entry of the journal before the wake's entries
-    inherited bigint;       -- last entry that the journal has from another one
-    moment timestamptz;
-BEGIN
-    UPDATE instances i
-    SET event_count = i.event_count + cardinality(_event), claims = 0, unknown_since = NULL, updated_at = clock()
-    WHERE i.instance_id = _instance AND i.generation = _generation
-      AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
-      AND i.execution_id = _execution AND i.event_count = _events;
-    IF NOT FOUND THEN
-        PERFORM refuse();
-    END IF;
-    moment := clock();
-    INSERT INTO history (instance_id, execution_id, event_id, event, recorded_at, recorded_events, recorded_by)
-    SELECT _instance, _execution, _events + e.k, e.event,
-        CASE WHEN e.k = 1 THEN moment END,
-        CASE WHEN e.k = 1 THEN cardinality(_event) END,
-        CASE WHEN e.k = 1 THEN _worker END
-    FROM (SELECT generate_series(1, cardinality(_event)) AS k, unnest(_event) AS event) e;
-
-    DELETE FROM worker_queue q
-    WHERE q.instance_id = _instance AND q.execution_id = _execution AND q.activity_id = _ack_activity
-      AND q.lock_token = _ack_token AND q.locked_until > clock()
-    RETURNING q.session_id INTO acked;
-    IF NOT FOUND OR _state_session <> acked OR _state_session IS NOT NULL AND acked IS NULL THEN
-        PERFORM refuse();
-    END IF;
-    IF acked IS NOT NULL THEN
-        SELECT s.epoch,
-            -- With a planned move, its next work is for the other worker.
-            CASE WHEN (s.worker_id = _worker) IS TRUE AND s.incarnation = _incarnation AND s.locked_until > clock()
-                  AND (s.next_worker IS NULL OR s.next_until <= clock()) THEN s.locked_until END
-        INTO session_epoch, held_until
-        FROM sessions s WHERE s.session_id = acked FOR NO KEY UPDATE;
-    END IF;
-    PERFORM FROM alive_workers w WHERE w.worker_id = _worker AND w.incarnation = _incarnation;
-    IF NOT FOUND OR _state_session IS NOT NULL AND (session_epoch <= _state_epoch) IS NOT TRUE THEN
-        PERFORM refuse();
-    END IF;
-    moment := clock();
-    IF held_until < moment + _touch_below * interval '1 s' THEN
-        UPDATE sessions s SET locked_until = moment + _session_lock * interval '1 s', touched_at = moment
-        WHERE s.session_id = acked;
-    END IF;
-
-    IF _state_session IS NOT NULL THEN
-        UPDATE session_states r
-        SET state = _state, encoding = _state_encoding, schema_version = _state_schema, kind = _state_kind,
-            name = _state_name, parent = _state_parent, labels = _state_labels::jsonb,
-            message_count = _state_messages, participants = _state_participants::jsonb, version = r.version + 1,
-            epoch = _state_epoch, turn = NULL, updated_at = clock()
-        WHERE r.session_id = _state_session AND r.version = _state_base AND (r.epoch > _state_epoch) IS NOT TRUE;
-        IF NOT FOUND THEN
-            PERFORM refuse();
-        END IF;
-    END IF;
-
-    UPDATE journals j
-    SET processed = _processed, last_seq = j.last_seq + cardinality(_entry), size = j.size + _size,
-        ended_wake = _wake, ended_attempt = CASE WHEN j.ended_wake = _wake
-            THEN greatest(j.ended_attempt, _attempt) ELSE _attempt END,
-        updated_at = clock()
-    WHERE j.session_id = _session AND j.journal_id = _journal AND j.processed = _base
-    RETURNING j.last_seq - cardinality(_entry), j.base_seq INTO last, inherited;
-    IF NOT FOUND THEN
-        PERFORM refuse();
-    END IF;
-    moment := clock();
-    INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, wake_id, payload)
-    SELECT _journal, last + e.k, moment, false, e.kind, _wake, e.entry
-    FROM (
-        SELECT generate_series(1, cardinality(_entry)) AS k, unnest(_entry_kind) AS kind, unnest(_entry) AS entry) e;
-    IF _clear THEN
-        DELETE FROM journal_streams s WHERE s.journal_id = _journal;
-    END IF;
-
-    IF _parked_activity IS NOT NULL THEN
-        PERFORM FROM journal_entries e WHERE e.journal_id = _journal AND e.is_input AND e.seq > _processed LIMIT 1;
-        IF FOUND OR _processed < inherited THEN
-            PERFORM refuse();
-        END IF;
-        -- No other transaction adds the row of an instance that is locked.
-        UPDATE parked_items a
-        SET generation = _generation, execution_id = _execution, activity_id = _parked_activity, name = _parked_name,
-            session_id = _parked_session, payload = _parked_payload, parked = true
-        WHERE a.instance_id = _instance;
-        IF NOT FOUND THEN
-            INSERT INTO parked_items (instance_id, generation, execution_id, activity_id, name, session_id, payload, parked)
-            VALUES (_instance, _generation, _execution, _parked_activity, _parked_name, _parked_session, _parked_payload,
-                true);
-        END IF;
     END IF;
 END $$;
