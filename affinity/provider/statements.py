@@ -1,6 +1,7 @@
 """SQL lives in ``.sql`` files beside its provider; this loads it.
 
-A file is a sequence of statements, each headed by a line ``-- name: what it is for``.
+A file is a sequence of statements, each headed by a line ``-- name: what it is for``. A line ``-- include name`` stands
+for the text of another one of the file.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from importlib.resources import files
 from typing import Final, LiteralString
 
 _HEAD = re.compile(r"^-- (?P<name>[a-z_0-9]+): .+$", re.MULTILINE)
+_INCLUDE = re.compile(r"^ *-- include (\w+)$", re.MULTILINE)
 
 
 def load_statements(package: str, filename: str) -> dict[str, LiteralString]:
@@ -23,7 +25,7 @@ def load_statements(package: str, filename: str) -> dict[str, LiteralString]:
     ends = [head.start() for head in heads[1:]] + [len(text)]
     found = {head["name"]: text[head.end() : end].strip().rstrip(";") for head, end in zip(heads, ends, strict=True)}
     assert len(found) == len(heads), f"a statement name stands twice in {package}/{filename}"
-    return found
+    return {name: _INCLUDE.sub(lambda line: found[line[1]], statement) for name, statement in found.items()}
 
 
 _PART: Final = re.compile(r"^ *-- \[(\w+)\n(.*?)^ *-- \1\](?:\n|;|\Z)", re.DOTALL | re.MULTILINE)

@@ -30,12 +30,12 @@ from affinity.provider.contract import (
     WorkKey,
 )
 from affinity.provider.history import read_whole_history
-from affinity.provider.sqlite import Clock, SqliteProvider, driver
+from affinity.provider.sqlite import Clock, SqliteProvider, driver, instances
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.driver.transaction import PORTION
 from affinity.provider.sqlite.migration import MIGRATIONS, migrate
-from affinity.provider.statements import load_statements
+from affinity.provider.statements import load_statements, with_parts
 from affinity.testing.conformance.providers.builders import count_rows, profile
 from tests.provider import sqlite_crowd as crowd
 from tests.provider.sqlite_files import create_file
@@ -248,8 +248,13 @@ begins, at a migration; all that is suspended, every ten seconds or up to a limi
 retention by age or by small bounds, all journals.
 """
 
-IN_PARTS = {"list_states"}
-"""Statements that are never run as they stand; `test_sqlite_state_list` looks at their parts."""
+IN_PARTS = {"list_states", "instances", "unlocked", "known"}
+"""Statements that are never run as they stand: `test_sqlite_state_list` and `LISTINGS` look at parts of the first two;
+the others are conditions, which statements include.
+"""
+
+LISTINGS = [{"instance_id"}, *({"page", *one} for one in ([], ["one_status"], ["parent_id"], ["session_id", "name"]))]
+"""Parts of the listing of instances."""
 
 HARMLESS = re.compile(
     r"SCAN (json_each|j|CONSTANT ROW|workers|w|\(subquery-\d+\)|stale|routes|names|bounds|rewritten|doomed|timeline"
@@ -266,7 +271,13 @@ def statements() -> list[Any]:
         for file in sorted(Path(str(each.__file__)).parent.glob("*.sql"))
         for name, sql in load_statements(each.__name__, file.name).items()
     ]
-    return [pytest.param(sql, id=f"{file}:{name}") for file, name, sql in loaded if name not in RARE | IN_PARTS]
+    whole = [pytest.param(sql, id=f"{file}:{name}") for file, name, sql in loaded if name not in RARE | IN_PARTS]
+    return whole + [
+        pytest.param(
+            with_parts(instances.SQL["instances"], frozenset(parts)), id=f"instances:{'+'.join(sorted(parts))}"
+        )
+        for parts in LISTINGS
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -33,11 +33,10 @@ from affinity.records import constructor
 
 _SQL: Final = load_statements(__package__, "fetching.sql")
 CLAIM_ALONE: Final = _SQL["claim_alone"]
-_FETCH: Final = {tagged: without(_SQL["fetch"], part) for tagged, part in ((False, "tagged"), (True, "plain"))}
-_FETCH_OWN: Final = {False: without(_SQL["fetch_own"], "tagged"), True: _SQL["fetch_own"]}
-_CLAIM: Final = {
-    tagged: (CLAIM_ALONE, without(_SQL["claim"], part)) for tagged, part in ((False, "tagged"), (True, "plain"))
-}
+_UNUSED: Final = {False: "tagged", True: "plain"}
+_FETCH: Final = {tagged: without(_SQL["fetch"], "claim", part) for tagged, part in _UNUSED.items()}
+_FETCH_OWN: Final = {tagged: without(_SQL["fetch_own"], "claim", part) for tagged, part in _UNUSED.items()}
+_CLAIM: Final = {tagged: (CLAIM_ALONE, without(_SQL["claim"], part)) for tagged, part in _UNUSED.items()}
 """By whether the caller has tags."""
 
 _SHARES: Final = {

@@ -3,6 +3,64 @@
 -- each item in a scalar subquery, which the planner never turns into a join or a hash table. And a list of sessions is
 -- looked up by id, never by worker: `(…) IS TRUE` matches no index.
 
+-- lock_sessions: of locked items: the sessions that the caller keeps, and the items of these, as many as are wanted
+), held AS MATERIALIZED (
+    -- Locked, so that a session cannot change before the commit.
+    SELECT s.session_id, s.epoch, s.locked_until
+-- [tagged
+        , s.tag
+-- tagged]
+    FROM sessions s
+    WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM locked))
+      AND keeps_session(s, %(worker)s, %(incarnation)s)
+    ORDER BY s.session_id FOR NO KEY UPDATE
+), touched AS (
+    UPDATE sessions s SET locked_until = clock() + %(session_lock)s * interval '1 s', touched_at = clock()
+    FROM held WHERE s.session_id = held.session_id
+      AND held.locked_until < clock() + %(touch_below)s * interval '1 s'
+), held_here AS MATERIALIZED (
+    -- As arrays: a join of two lists takes as long as their product.
+    SELECT array_agg(session_id) AS sessions, array_agg(epoch) AS epochs
+-- [tagged
+        , array_agg(tag) AS tags
+-- tagged]
+    FROM held
+), picked AS MATERIALIZED (
+    -- By bytes again: the locked items may be others than the chosen ones.
+    SELECT *
+    FROM (
+        SELECT l.*, h.epochs[l.place] AS epoch,
+-- [tagged
+            h.tags[l.place] AS tag,
+-- tagged]
+            row_number() OVER in_order AS n, sum(l.size) OVER in_order AS total
+        FROM held_here h
+        CROSS JOIN LATERAL (SELECT *, array_position(h.sessions, session_id) AS place FROM locked) l
+        WHERE l.session_id IS NULL OR l.place IS NOT NULL
+        WINDOW in_order AS (ORDER BY l.visible_at, l.place IS NULL ROWS UNBOUNDED PRECEDING)
+    ) l
+    WHERE n <= %(limit)s AND total - size < %(max_bytes)s
+
+-- take: lock what was picked to the caller
+-- Part `claim`: where its route changes.
+    UPDATE worker_queue q
+    SET lock_worker = %(worker)s, lock_incarnation = %(incarnation)s, lock_token = %(token)s || '.' || p.n,
+        locked_until = clock() + %(item_lock)s * interval '1 s',
+-- [claim
+        route = %(route)s,
+-- claim]
+        attempts = q.attempts + (q.attempts - q.failures < %(uncounted_after)s)::int,
+        unknown_since = CASE WHEN q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s)) THEN NULL
+            ELSE q.unknown_since END
+    FROM picked p
+    WHERE q.instance_id = p.instance_id AND q.execution_id = p.execution_id AND q.activity_id = p.activity_id
+    RETURNING p.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload, q.session_id, p.epoch,
+        p.attempts + 1, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for,
+        extract(epoch FROM clock() - q.enqueued_at)::float8 AS queued_for, q.order_session IS NOT NULL AS ordered
+-- [tagged
+        , p.tag
+-- tagged]
+
 -- fetch: the oldest of what the caller may have, and how many sessions it is to claim for the rest
 -- Parts: `plain` for a worker without tags, `tagged` for one that has some; so in `claim`.
 -- It reads each kind without locks, then locks what it has chosen. The second read begins where the first one found an
@@ -53,10 +111,7 @@ WITH fleet AS MATERIALIZED (
                OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
                OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
           AND CASE part.kind
-              WHEN 1 THEN (
-                  SELECT s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
-                      AND (s.next_worker IS NULL OR s.next_until <= clock())
-                  FROM sessions s WHERE s.session_id = q.session_id)
+              WHEN 1 THEN (SELECT keeps_session(s, %(worker)s, %(incarnation)s) FROM sessions s WHERE s.session_id = q.session_id)
               WHEN 3 THEN true
               ELSE (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s
                         OR EXISTS (SELECT FROM planned_moves m WHERE m.session_id = h.session_id)
@@ -175,69 +230,16 @@ WITH fleet AS MATERIALIZED (
         FROM deliverable_items q
         WHERE q.route = part.route AND q.visible_at >= part.since
           AND CASE part.kind
-              WHEN 1 THEN (
-                  SELECT s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
-                      AND (s.next_worker IS NULL OR s.next_until <= clock())
-                  FROM sessions s WHERE s.session_id = q.session_id)
+              WHEN 1 THEN (SELECT keeps_session(s, %(worker)s, %(incarnation)s) FROM sessions s WHERE s.session_id = q.session_id)
               ELSE q.unknown_since IS NULL
                   OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
                   OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s'
               END
         ORDER BY q.visible_at LIMIT part.most FOR NO KEY UPDATE OF q SKIP LOCKED
     ) q
-), held AS MATERIALIZED (
-    -- Locked, so that a session cannot change before the commit.
-    SELECT s.session_id, s.epoch, s.locked_until
--- [tagged
-        , s.tag
--- tagged]
-    FROM sessions s
-    WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM locked))
-      AND (s.worker_id = %(worker)s) IS TRUE AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
-      -- With a planned move, its work is for the other worker.
-      AND (s.next_worker IS NULL OR s.next_until <= clock())
-    ORDER BY s.session_id FOR NO KEY UPDATE
-), touched AS (
-    UPDATE sessions s SET locked_until = clock() + %(session_lock)s * interval '1 s', touched_at = clock()
-    FROM held WHERE s.session_id = held.session_id
-      AND held.locked_until < clock() + %(touch_below)s * interval '1 s'
-), held_here AS MATERIALIZED (
-    -- As arrays: a join of two lists takes as long as their product.
-    SELECT array_agg(session_id) AS sessions, array_agg(epoch) AS epochs
--- [tagged
-        , array_agg(tag) AS tags
--- tagged]
-    FROM held
-), picked AS MATERIALIZED (
-    -- By bytes again: the locked items may be others than the chosen ones.
-    SELECT *
-    FROM (
-        SELECT l.*, h.epochs[l.place] AS epoch,
--- [tagged
-            h.tags[l.place] AS tag,
--- tagged]
-            row_number() OVER in_order AS n, sum(l.size) OVER in_order AS total
-        FROM held_here h
-        CROSS JOIN LATERAL (SELECT *, array_position(h.sessions, session_id) AS place FROM locked) l
-        WHERE l.session_id IS NULL OR l.place IS NOT NULL
-        WINDOW in_order AS (ORDER BY l.visible_at, l.place IS NULL ROWS UNBOUNDED PRECEDING)
-    ) l
-    WHERE total - size < %(max_bytes)s
+-- include lock_sessions
 ), taken AS (
-    UPDATE worker_queue q
-    SET lock_worker = %(worker)s, lock_incarnation = %(incarnation)s, lock_token = %(token)s || '.' || p.n,
-        locked_until = clock() + %(item_lock)s * interval '1 s',
-        attempts = q.attempts + (q.attempts - q.failures < %(uncounted_after)s)::int,
-        unknown_since = CASE WHEN q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s)) THEN NULL
-            ELSE q.unknown_since END
-    FROM picked p
-    WHERE q.instance_id = p.instance_id AND q.execution_id = p.execution_id AND q.activity_id = p.activity_id
-    RETURNING p.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload, q.session_id, p.epoch,
-        p.attempts + 1, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for,
-        extract(epoch FROM clock() - q.enqueued_at)::float8 AS queued_for, q.order_session IS NOT NULL AS ordered
--- [tagged
-        , p.tag
--- tagged]
+-- include take
 ), assigned AS (
     -- Sessions that the caller is to take: moves with a bound, and offers that have work.
     SELECT array_agg(p.session_id) AS sessions
@@ -291,60 +293,11 @@ WITH locked AS MATERIALIZED (
     FROM deliverable_items q
     WHERE q.route = %(route)s
       AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
-      AND (SELECT s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
-               AND (s.next_worker IS NULL OR s.next_until <= clock())
-           FROM sessions s WHERE s.session_id = q.session_id)
+      AND (SELECT keeps_session(s, %(worker)s, %(incarnation)s) FROM sessions s WHERE s.session_id = q.session_id)
     ORDER BY q.visible_at LIMIT %(limit)s + 1 FOR NO KEY UPDATE OF q SKIP LOCKED
-), held AS MATERIALIZED (
-    -- Locked, so that a session cannot change before the commit.
-    SELECT s.session_id, s.epoch, s.locked_until
--- [tagged
-        , s.tag
--- tagged]
-    FROM sessions s
-    WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM locked))
-      AND (s.worker_id = %(worker)s) IS TRUE AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
-      AND (s.next_worker IS NULL OR s.next_until <= clock())
-    ORDER BY s.session_id FOR NO KEY UPDATE
-), touched AS (
-    UPDATE sessions s SET locked_until = clock() + %(session_lock)s * interval '1 s', touched_at = clock()
-    FROM held WHERE s.session_id = held.session_id
-      AND held.locked_until < clock() + %(touch_below)s * interval '1 s'
-), held_here AS MATERIALIZED (
-    SELECT array_agg(session_id) AS sessions, array_agg(epoch) AS epochs
--- [tagged
-        , array_agg(tag) AS tags
--- tagged]
-    FROM held
-), picked AS MATERIALIZED (
-    SELECT *
-    FROM (
-        SELECT l.*, h.epochs[l.place] AS epoch,
--- [tagged
-            h.tags[l.place] AS tag,
--- tagged]
-            row_number() OVER in_order AS n, sum(l.size) OVER in_order AS total
-        FROM held_here h
-        CROSS JOIN LATERAL (SELECT *, array_position(h.sessions, session_id) AS place FROM locked) l
-        WHERE l.place IS NOT NULL
-        WINDOW in_order AS (ORDER BY l.visible_at ROWS UNBOUNDED PRECEDING)
-    ) l
-    WHERE n <= %(limit)s AND total - size < %(max_bytes)s
+-- include lock_sessions
 ), taken AS (
-    UPDATE worker_queue q
-    SET lock_worker = %(worker)s, lock_incarnation = %(incarnation)s, lock_token = %(token)s || '.' || p.n,
-        locked_until = clock() + %(item_lock)s * interval '1 s',
-        attempts = q.attempts + (q.attempts - q.failures < %(uncounted_after)s)::int,
-        unknown_since = CASE WHEN q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s)) THEN NULL
-            ELSE q.unknown_since END
-    FROM picked p
-    WHERE q.instance_id = p.instance_id AND q.execution_id = p.execution_id AND q.activity_id = p.activity_id
-    RETURNING p.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload, q.session_id, p.epoch,
-        p.attempts + 1, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for,
-        extract(epoch FROM clock() - q.enqueued_at)::float8 AS queued_for, q.order_session IS NOT NULL AS ordered
--- [tagged
-        , p.tag
--- tagged]
+-- include take
 )
 SELECT
     -- Read only when nothing was taken: what others had locked.
@@ -352,9 +305,7 @@ SELECT
         SELECT FROM deliverable_items q
         WHERE q.route = %(route)s
           AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
-          AND (SELECT s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
-                   AND (s.next_worker IS NULL OR s.next_until <= clock())
-               FROM sessions s WHERE s.session_id = q.session_id)
+          AND (SELECT keeps_session(s, %(worker)s, %(incarnation)s) FROM sessions s WHERE s.session_id = q.session_id)
     ) AS raced,
     (SELECT count(*) FROM locked) AS waiting, p.*, t.*
 FROM (SELECT) one
@@ -408,8 +359,7 @@ WITH room AS MATERIALIZED (
 -- tagged]
             q.attempts, octet_length(q.payload) AS size,
             s.worker_id AS last_worker, s.incarnation AS last_incarnation,
-            coalesce(s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock(), false)
-            AS ours
+            coalesce(holds_session(s, %(worker)s, %(incarnation)s), false) AS ours
         FROM deliverable_items q LEFT JOIN sessions s ON s.session_id = q.session_id
         WHERE q.route = part.route
           AND EXISTS (
@@ -503,20 +453,7 @@ WITH room AS MATERIALIZED (
     UPDATE worker_queue q SET route = %(route)s FROM others o
     WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id
 ), taken AS (
-    UPDATE worker_queue q
-    SET lock_worker = %(worker)s, lock_incarnation = %(incarnation)s, lock_token = %(token)s || '.' || p.n,
-        locked_until = clock() + %(item_lock)s * interval '1 s', route = %(route)s,
-        attempts = q.attempts + (q.attempts - q.failures < %(uncounted_after)s)::int,
-        unknown_since = CASE WHEN q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s)) THEN NULL
-            ELSE q.unknown_since END
-    FROM picked p
-    WHERE q.instance_id = p.instance_id AND q.execution_id = p.execution_id AND q.activity_id = p.activity_id
-    RETURNING p.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload, q.session_id, p.epoch,
-        p.attempts + 1, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for,
-        extract(epoch FROM clock() - q.enqueued_at)::float8 AS queued_for, q.order_session IS NOT NULL AS ordered
--- [tagged
-        , p.tag
--- tagged]
+-- include take
 )
 SELECT (SELECT n FROM room) > 0 AND (SELECT count(*) FROM claimed) <= (SELECT count(*) - 1 FROM wanted)
        OR (SELECT n FROM room) > 0 AND NOT EXISTS (SELECT FROM waiting) AS raced,

@@ -1,6 +1,6 @@
--- list: a page of moves, the last ones before an epoch, or (ASC) the first ones after one
--- Parts: the conditions that are asked for. Moves of a worker are read along two indexes.
-(SELECT m.session_id, m.from_worker, m.to_worker, m.epoch, m.reason, m.moved_at, m.queued, m.hydrate_seconds,
+-- moves: between two epochs
+-- Parts: the conditions that are asked for.
+SELECT m.session_id, m.from_worker, m.to_worker, m.epoch, m.reason, m.moved_at, m.queued, m.hydrate_seconds,
     m.hydrate_bytes
 FROM session_moves m
 WHERE m.epoch > %(after)s AND m.epoch < %(before)s
@@ -10,22 +10,19 @@ WHERE m.epoch > %(after)s AND m.epoch < %(before)s
 -- [reason
   AND m.reason = %(reason)s
 -- reason]
+
+-- list: a page of moves, the last ones before an epoch, or (ASC) the first ones after one
+-- Parts: as `moves`. Moves of a worker are read along two indexes.
+(
+-- include moves
 -- [worker
   AND m.to_worker = %(worker)s
 -- worker]
 ORDER BY m.epoch DESC LIMIT %(limit)s)
 -- [worker
 UNION ALL
-(SELECT m.session_id, m.from_worker, m.to_worker, m.epoch, m.reason, m.moved_at, m.queued, m.hydrate_seconds,
-    m.hydrate_bytes
-FROM session_moves m
-WHERE m.epoch > %(after)s AND m.epoch < %(before)s
--- [session
-  AND m.session_id = %(session)s
--- session]
--- [reason
-  AND m.reason = %(reason)s
--- reason]
+(
+-- include moves
   AND m.from_worker = %(worker)s AND m.to_worker <> %(worker)s
 ORDER BY m.epoch DESC LIMIT %(limit)s)
 -- worker]

@@ -72,7 +72,7 @@ RIGHTS: Final[Sequence[Rights]] = (
     Rights("TABLE", "desired_workers", client=_READ, worker=_READ, scaler=_READ),
     Rights(
         "TABLE",
-        "alive_workers held_sessions message_routes newer_workers planned_moves",
+        "alive_workers held_sessions message_routes newer_workers planned_moves session_routes",
         client=_READ,
         worker=_READ,
     ),
@@ -94,11 +94,12 @@ RIGHTS: Final[Sequence[Rights]] = (
     Rights("FUNCTION", "establish_timeline create_journal", worker=_RUN),
     Rights(
         "FUNCTION",
-        "add_instances bounce_journals commit_turn commit_turns consume_messages create_journals creation_parents"
-        " creation_refusal creations_fit delete_instances delete_journals end_work find_inherited_event is_outdated"
-        " keeps_session latest_hold lock_order lower_worker_has_room measure_instances park_items passes_fence"
-        " places_in_order prune_journals refuse release_busy release_sessions reply_messages reset_instance"
-        " restrict_items start_journals unpark_items version_since write_journals",
+        "add_instances bounce_journals commit_turn commit_turns consume_messages create_journals"
+        " creation_parents creation_refusal creations_fit delete_instances delete_journals end_work"
+        " find_inherited_event free_items holds_session instance_bytes is_outdated keeps_session latest_hold"
+        " lock_order lower_worker_has_room measure_instances park_items passes_fence places_in_order"
+        " prune_journals refuse release_busy release_sessions reply_messages reset_instance restrict_items"
+        " start_journals unpark_items version_since write_journals",
         worker=_RUN,
     ),
     # The owner's alone. Triggers run for each role that changes the row.

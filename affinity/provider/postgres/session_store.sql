@@ -207,12 +207,15 @@ SELECT count(*) FROM (
 ORDER BY p.updated_at DESC, p.session_id DESC
 -- rows]
 
--- children: one page of the records of some parents, which come in order, as the records do
--- By a range, in the order of the index: statistics may say that any record has most of them as children.
+-- columns: of a record, without its state, and its holder
 SELECT r.session_id, r.schema_version, r.kind, r.name, r.parent, r.labels::text, r.message_count, r.participants::text,
     r.version, r.generation, r.epoch, octet_length(r.state), r.created_at, r.updated_at,
     extract(epoch FROM clock() - r.updated_at)::float8,
     (SELECT h.worker_id FROM held_sessions h WHERE h.session_id = r.session_id)
+
+-- children: one page of the records of some parents, which come in order, as the records do
+-- By a range, in the order of the index: statistics may say that any record has most of them as children.
+-- include columns
 FROM (
     SELECT c.*
     FROM unnest(%(parent)s) AS p (session_id)
@@ -237,9 +240,6 @@ WITH RECURSIVE up (session_id, parent) AS (
     SELECT p.session_id, p.parent
     FROM up u CROSS JOIN LATERAL (SELECT session_id, parent FROM session_states WHERE session_id = u.parent OFFSET 0) p
 )
-SELECT r.session_id, r.schema_version, r.kind, r.name, r.parent, r.labels::text, r.message_count, r.participants::text,
-    r.version, r.generation, r.epoch, octet_length(r.state), r.created_at, r.updated_at,
-    extract(epoch FROM clock() - r.updated_at)::float8,
-    (SELECT h.worker_id FROM held_sessions h WHERE h.session_id = r.session_id)
+-- include columns
 FROM (SELECT session_id FROM up LIMIT %(limit)s) u
 CROSS JOIN LATERAL (SELECT * FROM session_states WHERE session_id = u.session_id OFFSET 0) r

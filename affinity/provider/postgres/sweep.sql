@@ -58,11 +58,10 @@ WITH RECURSIVE routed (session_id, route, n) AS (
     ) next
     WHERE m.n < %(window)s
 ), wrong AS MATERIALIZED (
-    SELECT m.session_id, m.route, coalesce(p.route, 'w:' || h.worker_id, 'new') AS right_route
-    FROM routed m LEFT JOIN held_sessions h ON h.session_id = m.session_id
-    LEFT JOIN planned_moves p ON p.session_id = h.session_id
-    WHERE m.route <> coalesce(p.route, 'w:' || h.worker_id, 'new') AND NOT (m.route > 'new:' AND m.route < 'new;')
-      AND NOT (m.route > 'new#' AND m.route < 'new$' AND h.worker_id IS NULL)
+    SELECT m.session_id, m.route, coalesce(s.route, 'new') AS right_route
+    FROM routed m LEFT JOIN session_routes s ON s.session_id = m.session_id
+    WHERE m.route <> coalesce(s.route, 'new') AND NOT (m.route > 'new:' AND m.route < 'new;')
+      AND NOT (m.route > 'new#' AND m.route < 'new$' AND s.holder IS NULL)
 ), route (name) AS (
     -- Each distinct route to a worker once, in the same way: what a dead one leaves behind does not wait for its window,
     -- nor does what one was offered and has not taken in time.
@@ -91,10 +90,9 @@ WITH RECURSIVE routed (session_id, route, n) AS (
     ) o
     LIMIT %(reroute)s
 ), stale_items AS MATERIALIZED (
-    SELECT o.instance_id, o.execution_id, o.activity_id, coalesce(p.route, 'w:' || h.worker_id, 'new') AS route
-    FROM orphans o LEFT JOIN held_sessions h ON h.session_id = o.session_id
-    LEFT JOIN planned_moves p ON p.session_id = h.session_id
-    WHERE o.route <> coalesce(p.route, 'w:' || h.worker_id, 'new')
+    SELECT o.instance_id, o.execution_id, o.activity_id, coalesce(s.route, 'new') AS route
+    FROM orphans o LEFT JOIN session_routes s ON s.session_id = o.session_id
+    WHERE o.route <> coalesce(s.route, 'new')
     UNION
     (SELECT q.instance_id, q.execution_id, q.activity_id, w.right_route
      FROM wrong w JOIN worker_queue q ON q.session_id = w.session_id AND q.route = w.route

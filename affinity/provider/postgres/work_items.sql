@@ -13,7 +13,7 @@ WITH ours AS MATERIALIZED (
 ), held AS MATERIALIZED (
     SELECT s.session_id FROM sessions s
     WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM ours))
-      AND (s.worker_id = %(worker)s) IS TRUE AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+      AND holds_session(s, %(worker)s, %(incarnation)s)
       AND s.locked_until < clock() + %(touch_below)s * interval '1 s'
       AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
     ORDER BY s.session_id FOR NO KEY UPDATE
@@ -29,6 +29,13 @@ FROM unnest(%(instance)s, %(execution)s, %(activity)s, %(token)s)
      WITH ORDINALITY AS l (instance_id, execution_id, activity_id, token, n)
 JOIN worker_queue q USING (instance_id, execution_id, activity_id)
 WHERE q.lock_token = l.token
+
+-- states: that come with results
+FROM unnest(%(state_turn)s, %(state_session)s, %(state_base)s, %(state_epoch)s, %(state_encoding)s,
+            %(state_schema)s, %(state_kind)s, %(state_name)s, %(state_parent)s, %(state_labels)s,
+            %(state_messages)s, %(state_participants)s)
+     WITH ORDINALITY AS w (n, session_id, base, epoch, encoding, schema, kind, name, parent, labels, messages,
+                           participants, ord)
 
 -- ack: remove items by live token, send their results, and touch their sessions as far as the caller holds them
 -- Parts: `state` when states come with the results, `plain` when none does; `journal`, with the first, when wakes write.
@@ -105,11 +112,7 @@ locked AS MATERIALIZED (
         participants, version, epoch, created_at, updated_at)
     SELECT w.session_id, (%(state)s)[w.ord], w.encoding, w.schema, w.kind, w.name, w.parent, w.labels::jsonb,
         w.messages, w.participants::jsonb, 1, w.epoch, c.now, c.now
-    FROM unnest(%(state_turn)s, %(state_session)s, %(state_base)s, %(state_epoch)s, %(state_encoding)s,
-                %(state_schema)s, %(state_kind)s, %(state_name)s, %(state_parent)s, %(state_labels)s,
-                %(state_messages)s, %(state_participants)s)
-         WITH ORDINALITY AS w (n, session_id, base, epoch, encoding, schema, kind, name, parent, labels, messages,
-                               participants, ord)
+-- include states
     CROSS JOIN (SELECT clock() AS now) c
     WHERE w.base = 0 AND (w.ord IN (SELECT ord FROM passed WHERE place = 1)) IS TRUE
     ORDER BY w.session_id
@@ -119,18 +122,14 @@ locked AS MATERIALIZED (
     SET state = (%(state)s)[w.ord], encoding = w.encoding, schema_version = w.schema, kind = w.kind, name = w.name,
         parent = w.parent, labels = w.labels::jsonb, message_count = w.messages, participants = w.participants::jsonb,
         version = w.base + 1, epoch = w.epoch, turn = NULL, updated_at = clock()
-    FROM unnest(%(state_turn)s, %(state_session)s, %(state_base)s, %(state_epoch)s, %(state_encoding)s,
-                %(state_schema)s, %(state_kind)s, %(state_name)s, %(state_parent)s, %(state_labels)s,
-                %(state_messages)s, %(state_participants)s)
-         WITH ORDINALITY AS w (n, session_id, base, epoch, encoding, schema, kind, name, parent, labels, messages,
-                               participants, ord)
+-- include states
     WHERE r.session_id = w.session_id AND w.base > 0 AND (w.ord IN (SELECT ord FROM passed WHERE place = 1)) IS TRUE
     RETURNING 1
 -- state]
 ), held AS MATERIALIZED (
     SELECT s.session_id FROM sessions s
     WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM ours))
-      AND (s.worker_id = %(worker)s) IS TRUE AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+      AND holds_session(s, %(worker)s, %(incarnation)s)
       AND s.locked_until < clock() + %(touch_below)s * interval '1 s'
       AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
     ORDER BY s.session_id FOR NO KEY UPDATE
@@ -160,7 +159,7 @@ WITH ours AS MATERIALIZED (
 ), held AS MATERIALIZED (
     SELECT s.session_id FROM sessions s
     WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM ours WHERE release))
-      AND (s.worker_id = %(worker)s) IS TRUE AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+      AND holds_session(s, %(worker)s, %(incarnation)s)
       AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
     ORDER BY s.session_id FOR NO KEY UPDATE
 ), freed AS (
@@ -179,10 +178,7 @@ WITH ours AS MATERIALIZED (
             WHEN q.route = 'blocked' THEN 'blocked' -- it was to be failed, and waits behind others again
             WHEN q.session_id IS NULL THEN 'free'
             WHEN q.session_id IN (SELECT session_id FROM held) THEN 'new'
-            ELSE coalesce((
-                SELECT coalesce(m.route, 'w:' || h.worker_id)
-                FROM held_sessions h LEFT JOIN planned_moves m ON m.session_id = h.session_id
-                WHERE h.session_id = q.session_id), 'new')
+            ELSE coalesce((SELECT s.route FROM session_routes s WHERE s.session_id = q.session_id), 'new')
         END
     FROM ours o
     WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id

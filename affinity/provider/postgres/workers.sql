@@ -1,10 +1,13 @@
--- register: take the name and its sessions, each with a new epoch; a trigger notifies watchers
+-- put: the row of a worker
 INSERT INTO workers AS w (worker_id, incarnation, locked_until, draining, started_at, labels, capacity, app,
     code_version, code_since, tags, only_tagged, registered)
 VALUES (%(worker)s, %(incarnation)s, clock() + %(lease)s * interval '1 s', false, clock(), %(labels)s::jsonb,
     %(capacity)s, %(app)s, %(code)s, version_since(%(worker)s, %(app)s, %(code)s), %(tags)s,
     %(only_tagged)s, %(registered)s::jsonb)
 ON CONFLICT (worker_id) DO UPDATE
+
+-- register: take the name and its sessions, each with a new epoch; a trigger notifies watchers
+-- include put
 SET incarnation = excluded.incarnation, locked_until = clock() + %(lease)s * interval '1 s', draining = w.drain_wanted,
     started_at = clock(), labels = excluded.labels, capacity = excluded.capacity, app = excluded.app,
     code_version = excluded.code_version, code_since = excluded.code_since, tags = excluded.tags,
@@ -21,12 +24,7 @@ FROM (
 WHERE s.session_id = own.session_id AND s.incarnation <> %(incarnation)s;
 
 -- resume: come back under the same incarnation, unless another has the name
-INSERT INTO workers AS w (worker_id, incarnation, locked_until, draining, started_at, labels, capacity, app,
-    code_version, code_since, tags, only_tagged, registered)
-VALUES (%(worker)s, %(incarnation)s, clock() + %(lease)s * interval '1 s', false, clock(), %(labels)s::jsonb,
-    %(capacity)s, %(app)s, %(code)s, version_since(%(worker)s, %(app)s, %(code)s), %(tags)s,
-    %(only_tagged)s, %(registered)s::jsonb)
-ON CONFLICT (worker_id) DO UPDATE
+-- include put
 SET locked_until = clock() + %(lease)s * interval '1 s', draining = w.drain_wanted, labels = excluded.labels,
     capacity = excluded.capacity,
     tags = excluded.tags, only_tagged = excluded.only_tagged, registered = excluded.registered
@@ -81,13 +79,8 @@ WITH room AS MATERIALIZED (
     UPDATE sessions s SET locked_until = clock(), freed_by = 'drained'
     FROM idle WHERE s.session_id = idle.session_id
     RETURNING s.session_id
-), marked AS MATERIALIZED (
-    SELECT q.instance_id, q.execution_id, q.activity_id
-    FROM freed JOIN worker_queue q ON q.session_id = freed.session_id AND q.route <> 'new'
-    LIMIT %(reroute)s FOR NO KEY UPDATE OF q SKIP LOCKED
 )
-UPDATE worker_queue q SET route = 'new' FROM marked m
-WHERE q.instance_id = m.instance_id AND q.execution_id = m.execution_id AND q.activity_id = m.activity_id;
+SELECT free_items(ARRAY (SELECT session_id FROM freed), %(reroute)s);
 
 SELECT count(*) FROM held_sessions WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s
 

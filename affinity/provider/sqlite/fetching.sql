@@ -1,3 +1,12 @@
+-- unlocked: an item that no live worker has locked
+AND (q.lock_token IS NULL OR q.locked_until <= :now
+     OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now));
+
+-- known: an item that the caller has code for; or that no worker had, for a while
+AND (q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
+     OR q.name IN (SELECT value FROM json_each(:names))
+        AND (q.needs IS NULL OR q.needs IN (SELECT value FROM json_each(:names))));
+
 -- peek: whether the caller is draining, how many workers could claim, whether they run several versions, how many
 -- sessions it holds, whether there is something to fetch without claiming one, and which sessions are to move to it by a
 -- plan with a bound
@@ -9,16 +18,12 @@ SELECT w.draining,
        EXISTS (
            SELECT 1 FROM worker_queue AS q
            WHERE q.route = :own AND q.visible_at <= :now
-             AND (q.lock_token IS NULL OR q.locked_until <= :now
-                  OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
+             -- include unlocked
        ) OR EXISTS (
            SELECT 1 FROM worker_queue AS q
            WHERE q.route IN (SELECT value FROM json_each(:free)) AND q.visible_at <= :now
-             AND (q.lock_token IS NULL OR q.locked_until <= :now
-                  OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
-             AND (q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
-                  OR q.name IN (SELECT value FROM json_each(:names))
-                     AND (q.needs IS NULL OR q.needs IN (SELECT value FROM json_each(:names))))
+             -- include unlocked
+             -- include known
        ),
        (SELECT json_group_array(session_id) FROM (
             SELECT session_id FROM sessions WHERE next_worker = :worker_id AND next_until > :now LIMIT :most_assigned
@@ -30,8 +35,7 @@ WHERE w.worker_id = :worker_id AND w.incarnation = :incarnation AND w.locked_unt
 SELECT EXISTS (
     SELECT 1 FROM worker_queue AS q
     WHERE q.route = :own AND q.visible_at <= :now
-      AND (q.lock_token IS NULL OR q.locked_until <= :now
-           OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
+      -- include unlocked
 )
 FROM workers AS w
 WHERE w.worker_id = :worker_id AND w.incarnation = :incarnation AND w.locked_until > :now;
@@ -41,11 +45,8 @@ SELECT EXISTS (
     SELECT 1 FROM worker_queue AS q
     WHERE q.route IN (SELECT value FROM json_each(:new) UNION ALL SELECT :offer)
       AND q.visible_at <= CASE q.route WHEN :offer THEN :now ELSE :until END
-      AND (q.lock_token IS NULL OR q.locked_until <= :now
-           OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
-      AND (q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
-           OR q.name IN (SELECT value FROM json_each(:names))
-              AND (q.needs IS NULL OR q.needs IN (SELECT value FROM json_each(:names))))
+      -- include unlocked
+      -- include known
 );
 
 -- lower_has_room: whether a worker of the caller's set and code, with a lower ordinal, has room for a session
@@ -70,11 +71,8 @@ SELECT count(*) FROM (
 SELECT count(*) FROM (
     SELECT 1 FROM worker_queue AS q
     WHERE q.route IN (SELECT value FROM json_each(:free)) AND q.visible_at <= :now
-      AND (q.lock_token IS NULL OR q.locked_until <= :now
-           OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
-      AND (q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
-           OR q.name IN (SELECT value FROM json_each(:names))
-              AND (q.needs IS NULL OR q.needs IN (SELECT value FROM json_each(:names))))
+      -- include unlocked
+      -- include known
     LIMIT :count
 );
 
@@ -108,8 +106,7 @@ FROM (
     WHERE q.route = :route AND q.visible_at <= :until
       -- Of a worker that is outdated: visible since then, and the session free.
       AND (:until = :now OR s.locked_until IS NULL OR s.locked_until NOT BETWEEN :until AND :now)
-      AND (q.lock_token IS NULL OR q.locked_until <= :now
-           OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
+      -- include unlocked
       AND (:any_name OR q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
            OR q.name IN (SELECT value FROM json_each(:names))
               AND (q.needs IS NULL OR q.needs IN (SELECT value FROM json_each(:names))))

@@ -17,6 +17,7 @@ from affinity.provider.contract import (
     WorkItemState,
 )
 from affinity.provider.rows import to_execution, to_instance_counts, to_origins, to_tree_member, to_work_item_info
+from affinity.provider.sqlite import messages, work_items
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.sessions import BLOCKED, NEW, SUSPENDED
@@ -67,7 +68,7 @@ def count_instances(tx: Tx, limit: int, *, after: str | None = None) -> Instance
 def _measure_items(tx: Tx, at: dict[str, Any]) -> tuple[Counter[WorkItemState], float | None]:
     counts: Counter[WorkItemState] = Counter()
     ages: list[float] = []
-    for (route,) in tx.rows(SQL["item_routes"]):
+    for route in work_items.find_routes(tx):
         row = tx.row(SQL["visible_items"], {**at, "route": route})
         assert row is not None
         running, waiting, oldest = row
@@ -81,14 +82,14 @@ def _measure_items(tx: Tx, at: dict[str, Any]) -> tuple[Counter[WorkItemState], 
 
 
 def _count_waiting_sessions(tx: Tx, at: dict[str, Any]) -> int:
-    routes = [route for (route,) in tx.rows(SQL["item_routes"]) if route.startswith(NEW)]
+    routes = [route for route in work_items.find_routes(tx) if route.startswith(NEW)]
     return len({name for route in routes for name in tx.gather(SQL["waiting_sessions"], {**at, "route": route})})
 
 
 def _measure_messages(tx: Tx, at: dict[str, Any]) -> tuple[Counter[MessageState], float | None]:
     counts: Counter[MessageState] = Counter()
     ages: list[float] = []
-    for (route,) in tx.rows(SQL["message_routes"]):
+    for route in messages.find_routes(tx):
         row = tx.row(SQL["visible_messages"], {**at, "route": route})
         assert row is not None
         visible, oldest = row

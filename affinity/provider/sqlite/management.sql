@@ -65,23 +65,6 @@ SELECT status, count(*), (SELECT max(instance_id) FROM page) FROM page GROUP BY 
 -- count_suspended: instances that wait for an operator
 SELECT count(*) FROM (SELECT 1 FROM suspensions WHERE resumed_at IS NULL LIMIT :limit);
 
--- item_routes: routes in the work queue, found one by one in the index
-WITH RECURSIVE routes (route) AS (
-    SELECT min(route) FROM worker_queue
-    UNION ALL
-    SELECT (SELECT min(route) FROM worker_queue WHERE route > routes.route) FROM routes WHERE routes.route IS NOT NULL
-)
-SELECT route FROM routes WHERE route IS NOT NULL;
-
--- message_routes: the same of messages
-WITH RECURSIVE routes (route) AS (
-    SELECT min(route) FROM orchestrator_queue
-    UNION ALL
-    SELECT (SELECT min(route) FROM orchestrator_queue WHERE route > routes.route) FROM routes
-    WHERE routes.route IS NOT NULL
-)
-SELECT route FROM routes WHERE route IS NOT NULL;
-
 -- visible_items: of one route: how many a live worker has, how many wait, and since when the oldest of these could be fetched
 SELECT coalesce(sum(running), 0), coalesce(sum(NOT running), 0), min(iif(running, NULL, visible_at))
 FROM (

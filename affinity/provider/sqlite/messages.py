@@ -160,6 +160,11 @@ def reroute_messages(tx: Tx, route: str, limit: int) -> int:
     return tx.run(SQL["reroute_messages"], {"route": route, "limit": limit, "now": tx.now})
 
 
+def find_routes(tx: Tx, first: str = "") -> list[str]:
+    """The routes of queued messages behind one, in order."""
+    return [route for (route,) in tx.rows(SQL["routes"], {"first": first})]
+
+
 def _delivery(known: _StatusRow | None, generation: str | None) -> Delivery:
     if known is None or generation not in {None, known.generation}:
         return "unknown"

@@ -29,6 +29,15 @@ SELECT json_group_array(json_array(i.instance_id, i.unread + (
 )))
 FROM json_each(:instance_ids) AS j CROSS JOIN instances AS i ON i.instance_id = j.value;
 
+-- routes: in the queue, from one on, found one by one in the index
+WITH RECURSIVE routes (route) AS (
+    SELECT min(route) FROM orchestrator_queue WHERE route > :first
+    UNION ALL
+    SELECT (SELECT min(route) FROM orchestrator_queue WHERE route > routes.route) FROM routes
+    WHERE routes.route IS NOT NULL
+)
+SELECT route FROM routes WHERE route IS NOT NULL;
+
 -- reroute_instances: route messages of instances, as many as the limit allows
 UPDATE orchestrator_queue SET route = :route WHERE id IN (
     SELECT q.id FROM json_each(:instance_ids) AS j

@@ -1,16 +1,20 @@
--- list: a page of moves, the last ones before an epoch, or (ASC) the first ones after one
--- Parts: the conditions that are asked for. Moves of a worker are read along two indexes.
-SELECT * FROM (
-    SELECT m.session_id, m.from_worker, m.to_worker, m.epoch, m.reason, m.moved_at, m.queued, m.hydrate_seconds,
-           m.hydrate_bytes
-    FROM session_moves AS m
-    WHERE m.epoch > :after AND m.epoch < :before
+-- moves: between two epochs
+-- Parts: the conditions that are asked for.
+SELECT m.session_id, m.from_worker, m.to_worker, m.epoch, m.reason, m.moved_at, m.queued, m.hydrate_seconds,
+       m.hydrate_bytes
+FROM session_moves AS m
+WHERE m.epoch > :after AND m.epoch < :before
 -- [session
-      AND m.session_id = :session
+  AND m.session_id = :session
 -- session]
 -- [reason
-      AND m.reason = :reason
--- reason]
+  AND m.reason = :reason
+-- reason];
+
+-- list: a page of moves, the last ones before an epoch, or (ASC) the first ones after one
+-- Parts: as `moves`. Moves of a worker are read along two indexes.
+SELECT * FROM (
+    -- include moves
 -- [worker
       AND m.to_worker = :worker
 -- worker]
@@ -19,16 +23,7 @@ SELECT * FROM (
 -- [worker
 UNION ALL
 SELECT * FROM (
-    SELECT m.session_id, m.from_worker, m.to_worker, m.epoch, m.reason, m.moved_at, m.queued, m.hydrate_seconds,
-           m.hydrate_bytes
-    FROM session_moves AS m
-    WHERE m.epoch > :after AND m.epoch < :before
--- [session
-      AND m.session_id = :session
--- session]
--- [reason
-      AND m.reason = :reason
--- reason]
+    -- include moves
       AND m.from_worker = :worker AND m.to_worker <> :worker
     ORDER BY m.epoch DESC LIMIT :limit
 )

@@ -22,10 +22,9 @@ from typing import Any, Final
 
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import LEFT, NO_RETENTION, OFFER_SECONDS, Retention, Sweep
-from affinity.provider.sqlite import moves
+from affinity.provider.sqlite import messages, moves, work_items
 from affinity.provider.sqlite import retention as pruning
 from affinity.provider.sqlite.driver.transaction import Tx
-from affinity.provider.sqlite.messages import reroute_messages
 from affinity.provider.sqlite.sessions import is_offer, own_route
 from affinity.provider.statements import load_statements
 
@@ -103,13 +102,13 @@ class _Repair:
         """Routes to workers that are not alive, and offers of some time ago. Workers that have ``left`` for a restart
         keep their sessions, and own no instances.
         """
-        for (route,) in self._tx.rows(SQL["item_routes"]):
+        for route in work_items.find_routes(self._tx, "new:"):
             if route not in alive:
                 until = self._tx.now - OFFER_SECONDS if is_offer(route) else math.inf
                 self._reroute("reroute_orphans", {"route": route, "until": until})
-        for (route,) in self._tx.rows(SQL["message_routes"]):
+        for route in messages.find_routes(self._tx, "w:"):
             if route not in alive - left and not self.exhausted:
-                self.rerouted += reroute_messages(self._tx, route, MAX_REROUTE - self.rerouted)
+                self.rerouted += messages.reroute_messages(self._tx, route, MAX_REROUTE - self.rerouted)
 
     def _living(self, worker_id: str, incarnation: str, since: float) -> None:
         """Items that are not routed to the holder of their session, or are so although its lock has ended."""

@@ -14,23 +14,6 @@ UPDATE counters SET value = :now WHERE name = 'swept_clean';
 -- workers: names by whether they are alive
 SELECT worker_id, incarnation, locked_until > :now FROM workers;
 
--- item_routes: routes to workers in the work queue, found one by one in the index
-WITH RECURSIVE routes (route) AS (
-    SELECT min(route) FROM worker_queue WHERE route > 'new:'
-    UNION ALL
-    SELECT (SELECT min(route) FROM worker_queue WHERE route > routes.route) FROM routes WHERE routes.route IS NOT NULL
-)
-SELECT route FROM routes WHERE route IS NOT NULL;
-
--- message_routes: the same for messages
-WITH RECURSIVE routes (route) AS (
-    SELECT min(route) FROM orchestrator_queue WHERE route > 'w:'
-    UNION ALL
-    SELECT (SELECT min(route) FROM orchestrator_queue WHERE route > routes.route) FROM routes
-    WHERE routes.route IS NOT NULL
-)
-SELECT route FROM routes WHERE route IS NOT NULL;
-
 -- reroute_orphans: repair routes to a worker that is gone, or that has not taken what it was offered
 UPDATE worker_queue SET route = stale.right_route
 FROM (

@@ -19,6 +19,7 @@ from affinity.provider.sqlite import releasing, sessions
 from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.tokens import Tokens
+from affinity.provider.sqlite.work_items import find_routes
 from affinity.provider.sqlite.workers import read_caller
 from affinity.provider.statements import load_statements
 
@@ -80,7 +81,7 @@ def _stranded(tx: Tx, tag_timeout: float | None, limit: int) -> list[int]:
     if tag_timeout is None:
         return []
     at = {"now": tx.now, "since": tx.now - tag_timeout, "limit": limit}
-    routes = [route for first, last in _TAGGED for (route,) in tx.rows(SQL["routes"], {"first": first, "last": last})]
+    routes = [route for first, last in _TAGGED for route in find_routes(tx, first, last)]
     missing = [one for one in routes if not tx.value(SQL["had_tag"], {**at, "tag": one.partition("#")[2]})]
     return [row_id for route in missing for row_id in tx.gather(SQL["stranded"], {**at, "route": route})]
 

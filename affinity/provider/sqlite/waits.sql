@@ -16,15 +16,6 @@ UPDATE worker_queue SET attend_at = min(
     coalesce(:now + takeover_after, waits_since + fail_after), coalesce(waits_since + fail_after, :now + takeover_after))
 WHERE id IN (SELECT value FROM json_each(:rows));
 
--- routes: with a tag, found one by one in the index
-WITH RECURSIVE routes (route) AS (
-    SELECT min(route) FROM worker_queue WHERE route > :first AND route < :last
-    UNION ALL
-    SELECT (SELECT min(route) FROM worker_queue WHERE route > routes.route AND route < :last) FROM routes
-    WHERE routes.route IS NOT NULL
-)
-SELECT route FROM routes WHERE route IS NOT NULL;
-
 -- had_tag: whether a worker with a tag was alive since a time
 SELECT EXISTS (
     SELECT 1 FROM workers AS w, json_each(w.tags) AS has WHERE has.value = :tag AND w.locked_until > :since);

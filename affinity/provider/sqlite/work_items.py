@@ -35,6 +35,11 @@ def find(tx: Tx, locks: Sequence[WorkLock]) -> list[HeldItemRow | None]:
     return [found.get(place) for place in range(len(locks))]
 
 
+def find_routes(tx: Tx, first: str = "", last: str = "\U0010ffff") -> list[str]:
+    """The routes of queued items between two, in order."""
+    return [route for (route,) in tx.rows(SQL["routes"], {"first": first, "last": last})]
+
+
 def remove(tx: Tx, items: Sequence[HeldItemRow]) -> None:
     """Remove finished items."""
     tx.many(SQL["remove"], [item.id for item in items])

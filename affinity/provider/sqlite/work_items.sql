@@ -14,6 +14,15 @@ CROSS JOIN worker_queue AS q
     AND q.activity_id = j.value ->> '$[0][2]'
 WHERE q.lock_token = j.value ->> 1;
 
+-- routes: in the queue, between two, found one by one in the index
+WITH RECURSIVE routes (route) AS (
+    SELECT min(route) FROM worker_queue WHERE route > :first AND route < :last
+    UNION ALL
+    SELECT (SELECT min(route) FROM worker_queue WHERE route > routes.route AND route < :last) FROM routes
+    WHERE routes.route IS NOT NULL
+)
+SELECT route FROM routes WHERE route IS NOT NULL;
+
 -- extend: move the end of locks
 UPDATE worker_queue SET locked_until = :locked_until WHERE id IN (SELECT value FROM json_each(:rows));
 

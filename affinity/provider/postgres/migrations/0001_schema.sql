@@ -212,7 +212,7 @@ CREATE TABLE session_watches (
 ) WITH (fillfactor = 70, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.05);
 CREATE INDEX session_watches_instance ON session_watches (instance_id);
 
--- The terms of the contract, each written once. PostgreSQL merges them into the statements that use them.
+-- The terms of the contract, each written once. PostgreSQL merges them, views and functions, into the statements that use them.
 CREATE VIEW alive_workers AS
 SELECT worker_id, incarnation, draining, code_version FROM workers WHERE locked_until > clock();
 
@@ -227,6 +227,21 @@ CREATE VIEW planned_moves AS
 SELECT s.session_id, s.next_worker, 'new:' || s.next_worker AS route
 FROM sessions s JOIN workers n ON n.worker_id = s.next_worker
 WHERE (s.next_until <= clock()) IS NOT TRUE AND n.locked_until > clock() AND NOT n.draining;
+
+-- The worker that is to have the next work of a held session, and its route.
+CREATE VIEW session_routes AS
+SELECT h.session_id, coalesce(m.next_worker, h.worker_id) AS holder, coalesce(m.route, 'w:' || h.worker_id) AS route
+FROM held_sessions h LEFT JOIN planned_moves m ON m.session_id = h.session_id;
+
+-- Whether a worker that is alive holds the session. `(…) IS TRUE` matches no index: a session is looked up by its id.
+CREATE FUNCTION holds_session(s sessions, _worker text, _incarnation text) RETURNS boolean LANGUAGE sql VOLATILE AS $$
+    SELECT (s.worker_id = _worker) IS TRUE AND s.incarnation = _incarnation AND s.locked_until > clock()
+$$;
+
+-- The same, and the session's next work is for this worker: with a planned move it is for the other one.
+CREATE FUNCTION keeps_session(s sessions, _worker text, _incarnation text) RETURNS boolean LANGUAGE sql VOLATILE AS $$
+    SELECT holds_session(s, _worker, _incarnation) AND (s.next_worker IS NULL OR s.next_until <= clock())
+$$;
 
 -- For a worker that does not run the newest version of its app that live workers run: the workers that run it and take all the
 -- work that this one takes, and how many more sessions each may hold. Sessions of a tag do not wait for workers without it.
@@ -643,9 +658,7 @@ BEGIN
         EXIT WHEN NOT FOUND OR following.route <> 'blocked';
         UPDATE worker_queue q
         SET session_id = q.order_session, route = coalesce(
-            (SELECT coalesce(m.route, 'w:' || h.worker_id)
-             FROM held_sessions h LEFT JOIN planned_moves m ON m.session_id = h.session_id
-             WHERE h.session_id = OLD.order_session), 'new')
+            (SELECT r.route FROM session_routes r WHERE r.session_id = OLD.order_session), 'new')
         WHERE q.instance_id = following.instance_id AND q.execution_id = following.execution_id
           AND q.activity_id = following.activity_id;
         EXIT WHEN FOUND;
@@ -669,6 +682,19 @@ LANGUAGE sql AS $$
     WHERE q.instance_id = r.instance_id AND q.execution_id = _execution[r.k] AND q.activity_id = _activity[r.k]
 $$;
 
+-- Leaves items of sessions that were freed to any worker, up to a number of them: sweeps find the others.
+CREATE FUNCTION free_items(_session text[], _most bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    WITH others AS MATERIALIZED (
+        SELECT q.instance_id, q.execution_id, q.activity_id
+        FROM worker_queue q
+        WHERE q.session_id = ANY (_session) AND q.route <> 'new'
+        LIMIT _most FOR NO KEY UPDATE OF q SKIP LOCKED
+    )
+    UPDATE worker_queue q SET route = 'new' FROM others o
+    WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id;
+END $$;
+
 -- Frees sessions whose holders are busy, for other workers that take their work and have room; returns the freed ones.
 CREATE FUNCTION release_busy(_session text[], _reroute bigint) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -690,14 +716,7 @@ BEGIN
                     SELECT count(*) FROM sessions x
                     WHERE x.worker_id = w.worker_id AND x.incarnation = w.incarnation AND x.locked_until > clock())));
     UPDATE sessions s SET locked_until = clock(), freed_by = 'holder_busy' WHERE s.session_id = ANY (freed);
-    WITH others AS MATERIALIZED (
-        SELECT q.instance_id, q.execution_id, q.activity_id
-        FROM worker_queue q
-        WHERE q.session_id = ANY (freed) AND q.route <> 'new'
-        LIMIT _reroute FOR NO KEY UPDATE OF q SKIP LOCKED
-    )
-    UPDATE worker_queue q SET route = 'new' FROM others o
-    WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id;
+    PERFORM free_items(freed, _reroute);
     RETURN freed;
 END $$;
 
@@ -719,14 +738,7 @@ BEGIN
         FROM held_sessions h WHERE h.session_id = ANY (_session)
     ) h;
     UPDATE sessions s SET locked_until = clock(), freed_by = 'released' WHERE s.session_id = ANY (idle);
-    WITH others AS MATERIALIZED (
-        SELECT q.instance_id, q.execution_id, q.activity_id
-        FROM worker_queue q
-        WHERE q.session_id = ANY (idle) AND q.route <> 'new'
-        LIMIT _reroute FOR NO KEY UPDATE OF q SKIP LOCKED
-    )
-    UPDATE worker_queue q SET route = 'new' FROM others o
-    WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id;
+    PERFORM free_items(idle, _reroute);
     RETURN ARRAY(
         SELECT CASE WHEN n.session_id = ANY (idle) THEN 'released' WHEN n.session_id = ANY (busy) THEN 'busy'
                ELSE 'not_held' END
@@ -949,7 +961,16 @@ BEGIN
         bytes = excluded.bytes;
 END $$;
 
--- Sends messages, and returns the delivery of each. The size of an instance is NULL when its limit was lifted meanwhile.
+-- The bytes of a measured instance: of its events, and of its messages that are no timers. NULL: the limit was lifted meanwhile.
+-- A function, so that statements plan and read none of this while there is no quota.
+CREATE FUNCTION instance_bytes(_instance text, _generation text) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN (SELECT z.bytes FROM instance_sizes z WHERE z.instance_id = _instance AND z.generation = _generation) + (
+        SELECT coalesce(sum(octet_length(q.payload)), 0) FROM orchestrator_queue q
+        WHERE q.instance_id = _instance AND q.timer_execution IS NULL);
+END $$;
+
+-- Sends messages, and returns the delivery of each.
 CREATE FUNCTION send_messages(
     _instance text[], _generation text[], _payload text[], _delay float8[] = NULL, _timer_execution bigint[] = NULL,
     _timer_id bigint[] = NULL, _unread_limit bigint[] = NULL
@@ -974,13 +995,10 @@ BEGIN
             ) + row_number() OVER (PARTITION BY m.instance_id, m.unread_limit ORDER BY m.n)
                 > least(m.unread_limit, most.unread_events)
             ELSE false END AS is_full,
-            (CASE WHEN m.unread_limit IS NOT NULL AND most.instance_bytes IS NOT NULL THEN (
-                SELECT z.bytes FROM instance_sizes z WHERE z.instance_id = m.instance_id AND z.generation = i.generation
-            ) + (
-                SELECT coalesce(sum(octet_length(q.payload)), 0) FROM orchestrator_queue q
-                WHERE q.instance_id = m.instance_id AND q.timer_execution IS NULL
-            ) + sum(octet_length(_payload[m.n])) OVER (PARTITION BY m.instance_id ORDER BY m.n) > most.instance_bytes
-            END) IS TRUE AS is_over
+            (CASE WHEN m.unread_limit IS NOT NULL AND most.instance_bytes IS NOT NULL
+             THEN instance_bytes(m.instance_id, i.generation)
+                + sum(octet_length(_payload[m.n])) OVER (PARTITION BY m.instance_id ORDER BY m.n) > most.instance_bytes
+             END) IS TRUE AS is_over
         FROM unnest(_instance, _generation, _unread_limit) WITH ORDINALITY AS m (instance_id, generation, unread_limit, n)
         JOIN instances i ON i.instance_id = m.instance_id AND (m.generation IS NULL OR i.generation = m.generation)
         LEFT JOIN message_routes r ON r.instance_id = m.instance_id
@@ -1201,10 +1219,10 @@ BEGIN
     SELECT _instance, _execution + 1, _item_activity[w.k], _item_name[w.k],
         CASE WHEN blocked[w.k] THEN NULL ELSE w.session_id END,
         CASE WHEN blocked[w.k] THEN 'blocked' WHEN w.session_id IS NULL THEN 'free'
-             ELSE coalesce('w:' || h.worker_id, 'new') END,
+             ELSE coalesce(s.route, 'new') END,
         (SELECT clock()) + w.k * interval '1 us', _item_payload[w.k], clock(), _item_order[w.k], numbers[w.k]
     FROM unnest(_item_session) WITH ORDINALITY AS w (session_id, k)
-    LEFT JOIN held_sessions h ON h.session_id = w.session_id;
+    LEFT JOIN session_routes s ON s.session_id = w.session_id;
     INSERT INTO session_watches (session_id, instance_id, payload)
     SELECT w.session_id, _instance, _watch[w.k] FROM unnest(_watch_session) WITH ORDINALITY AS w (session_id, k)
     ON CONFLICT (session_id, instance_id) DO UPDATE SET payload = excluded.payload;
@@ -1840,10 +1858,7 @@ BEGIN
             WHERE a.instance_id = w.instance_id
             RETURNING a.*, w.k
         ), routed AS MATERIALIZED (
-            SELECT i.*, coalesce(m.next_worker, h.worker_id) AS holder, coalesce(m.route, 'w:' || h.worker_id) AS route
-            FROM item i
-            LEFT JOIN held_sessions h ON h.session_id = i.session_id
-            LEFT JOIN planned_moves m ON m.session_id = h.session_id
+            SELECT i.*, s.holder, s.route FROM item i LEFT JOIN session_routes s ON s.session_id = i.session_id
         ), queued AS (
             INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
                 enqueued_at)
@@ -1926,7 +1941,7 @@ BEGIN
                     WHEN i.name <> _start_name[s.k] THEN 'taken'
                     WHEN i.instance_id IS NULL AND _start_name[s.k] IS NOT NULL THEN 'over_quota'
                     WHEN i.instance_id IS NULL AND _message[s.k] IS NOT NULL THEN 'unknown'
-                    WHEN j.journal_id IS NULL THEN 'raced'
+                    WHEN j.journal_id IS NULL THEN refuse()::text -- it, or the instance, was deleted in this moment
                     -- The quotas count as for messages; they refuse nothing that a wake sends to a child.
                     WHEN _message[s.k] IS NULL OR z.parked AND _input[s.k] OR _unread_limit[s.k] IS NULL
                       OR _sender[s.k] IS NOT NULL THEN NULL
@@ -1937,13 +1952,9 @@ BEGIN
                             LIMIT least(_unread_limit[s.k], most.unread_events)
                         ) unread
                     ) >= least(_unread_limit[s.k], most.unread_events) THEN 'full'
-                    WHEN most.instance_bytes IS NOT NULL AND octet_length(_message[s.k]) + (
-                        SELECT z.bytes FROM instance_sizes z
-                        WHERE z.instance_id = s.session_id AND z.generation = i.generation
-                    ) + (
-                        SELECT coalesce(sum(octet_length(q.payload)), 0) FROM orchestrator_queue q
-                        WHERE q.instance_id = s.session_id AND q.timer_execution IS NULL
-                    ) > most.instance_bytes THEN 'over_quota'
+                    WHEN most.instance_bytes IS NOT NULL
+                     AND instance_bytes(s.session_id, i.generation) + octet_length(_message[s.k]) > most.instance_bytes
+                    THEN 'over_quota'
                 END AS outcome
             FROM unnest(_session) WITH ORDINALITY AS s (session_id, k)
             LEFT JOIN journals j ON j.session_id = s.session_id
@@ -1982,9 +1993,6 @@ BEGIN
             created || array_agg(coalesce(p.outcome IS NULL AND p.seq = 1 AND p.journal_id = ANY (fresh), false))
         INTO places, outcomes, seqs, journal_ids, unparked, created
         FROM judged p;
-        IF 'raced' = ANY (outcomes) THEN
-            PERFORM refuse(); -- the journal, or the instance, was deleted in this moment
-        END IF;
         IF _answer IS NOT NULL THEN
             DELETE FROM journal_requests r
             USING unnest(places[done + 1:], outcomes[done + 1:], journal_ids[done + 1:]) AS p (k, outcome, journal_id)
@@ -2048,9 +2056,7 @@ BEGIN
             ARRAY[NULL], ARRAY[true], ARRAY[_message], ARRAY[_unread_limit]) a;
         RETURN;
     END IF;
-    SELECT coalesce(m.next_worker, h.worker_id), coalesce(m.route, 'w:' || h.worker_id, 'new') INTO holder, route
-    FROM held_sessions h LEFT JOIN planned_moves m ON m.session_id = h.session_id
-    WHERE h.session_id = item.session_id;
+    SELECT s.holder, s.route INTO holder, route FROM session_routes s WHERE s.session_id = item.session_id;
     moment := clock();
     INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload, enqueued_at)
     VALUES (_session, item.execution_id, item.activity_id, item.name, item.session_id,
@@ -2375,19 +2381,13 @@ REFERENCING OLD TABLE AS deleted FOR EACH STATEMENT EXECUTE FUNCTION delete_jour
 
 -- Turns and wakes: what a worker commits in one transaction.
 
--- The fence of a turn: its instance is the worker's, and where the worker knows it. PostgreSQL puts this condition, and the next
--- one, into the statements that use them.
+-- The fence of a turn: its instance is the worker's, and where the worker knows it.
 CREATE FUNCTION passes_fence(i instances, _worker text, _incarnation text, _generation text, _execution bigint, _events bigint)
 RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
         AND i.generation = _generation AND i.execution_id = _execution AND i.event_count = _events
 $$;
 
--- Whether the worker holds the session, and the session's next work is its own: with a planned move it is the other worker's.
-CREATE FUNCTION keeps_session(s sessions, _worker text, _incarnation text) RETURNS boolean LANGUAGE sql VOLATILE AS $$
-    SELECT (s.worker_id = _worker) IS TRUE AND s.incarnation = _incarnation AND s.locked_until > clock()
-        AND (s.next_worker IS NULL OR s.next_until <= clock())
-$$;
 
 -- Sessions of results and of work to be locked by the caller that it holds, with their epochs; and by item, unless all of
 -- them were locked to the caller: whether it was, and which worker holds its session. A type: for OUT parameters
@@ -2521,10 +2521,6 @@ BEGIN
         RETURNING q.session_id
     )
     SELECT count(*), array_agg(r.session_id) INTO passed, acked FROM removed r;
-    IF passed < cardinality(_ack_token) THEN
-        PERFORM refuse();
-    END IF;
-
     IF _state_session IS NOT NULL OR _end IS NOT NULL THEN
         -- All rows of sessions that are written below, or must not move while they are judged or watched. No other
         -- transaction changes the holds of an instance whose row is locked.
@@ -2548,7 +2544,7 @@ BEGIN
         SELECT s.session_id, s.epoch, s.locked_until FROM sessions s
         WHERE s.session_id = ANY (acked || _here) AND keeps_session(s, _worker, _incarnation)
         ORDER BY s.session_id FOR NO KEY UPDATE) h;
-    IF may_lock IS NULL THEN
+    IF passed < cardinality(_ack_token) OR may_lock IS NULL THEN
         PERFORM refuse();
     END IF;
     moment := clock();
@@ -2574,13 +2570,12 @@ BEGIN
         SELECT array_agg(p.locked ORDER BY p.k), array_agg(p.holder ORDER BY p.k), array_agg(p.route ORDER BY p.k)
         INTO locked, holders, routes
         FROM (
-            SELECT w.k, coalesce(m.next_worker, h.worker_id) AS holder, coalesce(m.route, 'w:' || h.worker_id) AS route,
+            SELECT w.k, s.holder, s.route,
                 (_item_here IS NULL OR _item_here[w.k] AND _item_delay[w.k] <= 0) AND may_lock
                 -- With the epoch as it is, or not at all: a writer without a lease gives the session another.
-                AND (w.session_id IS NULL OR (h.session_id = ANY (held)) IS TRUE) AND blocked[w.k] IS NOT TRUE AS locked
+                AND (w.session_id IS NULL OR (s.session_id = ANY (held)) IS TRUE) AND blocked[w.k] IS NOT TRUE AS locked
             FROM unnest(_item_session) WITH ORDINALITY AS w (session_id, k)
-            LEFT JOIN held_sessions h ON h.session_id = w.session_id
-            LEFT JOIN planned_moves m ON m.session_id = h.session_id) p;
+            LEFT JOIN session_routes s ON s.session_id = w.session_id) p;
         INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
             lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at, order_session, order_number)
         SELECT _instance[w.n], _execution[w.n], _item_activity[w.k], _item_name[w.k],

@@ -87,7 +87,7 @@ CREATE TABLE session_watches (
 ) WITH (fillfactor = 70, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.05);
 CREATE INDEX session_watches_instance ON session_watches (instance_id);
 
--- The terms of the contract, each written once. PostgreSQL merges them into the statements that use them.
+-- The terms of the contract, each written once. PostgreSQL merges them, views and functions, into the statements that use them.
 CREATE VIEW alive_workers AS
 SELECT worker_id, incarnation, draining, code_version FROM workers WHERE locked_until > clock();
 
@@ -102,6 +102,21 @@ CREATE VIEW planned_moves AS
 SELECT s.session_id, s.next_worker, 'new:' || s.next_worker AS route
 FROM sessions s JOIN workers n ON n.worker_id = s.next_worker
 WHERE (s.next_until <= clock()) IS NOT TRUE AND n.locked_until > clock() AND NOT n.draining;
+
+-- The worker that is to have the next work of a held session, and its route.
+CREATE VIEW session_routes AS
+SELECT h.session_id, coalesce(m.next_worker, h.worker_id) AS holder, coalesce(m.route, 'w:' || h.worker_id) AS route
+FROM held_sessions h LEFT JOIN planned_moves m ON m.session_id = h.session_id;
+
+-- Whether a worker that is alive holds the session. `(…) IS TRUE` matches no index: a session is looked up by its id.
+CREATE FUNCTION holds_session(s sessions, _worker text, _incarnation text) RETURNS boolean LANGUAGE sql VOLATILE AS $$
+    SELECT (s.worker_id = _worker) IS TRUE AND s.incarnation = _incarnation AND s.locked_until > clock()
+$$;
+
+-- The same, and the session's next work is for this worker: with a planned move it is for the other one.
+CREATE FUNCTION keeps_session(s sessions, _worker text, _incarnation text) RETURNS boolean LANGUAGE sql VOLATILE AS $$
+    SELECT holds_session(s, _worker, _incarnation) AND (s.next_worker IS NULL OR s.next_until <= clock())
+$$;
 
 -- For a worker that does not run the newest version of its app that live workers run: the workers that run it and take all the
 -- work that this one takes, and how many more sessions each may hold. Sessions of a tag do not wait for workers without it.

@@ -207,9 +207,7 @@ BEGIN
         EXIT WHEN NOT FOUND OR following.route <> 'blocked';
         UPDATE worker_queue q
         SET session_id = q.order_session, route = coalesce(
-            (SELECT coalesce(m.route, 'w:' || h.worker_id)
-             FROM held_sessions h LEFT JOIN planned_moves m ON m.session_id = h.session_id
-             WHERE h.session_id = OLD.order_session), 'new')
+            (SELECT r.route FROM session_routes r WHERE r.session_id = OLD.order_session), 'new')
         WHERE q.instance_id = following.instance_id AND q.execution_id = following.execution_id
           AND q.activity_id = following.activity_id;
         EXIT WHEN FOUND;
@@ -233,6 +231,19 @@ LANGUAGE sql AS $$
     WHERE q.instance_id = r.instance_id AND q.execution_id = _execution[r.k] AND q.activity_id = _activity[r.k]
 $$;
 
+-- Leaves items of sessions that were freed to any worker, up to a number of them: sweeps find the others.
+CREATE FUNCTION free_items(_session text[], _most bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    WITH others AS MATERIALIZED (
+        SELECT q.instance_id, q.execution_id, q.activity_id
+        FROM worker_queue q
+        WHERE q.session_id = ANY (_session) AND q.route <> 'new'
+        LIMIT _most FOR NO KEY UPDATE OF q SKIP LOCKED
+    )
+    UPDATE worker_queue q SET route = 'new' FROM others o
+    WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id;
+END $$;
+
 -- Frees sessions whose holders are busy, for other workers that take their work and have room; returns the freed ones.
 CREATE FUNCTION release_busy(_session text[], _reroute bigint) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -254,14 +265,7 @@ BEGIN
                     SELECT count(*) FROM sessions x
                     WHERE x.worker_id = w.worker_id AND x.incarnation = w.incarnation AND x.locked_until > clock())));
     UPDATE sessions s SET locked_until = clock(), freed_by = 'holder_busy' WHERE s.session_id = ANY (freed);
-    WITH others AS MATERIALIZED (
-        SELECT q.instance_id, q.execution_id, q.activity_id
-        FROM worker_queue q
-        WHERE q.session_id = ANY (freed) AND q.route <> 'new'
-        LIMIT _reroute FOR NO KEY UPDATE OF q SKIP LOCKED
-    )
-    UPDATE worker_queue q SET route = 'new' FROM others o
-    WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id;
+    PERFORM free_items(freed, _reroute);
     RETURN freed;
 END $$;
 
@@ -283,14 +287,7 @@ BEGIN
         FROM held_sessions h WHERE h.session_id = ANY (_session)
     ) h;
     UPDATE sessions s SET locked_until = clock(), freed_by = 'released' WHERE s.session_id = ANY (idle);
-    WITH others AS MATERIALIZED (
-        SELECT q.instance_id, q.execution_id, q.activity_id
-        FROM worker_queue q
-        WHERE q.session_id = ANY (idle) AND q.route <> 'new'
-        LIMIT _reroute FOR NO KEY UPDATE OF q SKIP LOCKED
-    )
-    UPDATE worker_queue q SET route = 'new' FROM others o
-    WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id;
+    PERFORM free_items(idle, _reroute);
     RETURN ARRAY(
         SELECT CASE WHEN n.session_id = ANY (idle) THEN 'released' WHEN n.session_id = ANY (busy) THEN 'busy'
                ELSE 'not_held' END

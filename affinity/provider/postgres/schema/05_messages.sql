@@ -121,7 +121,16 @@ BEGIN
         bytes = excluded.bytes;
 END $$;
 
--- Sends messages, and returns the delivery of each. The size of an instance is NULL when its limit was lifted meanwhile.
+-- The bytes of a measured instance: of its events, and of its messages that are no timers. NULL: the limit was lifted meanwhile.
+-- A function, so that statements plan and read none of this while there is no quota.
+CREATE FUNCTION instance_bytes(_instance text, _generation text) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN (SELECT z.bytes FROM instance_sizes z WHERE z.instance_id = _instance AND z.generation = _generation) + (
+        SELECT coalesce(sum(octet_length(q.payload)), 0) FROM orchestrator_queue q
+        WHERE q.instance_id = _instance AND q.timer_execution IS NULL);
+END $$;
+
+-- Sends messages, and returns the delivery of each.
 CREATE FUNCTION send_messages(
     _instance text[], _generation text[], _payload text[], _delay float8[] = NULL, _timer_execution bigint[] = NULL,
     _timer_id bigint[] = NULL, _unread_limit bigint[] = NULL
@@ -146,13 +155,10 @@ BEGIN
             ) + row_number() OVER (PARTITION BY m.instance_id, m.unread_limit ORDER BY m.n)
                 > least(m.unread_limit, most.unread_events)
             ELSE false END AS is_full,
-            (CASE WHEN m.unread_limit IS NOT NULL AND most.instance_bytes IS NOT NULL THEN (
-                SELECT z.bytes FROM instance_sizes z WHERE z.instance_id = m.instance_id AND z.generation = i.generation
-            ) + (
-                SELECT coalesce(sum(octet_length(q.payload)), 0) FROM orchestrator_queue q
-                WHERE q.instance_id = m.instance_id AND q.timer_execution IS NULL
-            ) + sum(octet_length(_payload[m.n])) OVER (PARTITION BY m.instance_id ORDER BY m.n) > most.instance_bytes
-            END) IS TRUE AS is_over
+            (CASE WHEN m.unread_limit IS NOT NULL AND most.instance_bytes IS NOT NULL
+             THEN instance_bytes(m.instance_id, i.generation)
+                + sum(octet_length(_payload[m.n])) OVER (PARTITION BY m.instance_id ORDER BY m.n) > most.instance_bytes
+             END) IS TRUE AS is_over
         FROM unnest(_instance, _generation, _unread_limit) WITH ORDINALITY AS m (instance_id, generation, unread_limit, n)
         JOIN instances i ON i.instance_id = m.instance_id AND (m.generation IS NULL OR i.generation = m.generation)
         LEFT JOIN message_routes r ON r.instance_id = m.instance_id
@@ -373,10 +379,10 @@ BEGIN
     SELECT _instance, _execution + 1, _item_activity[w.k], _item_name[w.k],
         CASE WHEN blocked[w.k] THEN NULL ELSE w.session_id END,
         CASE WHEN blocked[w.k] THEN 'blocked' WHEN w.session_id IS NULL THEN 'free'
-             ELSE coalesce('w:' || h.worker_id, 'new') END,
+             ELSE coalesce(s.route, 'new') END,
         (SELECT clock()) + w.k * interval '1 us', _item_payload[w.k], clock(), _item_order[w.k], numbers[w.k]
     FROM unnest(_item_session) WITH ORDINALITY AS w (session_id, k)
-    LEFT JOIN held_sessions h ON h.session_id = w.session_id;
+    LEFT JOIN session_routes s ON s.session_id = w.session_id;
     INSERT INTO session_watches (session_id, instance_id, payload)
     SELECT w.session_id, _instance, _watch[w.k] FROM unnest(_watch_session) WITH ORDINALITY AS w (session_id, k)
     ON CONFLICT (session_id, instance_id) DO UPDATE SET payload = excluded.payload;

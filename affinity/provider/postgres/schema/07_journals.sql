@@ -500,10 +500,7 @@ BEGIN
             WHERE a.instance_id = w.instance_id
             RETURNING a.*, w.k
         ), routed AS MATERIALIZED (
-            SELECT i.*, coalesce(m.next_worker, h.worker_id) AS holder, coalesce(m.route, 'w:' || h.worker_id) AS route
-            FROM item i
-            LEFT JOIN held_sessions h ON h.session_id = i.session_id
-            LEFT JOIN planned_moves m ON m.session_id = h.session_id
+            SELECT i.*, s.holder, s.route FROM item i LEFT JOIN session_routes s ON s.session_id = i.session_id
         ), queued AS (
             INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
                 enqueued_at)
@@ -586,7 +583,7 @@ BEGIN
                     WHEN i.name <> _start_name[s.k] THEN 'taken'
                     WHEN i.instance_id IS NULL AND _start_name[s.k] IS NOT NULL THEN 'over_quota'
                     WHEN i.instance_id IS NULL AND _message[s.k] IS NOT NULL THEN 'unknown'
-                    WHEN j.journal_id IS NULL THEN 'raced'
+                    WHEN j.journal_id IS NULL THEN refuse()::text -- it, or the instance, was deleted in this moment
                     -- The quotas count as for messages; they refuse nothing that a wake sends to a child.
                     WHEN _message[s.k] IS NULL OR z.parked AND _input[s.k] OR _unread_limit[s.k] IS NULL
                       OR _sender[s.k] IS NOT NULL THEN NULL
@@ -597,13 +594,9 @@ BEGIN
                             LIMIT least(_unread_limit[s.k], most.unread_events)
                         ) unread
                     ) >= least(_unread_limit[s.k], most.unread_events) THEN 'full'
-                    WHEN most.instance_bytes IS NOT NULL AND octet_length(_message[s.k]) + (
-                        SELECT z.bytes FROM instance_sizes z
-                        WHERE z.instance_id = s.session_id AND z.generation = i.generation
-                    ) + (
-                        SELECT coalesce(sum(octet_length(q.payload)), 0) FROM orchestrator_queue q
-                        WHERE q.instance_id = s.session_id AND q.timer_execution IS NULL
-                    ) > most.instance_bytes THEN 'over_quota'
+                    WHEN most.instance_bytes IS NOT NULL
+                     AND instance_bytes(s.session_id, i.generation) + octet_length(_message[s.k]) > most.instance_bytes
+                    THEN 'over_quota'
                 END AS outcome
             FROM unnest(_session) WITH ORDINALITY AS s (session_id, k)
             LEFT JOIN journals j ON j.session_id = s.session_id
@@ -642,9 +635,6 @@ BEGIN
             created || array_agg(coalesce(p.outcome IS NULL AND p.seq = 1 AND p.journal_id = ANY (fresh), false))
         INTO places, outcomes, seqs, journal_ids, unparked, created
         FROM judged p;
-        IF 'raced' = ANY (outcomes) THEN
-            PERFORM refuse(); -- the journal, or the instance, was deleted in this moment
-        END IF;
         IF _answer IS NOT NULL THEN
             DELETE FROM journal_requests r
             USING unnest(places[done + 1:], outcomes[done + 1:], journal_ids[done + 1:]) AS p (k, outcome, journal_id)
@@ -708,9 +698,7 @@ BEGIN
             ARRAY[NULL], ARRAY[true], ARRAY[_message], ARRAY[_unread_limit]) a;
         RETURN;
     END IF;
-    SELECT coalesce(m.next_worker, h.worker_id), coalesce(m.route, 'w:' || h.worker_id, 'new') INTO holder, route
-    FROM held_sessions h LEFT JOIN planned_moves m ON m.session_id = h.session_id
-    WHERE h.session_id = item.session_id;
+    SELECT s.holder, s.route INTO holder, route FROM session_routes s WHERE s.session_id = item.session_id;
     moment := clock();
     INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload, enqueued_at)
     VALUES (_session, item.execution_id, item.activity_id, item.name, item.session_id,

@@ -1,18 +1,12 @@
 -- Turns and wakes: what a worker commits in one transaction.
 
--- The fence of a turn: its instance is the worker's, and where the worker knows it. PostgreSQL puts this condition, and the next
--- one, into the statements that use them.
+-- The fence of a turn: its instance is the worker's, and where the worker knows it.
 CREATE FUNCTION passes_fence(i instances, _worker text, _incarnation text, _generation text, _execution bigint, _events bigint)
 RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
         AND i.generation = _generation AND i.execution_id = _execution AND i.event_count = _events
 $$;
 
--- Whether the worker holds the session, and the session's next work is its own: with a planned move it is the other worker's.
-CREATE FUNCTION keeps_session(s sessions, _worker text, _incarnation text) RETURNS boolean LANGUAGE sql VOLATILE AS $$
-    SELECT (s.worker_id = _worker) IS TRUE AND s.incarnation = _incarnation AND s.locked_until > clock()
-        AND (s.next_worker IS NULL OR s.next_until <= clock())
-$$;
 
 -- Sessions of results and of work to be locked by the caller that it holds, with their epochs; and by item, unless all of
 -- them were locked to the caller: whether it was, and which worker holds its session. A type: for OUT parameters
@@ -146,10 +140,6 @@ BEGIN
         RETURNING q.session_id
     )
     SELECT count(*), array_agg(r.session_id) INTO passed, acked FROM removed r;
-    IF passed < cardinality(_ack_token) THEN
-        PERFORM refuse();
-    END IF;
-
     IF _state_session IS NOT NULL OR _end IS NOT NULL THEN
         -- All rows of sessions that are written below, or must not move while they are judged or watched. No other
         -- transaction changes the holds of an instance whose row is locked.
@@ -173,7 +163,7 @@ BEGIN
         SELECT s.session_id, s.epoch, s.locked_until FROM sessions s
         WHERE s.session_id = ANY (acked || _here) AND keeps_session(s, _worker, _incarnation)
         ORDER BY s.session_id FOR NO KEY UPDATE) h;
-    IF may_lock IS NULL THEN
+    IF passed < cardinality(_ack_token) OR may_lock IS NULL THEN
         PERFORM refuse();
     END IF;
     moment := clock();
@@ -199,13 +189,12 @@ BEGIN
         SELECT array_agg(p.locked ORDER BY p.k), array_agg(p.holder ORDER BY p.k), array_agg(p.route ORDER BY p.k)
         INTO locked, holders, routes
         FROM (
-            SELECT w.k, coalesce(m.next_worker, h.worker_id) AS holder, coalesce(m.route, 'w:' || h.worker_id) AS route,
+            SELECT w.k, s.holder, s.route,
                 (_item_here IS NULL OR _item_here[w.k] AND _item_delay[w.k] <= 0) AND may_lock
                 -- With the epoch as it is, or not at all: a writer without a lease gives the session another.
-                AND (w.session_id IS NULL OR (h.session_id = ANY (held)) IS TRUE) AND blocked[w.k] IS NOT TRUE AS locked
+                AND (w.session_id IS NULL OR (s.session_id = ANY (held)) IS TRUE) AND blocked[w.k] IS NOT TRUE AS locked
             FROM unnest(_item_session) WITH ORDINALITY AS w (session_id, k)
-            LEFT JOIN held_sessions h ON h.session_id = w.session_id
-            LEFT JOIN planned_moves m ON m.session_id = h.session_id) p;
+            LEFT JOIN session_routes s ON s.session_id = w.session_id) p;
         INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
             lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at, order_session, order_number)
         SELECT _instance[w.n], _execution[w.n], _item_activity[w.k], _item_name[w.k],
