@@ -14,6 +14,7 @@ from typing import Any, Final
 import anyio
 import psycopg
 import pytest
+from psycopg import sql
 
 from affinity.errors import (
     AccessDenied,
@@ -24,7 +25,7 @@ from affinity.errors import (
     InvalidUrl,
     SchemaMismatch,
 )
-from affinity.provider.contract import Release, WorkFetch
+from affinity.provider.contract import InstanceUpdate, NewMessage, Release, SessionHold, WorkFetch
 from affinity.provider.postgres import PostgresProvider, migration
 from affinity.provider.postgres.driver.target import Target
 from affinity.testing.conformance.providers.builders import turn, work_item
@@ -283,6 +284,37 @@ async def test_a_row_that_was_there_is_a_duplicate(postgres_migrated: str) -> No
         with pytest.raises(Duplicate):
             await peer.commit_one(at, work_items=[work_item(at, 1), work_item(at, 1)])
         assert (await peer.commit_one(at, work_items=[work_item(at, 1)])).committed
+
+
+async def test_a_deletion_leaves_no_row_of_its_instance(postgres_migrated: str, admin: psycopg.Connection[Any]) -> None:
+    """In no table: also not a parked item, a key, a size, the end of the execution, the entry of its status."""
+    admin.execute("SELECT set_quotas(NULL, NULL, 1000000)")
+    async with opened(postgres_migrated) as provider:
+        peer = await registered(provider)
+        at = await peer.own("i")
+        await provider.send_message([NewMessage(instance_id="i", payload="m", key="k", unread_limit=9)])
+        hold = SessionHold(hold_id=1, session_id="s", seconds=60)
+        await peer.commit_one(at, work_items=[work_item(at, 1, "s")], history=["1"], holds=[hold], watches=[("s", "w")])
+        await peer.commit_one(replace(at, event_count=1), update=InstanceUpdate(status="failed", error="e"))
+        admin.execute("INSERT INTO parked_items VALUES ('i', 'g', 1, 2, 'work', NULL, '', true)")
+        tables = {
+            name: sql.SQL("SELECT count(*) FROM {} WHERE instance_id = 'i'").format(sql.Identifier(name))
+            for (name,) in admin.execute(
+                "SELECT c.relname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid"
+                " WHERE c.relkind = 'r' AND c.relnamespace = current_schema::regnamespace AND a.attname = 'instance_id'"
+            )
+        }
+        there = {name for name, query in tables.items() if admin.execute(query).fetchone() != (0,)}
+        assert there >= {
+            "instances",
+            "history",
+            "message_keys",
+            "instance_sizes",
+            "instances_by_status",
+            "parked_items",
+        }
+        assert await provider.delete_instance(["i"]) == ["deleted"]
+        assert {name for name, query in tables.items() if admin.execute(query).fetchone() != (0,)} == set()
 
 
 async def test_a_terminated_backend_is_a_lost_connection(

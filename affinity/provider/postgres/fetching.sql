@@ -284,16 +284,19 @@ LEFT JOIN idle i ON NOT EXISTS (SELECT FROM picked)
 LEFT JOIN taken t ON true
 ORDER BY t.n
 
+-- own_items: of sessions that the caller keeps
+FROM deliverable_items q
+WHERE q.route = %(route)s
+  AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
+  AND (SELECT keeps_session(s, %(worker)s, %(incarnation)s) FROM sessions s WHERE s.session_id = q.session_id)
+
 -- fetch_own: the oldest items of sessions that the caller holds
 -- Kind 1 of `fetch`. Nearly always there is one item, so it locks without a first read; one more than the limit, to see
 -- whether more waits.
 WITH locked AS MATERIALIZED (
     SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at, q.attempts,
         octet_length(q.payload) AS size
-    FROM deliverable_items q
-    WHERE q.route = %(route)s
-      AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
-      AND (SELECT keeps_session(s, %(worker)s, %(incarnation)s) FROM sessions s WHERE s.session_id = q.session_id)
+    -- include own_items
     ORDER BY q.visible_at LIMIT %(limit)s + 1 FOR NO KEY UPDATE OF q SKIP LOCKED
 -- include lock_sessions
 ), taken AS (
@@ -302,10 +305,8 @@ WITH locked AS MATERIALIZED (
 SELECT
     -- Read only when nothing was taken: what others had locked.
     NOT EXISTS (SELECT FROM picked) AND EXISTS (
-        SELECT FROM deliverable_items q
-        WHERE q.route = %(route)s
-          AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
-          AND (SELECT keeps_session(s, %(worker)s, %(incarnation)s) FROM sessions s WHERE s.session_id = q.session_id)
+        SELECT
+        -- include own_items
     ) AS raced,
     (SELECT count(*) FROM locked) AS waiting, p.*, t.*
 FROM (SELECT) one

@@ -39,17 +39,21 @@ UPDATE resources SET handle = %(handle)s WHERE resource_id = %(resource)s AND ta
 SELECT resource_id, name, handle FROM resources
 WHERE resource_id = %(resource)s AND handle IS NOT NULL AND taken_until IS NULL
 
--- take_unused: resources that no record has in its labels, and whose activity is not queued any more; in one snapshot
+-- unused: no record has it in its labels, its activity is not queued any more, and it is not being destroyed
+AND (r.taken_until IS NULL OR r.taken_until <= clock())
+AND NOT EXISTS (
+    SELECT FROM worker_queue q
+    WHERE q.instance_id = r.instance_id AND q.execution_id = r.execution_id AND q.activity_id = r.activity_id)
+AND NOT EXISTS (
+    SELECT FROM session_states s
+    WHERE s.labels <> '{}' AND s.labels @> jsonb_build_object('affinity.resource/' || r.name, r.resource_id))
+
+-- take_unused: resources that nothing uses; in one snapshot
 UPDATE resources SET taken_until = clock() + %(seconds)s * interval '1 s'
 WHERE resource_id IN (
     SELECT r.resource_id FROM resources r
-    WHERE r.name = ANY (%(name)s) AND (r.taken_until IS NULL OR r.taken_until <= clock())
-      AND NOT EXISTS (
-          SELECT FROM worker_queue q
-          WHERE q.instance_id = r.instance_id AND q.execution_id = r.execution_id AND q.activity_id = r.activity_id)
-      AND NOT EXISTS (
-          SELECT FROM session_states s
-          WHERE s.labels <> '{}' AND s.labels @> jsonb_build_object('affinity.resource/' || r.name, r.resource_id))
+    WHERE r.name = ANY (%(name)s)
+    -- include unused
     LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
 RETURNING resource_id, name, handle
 
@@ -60,13 +64,8 @@ WITH RECURSIVE named (name) AS (
     SELECT (SELECT min(r.name) FROM resources r WHERE r.name > n.name) FROM named n WHERE n.name IS NOT NULL
 )
 SELECT r.resource_id, r.name, r.handle FROM named n JOIN resources r ON r.name = n.name
-WHERE n.name <> ALL (%(name)s) AND (r.taken_until IS NULL OR r.taken_until <= clock())
-  AND NOT EXISTS (
-      SELECT FROM worker_queue q
-      WHERE q.instance_id = r.instance_id AND q.execution_id = r.execution_id AND q.activity_id = r.activity_id)
-  AND NOT EXISTS (
-      SELECT FROM session_states s
-      WHERE s.labels <> '{}' AND s.labels @> jsonb_build_object('affinity.resource/' || r.name, r.resource_id))
+WHERE n.name <> ALL (%(name)s)
+  -- include unused
 LIMIT %(limit)s
 
 -- remove: destroyed resources

@@ -106,7 +106,7 @@ RIGHTS: Final[Sequence[Rights]] = (
     Rights("FUNCTION", "begin_timeline timeline_place timeline_reached set_quotas"),
     Rights(
         "FUNCTION",
-        "count_instances delete_journal_of_record forget_ended_executions keep_watched_session move_status"
+        "count_instances delete_journal_of_record keep_watched_session move_status"
         " notify_watchers promote_next record_ended_execution record_session_move tag_route",
     ),
 )

@@ -1159,11 +1159,18 @@ BEGIN
     FROM instances i JOIN message_routes r ON r.instance_id = i.parent_id AND r.generation = i.parent_generation
     WHERE i.instance_id = ANY (gone) AND i.status NOT IN ('completed', 'failed', 'cancelled')
       AND i.on_deleted IS NOT NULL AND NOT i.parent_id = ANY (gone);
+    DELETE FROM parked_items WHERE instance_id = ANY (gone); -- first: an append that queues one meanwhile has committed by then
     PERFORM end_work(gone);
     DELETE FROM session_watches WHERE instance_id = ANY (gone);
     DELETE FROM orchestrator_queue WHERE instance_id = ANY (gone);
     DELETE FROM history WHERE instance_id = ANY (gone);
     DELETE FROM suspensions WHERE instance_id = ANY (gone);
+    DELETE FROM ended_executions WHERE instance_id = ANY (gone);
+    DELETE FROM instance_sizes WHERE instance_id = ANY (gone);
+    DELETE FROM message_keys WHERE instance_id = ANY (gone);
+    DELETE FROM instances_by_status s USING instances i
+    WHERE i.instance_id = ANY (gone)
+      AND s.status = i.status AND s.created_at = i.created_at AND s.instance_id = i.instance_id;
     DELETE FROM instances WHERE instance_id = ANY (gone);
 END $$;
 
@@ -1230,8 +1237,8 @@ BEGIN
     RETURN true;
 END $$;
 
--- A parked item is removed with its execution and with its instance: before the statement that ends an instance empties its
--- queue, and an append that queues it meanwhile has committed by then.
+-- A parked item is removed with its execution: before the statement that ends an instance empties its queue, and an append that
+-- queues it meanwhile has committed by then.
 CREATE FUNCTION record_ended_execution() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
     INSERT INTO ended_executions AS e (instance_id, execution_id, is_last, ended_at)
@@ -1241,22 +1248,13 @@ BEGIN
     RETURN NULL;
 END $$;
 
-CREATE FUNCTION forget_ended_executions() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-BEGIN
-    DELETE FROM ended_executions WHERE instance_id = OLD.instance_id;
-    DELETE FROM instance_sizes WHERE instance_id = OLD.instance_id;
-    DELETE FROM message_keys WHERE instance_id = OLD.instance_id;
-    DELETE FROM parked_items WHERE instance_id = OLD.instance_id;
-    RETURN NULL;
-END $$;
-
 -- A trigger, so that each statement that changes a status is recorded. With the rights of the role that migrated: a role that
 -- only ends instances needs none to this table.
 CREATE FUNCTION move_status() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
     DELETE FROM instances_by_status s
     WHERE s.status = OLD.status AND s.created_at = OLD.created_at AND s.instance_id = OLD.instance_id;
-    IF TG_OP = 'UPDATE' AND NEW.status IN ('suspended', 'failed', 'cancelled') THEN
+    IF NEW.status IN ('suspended', 'failed', 'cancelled') THEN
         INSERT INTO instances_by_status (status, created_at, instance_id)
         VALUES (NEW.status, NEW.created_at, NEW.instance_id) ON CONFLICT DO NOTHING;
     END IF;
@@ -1309,13 +1307,10 @@ FOR EACH ROW WHEN (
     NEW.execution_id <> OLD.execution_id
     OR NEW.status IN ('completed', 'failed', 'cancelled') AND OLD.status NOT IN ('completed', 'failed', 'cancelled'))
 EXECUTE FUNCTION record_ended_execution();
-CREATE TRIGGER instance_deleted AFTER DELETE ON instances FOR EACH ROW EXECUTE FUNCTION forget_ended_executions();
 CREATE TRIGGER status_changed AFTER UPDATE OF status ON instances FOR EACH ROW WHEN (
     NEW.status <> OLD.status
     AND (NEW.status IN ('suspended', 'failed', 'cancelled') OR OLD.status IN ('suspended', 'failed', 'cancelled')))
 EXECUTE FUNCTION move_status();
-CREATE TRIGGER listed_instance_deleted AFTER DELETE ON instances
-FOR EACH ROW WHEN (OLD.status IN ('suspended', 'failed', 'cancelled')) EXECUTE FUNCTION move_status();
 
 -- Records of session state.
 
@@ -1895,6 +1890,7 @@ DECLARE
     most quotas;
     fresh bigint[];
     done integer := 0; -- places of the rounds before
+    unused text[];     -- instances that this batch has created
 BEGIN
     SELECT * INTO most FROM quotas;
     IF _start_name IS NOT NULL THEN
@@ -2012,12 +2008,13 @@ BEGIN
         -- What was started for an element that a limit has refused since.
         WITH empty AS (
             DELETE FROM journals j WHERE j.journal_id = ANY (fresh) AND j.last_seq = 0 RETURNING j.session_id
-        ), gone AS (
-            -- Not an instance that was there before, which keeps its messages.
-            DELETE FROM instances i USING empty e
-            WHERE i.instance_id = e.session_id AND i.generation = ANY (_start_generation) RETURNING i.instance_id
         )
-        DELETE FROM orchestrator_queue q USING gone g WHERE q.instance_id = g.instance_id;
+        -- Not an instance that was there before, which keeps its messages.
+        SELECT array_agg(i.instance_id) INTO unused FROM empty e JOIN instances i ON i.instance_id = e.session_id
+        WHERE i.generation = ANY (_start_generation);
+        IF unused IS NOT NULL THEN
+            PERFORM delete_instances(unused, true, false);
+        END IF;
     END IF;
 END $$;
 

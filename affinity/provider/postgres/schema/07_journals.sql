@@ -537,6 +537,7 @@ DECLARE
     most quotas;
     fresh bigint[];
     done integer := 0; -- places of the rounds before
+    unused text[];     -- instances that this batch has created
 BEGIN
     SELECT * INTO most FROM quotas;
     IF _start_name IS NOT NULL THEN
@@ -654,12 +655,13 @@ BEGIN
         -- What was started for an element that a limit has refused since.
         WITH empty AS (
             DELETE FROM journals j WHERE j.journal_id = ANY (fresh) AND j.last_seq = 0 RETURNING j.session_id
-        ), gone AS (
-            -- Not an instance that was there before, which keeps its messages.
-            DELETE FROM instances i USING empty e
-            WHERE i.instance_id = e.session_id AND i.generation = ANY (_start_generation) RETURNING i.instance_id
         )
-        DELETE FROM orchestrator_queue q USING gone g WHERE q.instance_id = g.instance_id;
+        -- Not an instance that was there before, which keeps its messages.
+        SELECT array_agg(i.instance_id) INTO unused FROM empty e JOIN instances i ON i.instance_id = e.session_id
+        WHERE i.generation = ANY (_start_generation);
+        IF unused IS NOT NULL THEN
+            PERFORM delete_instances(unused, true, false);
+        END IF;
     END IF;
 END $$;
 
