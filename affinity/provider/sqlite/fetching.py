@@ -37,7 +37,7 @@ from affinity.provider.contract import (
 from affinity.provider.sqlite import sessions
 from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
-from affinity.provider.sqlite.payloads import read_payloads
+from affinity.provider.sqlite.payloads import OF_ITEMS, read_payloads
 from affinity.provider.sqlite.sessions import FREE, NEW, Lease, offer_route, own_route
 from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.sqlite.workers import is_outdated
@@ -273,7 +273,7 @@ class _FetchBatch:
 
     def lock(self) -> WorkFetch:
         """Claim the sessions, lock the items."""
-        payloads = read_payloads(self._tx, SQL["payloads"], list(self._picked), self._options.max_bytes)
+        payloads = read_payloads(self._tx, OF_ITEMS, list(self._picked), self._options.max_bytes)
         picked = [one for one in self._picked.values() if one.id in payloads]
         if not picked:
             return WorkFetch(items=(), claim_lost=self._raced, next_due=None)

@@ -25,7 +25,7 @@ from affinity.provider.contract import (
 from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.messages import reroute_instances
-from affinity.provider.sqlite.payloads import portions, read_payloads
+from affinity.provider.sqlite.payloads import OF_MESSAGES, portions, read_payloads
 from affinity.provider.sqlite.sessions import NEW, SUSPENDED, own_route
 from affinity.provider.sqlite.workers import read_caller
 from affinity.provider.statements import load_statements
@@ -215,7 +215,7 @@ class _Search:
             return
         wanted = {"instance_ids": to_json(list(self.found)), "most": MAX_BATCH}
         ids = self._tx.gather(SQL["messages"], {**self.arguments, **wanted})
-        payloads = read_payloads(self._tx, SQL["payloads"], [row_id for _, row_id in ids], self._max_bytes)
+        payloads = read_payloads(self._tx, OF_MESSAGES, [row_id for _, row_id in ids], self._max_bytes)
         for (instance_id, row_id), payload in zip(ids, payloads.values(), strict=False):
             self._messages.setdefault(instance_id, []).append(QueuedMessage(row_id, payload))
         most = max([len(messages) for messages in self._messages.values()], default=0)

@@ -61,17 +61,6 @@ FROM (
 )
 WHERE place <= :most;
 
--- payloads: of some messages, in order, as many as fit; each with the bytes of all up to it
-WITH sized AS MATERIALIZED (
-    SELECT j.key AS place, q.id, length(CAST(q.payload AS BLOB)) AS size
-    FROM json_each(:ids) AS j CROSS JOIN orchestrator_queue AS q ON q.id = j.value
-), summed AS (
-    SELECT id, size, sum(size) OVER (ORDER BY place ROWS UNBOUNDED PRECEDING) AS total FROM sized
-)
-SELECT json_group_array(json_array(q.id, q.payload, summed.total))
-FROM summed CROSS JOIN orchestrator_queue AS q ON q.id = summed.id
-WHERE summed.total - summed.size < :max_bytes;
-
 -- take: make instances the caller's
 UPDATE instances SET owner_worker = :worker_id, owner_incarnation = :incarnation, claims = claims + 1
 WHERE instance_id IN (SELECT value FROM json_each(:rows));

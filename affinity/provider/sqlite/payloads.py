@@ -6,6 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Final, LiteralString
 
 from affinity.provider.sqlite.driver.transaction import PORTION, Tx, to_json
+from affinity.provider.statements import load_statements
+
+OF_ITEMS: Final = load_statements(__package__, "payloads.sql")["payloads"]
+OF_MESSAGES: Final = OF_ITEMS.replace("worker_queue", "orchestrator_queue")
+REPLIES: Final = OF_ITEMS.replace("worker_queue", "message_keys").replace("q.payload", "q.reply")
 
 FIRST_PORTION: Final = 16
 """Rows of the first portion. To know the size of a text, SQLite reads it: among the largest ones that is 32 MB."""

@@ -9,7 +9,7 @@ from affinity.limits import MAX_BATCH_BYTES, PRUNE_WINDOW
 from affinity.provider.contract import KeyState, MessageKey, Turn
 from affinity.provider.rows import to_key_state
 from affinity.provider.sqlite.driver.transaction import PORTION, Tx, to_json
-from affinity.provider.sqlite.payloads import read_payloads
+from affinity.provider.sqlite.payloads import REPLIES, read_payloads
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "replies.sql")
@@ -37,7 +37,7 @@ def read(tx: Tx, keys: Sequence[MessageKey], *, max_bytes: int = MAX_BATCH_BYTES
         found = tx.gather(SQL["states"], {"keys": to_json(keys[start : start + PORTION])})
         rows |= {start + place: row for place, *row in found}
     answered = [row_id for *_, row_id, is_answered in rows.values() if is_answered]
-    texts = read_payloads(tx, SQL["payloads"], answered, max_bytes)
+    texts = read_payloads(tx, REPLIES, answered, max_bytes)
     states: list[KeyState | None] = [None] * len(keys)
     for place, (*instance, row_id, is_answered) in rows.items():
         states[place] = to_key_state((*instance, row_id is not None, bool(is_answered), texts.get(row_id)))

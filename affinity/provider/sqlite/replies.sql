@@ -20,17 +20,6 @@ FROM json_each(:keys) AS j
 CROSS JOIN instances AS i ON i.instance_id = j.value ->> 0
 LEFT JOIN message_keys AS k ON k.instance_id = i.instance_id AND k.generation = i.generation AND k.key = j.value ->> 1;
 
--- payloads: of some replies, in order, as many as fit; each with the bytes of all up to it
-WITH sized AS MATERIALIZED (
-    SELECT j.key AS place, k.id, length(CAST(k.reply AS BLOB)) AS size
-    FROM json_each(:ids) AS j CROSS JOIN message_keys AS k ON k.id = j.value
-), summed AS (
-    SELECT id, size, sum(size) OVER (ORDER BY place ROWS UNBOUNDED PRECEDING) AS total FROM sized
-)
-SELECT json_group_array(json_array(k.id, k.reply, summed.total))
-FROM summed CROSS JOIN message_keys AS k ON k.id = summed.id
-WHERE summed.total - summed.size < :max_bytes;
-
 -- forget: keys that are old, with their replies
 DELETE FROM message_keys WHERE id IN (
     SELECT id FROM message_keys WHERE updated_at < :cutoff ORDER BY updated_at LIMIT :window
