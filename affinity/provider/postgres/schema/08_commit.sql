@@ -7,7 +7,6 @@ RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
         AND i.generation = _generation AND i.execution_id = _execution AND i.event_count = _events
 $$;
 
-
 -- Sessions of results and of work to be locked by the caller that it holds, with their epochs; and by item, unless all of
 -- them were locked to the caller: whether it was, and which worker holds its session. A type: for OUT parameters
 -- PostgreSQL reads the names of all parameters at every call.
@@ -18,8 +17,8 @@ CREATE TYPE committed AS (held text[], epochs bigint[], locked boolean[], holder
 -- placement, updates, removals with children and messages, holds with watches, states.
 --
 -- Nearly all turns pass, so nothing is asked first. Rows are written where they are as they must be, and the rows are
--- counted. If one is missing, an error undoes everything (`refuse`); the caller asks which turns do not pass (`judge`
--- in turns.sql) and commits the others.
+-- counted. If one is missing, an error undoes everything (`refuse`); the caller asks which turns do not pass
+-- (`check_fences` in turns.sql) and commits the others.
 --
 -- Rows are locked in the order that all verbs keep: instances, worker_queue, sessions, session_states, each by key.
 -- Turns, acks and states come in the order of their keys. Each statement has a snapshot of its own: it sees the locked rows as
