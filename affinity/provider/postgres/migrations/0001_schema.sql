@@ -970,10 +970,10 @@ BEGIN
         WHERE q.instance_id = _instance AND q.timer_execution IS NULL);
 END $$;
 
--- Sends messages, and returns the delivery of each.
+-- Sends messages, and returns the delivery of each. With `_only`, messages in other positions are left out.
 CREATE FUNCTION send_messages(
     _instance text[], _generation text[], _payload text[], _delay float8[] = NULL, _timer_execution bigint[] = NULL,
-    _timer_id bigint[] = NULL, _unread_limit bigint[] = NULL
+    _timer_id bigint[] = NULL, _unread_limit bigint[] = NULL, _only bigint[] = NULL
 ) RETURNS TABLE (n bigint, delivery text) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
@@ -1002,6 +1002,7 @@ BEGIN
         FROM unnest(_instance, _generation, _unread_limit) WITH ORDINALITY AS m (instance_id, generation, unread_limit, n)
         JOIN instances i ON i.instance_id = m.instance_id AND (m.generation IS NULL OR i.generation = m.generation)
         LEFT JOIN message_routes r ON r.instance_id = m.instance_id
+        WHERE _only IS NULL OR m.n IN (SELECT o.n FROM unnest(_only) AS o (n))
     ), sent AS (
         INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload, timer_execution, timer_id)
         SELECT m.instance_id, m.route, (SELECT clock()) + coalesce(_delay[m.n], 0) * interval '1 s', _payload[m.n],
@@ -1024,8 +1025,6 @@ CREATE FUNCTION send_keyed_messages(
 DECLARE
     fresh bigint[]; -- messages with a key that their instance has not got yet
     sent bigint[];  -- all messages but the ones whose key is there
-    instances_ text[]; generations text[]; payloads text[]; delays float8[];
-    timer_executions bigint[]; timer_ids bigint[]; unread_limits bigint[];
 BEGIN
     PERFORM FROM instances i
     WHERE i.instance_id = ANY (ARRAY(
@@ -1048,14 +1047,8 @@ BEGIN
     SELECT coalesce(array_agg(w.n) FILTER (
         WHERE (w.instance_id, w.generation, w.key) IN (SELECT a.instance_id, a.generation, a.key FROM added a)), '{}')
     INTO fresh FROM wanted w;
-    -- The sent messages, as columns: element by element, a look at a column of texts reads all before it.
-    SELECT array_agg(m.n ORDER BY m.n), array_agg(m.instance_id ORDER BY m.n), array_agg(m.generation ORDER BY m.n),
-        array_agg(m.payload ORDER BY m.n), array_agg(m.delay ORDER BY m.n),
-        array_agg(m.timer_execution ORDER BY m.n), array_agg(m.timer_id ORDER BY m.n),
-        array_agg(m.unread_limit ORDER BY m.n)
-    INTO sent, instances_, generations, payloads, delays, timer_executions, timer_ids, unread_limits
-    FROM unnest(_instance, _generation, _payload, _delay, _timer_execution, _timer_id, _unread_limit, _key)
-         WITH ORDINALITY AS m (instance_id, generation, payload, delay, timer_execution, timer_id, unread_limit, key, n)
+    SELECT array_agg(m.n) INTO sent
+    FROM unnest(_instance, _generation, _key) WITH ORDINALITY AS m (instance_id, generation, key, n)
     WHERE m.key IS NULL OR m.n IN (SELECT f.n FROM unnest(fresh) AS f (n)) OR (
         -- A scalar: one look into the index for each, whatever the planner takes the tables for.
         SELECT k.key FROM message_keys k
@@ -1071,9 +1064,9 @@ BEGIN
             SELECT m.n, m.instance_id, m.key, NULL::text AS delivery
             FROM unnest(_instance, _key) WITH ORDINALITY AS m (instance_id, key, n)
             UNION ALL
-            SELECT sent[o.n], NULL, NULL, o.delivery
+            SELECT o.n, NULL, NULL, o.delivery
             FROM send_messages(
-                instances_, generations, payloads, delays, timer_executions, timer_ids, unread_limits) o
+                _instance, _generation, _payload, _delay, _timer_execution, _timer_id, _unread_limit, coalesce(sent, '{}')) o
         ) m GROUP BY m.n
     ), refused AS ( -- it may be sent again under its key
         DELETE FROM message_keys WHERE ctid = ANY (ARRAY(
