@@ -51,7 +51,6 @@ NOT_PUBLIC: Final = {
     "UnitOfWork": "of a constructor that only `Sessions` calls",
     "WakeParts": "of a constructor that only workers call",
     "Waiter": "the engine's: a task, or a future over others",
-    "WorkerIdentity": "of a method that only workers call",
 }
 """Types of affinity in public signatures that no application names, and why."""
 
