@@ -325,42 +325,6 @@ BEGIN
     RETURN CASE WHEN NOT FOUND THEN OLD END;
 END $$;
 
--- A trigger, so that no statement that gives a session to another holder can leave the record out. Not BEFORE UPDATE: that
--- would lock the row of each session that is touched.
-CREATE FUNCTION record_session_move() RETURNS trigger LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
-DECLARE
-    why text := 'new';
-BEGIN
-    IF TG_OP = 'UPDATE' THEN
-        why := CASE
-            WHEN NEW.worker_id = OLD.worker_id AND NEW.incarnation = OLD.incarnation THEN
-                -- A timeline that begins gives new epochs too; it has ended the leases before.
-                (SELECT 'foreign_write' FROM alive_workers w
-                 WHERE w.worker_id = OLD.worker_id AND w.incarnation = OLD.incarnation)
-            WHEN OLD.worker_id = '' THEN 'new'
-            WHEN NEW.worker_id = OLD.next_worker AND OLD.locked_until > clock() AND EXISTS (
-                SELECT FROM alive_workers w WHERE w.worker_id = OLD.worker_id AND w.incarnation = OLD.incarnation
-            ) THEN OLD.next_reason
-            WHEN OLD.freed_by IS NOT NULL THEN OLD.freed_by
-            WHEN NEW.worker_id = OLD.worker_id THEN 'restart'
-            -- Which of the two has ended first.
-            WHEN OLD.locked_until <= clock() THEN coalesce((
-                SELECT 'lease_expired' FROM workers w
-                WHERE w.worker_id = OLD.worker_id AND w.incarnation = OLD.incarnation AND w.locked_until < OLD.locked_until
-            ), 'idle_expired')
-            ELSE 'lease_expired'
-        END;
-    END IF;
-    IF why IS NULL THEN
-        RETURN NULL;
-    END IF;
-    INSERT INTO session_moves (epoch, session_id, from_worker, to_worker, reason, moved_at, queued)
-    VALUES (NEW.epoch, NEW.session_id, CASE WHEN TG_OP = 'UPDATE' THEN nullif(OLD.worker_id, '') END, NEW.worker_id, why,
-        clock(), (SELECT count(*) FROM (SELECT FROM worker_queue q WHERE q.session_id = NEW.session_id LIMIT 1000) q))
-    ON CONFLICT DO NOTHING; -- after a restore that set the sequence back: no claim fails for that
-    RETURN NULL;
-END $$;
-
 -- The message is the payload of the watch; a JSON object gets a last member that says where the session is now, and why.
 CREATE FUNCTION notify_watchers() RETURNS trigger LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -377,10 +341,6 @@ BEGIN
 END $$;
 
 -- Triggers fire in the order of their names: `session_moved` reads what `session_claimed` has written.
-CREATE TRIGGER session_begun AFTER INSERT ON sessions
-FOR EACH ROW WHEN (NEW.worker_id <> '') EXECUTE FUNCTION record_session_move();
-CREATE TRIGGER session_claimed AFTER UPDATE OF epoch ON sessions
-FOR EACH ROW WHEN (NEW.epoch <> OLD.epoch) EXECUTE FUNCTION record_session_move();
 CREATE TRIGGER session_moved AFTER UPDATE OF worker_id, incarnation ON sessions
 FOR EACH ROW WHEN (OLD.worker_id <> '' AND (OLD.worker_id <> NEW.worker_id OR OLD.incarnation <> NEW.incarnation))
 EXECUTE FUNCTION notify_watchers();
