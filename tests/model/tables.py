@@ -47,6 +47,7 @@ from affinity.worker.instances import InstanceTable
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.replays import Replays
 from affinity.worker.results import StagedResult
+from affinity.worker.services import REAL_TIME
 from affinity.worker.turns import ANY_WORK, BuiltTurn
 from tests.model.cluster_state import TIMEOUTS
 from tests.model.databases import ModelDatabase
@@ -290,7 +291,8 @@ class TableWorker:
         self.options = RuntimeOptions.model_construct(max_attempts=1_000_000, instance_cache_size=2)
         self.replays = Replays(self.read_history, self.written)
         part: Any = self  # each part of a worker that the table asks
-        self.notifier = self.lease = self.metrics = part
+        self.notifier = self.lease = self.metrics = self.health = self.fetch_state = part
+        self.timing = REAL_TIME
         self.placement = ANY_WORK
         self.table = InstanceTable(
             app,

@@ -39,7 +39,7 @@ async def test_a_race_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return bool(state) or journal
 
     monkeypatch.setattr(ConversationHandle, "_remove_rest", remove_rest)
-    async with Races(AREA["new"]) as races:
+    async with Races(AREA["talks"]) as races:
         found = await findings(races, "delete,send", "states.delete")
     (one,) = found
     assert (one.first, one.second, str(one.point)) == ("delete", "send", "before client.states.delete#1")
