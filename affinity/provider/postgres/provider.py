@@ -171,94 +171,94 @@ class PostgresProvider(Database):
 
     # -- workers
 
-    register_worker = workers.register_worker
-    renew_worker = workers.renew_worker
-    drain_worker = workers.drain_worker
-    release_worker = workers.release_worker
+    register_worker: Final = workers.register_worker
+    renew_worker: Final = workers.renew_worker
+    drain_worker: Final = workers.drain_worker
+    release_worker: Final = workers.release_worker
 
     # -- work items
 
-    fetch_work_item = fetching.fetch_work_item
-    renew_work_item_lock = work_items.renew_work_item_lock
-    check_work_item = work_items.check_work_item
-    ack_work_item = work_items.ack_work_item
-    abandon_work_item = work_items.abandon_work_item
-    release_unknown_locks = work_items.release_unknown_locks
-    begin_work_item = work_items.begin_work_item
+    fetch_work_item: Final = fetching.fetch_work_item
+    renew_work_item_lock: Final = work_items.renew_work_item_lock
+    check_work_item: Final = work_items.check_work_item
+    ack_work_item: Final = work_items.ack_work_item
+    abandon_work_item: Final = work_items.abandon_work_item
+    release_unknown_locks: Final = work_items.release_unknown_locks
+    begin_work_item: Final = work_items.begin_work_item
 
     # -- sessions
 
-    report_session_moves = moves.report_session_moves
-    release_session = releasing.release_session
-    release_idle_session = releasing.release_idle_session
+    report_session_moves: Final = moves.report_session_moves
+    release_session: Final = releasing.release_session
+    release_idle_session: Final = releasing.release_idle_session
 
     # -- orchestrations
 
-    fetch_orchestration_item = orchestrations.fetch_orchestration_item
-    read_history = orchestrations.read_history
-    commit_turn = turns.commit_turn
-    release_instance = orchestrations.release_instance
-    suspend_instance = suspension.suspend_instance
-    retry_suspended = suspension.retry_suspended
-    end_waits = waits.end_waits
+    fetch_orchestration_item: Final = orchestrations.fetch_orchestration_item
+    read_history: Final = orchestrations.read_history
+    commit_turn: Final = turns.commit_turn
+    release_instance: Final = orchestrations.release_instance
+    suspend_instance: Final = suspension.suspend_instance
+    retry_suspended: Final = suspension.retry_suspended
+    end_waits: Final = waits.end_waits
 
     # -- repair and hints
 
-    sweep = sweeping.sweep
-    hints = hinting.hints
-    notify_workers = hinting.notify_workers
+    sweep: Final = sweeping.sweep
+    hints: Final = hinting.hints
+    notify_workers: Final = hinting.notify_workers
 
     # -- the client
 
-    create_instance = messages.create_instance
-    restart_instance = messages.restart_instance
-    send_message = messages.send_message
-    get_replies = replies.get_replies
-    get_instance = instances.get_instance
-    list_instances = instances.list_instances
-    read_origins = management.read_origins
-    list_work_items = management.list_work_items
-    list_executions = management.list_executions
-    list_tree = management.list_tree
-    measure_queues = management.measure_queues
-    count_instances = management.count_instances
-    resume_instance = suspension.resume_instance
-    reset_instance = reset.reset_instance
-    delete_instance = instances.delete_instance
-    prune_instances = retention.prune_instances
-    prune_histories = retention.prune_histories
-    move_session = planned_moves.move_session
-    take_session = planned_moves.take_session
-    set_drain_wanted = workers.set_drain_wanted
-    list_sessions = sessions.list_sessions
-    list_session_moves = moves.list_session_moves
-    list_workers = workers.list_workers
-    desired_workers = workers.desired_workers
-    get_load = rebalancing.get_load
-    suspend_rebalancing = rebalancing.suspend_rebalancing
-    get_quotas = quotas.get_quotas
-    set_quotas = quotas.set_quotas
+    create_instance: Final = messages.create_instance
+    restart_instance: Final = messages.restart_instance
+    send_message: Final = messages.send_message
+    get_replies: Final = replies.get_replies
+    get_instance: Final = instances.get_instance
+    list_instances: Final = instances.list_instances
+    read_origins: Final = management.read_origins
+    list_work_items: Final = management.list_work_items
+    list_executions: Final = management.list_executions
+    list_tree: Final = management.list_tree
+    measure_queues: Final = management.measure_queues
+    count_instances: Final = management.count_instances
+    resume_instance: Final = suspension.resume_instance
+    reset_instance: Final = reset.reset_instance
+    delete_instance: Final = instances.delete_instance
+    prune_instances: Final = retention.prune_instances
+    prune_histories: Final = retention.prune_histories
+    move_session: Final = planned_moves.move_session
+    take_session: Final = planned_moves.take_session
+    set_drain_wanted: Final = workers.set_drain_wanted
+    list_sessions: Final = sessions.list_sessions
+    list_session_moves: Final = moves.list_session_moves
+    list_workers: Final = workers.list_workers
+    desired_workers: Final = workers.desired_workers
+    get_load: Final = rebalancing.get_load
+    suspend_rebalancing: Final = rebalancing.suspend_rebalancing
+    get_quotas: Final = quotas.get_quotas
+    set_quotas: Final = quotas.set_quotas
 
     # -- resources
 
-    begin_resource = resources.begin_resource
-    set_resource_handle = resources.set_resource_handle
-    get_resource = resources.get_resource
-    take_unused_resources = resources.take_unused_resources
-    find_unused_resources = resources.find_unused_resources
-    remove_resources = resources.remove_resources
+    begin_resource: Final = resources.begin_resource
+    set_resource_handle: Final = resources.set_resource_handle
+    get_resource: Final = resources.get_resource
+    take_unused_resources: Final = resources.take_unused_resources
+    find_unused_resources: Final = resources.find_unused_resources
+    remove_resources: Final = resources.remove_resources
 
     # -- journals
 
-    append_journal = journals.append_journal
-    get_pending = journals.get_pending
-    read_journal = journals.read_journal
-    write_stream = streams.write_stream
-    create_journals = lineage.create_journals
-    get_lineage = lineage.get_lineage
-    retract_stream = streams.retract_stream
-    list_journals = journal_admin.list_journals
-    delete_journal = journal_admin.delete_journal
-    prune_journals = journal_admin.prune_journals
-    watch_journals = streams.watch_journals
-    notify_journals = streams.notify_journals
+    append_journal: Final = journals.append_journal
+    get_pending: Final = journals.get_pending
+    read_journal: Final = journals.read_journal
+    write_stream: Final = streams.write_stream
+    create_journals: Final = lineage.create_journals
+    get_lineage: Final = lineage.get_lineage
+    retract_stream: Final = streams.retract_stream
+    list_journals: Final = journal_admin.list_journals
+    delete_journal: Final = journal_admin.delete_journal
+    prune_journals: Final = journal_admin.prune_journals
+    watch_journals: Final = streams.watch_journals
+    notify_journals: Final = streams.notify_journals

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import anyio.to_thread
 
@@ -197,32 +197,32 @@ class SqliteProvider:
 
     # -- workers
 
-    register_worker = _writes(workers.register)
+    register_worker: Final = _writes(workers.register)
 
     async def renew_worker(self, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
         self._check_file()
         return await self._write(workers.renew, identity, lease)
 
-    drain_worker = _writes(workers.drain)
-    release_worker = _writes(workers.release)
+    drain_worker: Final = _writes(workers.drain)
+    release_worker: Final = _writes(workers.release)
 
     # -- work items
 
     async def fetch_work_item(self, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
         return await self._writer.call(fetching.fetch, self._tokens, identity, options)
 
-    renew_work_item_lock = _writes(work_items.renew)
-    check_work_item = _reads(work_items.check)
-    ack_work_item = _writes(work_items.ack)
-    abandon_work_item = _writes(work_items.abandon)
-    release_unknown_locks = _writes(work_items.release_unknown_locks)
-    begin_work_item = _writes(work_items.begin)
+    renew_work_item_lock: Final = _writes(work_items.renew)
+    check_work_item: Final = _reads(work_items.check)
+    ack_work_item: Final = _writes(work_items.ack)
+    abandon_work_item: Final = _writes(work_items.abandon)
+    release_unknown_locks: Final = _writes(work_items.release_unknown_locks)
+    begin_work_item: Final = _writes(work_items.begin)
 
     # -- sessions
 
-    report_session_moves = _writes(moves.report)
-    release_session = _writes(releasing.release)
-    release_idle_session = _writes(releasing.release_idle)
+    report_session_moves: Final = _writes(moves.report)
+    release_session: Final = _writes(releasing.release)
+    release_idle_session: Final = _writes(releasing.release_idle)
 
     # -- orchestrations
 
@@ -241,7 +241,7 @@ class SqliteProvider:
         )
         return await self._writer.call(orchestrations.fetch, identity, options)
 
-    read_history = _reads(orchestrations.read_histories)
+    read_history: Final = _reads(orchestrations.read_histories)
 
     async def commit_turn(
         self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts, *, notify: Collection[str] = ()
@@ -250,9 +250,9 @@ class SqliteProvider:
         await self.notify_journals(notify)
         return results
 
-    release_instance = _writes(orchestrations.release)
-    suspend_instance = _writes(suspension.suspend)
-    retry_suspended = _writes(suspension.retry)
+    release_instance: Final = _writes(orchestrations.release)
+    suspend_instance: Final = _writes(suspension.suspend)
+    retry_suspended: Final = _writes(suspension.retry)
 
     async def end_waits(
         self, identity: WorkerIdentity, *, limit: int, tag_timeout: float | None, item_lock: float
@@ -262,7 +262,7 @@ class SqliteProvider:
 
     # -- repair and hints
 
-    sweep = _writes(sweeping.sweep)
+    sweep: Final = _writes(sweeping.sweep)
 
     @asynccontextmanager
     async def hints(self, identity: WorkerIdentity) -> AsyncIterator[HintSource]:
@@ -286,21 +286,21 @@ class SqliteProvider:
 
     # -- the client
 
-    create_instance = _writes(create_all)
-    restart_instance = _writes(stored.restart_instances)
-    send_message = _writes(send_all)
-    get_replies = _reads(replies.read)
-    get_instance = _reads(stored.get_instances)
-    list_instances = _reads(stored.list_instances)
-    read_origins = _reads(management.read_origins)
-    list_work_items = _reads(management.list_work_items)
-    list_executions = _reads(management.list_executions)
-    list_tree = _reads(management.list_tree)
-    measure_queues = _reads(management.measure)
-    count_instances = _reads(management.count_instances)
-    resume_instance = _writes(suspension.resume)
-    reset_instance = _writes(resetting.reset)
-    delete_instance = _writes(stored.delete_instances)
+    create_instance: Final = _writes(create_all)
+    restart_instance: Final = _writes(stored.restart_instances)
+    send_message: Final = _writes(send_all)
+    get_replies: Final = _reads(replies.read)
+    get_instance: Final = _reads(stored.get_instances)
+    list_instances: Final = _reads(stored.list_instances)
+    read_origins: Final = _reads(management.read_origins)
+    list_work_items: Final = _reads(management.list_work_items)
+    list_executions: Final = _reads(management.list_executions)
+    list_tree: Final = _reads(management.list_tree)
+    measure_queues: Final = _reads(management.measure)
+    count_instances: Final = _reads(management.count_instances)
+    resume_instance: Final = _writes(suspension.resume)
+    reset_instance: Final = _writes(resetting.reset)
+    delete_instance: Final = _writes(stored.delete_instances)
 
     async def prune_instances(
         self, status: frozenset[str], older_than: float, *, after: datetime | None = None, dry_run: bool = False
@@ -312,7 +312,7 @@ class SqliteProvider:
         run = self._read if dry_run else self._write
         return await run(pruning.prune_histories, older_than, dry_run=dry_run)
 
-    move_session = _writes(planned_moves.plan)
+    move_session: Final = _writes(planned_moves.plan)
 
     async def take_session(
         self, identity: WorkerIdentity, session_ids: Sequence[str], *, max_sessions: int, session_lock: float
@@ -323,25 +323,25 @@ class SqliteProvider:
             planned_moves.take, identity, session_ids, max_sessions=max_sessions, session_lock=session_lock
         )
 
-    set_drain_wanted = _writes(workers.set_drain_wanted)
-    list_sessions = _reads(sessions.list_sessions)
-    list_session_moves = _reads(moves.list_page)
-    list_workers = _reads(workers.list_workers)
-    desired_workers = _reads(workers.measure_demand)
+    set_drain_wanted: Final = _writes(workers.set_drain_wanted)
+    list_sessions: Final = _reads(sessions.list_sessions)
+    list_session_moves: Final = _reads(moves.list_page)
+    list_workers: Final = _reads(workers.list_workers)
+    desired_workers: Final = _reads(workers.measure_demand)
 
     async def get_load(self, identity: WorkerIdentity | None = None, *, held: int = 0) -> FleetLoad:
         run = self._read if identity is None else self._write
         return await run(rebalancing.get_load, identity, held)
 
-    suspend_rebalancing = _writes(rebalancing.suspend)
-    get_quotas = _reads(quotas.get)
-    set_quotas = _writes(quotas.set_all)
+    suspend_rebalancing: Final = _writes(rebalancing.suspend)
+    get_quotas: Final = _reads(quotas.get)
+    set_quotas: Final = _writes(quotas.set_all)
 
     # -- resources
 
-    begin_resource = _writes(resources.begin)
-    set_resource_handle = _writes(resources.set_handle)
-    get_resource = _reads(resources.get)
+    begin_resource: Final = _writes(resources.begin)
+    set_resource_handle: Final = _writes(resources.set_handle)
+    get_resource: Final = _reads(resources.get)
 
     async def take_unused_resources(
         self, names: Collection[str], *, limit: int, seconds: float
@@ -350,8 +350,8 @@ class SqliteProvider:
             return []  # without the lock of a writer
         return await self._write(resources.take_unused, names, limit, seconds)
 
-    find_unused_resources = _reads(resources.find_others)
-    remove_resources = _writes(resources.remove)
+    find_unused_resources: Final = _reads(resources.find_others)
+    remove_resources: Final = _writes(resources.remove)
 
     # -- journals
 
@@ -362,15 +362,15 @@ class SqliteProvider:
         await self.notify_workers(notify or {})
         return await refuse_other_events(self.read_journal, appends, appended)
 
-    get_pending = _reads(journals.get_pending)
-    read_journal = _reads(journals.read)
+    get_pending: Final = _reads(journals.get_pending)
+    read_journal: Final = _reads(journals.read)
 
     async def write_stream(self, parts: Sequence[StreamPart]) -> None:
         await self._writer.call(Database.write_unsynced, streams.write, parts)
         await self.notify_journals({part.session_id for part in parts}, only_inputs=True)
 
-    create_journals = _writes(lineage.create)
-    get_lineage = _reads(lineage.get)
+    create_journals: Final = _writes(lineage.create)
+    get_lineage: Final = _reads(lineage.get)
 
     async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
         await self._write(streams.retract, session_id, journal_id, wake_id, attempt)
@@ -382,7 +382,7 @@ class SqliteProvider:
 
         return await list_portions(read, where, limit, instant)
 
-    delete_journal = _writes(journal_admin.delete_journals)
+    delete_journal: Final = _writes(journal_admin.delete_journals)
 
     async def prune_journals(
         self, retention: JournalRetention, *, limit: int, after: int = 0, dry_run: bool = False
@@ -444,7 +444,7 @@ def _open(
 ) -> Database:
     if not path.exists() and path.parent.is_dir():
         raise unmigrated(path)
-    connection = connect(path)
+    connection: Final = connect(path)
     try:
         check_schema(connection, path)
         database = Database(connection, clock, max_wait=max_wait, timeline=timeline, seen=seen)
