@@ -86,7 +86,7 @@ async def play(workers: Workers, client: Client, *, families: int, kills: int, s
     for name in names:
         with pytest.raises(UnknownConversation):
             await client.conversation(parents, name).status()
-    workers.start("last", APP)
+    workers.start("last", APP, max_sessions_per_runtime=10 * len(names))  # else some wait until others are idle
     async with anyio.create_task_group() as tasks:
         for name in names:
             tasks.start_soon(begin_again, client, name)
