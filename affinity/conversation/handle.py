@@ -422,13 +422,13 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
             InvalidInput: the timeout is negative, or not a number.
         """
         check_timeout(timeout)
-        if await self._find(self.conversation_id) is None:
+        if (page := await self._find(self.conversation_id)) is None:
             removed_instance = await self._remove_instance(self.conversation_id)
-            if await self._find(self.conversation_id) is None:
+            if (page := await self._find(self.conversation_id)) is None:
                 has_record = await self._client.session_store.load(self.conversation_id) is not None
                 return (has_record and await self._remove_rest(self.conversation_id)) or removed_instance
             # A parent has created it meanwhile, and waits for its end.
-        await self._end_delegations(timeout)
+        await self._end_delegations(page, timeout)
         # No wake of a conversation commits without its instance: then it has no more children than there are.
         removed: dict[str, bool] = {}
         waiting = [self.conversation_id]
@@ -451,10 +451,9 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
             where = replace(where, after=(rows[-1].created_at, rows[-1].session_id))
         return found
 
-    async def _end_delegations(self, timeout: float | None) -> None:
+    async def _end_delegations(self, page: JournalPage, timeout: float | None) -> None:
         """Terminate a child, and wait for its end, unless its parent has ended."""
-        page = await self._find(self.conversation_id)
-        if page is None or page.parent is None or page.instance_status in FINISHED:
+        if page.parent is None or page.instance_status in FINISHED:
             return
         parent = await self._find(page.parent)
         if parent is None or has_ended(parent) or page.parent_journal != parent.journal_id:

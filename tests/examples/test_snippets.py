@@ -106,6 +106,8 @@ def test_a_program_is_as_shown_and_prints_what_is_shown(name: str, tmp_path: Pat
         elif block.marker == f"output of {name}":
             assert dedented(block.text) in output, f"{block}: {output}"
     assert PRINTS.get(file.stem, "") in output
+    for streamed in re.findall("^streamed: (.*)$", output, re.MULTILINE):
+        assert "Your order is on its way.".startswith(streamed)
 
 
 def dedented(text: str) -> str:

@@ -271,8 +271,9 @@ def _second_writes(turns: Sequence[Turn]) -> list[tuple[str, str]]:
     written: set[tuple[str, str]] = set()
     found: list[tuple[str, str]] = []
     for turn in turns:
-        rows = [each.row for each in _written(turn)]
-        second = [each for n, each in enumerate(_written(turn)) if each.row in written or each.row in rows[:n]]
+        own = _written(turn)
+        rows = [each.row for each in own]
+        second = [each for n, each in enumerate(own) if each.row in written or each.row in rows[:n]]
         found += [(turn.instance_id, each.session_id) for each in second]
         if not second:
             written.update(rows)
