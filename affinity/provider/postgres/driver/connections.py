@@ -34,9 +34,9 @@ Invariants
       message of their own.
     * Silence alone ends no call before `CALL_TIMEOUT`. After ``probe_after`` seconds without a byte, a short call is
       asked about on a new connection (`_PROBE`). A server session that works or waits for a lock is slow, and the call
-      goes on. One that waits for its client, or is gone, shows that the request or the reply was lost. The probe then
-      ends that session first, so that it executes nothing later. A probe without an answer is an outage: it changes
-      nothing.
+      goes on. One that waits for its client, seen twice, or is gone, shows that the request or the reply was lost. The
+      probe then ends that session first, so that it executes nothing later. A probe without an answer is an outage: it
+      changes nothing.
     * Attempts to connect are spread over time (`Attempts`); when one fails, so do all calls that wait for it.
 
 No task, lock or timer is made for a call that is answered in time: it is sent by its caller, or by the reply to the
@@ -85,6 +85,14 @@ milliseconds.
 """
 
 # A session that waits for a standby (SyncRep) is not ended: its transaction would be committed on the primary alone.
+_WAITS_FOR_US: Final[LiteralString] = """
+SELECT coalesce(wait_event IN ('ClientRead', 'ClientWrite'), false)
+FROM pg_stat_activity
+WHERE pid = %(pid)s AND application_name = %(name)s AND usename = current_user AND datname = current_database()"""
+"""Whether a server session waits for its client; no row: it is gone."""
+
+# Of one row the state is read before the wait: of a session that has ended its work in between, the row has the old
+# state with the new wait. So the wait was read before too, by `_WAITS_FOR_US`, in an earlier transaction.
 # For a second after the end of a statement, its reply may be under way.
 _PROBE: Final[LiteralString] = """
 SELECT CASE WHEN wait_event IN ('ClientRead', 'ClientWrite')
@@ -419,13 +427,15 @@ class Connection(Calls):
         """Ask on a new connection whether the server still works on the current call."""
         silent_from = self._silent_from()
         pid, name = protocol.server_session
+        session = {"pid": pid, "name": name}
         probe = Connection(self._target, f"{self._name} probe", self._settings)
         try:
             async with asyncio.timeout(self._probe_after):
-                await probe.run_once("SELECT")  # connects, which may take long: the answer may have come meanwhile
-                if self._protocol is not protocol or self._silent_from() != silent_from:
+                found = await probe.run_once(_WAITS_FOR_US, session)
+                # To connect may have taken long: the answer may have come meanwhile.
+                if found == [(False,)] or self._protocol is not protocol or self._silent_from() != silent_from:
                     return
-                found = await probe.run_once(_PROBE, {"pid": pid, "name": name})
+                found = await probe.run_once(_PROBE, session)
         except (ProviderError, TimeoutError):
             return  # an outage
         finally:
