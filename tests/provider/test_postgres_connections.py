@@ -17,12 +17,13 @@ import anyio
 import psycopg
 import pytest
 from psycopg import AsyncConnection
+from psycopg.pq import ConnStatus
 from psycopg.types.numeric import Int8
 
 from affinity.errors import ConnectionLost, DatabaseFailure, DataRefused, SchemaMismatch
 from affinity.provider.postgres.driver import connections
 from affinity.provider.postgres.driver.arrays import Texts
-from affinity.provider.postgres.driver.connections import Connection, Role
+from affinity.provider.postgres.driver.connections import Connection, Connections, Role
 from affinity.provider.postgres.driver.target import COLD, HOT, Target
 from affinity.provider.postgres.driver.wire import Outcome, Params, Statement, WireProtocol
 from tests.provider.postgres_stage import PATIENCE, SOMEBODY_WAITS, terminate, until
@@ -758,6 +759,23 @@ async def test_closing_ends_every_call(
     await until(watcher, PASSED_TWICE)
     await until(watcher, NOBODY_WAITS)
     assert admin.execute("SELECT passed FROM affinity.gate").fetchone() == (2,)
+
+
+async def test_a_cancelled_close_leaves_no_connection_open(postgres_database: str) -> None:
+    """Each has an attempt to connect that is slow to end."""
+    links = Connections(Target.parse(postgres_database), "affinity")
+    for each in links._all:
+        await each.run("SELECT")
+        each._spawn(asyncio.sleep(PATIENCE))
+    pgconns = [each._protocol._pgconn for each in links._all if each._protocol is not None]
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await links.aclose()
+    assert scope.cancelled_caught
+    assert [each.status for each in pgconns] == [ConnStatus.BAD] * 3
+    for each in links._all:
+        for task in each._tasks:
+            task.cancel()
 
 
 async def test_closing_does_not_wait_for_a_connection(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:

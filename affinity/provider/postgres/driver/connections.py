@@ -49,7 +49,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, LiteralString, Protocol, TypeVar
@@ -208,6 +208,10 @@ class Connection(Calls):
 
     async def aclose(self) -> None:
         """Close for good. Calls that are under way are given up. Idempotent."""
+        await _wait_for(self.close())
+
+    def close(self) -> Collection[asyncio.Task[Any]]:
+        """As `aclose`, without a wait: the attempts to connect that have yet to notice that they are given up."""
         self._closed = True
         given_up = [*self._waiting] if self._current is None else [self._current, *self._waiting]
         self._current = None
@@ -220,10 +224,7 @@ class Connection(Calls):
         if self._probing is not None:
             self._probing.cancel()
         self._drop(ConnectionLost(f"{self._target.name}: the provider was closed"))
-        if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT)
-            for task in late:
-                task.cancel()
+        return self._tasks.copy()
 
     # -- notifications
 
@@ -590,9 +591,15 @@ class Connections:
             await self.timeline.check_connection(connection)
 
     async def aclose(self) -> None:
-        """Close all. Idempotent."""
-        for connection in self._all:
-            await connection.aclose()
+        """Close all, also where the caller is cancelled. Idempotent."""
+        await _wait_for({task for connection in self._all for task in connection.close()})
+
+
+async def _wait_for(attempts: Collection[asyncio.Task[Any]]) -> None:
+    if attempts:
+        _, late = await asyncio.wait(attempts, timeout=CLOSE_TIMEOUT)
+        for task in late:
+            task.cancel()
 
 
 async def connect(conninfo: str) -> AsyncConnection[Row]:
