@@ -7,7 +7,7 @@ schema version N or a later one may use the database.
 
 So a database has two numbers: its version, and the *oldest code*. Code that knows the versions up to K may use it when
 ``oldest code <= K <= version``. The folder ``schema`` of a provider has the whole schema by subject, as it is after the
-last migration; a test compares the two.
+last migration. Until 0.1.0 is released that folder is migration 0001; from then on migrations are files of their own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Final, LiteralString, TypeAlias
 
 from affinity.errors import SchemaMismatch
@@ -29,6 +30,9 @@ Progress: TypeAlias = Callable[[str], object]
 
 RECENT_RECORDS: Final = 1_000
 """Number of session records, the last written ones, in which a migration looks for epochs above the sequence."""
+
+FIRST: Final = "0001_schema"
+"""The migration that makes the schema of the first release."""
 
 _FILE: Final = re.compile(r"(?P<number>\d{4})_\w+")
 _OLDEST_CODE: Final = re.compile(r"^-- oldest code: (?P<version>\d+)$", re.MULTILINE)
@@ -108,13 +112,20 @@ def log_progress(line: str) -> None:
 
 
 def load_migrations(package: str) -> list[Migration]:
-    """Migrations of a provider, from its folder ``migrations``, in order."""
-    found = sorted(file.name for file in (files(package) / "migrations").iterdir() if file.name.endswith(".sql"))
-    names = [name.removesuffix(".sql") for name in found]
-    numbers = [int(match["number"]) for name in names if (match := _FILE.fullmatch(name))]
-    assert numbers == list(range(1, len(names) + 1)), f"gap in the migrations of {package}"
-    texts = [(files(package) / "migrations" / name).read_text() for name in found]
-    return [Migration(number, name, text) for number, name, text in zip(numbers, names, texts, strict=True)]
+    """Migrations of a provider in order: the files of its folder ``migrations``, or ``schema`` where there is none."""
+    folder = files(package) / "migrations"
+    if not folder.is_dir():
+        return [Migration(1, FIRST, "\n".join(_texts(files(package) / "schema").values()))]
+    texts = _texts(folder)
+    numbers = [int(match["number"]) for name in texts if (match := _FILE.fullmatch(name))]
+    assert numbers == list(range(1, len(texts) + 1)), f"gap in the migrations of {package}"
+    return [Migration(number, name, text) for number, (name, text) in enumerate(texts.items(), 1)]
+
+
+def _texts(folder: Traversable) -> dict[str, LiteralString]:
+    """The text of each SQL file, by its name without the ending, in the order of the names."""
+    found = sorted(file.name for file in folder.iterdir() if file.name.endswith(".sql"))
+    return {name.removesuffix(".sql"): (folder / name).read_text() for name in found}
 
 
 def made_before_release(place: str) -> SchemaMismatch:

@@ -37,7 +37,7 @@ def test_files_for_the_same_job_have_the_same_name() -> None:
     common, own = described(postgres)
     common_of_sqlite, own_of_sqlite = described(sqlite)
     assert common == common_of_sqlite
-    assert not {*own} & {*own_of_sqlite} - {"driver", "migrations", "schema"}
+    assert not {*own} & {*own_of_sqlite} - {"driver", "schema"}
 
 
 @pytest.mark.parametrize("engine", ENGINES)

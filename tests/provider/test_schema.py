@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
 from contextlib import closing
-from importlib.resources import files
 from pathlib import Path
 
 import psycopg
@@ -12,19 +14,39 @@ import pytest
 
 from affinity.errors import SchemaMismatch
 from affinity.provider import inspect_schema, migrate, open_provider
-from affinity.provider.schema import load_migrations
+from affinity.provider.schema import Migration, load_migrations
 
 pytestmark = pytest.mark.anyio
 
-PROVIDERS = ("affinity.provider.postgres", "affinity.provider.sqlite")
+CONTRIBUTING = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
 
 
-@pytest.mark.parametrize("package", PROVIDERS)
-def test_the_first_migration_is_the_schema(package: str) -> None:
-    """Until there is a release, both change together."""
-    parts = sorted((files(package) / "schema").iterdir(), key=lambda part: part.name)
-    (first,) = load_migrations(package)
-    assert first.script == "\n".join(part.read_text() for part in parts)
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a provider ``engine`` of which there is only the schema, in two files."""
+    folder = tmp_path / "affinity" / "provider" / "engine"
+    (folder / "schema").mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "schema" / "02_b.sql").write_text("CREATE b;\n")
+    (folder / "schema" / "01_a.sql").write_text("CREATE a;\n")
+    monkeypatch.syspath_prepend(folder.parent)
+    yield folder
+    sys.modules.pop("engine", None)
+
+
+def test_until_the_first_release_the_schema_is_the_first_migration(folder: Path) -> None:
+    assert load_migrations("engine") == [Migration(1, "0001_schema", "CREATE a;\n\nCREATE b;\n")]
+
+
+def test_the_release_writes_the_first_migration_down(folder: Path, tmp_path: Path) -> None:
+    """With the command of CONTRIBUTING.md: the text is the same, and stays when the schema goes on."""
+    before = load_migrations("engine")
+    command = CONTRIBUTING.read_text().split("```")[3].replace("postgres sqlite", "engine")
+    subprocess.run(["bash", "-euc", command], cwd=tmp_path, check=True)
+    assert load_migrations("engine") == before
+    for place in ("schema/02_b.sql", "migrations/0002_c.sql"):
+        (folder / place).write_text("CREATE c;")
+    assert load_migrations("engine") == [*before, Migration(2, "0002_c", "CREATE c;")]
 
 
 async def test_a_file_of_an_unreleased_version_is_refused(tmp_path: Path) -> None:

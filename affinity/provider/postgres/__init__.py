@@ -41,7 +41,6 @@ Files that only this engine has:
     sequences           sequences that are behind their tables, after a restore
     driver/             the wire protocol: connections, arrays, the URL, errors, the timeline
     schema/             the whole schema, by subject
-    migrations/         how a database gets there
 """
 
 from affinity.provider.postgres.provider import PostgresProvider

@@ -47,7 +47,6 @@ Files that only this engine has:
     tokens              names for locks
     driver/             the connection, its transactions, its thread, the clock, errors, the timeline
     schema/             the whole schema, by subject
-    migrations/         how a database gets there
 """
 
 from affinity.provider.sqlite.driver.clock import Clock
