@@ -1,4 +1,5 @@
-"""Runs two operations; the first stops at a chosen call of the database until the second has run.
+"""Runs two operations; the first stops at a chosen call of the database until the second has run. Or until what both
+cause has come to the queues, so that instances get it in one turn.
 
 The points of an operation are the calls that it causes when it runs alone: calls of its client, and calls of the
 workers until nothing is left to do. A point is before a call or behind it, so that an operation is held between what it
@@ -96,19 +97,20 @@ class Gates:
         self.release = anyio.Event()
         self._workers = anyio.Event()
         self._workers.set()
+        self._stopped = ""
         self._counts: Counter[tuple[str, str]] = Counter()
 
-    def stop_workers(self) -> None:
-        """Hold all calls of workers that begin, until `start_workers`."""
-        self._workers = anyio.Event()
+    def stop_workers(self, call: str = "") -> None:
+        """Hold all calls of workers that begin, or all of this name, until `start_workers`."""
+        self._workers, self._stopped = anyio.Event(), call
 
     def start_workers(self) -> None:
         """Let them go on."""
         self._workers.set()
 
-    async def enter(self, side: str) -> None:
+    async def enter(self, side: str, call: str) -> None:
         """Wait while the workers are stopped."""
-        if side == "worker" and not self._workers.is_set():
+        if side == "worker" and call.startswith(self._stopped) and not self._workers.is_set():
             self.held += 1
             await self._workers.wait()
             self.held -= 1
@@ -159,7 +161,7 @@ class _Gated:
 
         @wraps(call)
         async def held(*args: Any, **kwargs: Any) -> Any:
-            await gates.enter(side)
+            await gates.enter(side, name)
             if brought is not None:  # a call that brings nothing is repeated: it is known behind it
                 result = await call(*args, **kwargs)
                 if brought(result):
@@ -301,6 +303,8 @@ class Area:
     setup: Callable[[Stage], Awaitable[None]]
     operations: Sequence[Operation]
     describe: Callable[[Stage, Tables], State]
+    find: Callable[[Stage, Tables], Iterable[str]] = lambda *_: ()
+    """What is wrong at rest, beside the rules of tables."""
 
     def pairs(self, only: Collection[str] = ()) -> Iterator[tuple[Operation, Operation]]:
         """All ordered pairs, each operation with itself too; ``only``: of these two, or with this one."""
@@ -319,19 +323,30 @@ class Ended(NamedTuple):
     """By the rules of tables at rest."""
 
 
+class Race(NamedTuple):
+    """Two operations, and how the first is held; without a point they run one after the other."""
+
+    first: Operation
+    second: Operation
+    point: Point | None = None
+    together: bool = False
+    """No turn begins from the point on until nothing else is left to do: an instance gets all that came in one turn."""
+
+    def __str__(self) -> str:
+        how = "one after the other" if self.point is None else f"held {self.point}{' together' * self.together}"
+        return f"{self.first.name} {how}, {self.second.name}"
+
+
 @dataclass(frozen=True)
 class Finding:
     """A violation in one run."""
 
     area: str
-    first: str
-    second: str
-    point: Point | None
+    race: Race
     wrong: Sequence[str]
 
     def __str__(self) -> str:
-        where = "one after the other" if self.point is None else f"held {self.point}"
-        return f"{self.area}: {self.first} {where}, {self.second}:\n  " + "\n  ".join(self.wrong)
+        return f"{self.area}: {self.race}:\n  " + "\n  ".join(self.wrong)
 
 
 class Races:
@@ -381,33 +396,35 @@ class Races:
             for first, second in pairs:
                 points = [point for point in await self.points(first) if at in str(point)]
                 for point in points if draw is None else draw.sample(points, min(len(points), 1)):
-                    if runs is not None and self.runs >= runs:
-                        return
-                    if (finding := await self.race(first, second, point)) is not None:
-                        yield finding
+                    for together in (False, True) if draw is None else [draw.random() < 0.5]:
+                        if runs is not None and self.runs >= runs:
+                            return
+                        if (finding := await self.race(Race(first, second, point, together))) is not None:
+                            yield finding
 
-    async def race(self, first: Operation, second: Operation, point: Point) -> Finding | None:
+    async def race(self, race: Race) -> Finding | None:
         """Hold the first at the point while the second runs; returns a violation."""
         stage = await self._stage()
         self.runs += 1
         try:
-            ended = await self._held(stage, first, second, point)
+            ended = await self._held(stage, race)
         except TimeoutError as error:
             await self._close()
-            return self._finding(first, second, point, [str(error)])
+            return self._finding(race, [str(error)])
         if ended.wrong:
             await self._close()
-            return self._finding(first, second, point, ended.wrong)
-        return await self._judge(first, second, point, ended)
+            return self._finding(race, ended.wrong)
+        return await self._judge(race, ended)
 
-    async def _judge(self, first: Operation, second: Operation, point: Point, ended: Ended) -> Finding | None:
+    async def _judge(self, race: Race, ended: Ended) -> Finding | None:
         """Compare with what comes out of both, one after the other, in one order after the next while they differ."""
+        first, second = race.first, race.second
         serial = self._serial.setdefault((first.name, second.name), [])
         for number, (swapped, works) in enumerate(ORDERS):
             if number == len(serial):
                 serial.append(await self._one_after_the_other(first, second, swapped=swapped, works=works))
             if serial[number].wrong:
-                return self._finding(first, second, None, serial[number].wrong)
+                return self._finding(Race(first, second), serial[number].wrong)
             if not [*_differences((first, second), ended, serial, [one.state for one in serial])]:
                 return None
         states = [one.state for one in serial]
@@ -416,12 +433,10 @@ class Races:
         for operation, outcome, other in zip((first, second), ended.outcomes, (second, first), strict=True):
             if operation.allows(outcome):
                 states.append(await self._left_by(other) if operation.atomic else ended.state)
-        return self._finding(first, second, point, [*_differences((first, second), ended, serial, states)])
+        return self._finding(race, [*_differences((first, second), ended, serial, states)])
 
-    def _finding(
-        self, first: Operation, second: Operation, point: Point | None, wrong: Sequence[str]
-    ) -> Finding | None:
-        return Finding(self.area.name, first.name, second.name, point, wrong) if wrong else None
+    def _finding(self, race: Race, wrong: Sequence[str]) -> Finding | None:
+        return Finding(self.area.name, race, wrong) if wrong else None
 
     async def _left_by(self, operation: Operation) -> State:
         """The rows that are left when only this operation runs."""
@@ -448,16 +463,21 @@ class Races:
         one, two = outcomes[::-1] if swapped else outcomes
         return await self._end(stage, (one, two))
 
-    async def _held(self, stage: Stage, first: Operation, second: Operation, point: Point) -> Ended:
+    async def _held(self, stage: Stage, race: Race) -> Ended:
         env, gates = stage.env, stage.env.gates
-        gates.begin(point)
-        one = asyncio.ensure_future(first.outcome(stage))
+        gates.begin(race.point)
+        one = asyncio.ensure_future(race.first.outcome(stage))
         await env.come_to_the_point()
         self.missed += not gates.reached.is_set()
-        two = asyncio.ensure_future(second.outcome(stage))
+        if race.together:
+            gates.stop_workers("fetch_orchestration_item")
+        two = asyncio.ensure_future(race.second.outcome(stage))
         await env.calm()
         gates.target = None
         gates.release.set()
+        if race.together:
+            await env.calm()
+            gates.start_workers()
         outcomes = await self._drive(stage, one), await self._drive(stage, two)
         return await self._end(stage, outcomes)
 
@@ -485,7 +505,7 @@ class Races:
     async def _end(self, stage: Stage, outcomes: tuple[Outcome, Outcome]) -> Ended:
         await stage.env.run_until_idle()
         tables = await read_tables(stage.env)
-        wrong = [*find(tables), *await unexplained(stage.env, tables)]
+        wrong = [*find(tables), *await unexplained(stage.env, tables), *self.area.find(stage, tables)]
         return Ended(outcomes, self.area.describe(stage, tables), wrong)
 
     async def _stage(self) -> Stage:

@@ -126,6 +126,12 @@ def interrupting(name: str = "c", **options: Any) -> Callable[[Stage], Awaitable
     return run
 
 
+async def _interrupt_child_twice(stage: Stage) -> str:
+    for _ in range(2):
+        await talk(stage, "ck").interrupt(cancel_running=True)
+    return "sent"
+
+
 def answering(name: str) -> Callable[[Stage], Awaitable[str]]:
     async def run(stage: Stage) -> str:
         await talk(stage, name).answer(stage.kept[name], allowed=True)
@@ -201,6 +207,7 @@ CONVERSATION: Final = (
     Operation("send", sending("one"), GONE),
     Operation("send_later", sending("later"), GONE, compares=False),
     Operation("send_flaky", sending("flaky"), GONE),
+    Operation("delegate", sending("delegate"), GONE),
     Operation("ask", _ask, REPLY),
     Operation("ask_again", _ask_again, REPLY),
     Operation("interrupt", interrupting(), GONE),
@@ -209,8 +216,12 @@ CONVERSATION: Final = (
     Operation("terminate_cascade", terminating(cascade=True), GONE),
     Operation("delete", deleting(), (WaitTimeout,)),
     Operation("delete_cascade", deleting(cascade=True), (WaitTimeout,)),
+    Operation("interrupt_child", interrupting("ck", cancel_running=True), GONE),
+    Operation("interrupt_child_twice", _interrupt_child_twice, GONE, atomic=False, compares=False),
+    Operation("terminate_child", terminating("ck"), GONE),
+    Operation("delete_child", deleting("ck"), (WaitTimeout,)),
 )
-"""Operations on a conversation that is there, or not."""
+"""Operations on a conversation, and on its child, that are there, or not."""
 
 
 def cancelling(name: str) -> Callable[[Stage], Awaitable[None]]:
@@ -289,9 +300,6 @@ TALKS: Final = (
     Operation("move", moving("c")),
     Operation("release", releasing("c")),
     Operation("answer_child", answering("ck"), (*GONE, RequestNotPending)),
-    Operation("interrupt_child", interrupting("ck", cancel_running=True), GONE),
-    Operation("terminate_child", terminating("ck"), GONE),
-    Operation("delete_child", deleting("ck"), (WaitTimeout,)),
     Operation("remove_child", removing("ck"), (UnknownInstance,)),
     Operation("delete_fork", deleting("d"), (WaitTimeout,)),
 )
@@ -323,6 +331,23 @@ def of_conversations(stage: Stage, db: Tables) -> State:
     return found
 
 
+CHILD: Final = ("child.delegated", "child.ended")
+
+
+def forgotten_delegations(stage: Stage, db: Tables) -> Iterator[str]:
+    """A conversation waits for a child that has been terminated, and so will not answer."""
+    closed = {row["session_id"] for row in db.rows["journals"] if row["closed"]}
+    ended = {me for me, row in db.instances.items() if me in closed and row["status"] == "completed"}
+    for row in db.rows["journals"]:
+        me, entries = row["session_id"], db.entries[row["journal_id"]].values()
+        if stage.mine(me) and db.is_live(me):
+            begun, over = ([parsed(each["payload"]) for each in entries if each["kind"] == kind] for kind in CHILD)
+            answered = {each["delegation"] for each in over}
+            for each in begun:
+                if each["child"] in ended and each["delegation"] not in answered:
+                    yield f"{stage.name(me)} waits for {stage.name(each['child'])}, which was terminated"
+
+
 def filter_mine(stage: Stage, ids: Any) -> set[str]:
     return {each for each in ids if stage.mine(each)}
 
@@ -334,7 +359,9 @@ def _entries(db: Tables, row: Row, kind: str = "") -> Iterator[str]:
             continue
         if not entry["kind"].startswith(("conversation.", "span.")):
             payload = parsed(entry["payload"])
-            yield " ".join(str(each) for each in (entry["kind"], payload.get("text"), payload.get("outcome")) if each)
+            outcome = payload.get("outcome")  # a child that is terminated refuses work, or ends with it
+            outcome = "terminated" if outcome == "failed" else outcome
+            yield " ".join(str(each) for each in (entry["kind"], payload.get("text"), outcome) if each)
 
 
 # -- instances
@@ -501,8 +528,8 @@ def of_jobs(stage: Stage, db: Tables) -> State:
 
 
 AREAS: Final = (
-    Area("talks", talks, begin_talks, TALKS, of_conversations),
-    Area("new", talks, begin_nothing, NEW, of_conversations),
+    Area("talks", talks, begin_talks, TALKS, of_conversations, forgotten_delegations),
+    Area("new", talks, begin_nothing, NEW, of_conversations, forgotten_delegations),
     Area("jobs", jobs, begin_job, JOBS, of_jobs),
     Area("ended", jobs, begin_ended_job, JOBS, of_jobs),
 )
