@@ -30,7 +30,7 @@ from affinity.orchestration.events import CarriedEvent, EventRaised, Orchestrati
 from affinity.orchestration.wire import ActivityTask, decode_event, decode_task, encode_event, encode_task
 from affinity.provider import migrate
 from tests.conversation.process_app import conversations as steered
-from tests.support.later_release import EXPANDS
+from tests.support.later_release import EXPANDS, write_first_migrations
 from tests.support.ordered_log_app import check, schedule
 from tests.support.two_releases_app import CODE, Word, say
 from tests.support.worker_processes import PATIENCE, ROOT, open_workers
@@ -58,6 +58,7 @@ def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the code of a later release."""
     place = tmp_path_factory.mktemp("later")
     shutil.copytree(ROOT / "affinity", place / "affinity", ignore=shutil.ignore_patterns("__pycache__"))
+    write_first_migrations(place, *LATER)
     for dialect, script in LATER.items():
         (place / "affinity" / "provider" / dialect / "migrations" / "0002_later.sql").write_text(script)
     return place

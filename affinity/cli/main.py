@@ -102,7 +102,7 @@ def main(ctx: click.Context, url: str | None) -> None:
     Workers, clients and this command meet in a database: --url, else $AFFINITY_URL, else an SQLite file, affinity.db,
     in the working directory.
 
-    A first round, in two terminals:
+    To begin, in two terminals:
       affinity worker support:app                     # runs what support.py registers in its `app`
       affinity start conversation --id chat-17 --input '{"topic": "tea"}'
       affinity raise chat-17 user_message --data '{"text": "hello"}'

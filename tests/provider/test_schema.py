@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,10 +14,9 @@ import pytest
 from affinity.errors import SchemaMismatch
 from affinity.provider import inspect_schema, migrate, open_provider
 from affinity.provider.schema import Migration, load_migrations
+from tests.support.later_release import write_first_migrations
 
 pytestmark = pytest.mark.anyio
-
-CONTRIBUTING = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
 
 
 @pytest.fixture
@@ -41,8 +39,7 @@ def test_until_the_first_release_the_schema_is_the_first_migration(folder: Path)
 def test_the_release_writes_the_first_migration_down(folder: Path, tmp_path: Path) -> None:
     """With the command of CONTRIBUTING.md: the text is the same, and stays when the schema goes on."""
     before = load_migrations("engine")
-    command = CONTRIBUTING.read_text().split("```")[3].replace("postgres sqlite", "engine")
-    subprocess.run(["bash", "-euc", command], cwd=tmp_path, check=True)
+    write_first_migrations(tmp_path, "engine")
     assert load_migrations("engine") == before
     for place in ("schema/02_b.sql", "migrations/0002_c.sql"):
         (folder / place).write_text("CREATE c;")

@@ -114,7 +114,7 @@ class Proxy:
 
     def _ask(self, line: ProxiedConnection) -> None:
         with suppress(OSError):
-            while data := line.client.recv(_CHUNK):
+            while data := _received(line.client):
                 if not line.startup:
                     line.startup = data if b"application_name" in data else b""  # before: whether to encrypt
                 elif self.inspect is not None:
@@ -143,6 +143,14 @@ class Proxy:
                     return
             if not line.loses_replies:
                 line.client.shutdown(socket.SHUT_WR)
+
+
+def _received(client: socket.socket) -> bytes:
+    """What comes next; nothing at the end: it is a reset where the client has not read all that it was sent."""
+    try:
+        return client.recv(_CHUNK)
+    except ConnectionResetError:
+        return b""
 
 
 def _until_received(sender: socket.socket) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -13,8 +14,16 @@ from affinity.provider.postgres import migration as postgres
 from affinity.provider.schema import Migration, Progress, log_progress
 from affinity.provider.sqlite import migration as sqlite
 
+CONTRIBUTING: Final = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
 EXPANDS: Final = "ALTER TABLE instances ADD COLUMN later text"
 CONTRACTS: Final = "-- oldest code: {version}\nCREATE TABLE later (a integer)"
+
+
+def write_first_migrations(root: Path, *engines: str) -> None:
+    """What the release does, in the tree at ``root``: the command of CONTRIBUTING.md, for these providers."""
+    command = CONTRIBUTING.read_text().partition("cd affinity/provider\n")[2]
+    command = command.partition("```")[0].replace("postgres sqlite", " ".join(engines))
+    subprocess.run(["bash", "-euc", command], cwd=root / "affinity" / "provider", check=True)
 
 
 async def upgrade(url: str, *scripts: str, progress: Progress = log_progress) -> int:

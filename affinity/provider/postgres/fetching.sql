@@ -399,13 +399,13 @@ WITH room AS MATERIALIZED (
     WHERE w.worker_id = ANY (ARRAY (SELECT last_worker FROM wanted)) AND w.locked_until <= clock()
     FOR SHARE SKIP LOCKED
 ), claimed AS (
-    INSERT INTO sessions AS s (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at
+    INSERT INTO sessions AS s (session_id, worker_id, incarnation, epoch, locked_until, touched_at
 -- [tagged
         , tag
 -- tagged]
     )
     SELECT session_id, %(worker)s, %(incarnation)s, nextval('epochs'), clock() + %(session_lock)s * interval '1 s',
-        clock(), clock()
+        clock()
 -- [tagged
         , tag
 -- tagged]
@@ -423,7 +423,7 @@ WITH room AS MATERIALIZED (
         locked_until = greatest(
             clock() + %(session_lock)s * interval '1 s',
             CASE WHEN s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s THEN s.locked_until END),
-        touched_at = clock(), claimed_at = clock(),
+        touched_at = clock(),
         freed_by = NULL, next_worker = NULL, next_until = NULL, next_reason = NULL
     WHERE s.locked_until <= clock()
        OR (s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s)

@@ -58,7 +58,7 @@ WITH idle AS MATERIALIZED (
     SET worker_id = %(worker)s, incarnation = %(incarnation)s, epoch = nextval('epochs'),
         freed_by = NULL, next_worker = NULL, next_until = NULL, next_reason = NULL,
         locked_until = greatest(clock() + %(session_lock)s * interval '1 s', latest_hold(s.session_id)),
-        touched_at = clock(), claimed_at = clock()
+        touched_at = clock()
     FROM idle WHERE s.session_id = idle.session_id AND idle.n <= (SELECT n FROM room)
     RETURNING s.session_id, s.epoch, idle.former
 ), items AS MATERIALIZED (

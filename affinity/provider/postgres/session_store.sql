@@ -10,8 +10,8 @@ WITH begun AS (
     -- A writer without a lease makes the row of a session that has none, expired and with a new epoch. A first claim
     -- waits for it, takes another epoch, and hydrates the state that is written here; else it would not wait, and would
     -- remember the state that is being replaced.
-    INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
-    SELECT %(session)s, '', '', nextval('epochs'), c.now, c.now, c.now FROM (SELECT clock() AS now) c
+    INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at)
+    SELECT %(session)s, '', '', nextval('epochs'), c.now, c.now FROM (SELECT clock() AS now) c
     WHERE %(epoch)s::bigint IS NULL AND NOT EXISTS (SELECT FROM sessions WHERE session_id = %(session)s)
     ON CONFLICT (session_id) DO NOTHING
     RETURNING session_id
@@ -94,8 +94,8 @@ SELECT session_id FROM candidate
 -- [real
 ), begun AS (
     -- As in save.
-    INSERT INTO sessions AS s (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
-    SELECT c.session_id, '', '', nextval('epochs'), t.now, t.now, t.now
+    INSERT INTO sessions AS s (session_id, worker_id, incarnation, epoch, locked_until, touched_at)
+    SELECT c.session_id, '', '', nextval('epochs'), t.now, t.now
     FROM candidate c CROSS JOIN (SELECT clock() AS now) t
 -- [idle
     WHERE (SELECT true FROM sessions o WHERE o.session_id = c.session_id) IS NULL

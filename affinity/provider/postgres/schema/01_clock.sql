@@ -27,8 +27,7 @@ CREATE TABLE migrations (
 -- Which database this is, and which line of its history: see affinity/provider/timeline.py. One row.
 CREATE TABLE timeline (
     token text COLLATE "C" NOT NULL, -- random
-    place text COLLATE "C" NOT NULL, -- what PostgreSQL itself said when the token was made
-    begun_at timestamptz NOT NULL
+    place text COLLATE "C" NOT NULL -- what PostgreSQL itself said when the token was made
 );
 
 -- The server, its timeline, the database and the table: a promotion or a recovery to a point in time changes the second,
@@ -67,7 +66,7 @@ BEGIN
     UPDATE workers SET locked_until = clock() WHERE locked_until > clock();
     PERFORM FROM sessions ORDER BY session_id FOR NO KEY UPDATE;
     UPDATE sessions SET epoch = nextval('epochs');
-    UPDATE timeline SET token = begun, place = timeline_place(), begun_at = clock();
+    UPDATE timeline SET token = begun, place = timeline_place();
     RETURN begun;
 END $$;
 
@@ -102,7 +101,7 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
     SELECT t.current_token, t.reached FROM establish_timeline(NULL, 0) t
 $$;
 
-INSERT INTO timeline VALUES (gen_random_uuid(), timeline_place(), clock());
+INSERT INTO timeline VALUES (gen_random_uuid(), timeline_place());
 
 -- Limits of this database, none or one row. NULL: no limit.
 CREATE TABLE quotas (

@@ -32,7 +32,6 @@ CREATE TABLE sessions (
     epoch bigint NOT NULL,
     locked_until timestamptz NOT NULL,
     touched_at timestamptz NOT NULL,
-    claimed_at timestamptz NOT NULL,
     -- Why its lock was ended before its time: a reason of session_moves. NULL once it is claimed again.
     freed_by text COLLATE "C",
     -- A planned move: the worker that may take the session from its holder while no work of it runs, until when

@@ -302,8 +302,8 @@ BEGIN
     SELECT * INTO base FROM journals j WHERE j.journal_id = _base;
     SELECT * INTO merged FROM journals j WHERE j.journal_id = _merged;
     IF (_creation ->> 'copies_state')::boolean OR _creation ->> 'state' IS NOT NULL THEN
-        INSERT INTO sessions AS s (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
-        VALUES (_session, '', '', nextval('epochs'), _now, _now, _now)
+        INSERT INTO sessions AS s (session_id, worker_id, incarnation, epoch, locked_until, touched_at)
+        VALUES (_session, '', '', nextval('epochs'), _now, _now)
         ON CONFLICT (session_id) DO UPDATE SET epoch = excluded.epoch;
         INSERT INTO session_states (session_id, state, encoding, schema_version, kind, name, labels, message_count,
             participants, version, generation, created_at, updated_at)
