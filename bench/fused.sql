@@ -29,8 +29,8 @@ WITH started AS (
     INSERT INTO instances (instance_id, generation, name, status, owner_worker, owner_incarnation, created_at, updated_at)
     SELECT one, '1', 'walk', 'running', 'bench', 'bench', clock(), clock() FROM unnest(%(instances)s::text[]) AS i (one)
 ), held AS (
-    INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
-    SELECT one, 'bench', 'bench', nextval('epochs'), clock() + interval '300 s', clock(), clock()
+    INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at)
+    SELECT one, 'bench', 'bench', nextval('epochs'), clock() + interval '300 s', clock()
     FROM unnest(%(instances)s::text[]) AS i (one)
 )
 INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,

@@ -31,8 +31,8 @@ INSERT INTO ended_executions (instance_id, execution_id, is_last, ended_at)
 SELECT instance_id, 1, true, clock() - interval '1 h' FROM made
 
 -- sessions: held; some by the worker that is measured, and the others spread over the others
-INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
-SELECT 'session-' || n, w.id, w.id, nextval('epochs'), clock() + interval '1 day', clock(), clock()
+INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at)
+SELECT 'session-' || n, w.id, w.id, nextval('epochs'), clock() + interval '1 day', clock()
 FROM generate_series(1, %(sessions)s) AS n
 CROSS JOIN LATERAL (
     SELECT CASE WHEN n <= %(own)s THEN 'measured' ELSE 'holder-' || n %% (%(workers)s - 1) + 1 END AS id

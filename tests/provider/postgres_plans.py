@@ -96,7 +96,7 @@ def crowd_tables(admin: psycopg.Connection[Any], crowd: Crowd) -> None:
     )
     for statement in (
         *(queued * 5 if crowd == "lopsided" else offered + queued),
-        "INSERT INTO sessions SELECT w || i, w, w || '-1', nextval('epochs'), clock() + '1 h', clock(), clock()"
+        "INSERT INTO sessions SELECT w || i, w, w || '-1', nextval('epochs'), clock() + '1 h', clock()"
         " FROM generate_series(1, %s / 4) i, unnest(ARRAY['a', 'other']) w",
         "INSERT INTO instances (instance_id, generation, name, owner_worker, owner_incarnation, created_at, updated_at)"
         " SELECT 'x' || i, '1', 'flow', 'other', 'other-1', clock(), clock() FROM generate_series(1, %s) i",
@@ -122,8 +122,8 @@ def crowd_tables(admin: psycopg.Connection[Any], crowd: Crowd) -> None:
         " '{\"tenant\": \"rare\"}', '[\"rare\"]', 1, clock(), '2001-01-01' FROM generate_series(1, 20) i"
     )
     admin.execute(
-        "INSERT INTO sessions SELECT 'rare' || i, 'rare', 'rare-1', nextval('epochs'), clock() + '1 h', clock(),"
-        " clock() FROM generate_series(1, 20) i"
+        "INSERT INTO sessions SELECT 'rare' || i, 'rare', 'rare-1', nextval('epochs'), clock() + '1 h', clock()"
+        " FROM generate_series(1, 20) i"
     )
     if crowd != "unknown":
         admin.execute("VACUUM ANALYZE")

@@ -216,7 +216,7 @@ async def test_parked_items_are_found_by_their_key(
             plain, started = replace(said("s"), start=None), said("s")
             assert [one.unparked for one in await check(partial(watched.append_journal, [plain]))] == [True]
             admin.execute(
-                "INSERT INTO sessions SELECT 's', 'a', %s, nextval('epochs'), clock() + '1 h', clock(), clock()",
+                "INSERT INTO sessions SELECT 's', 'a', %s, nextval('epochs'), clock() + '1 h', clock()",
                 [peer.identity.incarnation],
             )
             admin.execute("UPDATE worker_queue SET route = 'w:a' WHERE instance_id = 's'")
@@ -660,8 +660,8 @@ async def test_a_fork_has_the_state_of_its_last_entry(postgres_migrated: str, ad
         with administrator(postgres_migrated) as rival:
             with rival.transaction(force_rollback=True):
                 rival.execute(
-                    "INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at,"
-                    " claimed_at) VALUES ('fork', '', '', 1, clock(), clock(), clock())"
+                    "INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at)"
+                    " VALUES ('fork', '', '', 1, clock(), clock())"
                 )
                 fork = asyncio.create_task(provider.create_journals([creation]))
                 await until(admin, SOMEBODY_WAITS)

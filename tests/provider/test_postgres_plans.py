@@ -108,7 +108,7 @@ async def test_a_fetch_that_packs_reads_what_it_needs(
         for each in lower:
             await each.register(capacity=21)
             admin.execute(
-                "INSERT INTO sessions SELECT %s || i, %s, %s, nextval('epochs'), clock() + '1 h', clock(), clock()"
+                "INSERT INTO sessions SELECT %s || i, %s, %s, nextval('epochs'), clock() + '1 h', clock()"
                 " FROM generate_series(1, 20) i",
                 [each.worker_id, each.worker_id, each.identity.incarnation],
             )

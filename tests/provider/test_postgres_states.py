@@ -31,7 +31,7 @@ HOUR: Final = 3_600.0
 
 CLAIMED_ELSEWHERE: Final = "UPDATE sessions SET worker_id = 'b', incarnation = 'b-1', epoch = nextval('epochs')"
 SAVED_BY_HAND: Final = "UPDATE sessions SET epoch = nextval('epochs')"
-CLAIMED_FIRST: Final = "INSERT INTO sessions VALUES ('t', 'b', 'b-1', 0, clock(), clock(), clock())"
+CLAIMED_FIRST: Final = "INSERT INTO sessions VALUES ('t', 'b', 'b-1', 0, clock(), clock())"
 FIRST_WRITE: Final = (
     "INSERT INTO session_states (session_id, state, encoding, schema_version, kind, labels, participants, version,"
     " created_at, updated_at) VALUES ('s', 'theirs', 'plain', 1, '', '{}', '[]', 1, clock(), clock())"

@@ -106,7 +106,7 @@ async def test_old_sessions_are_removed_window_by_window(
 ) -> None:
     """And rows between them that are not old stay."""
     admin.execute(
-        "INSERT INTO sessions SELECT 's' || i, 'a', 'a-1', i, clock() - i % 2 * interval '2 h', clock(), clock()"
+        "INSERT INTO sessions SELECT 's' || i, 'a', 'a-1', i, clock() - i % 2 * interval '2 h', clock()"
         " FROM generate_series(101, 125) i"
     )
     assert [done.sessions_removed for done in await swept(sweepers, 3)] == [5, 5, 3]

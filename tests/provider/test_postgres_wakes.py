@@ -361,7 +361,7 @@ async def with_next_wake(
     await owner.commit(await owner.new_write(**write), work_items=items)
     if case == "held":
         admin.execute(
-            "INSERT INTO sessions SELECT %s, %s, %s, nextval('epochs'), clock() + '1 h', clock(), clock()",
+            "INSERT INTO sessions SELECT %s, %s, %s, nextval('epochs'), clock() + '1 h', clock()",
             [name, peer.worker_id, peer.identity.incarnation],
         )
     elif case == "full":
