@@ -229,6 +229,8 @@ class Fold:
             if known is None:
                 assert not self.knows_all, f"revisit {key} is due, and was not requested"
                 continue
+            if known.steps != steps and not self.knows_all:
+                continue  # one of the same key was pending already, since entries that have gone
             assert known.steps == steps, f"revisit {key} has {steps}, not {known.steps}"
             late = known.dropped_at is None or known.dropped_at > attempt.completed["processed"]
             assert late, f"revisit {key} is due, and {known.dropped_at} has dropped it"
