@@ -49,6 +49,7 @@ class Proxy:
         self._listener = socket.create_server((HOST, 0))
         self._changed = threading.Condition()
         self._held: set[str] = set()
+        self._closed = False
         self.inspect: Callable[[ProxiedConnection, bytes], bytes] | None = (
             None  # what the client sent; what of it goes on now
         )
@@ -66,10 +67,11 @@ class Proxy:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         with self._changed:
+            self._closed = True
             self._held.clear()
             self._changed.notify_all()
-        for line in self.lines:
-            line.close()
+            for line in self.lines:
+                line.close()
 
     # -- what a test says
 
@@ -108,7 +110,11 @@ class Proxy:
                 for one in (client, server):
                     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 line = ProxiedConnection(client, server)
-                self.lines.append(line)
+                with self._changed:
+                    self.lines.append(line)
+                    if self._closed:
+                        line.close()
+                        return
                 _start(self._ask, line)
                 _start(self._answer, line)
 
