@@ -359,8 +359,8 @@ def _entries(db: Tables, row: Row, kind: str = "") -> Iterator[str]:
             continue
         if not entry["kind"].startswith(("conversation.", "span.")):
             payload = parsed(entry["payload"])
-            outcome = payload.get("outcome")  # a child that is terminated refuses work, or ends with it
-            outcome = "terminated" if outcome == "failed" else outcome
+            is_refused = (payload.get("error") or {}).get("type") == "DelegationRefused"  # by a child that has ended
+            outcome = "terminated" if is_refused else payload.get("outcome")
             yield " ".join(str(each) for each in (entry["kind"], payload.get("text"), outcome) if each)
 
 
