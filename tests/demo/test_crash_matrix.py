@@ -65,7 +65,8 @@ def url(any_url: str) -> str | None:
 @pytest.mark.timeout(300)
 async def test_the_demo_passes(url: str | None) -> None:
     matrix = await crash_matrix(make_app, converse, agree, url=url, workers=2)
-    assert matrix.commits >= 5, "one for each turn, unless they share one"
+    turns = max(len(messages) for messages in CONVERSATIONS.values())
+    assert matrix.commits >= turns, "the turns of one conversation follow each other; those of two may share a commit"
     assert matrix.hit > matrix.runs / 2
 
 
