@@ -12,6 +12,7 @@
     │   ├── InvalidApp                 MODULE:APP that does not import, or a wrong registration
     │   ├── ActivityMisuse             an activity, or a handler, makes a call that only orchestrations make
     │   ├── WakeMisuse                 a handler of a conversation makes a call that can never work
+    │   │   └── StepMismatch           a step of this key was done with other arguments
     │   └── SessionRecordRefused       a record that its code could not load is to be imported or copied
     ├── ProviderError                  the database refused or failed; ``retryable`` says whether to retry
     │   ├── Contention                 lost to a concurrent transaction: retry immediately
@@ -50,6 +51,7 @@
     │       ├── UnknownEntry           an anchor that is not in the journal
     │       │   ├── TimelineChanged    the database may have lost the entry of a number, or of a position
     │       │   └── EntriesRemoved     retention has removed entries that were to be read
+    │       ├── StepInterrupted        a step that is not repeated has begun, and its outcome is not known
     │       └── WakeFailed             the wake that was to process the event has failed for good
     ├── OrchestrationError             an orchestration has ended, or broke a rule of replay
     │   ├── OrchestrationFailed        it raised; for its parent or client
@@ -219,6 +221,10 @@ class WakeMisuse(InvalidInput):
     reply of its own conversation, or of one that waits for it. It gives `run_loop` a model that returns no
     `ModelReply`. The message names the call to use instead.
     """
+
+
+class StepMismatch(WakeMisuse):
+    """A step of a wake has the key of one that an earlier attempt has done with other arguments: use another key."""
 
 
 class SessionRecordRefused(InvalidInput):
@@ -545,6 +551,12 @@ class RequestNotPending(ConversationError):
 
 class UnknownEntry(ConversationError):
     """The journal has no entry with this number or event id."""
+
+
+class StepInterrupted(ConversationError):
+    """A step with ``repeat="never"`` has begun in an earlier attempt of the wake, and has no result: its process ended,
+    or it raised. It may have had its effect or not. Not retried, unless the handler catches it.
+    """
 
 
 class TimelineChanged(UnknownEntry):

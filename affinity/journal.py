@@ -207,6 +207,15 @@ class Revisit(NamedTuple):
     wake_id: str | None  # that requested it
 
 
+class Step(NamedTuple):
+    """What a wake has done once, or has begun to do: its next attempt finds it."""
+
+    wake_id: str
+    key: str  # unique in its wake
+    arguments: str = ""  # a digest of what it was called with
+    result: str | None = None  # JSON; None: it has begun
+
+
 LineageKind: TypeAlias = Literal["fork", "detach", "merge", "compress", "import"]
 """How a journal was made from others."""
 
@@ -320,6 +329,11 @@ class JournalWrite:
     home: HomeLease | None = None  # of a journal with a home: fenced too
     clear_stream: bool = False  # remove the provisional parts of this journal
     attempt: int = 0  # of the wake: later parts of this attempt, or of lower ones, are ignored
+    # The wake goes on behind this write: ``processed`` is up to where it has read, and the watermark stays. Its attempt
+    # goes on too if ``attempt`` is a lower one. See `WorkAck.message`.
+    is_part: bool = False
+    steps: Sequence[Step] = ()  # each in place of the one of its wake and key
+    clear_steps: bool = False  # remove the steps of this journal, of all its wakes
 
     @property
     def size(self) -> int:
@@ -327,7 +341,8 @@ class JournalWrite:
         sent = sum([len(each.entry.payload) for each in self.appends if each.entry is not None])
         kept = sum([len(each.payload) for each in self.entries]) + sum([len(each.payload) for each in self.requests])
         created = sum([each.size for each in self.creations])
-        return kept + sent + created + sum([len(each.note) for each in self.revisits])
+        done = sum([len(each.result or "") for each in self.steps])
+        return kept + sent + created + done + sum([len(each.note) for each in self.revisits])
 
 
 @frozen(kw_only=True)
@@ -351,6 +366,9 @@ class PendingWork:
     # of its record, which outlasts that session's row.
     epoch: int = 0
     has_record: bool = True  # the session may have a record of its state; False: it has had none so far
+    steps: Sequence[
+        Step
+    ] = ()  # of the wake that runs, and of wakes that were cancelled or have failed since the last one
 
     @property
     def open_requests(self) -> Sequence[Request]:

@@ -189,6 +189,9 @@ MAX_KIND_BYTES: Final = 64
 MAX_WAKE_ENTRIES: Final = 10_000
 """Entries that one wake appends, or inputs that it reads: some megabytes, and one transaction."""
 
+MAX_WAKE_STEPS: Final = 1_000
+"""Steps of one wake: its next attempt reads them all. Their results have at most half of `MAX_BATCH_BYTES`."""
+
 MAX_STEP_CHILDREN: Final = 1_000
 """Children that one transaction interrupts, or terminates: the other ones follow in further steps."""
 

@@ -62,7 +62,7 @@ async def drop_ended_wakes(task: WakeTask, work: PendingWork, ctx: ActivityConte
         unclosed = [each for each in unclosed if each != cancelled[0]]
     if unclosed:
         task["cancelled_wakes"] = unclosed
-    if task.get("processed", work.processed) < work.processed:
+    if task.get("processed", work.processed) < work.processed or work.steps:
         await _add_begun(task, work, ctx.instance_id, ctx.journals)
     return task
 

@@ -85,7 +85,8 @@ class ReplyReader:
             if self._wake and entry.wake_id != self._wake[0].wake_id:
                 if self._is_reply():
                     return self._reply()
-                self._wake, self._span = [], {}
+                if entry.wake_id is not None:  # an input may come between two parts of a wake
+                    self._wake, self._span = [], {}
             self.position = entry.seq
             if entry.is_input:
                 self._inputs.add(entry.seq)

@@ -28,6 +28,7 @@ from affinity.conversation.known_wakes import delegation_of, drop_ended_wakes, t
 from affinity.conversation.lineage import CreationPlanner, LineageState
 from affinity.conversation.program import ChildrenDone, Delegation, Failure, WakeOutcome, WakeTask
 from affinity.conversation.reading import all_entries
+from affinity.conversation.steps import PART
 from affinity.conversation.stream import Streams, StreamWriter
 from affinity.conversation.trace import WAKE_SPAN, Trace, error_of, root_span
 from affinity.conversation.views import request_of, revisit_of
@@ -36,6 +37,7 @@ from affinity.conversation.wake_parts import WakeInputs, WakeParts, handling
 from affinity.conversation.writing import WakeWriting, end_of_delegation
 from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict
 from affinity.journal import (
+    Entry,
     HomeLease,
     JournalAccess,
     JournalAppend,
@@ -61,6 +63,9 @@ ATTEMPTS: Final = 2**10
 interrupts does not count; the next one has a greater epoch, so its number is greater. Every JSON reader is exact up to
 2**53.
 """
+
+TRACE_KINDS: Final = ("span.", "conversation.")
+"""Beginnings of the kinds of entries that a wake has besides what its handler adds."""
 
 USER_INTERRUPT: Final = kind_of(ev.UserInterrupt)
 
@@ -250,11 +255,12 @@ class _Attempt(Generic[S]):
     async def _handle(self, stream: StreamWriter) -> Wake:
         """Run the handler; its additions are collected, and its change of the state is staged."""
         entries = [self.spec.types.read(each) for each in self.work.inputs]
+        committed = await self._read_committed()
         self._note_begin()
         pending = [*entries, *self._expire()]
         self.writing.processed = self.read
         self.writing.ended_revisits += [each.key for each in self.work.due]
-        wake = Wake(self._parts(pending, stream))
+        wake = Wake(self._parts(pending, stream, committed))
         about = {
             "affinity.session_id": wake.conversation_id,
             "affinity.wake_id": wake.id,
@@ -268,7 +274,19 @@ class _Attempt(Generic[S]):
                     wake.pending = await self._drop_cleared(wake.pending)
                     with handling(self.parts):
                         await self.conversations.handle(wake, state)
+        if (lost := self.writing.lost) is not None:  # the handler has caught it
+            text = f"it is not known what a part of the wake has committed: {lost!r}"
+            raise lost if isinstance(lost, Exception) else SessionWriteConflict(wake.conversation_id, None, None, text)
         return wake
+
+    async def _read_committed(self) -> Sequence[Entry]:
+        """What earlier attempts of this wake have committed, without its trace."""
+        wake = self.task["wake"]
+        if not any(each.wake_id == wake and each.key == PART for each in self.work.steps):
+            return []
+        query = JournalQuery(session_id=self.writing.session_id, wake_id=wake, limit=MAX_PAGE)
+        found = [each async for each in all_entries(self.journals.read, query)]
+        return [each for each in found if not each.kind.startswith(TRACE_KINDS)]
 
     async def _drop_cleared(self, pending: Sequence[ev.JournalEntry]) -> Sequence[ev.JournalEntry]:
         """The inputs without the answers that an interrupt has cleared, which came before any wake had read them. The
@@ -301,13 +319,14 @@ class _Attempt(Generic[S]):
         left = total - self.task.get("elapsed", 0.0)
         return left if own is None else min(own, left)
 
-    def _parts(self, pending: Sequence[ev.JournalEntry], stream: StreamWriter) -> WakeParts:
+    def _parts(self, pending: Sequence[ev.JournalEntry], stream: StreamWriter, committed: Sequence[Entry]) -> WakeParts:
         inputs = WakeInputs(
             pending=pending,
             due=[revisit_of(each) for each in self.work.due],
             requests=[request_of(each, self.spec.types) for each in self.work.open_requests],
             revisits={each.key for each in self.work.revisits if each not in self.work.due},
             parent=self.work.parent,
+            committed=committed,
         )
         self.parts = WakeParts(
             context=self.ctx,
@@ -327,7 +346,9 @@ class _Attempt(Generic[S]):
     def _note_begin(self) -> None:
         for cancelled in self.task.get("cancelled_wakes", []):
             closed = {"span": WAKE_SPAN, "name": self.trace.name, "result": "cancelled"}
-            entry = replace(self.writing.record("span.completed", closed), wake_id=cancelled)
+            # Once, though a part of this wake may commit it, and the next attempt find it open again.
+            event_id = f"cancelled/{cancelled}"
+            entry = replace(self.writing.record("span.completed", closed), wake_id=cancelled, event_id=event_id)
             self.writing.entries[-1] = entry
             self.trace.entries.append(entry)
         self.trace.entries.append(self.writing.record("span.started", self.begun))
@@ -338,6 +359,7 @@ class _Attempt(Generic[S]):
         for number, request in enumerate([each for each in self.work.requests if each.expired], 1):
             answer = self.spec.types.expired_answer(request.kind, request.request_id)
             entry = self.writing.note(answer)
+            self.writing.held.append(entry)
             self.writing.ended_requests.append(request.request_id)
             # Its number is not known yet: it stands behind all that is there.
             found.append(
@@ -416,6 +438,7 @@ class _Attempt(Generic[S]):
     # -- a good end
 
     async def _succeed(self, wake: Wake) -> WakeOutcome:
+        self.writing.is_over = True
         if self.work.more and await self._last_interrupt(self.read):
             self._drop_requests()
         reason = self._stop_reason(wake)
@@ -435,7 +458,7 @@ class _Attempt(Generic[S]):
         """An interrupt that the next wakes read drops what this one has requested. The commit drops it too, unless the
         interrupt is one that the journal has from another.
         """
-        own = {each.request_id for each in self.writing.requests}
+        own = self.writing.requested
         pending = self.parts.inputs.requests
         pending[:] = [each for each in pending if each.request_id not in own]
         self.writing.requests.clear()
@@ -446,7 +469,8 @@ class _Attempt(Generic[S]):
             return "more"
         if wake.requests:
             return "requires_action"
-        return "end_turn" if self.work.next_due is None and not self.writing.revisits else "revisit"
+        has_revisit = self.writing.revisits or self.writing.has_later_revisit
+        return "revisit" if has_revisit or self.work.next_due is not None else "end_turn"
 
     def _count_delegated(self, wake: Wake) -> None:
         """Leave out the delegations whose end this wake has read, and add the delegations that it has begun."""
@@ -470,6 +494,8 @@ class _Attempt(Generic[S]):
             self.writing.ended_revisits = [each.key for each in pending.revisits] if pending else []
             if not any(each.expires_at is not None for each in self.work.open_requests):
                 self.work = replace(self.work, next_due=None)
+                self.writing.later.clear()
+                self.writing.has_later_revisit = False
 
     def _notify_parent(
         self, ended: Delegation, outcome: ev.ChildOutcome, *, result: Any = None, error: ev.SpanError | None = None
@@ -597,6 +623,7 @@ class _Attempt(Generic[S]):
     def _next_due(self) -> float | None:
         """Seconds until something is due that this wake has not processed."""
         times = [] if self.work.next_due is None else [max(0.0, self.work.next_due - self._passed())]
+        times += [max(0.0, each - self.journals.monotonic()) for each in self.writing.later]
         times += [each.delay for each in self.writing.revisits]
         times += [each.expires_in for each in self.writing.requests if each.expires_in is not None]
         return min(times, default=None)

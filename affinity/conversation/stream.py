@@ -119,11 +119,15 @@ class StreamWriter:
         self.is_used = True
         self._streams.note(self)
 
+    async def settle(self) -> None:
+        """Drop the unwritten values, which the entries of a part replace. No part of before is written afterwards."""
+        self._values.clear()
+        await self._streams.written(self)
+
     async def end(self) -> None:
         """Drop the unwritten values. Afterwards no part of this attempt is written: the commit may clear them."""
         self.is_ended = True
-        self._values.clear()
-        await self._streams.written(self)
+        await self.settle()
 
     async def retract(self) -> None:
         """End, and remove the parts that were written: the attempt has failed. If the database fails too, the next

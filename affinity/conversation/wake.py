@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, Protocol, TypeVar
@@ -31,6 +31,7 @@ from affinity.conversation.follow import has_ended
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, seconds_of
 from affinity.conversation.lineage_calls import CommonCalls
 from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader
+from affinity.conversation.steps import Committed, Repeat, WakeSteps
 from affinity.conversation.trace import current_span, error_of, inside, part_span, traceparent
 from affinity.conversation.views import PendingRequest, PendingRevisit
 from affinity.conversation.wake_parts import WakeParts
@@ -60,7 +61,7 @@ from affinity.limits import (
     check_payload,
     check_text,
 )
-from affinity.orchestration import ActivityContext
+from affinity.orchestration import ActivityContext, RetryPolicy
 from affinity.session import OpenSession, Resource
 
 R = TypeVar("R", bound=RequestEvent)
@@ -115,6 +116,9 @@ class Wake(CommonCalls[None]):
         self._revisits = parts.inputs.revisits
         self._usage: dict[str, int] = {}
         self._number = 0
+        self._left_revisits = [each for each in parts.writing.work.revisits if each.wake_id == parts.wake_id]
+        self._steps = WakeSteps(parts)
+        self._committed = Committed(parts.inputs.committed)
         self.id: str = parts.wake_id
         self.attempt: int = parts.attempt
         self.parent: str | None = parts.inputs.parent
@@ -126,6 +130,11 @@ class Wake(CommonCalls[None]):
     def events(self) -> Sequence[JournalEvent]:
         """The events of `pending`."""
         return [entry.event for entry in self.pending]
+
+    @property
+    def committed(self) -> Sequence[JournalEntry]:
+        """The entries that earlier attempts of this wake have committed (see `commit`), without its trace."""
+        return [self._types.read(each) for each in self._parts.inputs.committed]
 
     @property
     def interrupt(self) -> UserInterrupt | None:
@@ -200,7 +209,9 @@ class Wake(CommonCalls[None]):
             raise errors.SessionError("the handler of this wake has ended: nothing can be added to it")
 
     def _append(self, event: JournalEvent) -> None:
-        self._writing.append(event)
+        writing = self._writing
+        if self._committed.take(event.kind, lambda payload: payload == self._types.encode(event)) is None:
+            writing.append(event)
         if isinstance(event, AgentMessage) and not self._parts.finish.is_set:
             self._parts.finish.result = event.text
         for name, number in getattr(event, "usage", {}).items():
@@ -231,6 +242,75 @@ class Wake(CommonCalls[None]):
         writing = self._parts.writing
         if not self._parts.has_ended and len(writing.entries) < MAX_WAKE_ENTRIES:
             self._parts.trace.entries.append(writing.record(kind, fields))
+
+    # -- before the end
+
+    async def commit(self) -> None:
+        """Make durable and visible now what was appended, requested and delegated, and the state so far. The inputs
+        stay pending until the wake ends. A wake that has made a conversation (`fork`, `merge` …) commits the rest with
+        its end, and this does nothing: that conversation begins with what the wake has processed.
+
+        It stays when the wake fails, or is repeated: the next attempt has it in its history, as `committed`, and what
+        it adds again with the same content counts as that.
+
+        Raises:
+            SessionWriteConflict: the wake does not run here any more, or may not know what was written. Do not catch
+                it: the wake is repeated.
+            SessionError: the handler has ended.
+            NotSerializable, PayloadTooLarge: of the state, as at the end of a wake.
+        """
+        self._require_running()
+        await self._steps.commit()
+
+    async def step(
+        self,
+        name: str,
+        function: Callable[..., Awaitable[T] | T],
+        /,
+        *args: Any,
+        key: str | None = None,
+        retry: RetryPolicy | None = None,
+        timeout: float | timedelta | None = None,
+        repeat: Repeat = "always",
+    ) -> T:
+        """Run a function once: its result is committed before this returns, and the next attempt of the wake gets that
+        result without running it. It takes a commit, which writes the result alone.
+
+        A step that has begun and has no result when its process ends runs again, unless ``repeat`` is "never".
+
+        Args:
+            name: of the step, in logs.
+            function: async, or sync, which runs in a thread. Its result needs a JSON form, by its annotation.
+            args: of the function.
+            key: names the step within its name. Without one it is named by its place among the steps of this name, and
+                runs again, with a warning, if its arguments have changed.
+            retry: of what the function raises; by default it is not tried again.
+            timeout: seconds, or a timedelta, of one attempt of the function; a thread is left behind.
+            repeat: "never": it is not begun a second time.
+
+        Raises:
+            StepInterrupted: ``repeat`` is "never", and an earlier attempt has begun it and has no result.
+            StepMismatch: a step of this key was done with other arguments.
+            WakeMisuse: another step of this name runs, and this one has no key.
+            SessionWriteConflict, SessionError: as for `commit`.
+            InvalidInput: the wake has too many steps, or an argument is out of bounds.
+            NotSerializable, PayloadTooLarge: the result has no JSON form, or is too large.
+            Exception: what the function raised, or ``TimeoutError``. It is not kept.
+        """
+        self._require_running()
+        found: T = await self._steps.run(name, function, args, key=key, retry=retry, timeout=timeout, repeat=repeat)
+        return found
+
+    async def begin_once(self, key: str, /) -> bool:
+        """Record, before it begins, that something is to run once; False: an earlier attempt has begun it, or an
+        earlier wake that was interrupted or has failed since the last good one.
+
+        Raises:
+            InvalidId: the key is out of bounds.
+            InvalidInput, SessionWriteConflict, SessionError: as for `step`.
+        """
+        self._require_running()
+        return await self._steps.begin_once(key)
 
     # -- resources
 
@@ -282,12 +362,14 @@ class Wake(CommonCalls[None]):
             raise errors.InvalidInput(
                 f"{len(self._requests)} requests are pending, the limit of {most} (ConversationLimits)"
             )
+        if (asked := self._find_committed(request, "request_id")) is not None:
+            return request.model_copy(update={"request_id": asked})
         found = self._new_id()
         made = request.model_copy(update={"request_id": found})
         self._append(made)
         payload = self._writing.entries[-1].payload
         new = NewRequest(request_id=found, kind=made.kind, payload=payload, expires_in=seconds)
-        self._writing.requests.append(new)
+        self._writing.request(new)
         now = datetime.now(UTC)
         until = None if seconds is None else now + timedelta(seconds=seconds)
         self._requests.append(
@@ -333,7 +415,7 @@ class Wake(CommonCalls[None]):
             reason=check_payload(check_text(reason, "reason of a revisit"), "reason of a revisit", MAX_REASON),
             note=_as_json("note of a revisit", note),
         )
-        if new.key in self._revisits:
+        if new.key in self._revisits or (key is None and self._has_committed_revisit(new)):
             return
         if len(self._revisits) >= (most := self._kind.limits.revisits):
             raise errors.InvalidInput(
@@ -342,6 +424,15 @@ class Wake(CommonCalls[None]):
         writing.measure(new.note)
         writing.revisits.append(new)
         self._revisits.add(new.key)
+
+    def _has_committed_revisit(self, new: NewRevisit) -> bool:
+        """An earlier attempt of this wake has committed the same one."""
+        same = (self.id, new.priority, new.reason, new.note)
+        for place, each in enumerate(self._left_revisits):
+            if (each.wake_id, each.priority, each.reason, each.note) == same:
+                del self._left_revisits[place]
+                return True
+        return False
 
     # -- children
 
@@ -381,7 +472,10 @@ class Wake(CommonCalls[None]):
         cycles = check_integer(conversations.max_cycles if max_cycles is None else max_cycles, "max_cycles")
         if not 1 <= cycles <= MAX_CYCLES:
             raise errors.InvalidOptions(f"max_cycles must be from 1 to {MAX_CYCLES}, not {cycles}")
-        child = await self._check_child(check_id(child_id, "conversation id"), spec.name)
+        delegated = ChildDelegated(check_id(child_id, "conversation id"), "", spec.name, cycles)
+        if (begun := self._find_committed(delegated, "delegation")) is not None:
+            return begun
+        child = await self._check_child(child_id, spec.name)
         delegation = self._new_id()
         meta = EventMeta(
             trace=traceparent(),
@@ -395,7 +489,7 @@ class Wake(CommonCalls[None]):
             kind=event.kind, payload=spec.types.encode(event, meta), event_id=f"delegation/{delegation}", is_input=True
         )
         self._writing.measure(entry.payload)
-        self._append(ChildDelegated(child_id, delegation, spec.name, cycles))
+        self._append(delegated.model_copy(update={"delegation": delegation}))
         self._parts.delegated.append(delegation)
         self._writing.appends.append(
             JournalAppend(
@@ -539,7 +633,20 @@ class Wake(CommonCalls[None]):
 
     def _new_id(self) -> str:
         self._number += 1
-        return f"{self.id}.{self._number}"
+        attempt = f"{self._parts.writing.attempt}." if self._steps.has_parts else ""  # its ids may be in use
+        return f"{self.id}.{attempt}{self._number}"
+
+    def _find_committed(self, event: JournalEvent, name: str) -> str | None:
+        """The value of a field of an event, an id, that an earlier attempt has committed with the others the same."""
+
+        def is_same(payload: str) -> bool:
+            return {**from_json(payload), name: ""} == wanted
+
+        if not self._parts.inputs.committed:
+            return None
+        wanted = {**from_json(self._types.encode(event)), name: ""}
+        found = self._committed.take(event.kind, is_same)
+        return None if found is None else str(from_json(found.payload)[name])
 
 
 def _as_json(what: str, value: JsonValue, limit: int = MAX_PAYLOAD_BYTES) -> str:

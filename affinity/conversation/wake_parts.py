@@ -17,7 +17,7 @@ from affinity.conversation.stream import StreamWriter
 from affinity.conversation.trace import Trace
 from affinity.conversation.views import PendingRequest, PendingRevisit
 from affinity.conversation.writing import WakeWriting
-from affinity.journal import JournalAccess
+from affinity.journal import Entry, JournalAccess
 from affinity.orchestration import ActivityContext
 from affinity.session import OpenSession
 
@@ -31,6 +31,7 @@ class WakeInputs:
     requests: list[PendingRequest]  # the wake's own are added
     revisits: set[str]  # keys of pending revisits that are not due; the wake's own are added
     parent: str | None
+    committed: Sequence[Entry]  # by earlier attempts of the wake, without its trace
 
 
 @dataclass(slots=True)

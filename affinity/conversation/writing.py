@@ -21,6 +21,7 @@ from affinity.journal import (
     NewRequest,
     NewRevisit,
     PendingWork,
+    Step,
 )
 from affinity.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
 
@@ -65,6 +66,21 @@ class WakeWriting:
     appends: list[JournalAppend] = field(default_factory=list)
     creations: list[JournalCreation] = field(default_factory=list)
     home: HomeLease | None = None
+    steps: list[Step] = field(default_factory=list)
+    """They commit with the next part."""
+    held: list[NewEntry] = field(default_factory=list)
+    """Entries that only the end of the wake may commit."""
+    is_over: bool = False
+    """The wake has come to its end: its steps are of no use any more."""
+    lost: BaseException | None = None
+    """Why it is not known what a part has committed."""
+    requested: set[str] = field(default_factory=set)
+    """Ids of the requests of this attempt, also those of its parts."""
+    later: list[float] = field(default_factory=list)
+    """When what its parts have requested is due, by the clock of `JournalAccess.monotonic`."""
+    has_later_revisit: bool = False
+    has_parts: bool = False
+    _number: int = 0  # entries of its parts
     _write: JournalWrite | None = None
 
     def append(self, event: JournalEvent) -> None:
@@ -74,7 +90,7 @@ class WakeWriting:
             InvalidInput: the event is refused, or the wake has as many entries as it may have.
             PayloadTooLarge: they have more than half of `limits.MAX_BATCH_BYTES`: one transaction writes them.
         """
-        if len(self.entries) >= self.max_entries:
+        if self._number + len(self.entries) >= self.max_entries:
             raise InvalidInput(f"the wake has appended {self.max_entries} entries, the limit (ConversationLimits)")
         entry = self._entry(event)
         self.measure(entry.payload)
@@ -113,6 +129,7 @@ class WakeWriting:
     def discard(self, keep: Sequence[NewEntry]) -> None:
         """Drop all additions but these entries: the handler has failed."""
         self.entries = list(keep)
+        self.held.clear()
         for each in (
             self.requests,
             self.revisits,
@@ -123,6 +140,61 @@ class WakeWriting:
         ):
             each.clear()
         self.processed = self.work.processed
+
+    def request(self, new: NewRequest) -> None:
+        """Add a request, whose entry is added."""
+        self.requests.append(new)
+        self.requested.add(new.request_id)
+
+    @property
+    def has_additions(self) -> bool:
+        """There is something that a part would commit."""
+        added = (self.requests, self.revisits, self.appends, self.steps)
+        return len(self.entries) > len(self.held) or any(added)
+
+    def take_steps(self) -> JournalWrite:
+        """The steps as a part, without anything else."""
+        steps, self.steps = self.steps, []
+        return self._part(steps=steps)
+
+    def take_part(self) -> JournalWrite:
+        """What was added so far, as a part of the wake, which goes on."""
+        held = {id(each) for each in self.held}
+        entries = [each for each in self.entries if id(each) not in held]
+        again = {each.key for each in self.revisits}
+        part = self._part(
+            entries=entries,
+            requests=self.requests,
+            revisits=self.revisits,
+            ended_revisits=[key for key in self.ended_revisits if key in again],
+            appends=self.appends,
+            clear_stream=bool(entries),
+            steps=self.steps,
+        )
+        now = self.journals.monotonic()
+        self.later += [now + each.delay for each in self.revisits]
+        self.later += [now + each.expires_in for each in self.requests if each.expires_in is not None]
+        self.has_later_revisit |= bool(self.revisits)
+        self.ended_revisits = [key for key in self.ended_revisits if key not in again]
+        self._number += len(entries)
+        self.entries = [*self.held]
+        self.requests, self.revisits, self.appends, self.steps = [], [], [], []
+        self.size = 0
+        return part
+
+    def _part(self, **added: Any) -> JournalWrite:
+        self.has_parts = True
+        return JournalWrite(
+            session_id=self.session_id,
+            journal_id=self.work.journal_id,
+            base=self.work.processed,
+            processed=self.processed,
+            wake_id=self.wake_id,
+            home=self.home,
+            attempt=self.attempt - 1,
+            is_part=True,
+            **added,
+        )
 
     async def prepare(self) -> JournalWrite:
         """The write that goes with the activity's result."""
@@ -142,6 +214,7 @@ class WakeWriting:
             home=self.home,
             clear_stream=True,
             attempt=self.attempt,
+            clear_steps=self.is_over and (self.has_parts or bool(self.work.steps)),
         )
         return self._write
 

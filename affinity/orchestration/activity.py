@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from affinity.errors import ActivityMisuse
-from affinity.journal import JournalAccess, JournalParticipant
+from affinity.journal import JournalAccess, JournalParticipant, JournalWrite
 from affinity.orchestration.signals import ActivityCancelledSignal
-from affinity.records import Participant, SessionStore
+from affinity.records import Participant, SessionStore, StateWrite
 
 _LOGGER = logging.getLogger("affinity.activity")
 _OF_ORCHESTRATIONS: Final = frozenset({"start_detached", "continue_as_new", "new_guid", "gather", "select"})
 _LOCK = threading.Lock()  # for the creation of an event, which is rare: one lock serves all contexts
+
+
+PartCommit: TypeAlias = Callable[[StateWrite | None, JournalWrite | None], Awaitable[None]]
+"""See `ActivityContext.commit_part`."""
 
 
 class _RunState:
@@ -100,6 +104,8 @@ class ActivityContext:
     journals: JournalAccess | None = None
     """Journals of the worker's database; None in a context that a test makes."""
 
+    _commit_part: PartCommit | None = field(default=None, repr=False, compare=False)
+
     _run: _RunState = field(default_factory=_RunState, init=False, repr=False, compare=False)
 
     if not TYPE_CHECKING:
@@ -130,6 +136,7 @@ class ActivityContext:
         session_store: SessionStore,
         session_listeners: Collection[object],
         journals: JournalAccess,
+        commit_part: PartCommit,
     ) -> ActivityContext:
         """Does the same as the constructor, in a tenth of the time; called by the worker for each activity."""
         made: Any = _Unfrozen()
@@ -147,6 +154,7 @@ class ActivityContext:
         made.session_store = session_store
         made.session_listeners = session_listeners
         made.journals = journals
+        made._commit_part = commit_part
         made._run = _RunState()
         made.__class__ = ActivityContext
         return cast(ActivityContext, made)
@@ -215,6 +223,23 @@ class ActivityContext:
         if self._run.participants is None:
             raise ActivityCancelledSignal(self._run.reason or "the activity has ended")
         self._run.participants += (participant,)
+
+    async def commit_part(self, *, state: StateWrite | None = None, journal: JournalWrite | None = None) -> None:
+        """Commit writes now, in one transaction, under the lock of this activity, which goes on.
+
+        For implementations of session state.
+
+        Raises:
+            SessionWriteConflict: they were refused, or may have been written or not: the activity is to end, and runs
+                again.
+            ActivityCancelledSignal: the run has ended.
+            ActivityMisuse: a test has made this context.
+        """
+        if self._run.participants is None:
+            raise ActivityCancelledSignal(self._run.reason or "the activity has ended")
+        if self._commit_part is None:
+            raise ActivityMisuse("a part of a result is committed by a worker: run the activity on one")
+        await self._commit_part(state, journal)
 
     def _close(self, error: BaseException | None = None) -> tuple[Participant | JournalParticipant, ...]:
         """End the run and return its participants; called by the worker."""

@@ -23,7 +23,7 @@ from affinity.records import SessionStore
 from affinity.session.durable import close_durable, use_durable
 from affinity.session.resources import Resource, shielded
 from affinity.session.state import CachedState, StateSchema
-from affinity.session.writer import SavePoint, WriteQueue
+from affinity.session.writer import CommitState, SavePoint, WriteQueue
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class UnitOfWork(Protocol[S]):
         """Write or stage the state as it is now."""
         ...
 
-    async def checkpoint(self, cached: CachedState[S]) -> None:
+    async def checkpoint(self, cached: CachedState[S], commit: CommitState | None) -> None:
         """Write the state as it is now to the store, before the activity's result."""
         ...
 
@@ -98,8 +98,10 @@ class StandaloneUnitOfWork(Generic[S]):
             raise SessionSaveFailed(self._session_id, cached.state, text) from error
         cached.set_written(encoded, version, None)
 
-    async def checkpoint(self, cached: CachedState[S]) -> None:
+    async def checkpoint(self, cached: CachedState[S], commit: CommitState | None) -> None:
         await self.save(cached)
+        if commit is not None:
+            await commit(None)
 
     async def close(
         self, cached: CachedState[S], *, save: bool, error: BaseException | None, revert_to: SavePoint
@@ -228,9 +230,9 @@ class _Opening(Generic[S]):
         await work.save(cached)
         self._note_saved(work, cached)
 
-    async def _checkpoint(self) -> None:
+    async def _checkpoint(self, commit: CommitState | None = None) -> None:
         work, cached = self._opened()
-        await work.checkpoint(cached)
+        await work.checkpoint(cached, commit)
         self._note_saved(work, cached)
 
     def _note_saved(self, work: UnitOfWork[S], cached: CachedState[S]) -> None:
@@ -292,13 +294,18 @@ class OpenSession(AsyncBlock, _Opening[S]):
         """
         await self._save()
 
-    async def checkpoint(self) -> None:
+    async def checkpoint(self, *, commit: CommitState | None = None) -> None:
         """Write the block's changes so far to the store now: progress that a retry of the activity keeps.
 
         In an activity the state is written immediately, fenced by the version of the record and the epoch of the lease,
         and not with the result. It stays when the activity fails, is cancelled, or its worker dies, and the next
         attempt opens the state as it is here. So the state itself has to say how far the activity has come. Later
         changes of the block go with the result as always. In a script it is `save`. Unchanged state is not written.
+
+        Args:
+            commit: writes the state in place of the store, together with something else (as
+                ``ActivityContext.commit_part``). It is called once; with None when the state is unchanged, or was
+                written to a store of its own.
 
         Raises:
             SessionError: outside the block, or in an activity that has ended.
@@ -307,7 +314,7 @@ class OpenSession(AsyncBlock, _Opening[S]):
             SessionSaveFailed: the store failed, and may have written or not; the error carries the state.
             NotSerializable, PayloadTooLarge, InvalidInput: as at the end of the block; see `Sessions.open`.
         """
-        await self._checkpoint()
+        await self._checkpoint(commit)
 
     async def resource(self, resource: Resource[T]) -> T:
         """The process-local resource of this session, opened if need be; held as long as the session is in memory. An

@@ -23,10 +23,10 @@ the fences of the store decide on the write.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
 
 import anyio
@@ -38,6 +38,9 @@ from affinity.session.state import CachedState, EncodedState, RecordVersion, Sta
 from affinity.session.state_cache import SessionContext, StateCache, address_of
 
 S = TypeVar("S")
+
+CommitState: TypeAlias = Callable[[StateWrite | None], Awaitable[None]]
+"""Writes a state together with something else; None: only that."""
 
 CHECKED_OPENINGS: Final = 16
 """The first openings of a state in memory, and then each one of so many, look whether it is as it was saved. To look
@@ -257,8 +260,9 @@ class SessionWriter(Generic[S]):
                 self._staged, self._has_unstaged = await self._schema.encode(cached), False
         self._measure(cached)
 
-    async def checkpoint(self, cached: CachedState[S]) -> None:
-        """Write the state as it is now to the store, and continue from the record that this makes.
+    async def checkpoint(self, cached: CachedState[S], commit: CommitState | None) -> None:
+        """Write the state as it is now to the store, and continue from the record that this makes. ``commit``: see
+        `OpenSession.checkpoint`.
 
         Raises:
             SessionWriteConflict: the session or its record has been written since, or has a newer epoch.
@@ -266,18 +270,22 @@ class SessionWriter(Generic[S]):
             SessionError, InvalidInput: as `save`.
         """
         async with cached.saving:
-            if not self._can_write(cached):
-                return
-            encoded, staged = await self._schema.encode(cached), self._staged
+            can_write, staged = self._can_write(cached), self._staged
+            encoded = await self._schema.encode(cached) if can_write else None
+            if commit is not None and (encoded is None or self.is_external):
+                await commit(None)
             if encoded is not None:
-                key = uuid4().hex  # of this checkpoint, in no other attempt
                 self._is_new = False
-                version = await self._write(encoded.new, key)
+                key: str | None = None
+                if commit is not None and not self.is_external:
+                    version = await self._commit(encoded.new, commit)
+                else:
+                    version = await self._write(encoded.new, key := uuid4().hex)  # of this checkpoint alone
                 if self._cached is not cached:  # another block has failed meanwhile; its save point is refused now
                     return
                 cached.set_written(encoded, version, key)
                 self._base = cached.record
-            if self._staged is staged:  # no other block has staged more meanwhile
+            if can_write and self._staged is staged:  # no other block has staged more meanwhile
                 self._staged, self._has_unstaged = None, False
         self._measure(cached)
 
@@ -363,6 +371,16 @@ class SessionWriter(Generic[S]):
             return None
         self._version, self._sent_with_result = self._base.version + 1, True
         return StateWrite(new=self._staged.new, base_version=self._base.version, epoch=self.address[1])
+
+    async def _commit(self, new: SessionState, commit: CommitState) -> int:
+        assert self._base is not None
+        version = self._base.version
+        try:
+            await commit(StateWrite(new=new, base_version=version, epoch=self.address[1]))
+        except errors.SessionWriteConflict:
+            self._cache.count("conflicts")
+            raise
+        return version + 1
 
     async def _write(self, new: SessionState, key: str) -> int:
         assert self.store is not None

@@ -46,6 +46,7 @@ NON_RETRYABLE: Final = (
     errors.SessionMigrationMissing,
     errors.SessionMigrationAmbiguous,
     errors.SessionMigrationFailed,
+    errors.StepInterrupted,
     errors.WakeMisuse,
 )
 """Errors that no policy retries: the same code would raise them again."""
@@ -283,6 +284,7 @@ class ActivityRunner:
             session_store=self._states,
             session_listeners=self._sessions.listeners,
             journals=self._journals,
+            commit_part=partial(self._commits.commit_part, item.lock),
         )
         running = self._running[item.lock] = _Running(item, context, limit, time.monotonic())
         self.size += len(item.payload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,7 +11,8 @@ from typing import Any
 
 import anyio
 
-from affinity.errors import ProviderError
+from affinity.errors import ProviderError, SessionWriteConflict
+from affinity.journal import JournalWrite
 from affinity.provider.contract import (
     Placed,
     Release,
@@ -22,6 +24,7 @@ from affinity.provider.contract import (
     WorkItem,
     WorkLock,
 )
+from affinity.records import StateWrite
 from affinity.worker.committer import GroupCommit
 from affinity.worker.lease import lock_timeouts
 from affinity.worker.results import StagedResult, requeue_after_conflict
@@ -45,6 +48,7 @@ class Commits(WorkerPart):
         self._acks = GroupCommit(
             self._write_acks, health, idempotent=True, max_weight=most, observe=metrics.batch("ack")
         )
+        self._parts = GroupCommit(self._write_acks, health, max_weight=most, observe=metrics.batch("part"))
         self._abandons = GroupCommit(self._write_abandons, health, idempotent=True, observe=metrics.batch("abandon"))
         self._releases = GroupCommit(self._write_releases, health, idempotent=True, observe=metrics.batch("release"))
         self._suspends = GroupCommit(self._write_suspends, health, idempotent=True, observe=metrics.batch("suspend"))
@@ -52,6 +56,7 @@ class Commits(WorkerPart):
         self.groups: Sequence[GroupCommit[Any, Any]] = (
             self.turns,
             self._acks,
+            self._parts,
             self._abandons,
             self._releases,
             self._suspends,
@@ -138,7 +143,25 @@ class Commits(WorkerPart):
                 self.submit_abandon(requeue_after_conflict(ack.lock))
 
         staged_size = (len(ack.state.new.state) if ack.state else 0) + (ack.journal.size if ack.journal else 0)
-        self._acks.submit(ack, done, len(ack.message) + staged_size)
+        self._acks.submit(ack, done, len(ack.message or "") + staged_size)
+
+    async def commit_part(self, lock: WorkLock, state: StateWrite | None, journal: JournalWrite | None) -> None:
+        """See `ActivityContext.commit_part`. Readers of the journal are notified."""
+        answer: asyncio.Future[bool | ProviderError] = asyncio.get_running_loop().create_future()
+
+        def done(result: bool | ProviderError) -> None:
+            if not answer.done():  # else the activity was cancelled
+                answer.set_result(result)
+
+        size = (len(state.new.state) if state else 0) + (journal.size if journal else 0)
+        self._parts.submit(WorkAck(lock=lock, message=None, state=state, journal=journal), done, size)
+        result = await answer
+        if isinstance(result, ProviderError) and not result.retryable:
+            raise result
+        if result is not True:
+            session_id = journal.session_id if journal else state.new.session_id if state else ""
+            why = "a part of its activity's result was refused" if result is False else f"it is not known: {result}"
+            raise SessionWriteConflict(session_id, None, None, why)
 
     def submit_abandon(self, abandon: WorkAbandon) -> None:
         """Give a work item back to the queue."""

@@ -168,10 +168,12 @@ class EndedWaits:
 
 @frozen(kw_only=True)
 class WorkAck:
-    """A finished work item: one step removes it and sends its result to its instance."""
+    """A finished work item: one step removes it and sends its result to its instance. Or a part of a result."""
 
     lock: WorkLock
-    message: str  # payload of the completion message to ``lock.key.instance_id``
+    # Payload of the completion message to ``lock.key.instance_id``. None: the activity goes on; the item keeps its
+    # lock, and only state and journal are written.
+    message: str | None
     state: StateWrite | None = None  # applied with it; when its fence fails, nothing of the ack is applied
     journal: JournalWrite | None = None  # likewise
 

@@ -324,6 +324,7 @@ LEFT JOIN LATERAL (
       AND j.processed >= coalesce(j.base_seq, 0) AND e.seq = j.last_seq AND octet_length(e.payload) <= %(most)s
       AND NOT EXISTS (SELECT FROM journal_requests r WHERE r.journal_id = j.journal_id)
       AND NOT EXISTS (SELECT FROM journal_revisits r WHERE r.journal_id = j.journal_id)
+      AND NOT EXISTS (SELECT FROM journal_steps s WHERE s.journal_id = j.journal_id)
     OFFSET 0
 ) p ON true
 ORDER BY t.n

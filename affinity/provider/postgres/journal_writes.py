@@ -114,7 +114,7 @@ def _bounce(place: int, append: JournalAppend, entry: NewEntry) -> Mapping[str, 
 
 def plain_write_values(write: JournalWrite) -> dict[LiteralString, Packed] | None:
     """Its values among the arguments of ``commit_turn``; None for one that does more than that function."""
-    if write.creations or write.home or write.appends or _is_rare(write):
+    if write.creations or write.home or write.appends or write.is_part or _is_rare(write):
         return None
     for entry in write.entries:
         if entry.event_id is not None or entry.is_input or entry.wake_id != write.wake_id:
@@ -155,6 +155,8 @@ def write_params(writes: Sequence[JournalWrite], also: Collection[str] = ()) -> 
         params["entry_input"] = Bools([entry.is_input for entry in entries])
     if cleared := [n for n, write in enumerate(writes, 1) if write.clear_stream]:
         params["clear"] = Ints(cleared)
+    if parts := [n for n, write in enumerate(writes, 1) if write.is_part]:
+        params["part"] = Ints(parts)
     if any(_is_rare(write) for write in writes):
         params["rare"] = json.dumps(_rare(writes), ensure_ascii=False)
     sent = {one.session_id for write in writes for each in write.appends for one in (each, each.if_refused) if one}
@@ -198,11 +200,12 @@ def _bytes(text: str) -> int:
 
 
 def _is_rare(write: JournalWrite) -> bool:
-    return bool(write.requests or write.revisits or write.ended_requests or write.ended_revisits)
+    is_rare = write.requests or write.revisits or write.ended_requests or write.ended_revisits or write.steps
+    return bool(is_rare or write.clear_steps)
 
 
 def _rare(writes: Sequence[JournalWrite]) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-    """New and ended requests and revisits, each with the number of its write."""
+    """New and ended requests and revisits, and steps, each with the number of its write."""
     numbered = list(enumerate(writes, 1))
     return {
         "requests": [
@@ -224,4 +227,10 @@ def _rare(writes: Sequence[JournalWrite]) -> Mapping[str, Sequence[Mapping[str, 
         ],
         "ended_requests": [{"n": n, "id": one} for n, write in numbered for one in write.ended_requests],
         "ended_revisits": [{"n": n, "key": one} for n, write in numbered for one in write.ended_revisits],
+        "cleared_steps": [{"n": n} for n, write in numbered if write.clear_steps],
+        "steps": [
+            {"n": n, "wake": one.wake_id, "key": one.key, "arguments": one.arguments, "result": one.result}
+            for n, write in numbered
+            for one in write.steps
+        ],
     }

@@ -23,6 +23,7 @@ from affinity.journal import (
     PendingWork,
     Request,
     Revisit,
+    Step,
     StreamCursor,
     StreamPart,
 )
@@ -60,6 +61,7 @@ class _PendingRow(NamedTuple):
     home: str | None
     epoch: int | None
     has_record: bool
+    steps: str | None  # JSON
 
 
 class _PlainRow(NamedTuple):
@@ -315,6 +317,7 @@ def _to_pending(rows: Sequence[Row], limit: int) -> PendingWork:
         home=head.home,
         epoch=head.epoch or 0,
         has_record=head.has_record,
+        steps=[Step(*step) for step in json.loads(head.steps)] if head.steps else [],
     )
 
 

@@ -139,9 +139,11 @@ locked AS MATERIALIZED (
 ), removed AS (
     DELETE FROM worker_queue q USING ours o
     WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id
+      AND o.message IS NOT NULL
 ), sent AS (
     INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
     SELECT o.instance_id, r.route, (SELECT clock()), o.message FROM ours o JOIN message_routes r USING (instance_id)
+    WHERE o.message IS NOT NULL
     ORDER BY o.n
 )
 SELECT n FROM ours

@@ -64,6 +64,9 @@ DELETE FROM journal_requests WHERE journal_id IN (SELECT value FROM json_each(:r
 -- delete_revisits: of journals
 DELETE FROM journal_revisits WHERE journal_id IN (SELECT value FROM json_each(:rows));
 
+-- delete_steps: of journals
+DELETE FROM journal_steps WHERE journal_id IN (SELECT value FROM json_each(:rows));
+
 -- delete_streams: of journals
 DELETE FROM journal_streams WHERE journal_id IN (SELECT value FROM json_each(:rows));
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from affinity.journal import JournalWrite
-from affinity.provider.sqlite import journals, lineage, streams
+from affinity.provider.sqlite import journal_admin, journals, lineage, streams
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.journal_rows import EntryWriter, Head, read_heads, read_numbers
 from affinity.provider.statements import load_statements
@@ -73,6 +73,7 @@ def _end(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:
     tx.many(journals.SQL["resolve"], requests)
     tx.many(SQL["end_revisits"], revisits)
     tx.many(streams.SQL["clear"], [head.journal_id for head, write in writes if write.clear_stream])
+    tx.many(journal_admin.SQL["delete_steps"], [head.journal_id for head, write in writes if write.clear_steps])
 
 
 def _add(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:
@@ -80,12 +81,14 @@ def _add(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:
     writer = EntryWriter(tx, read_numbers(tx, [(head, entry) for head, write in writes for entry in write.entries]))
     requests = []
     revisits = []
+    steps = [(head.journal_id, *step) for head, write in writes for step in write.steps]
     for head, write in writes:
         first = head.last_seq + 1
         for entry in write.entries:
             if writer.find(head, entry) is None:
                 writer.add(head, entry)
-        head.processed = write.processed
+        if not write.is_part:
+            head.processed = write.processed
         head.ended_wake, head.ended_attempt = write.wake_id, write.attempt
         writer.change(head)
         if head.dropped > write.processed:
@@ -101,3 +104,4 @@ def _add(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:
     writer.write()
     tx.many(SQL["request"], requests, {"now": tx.now})
     tx.many(SQL["revisit"], revisits, {"now": tx.now})
+    tx.many(SQL["steps"], steps)

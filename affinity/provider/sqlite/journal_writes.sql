@@ -8,6 +8,13 @@ FROM json_each(:rows)
 WHERE true
 ON CONFLICT (journal_id, request_id) DO NOTHING;
 
+-- steps: steps, each in place of the one of its wake and key
+INSERT INTO journal_steps (journal_id, wake_id, key, arguments, result)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4
+FROM json_each(:rows)
+WHERE true
+ON CONFLICT (journal_id, wake_id, key) DO UPDATE SET arguments = excluded.arguments, result = excluded.result;
+
 -- revisit: new revisits, unless one of the key is pending
 INSERT INTO journal_revisits (journal_id, key, due_at, priority, reason, note, wake_id)
 SELECT value ->> 0, value ->> 1, :now + (value ->> 2), value ->> 3, value ->> 4, value ->> 5, value ->> 6

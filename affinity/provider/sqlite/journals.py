@@ -25,6 +25,7 @@ from affinity.journal import (
     PendingWork,
     Request,
     Revisit,
+    Step,
 )
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract import FINISHED, NewInstance, NewMessage
@@ -304,8 +305,11 @@ def get_pending(
         max_bytes = max(max_bytes - size, 0)
         requests = _read_requests(tx, portion)
         revisits = _read_revisits(tx, portion)
+        steps = _read_steps(tx, portion)
         for place, head in enumerate(portion):
-            found[head.session_id] = _pending(tx, head, inputs[place], requests[place], revisits[place])
+            found[head.session_id] = _pending(
+                tx, head, inputs[place], requests[place], revisits[place], steps=steps[place]
+            )
     return [found.get(session_id) for session_id in session_ids]
 
 
@@ -314,7 +318,9 @@ class _Inputs(NamedTuple):
     more: bool
 
 
-def _pending(tx: Tx, head: Head, inputs: _Inputs, requests: list[Request], revisits: list[Revisit]) -> PendingWork:
+def _pending(
+    tx: Tx, head: Head, inputs: _Inputs, requests: list[Request], revisits: list[Revisit], *, steps: list[Step]
+) -> PendingWork:
     now = instant(tx.now)
     due = [each for each in revisits if each.due_at <= now]
     times = [each.due_at for each in revisits if each.due_at > now]
@@ -334,6 +340,7 @@ def _pending(tx: Tx, head: Head, inputs: _Inputs, requests: list[Request], revis
         next_due=max((min(times) - now).total_seconds(), 0.0) if times else None,
         home=head.home,
         epoch=head.epoch,
+        steps=steps,
     )
 
 
@@ -382,6 +389,14 @@ def _read_revisits(tx: Tx, heads: Sequence[Head]) -> list[list[Revisit]]:
     values = {"journal_ids": to_json([head.journal_id for head in heads])}
     for place, key, due_at, *rest in tx.gather(SQL["revisits"], values):
         found[place].append(Revisit(key, _instant(due_at), *rest))
+    return found
+
+
+def _read_steps(tx: Tx, heads: Sequence[Head]) -> list[list[Step]]:
+    """The steps of each journal."""
+    found: list[list[Step]] = [[] for _ in heads]
+    for place, *step in tx.gather(SQL["steps"], {"journal_ids": to_json([head.journal_id for head in heads])}):
+        found[place].append(Step(*step))
     return found
 
 

@@ -39,6 +39,10 @@ FROM (
     ORDER BY r.due_at, r.key
 );
 
+-- steps: the same of steps
+SELECT json_group_array(json_array(j.key, s.wake_id, s.key, s.arguments, s.result))
+FROM json_each(:journal_ids) AS j CROSS JOIN journal_steps AS s ON s.journal_id = j.value;
+
 -- unprocessed: the next inputs of some journals behind their watermarks, one more than the limit, each with the place of
 -- its journal; the first of each journal with its payload, and the others as long as all before them have less than max_bytes
 WITH wanted (place, journal_id, processed) AS MATERIALIZED (

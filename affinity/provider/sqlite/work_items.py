@@ -66,12 +66,12 @@ def ack(tx: Tx, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Tim
         if held is not None:
             first.setdefault(held.id, (place, held))
     done = {place: held for place, held in first.values() if _passes(checker, journals, acks[place])}
-    remove(tx, list(done.values()))
+    remove(tx, [held for place, held in done.items() if acks[place].message is not None])
     checker.write_accepted()
     journals.write_accepted()
     journals.write_to_others()
-    passed = [acks[place] for place in done]
-    send(tx, [NewMessage(instance_id=one.lock.key.instance_id, payload=one.message) for one in passed])
+    passed = [(acks[place].lock.key.instance_id, acks[place].message) for place in done]
+    send(tx, [NewMessage(instance_id=name, payload=message) for name, message in passed if message is not None])
     _touch(tx, identity, list(done.values()), timeouts)
     return [place in done for place in range(len(acks))]
 

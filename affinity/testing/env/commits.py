@@ -49,7 +49,8 @@ def _parts(turn: Turn, names: Names) -> Iterator[str]:
 
 
 def _describe_ack(ack: WorkAck, names: Names) -> str:
-    return f"instance {ack.lock.key.instance_id!r}: the result of {_name(ack.lock.key, names)}"
+    what = "the result" if ack.message is not None else "a part of the result"
+    return f"instance {ack.lock.key.instance_id!r}: {what} of {_name(ack.lock.key, names)}"
 
 
 def _describe_abandon(abandon: WorkAbandon, names: Names) -> str:

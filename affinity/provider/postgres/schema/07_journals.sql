@@ -90,6 +90,16 @@ CREATE TABLE journal_revisits (
     PRIMARY KEY (journal_id, key)
 ) WITH (fillfactor = 70, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0.05);
 
+-- result: NULL while it runs.
+CREATE TABLE journal_steps (
+    journal_id bigint NOT NULL,
+    wake_id text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    arguments text NOT NULL,
+    result text,
+    PRIMARY KEY (journal_id, wake_id, key)
+) WITH (fillfactor = 70, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0.05);
+
 -- Provisional parts, which live for seconds. Not logged: a crash of the server may remove them, and their transactions do
 -- not wait for the disk.
 CREATE UNLOGGED TABLE journal_streams (
@@ -827,6 +837,7 @@ BEGIN
     UPDATE journals j SET session_id = NULL, updated_at = clock() WHERE j.journal_id = ANY (gone);
     DELETE FROM journal_requests r WHERE r.journal_id = ANY (gone);
     DELETE FROM journal_revisits r WHERE r.journal_id = ANY (gone);
+    DELETE FROM journal_steps s WHERE s.journal_id = ANY (gone);
     DELETE FROM journal_streams s WHERE s.journal_id = ANY (gone);
     LOOP
         WITH removed AS (

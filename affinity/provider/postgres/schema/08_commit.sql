@@ -422,14 +422,15 @@ END $$;
 -- Writes what wakes add to their journals: see `JournalWrite`. The writes come in the order of the keys of their sessions, at
 -- most one of each. An entry belongs to the write of number _entry_write, and is the one of number _entry_place there;
 -- _added and _size are the number of a write's entries and their bytes. Columns that a batch has no use for are NULL. `_rare`
--- has new and ended requests and revisits. `_also` has the sessions of other journals that the statement appends to afterwards:
+-- has new and ended requests and revisits, steps, and the numbers of writes that clear these. `_part` has the numbers of writes
+-- whose wakes go on. `_also` has the sessions of other journals that the statement appends to afterwards:
 -- all are locked together. With `_only`, writes of other numbers are left out.
 CREATE FUNCTION write_journals(
     _session text[], _journal bigint[], _base bigint[], _processed bigint[], _wake text[], _attempt bigint[],
     _added bigint[], _size bigint[],
     _entry_write bigint[], _entry_place bigint[], _entry_kind text[], _entry_wake text[], _entry text[],
     _entry_event text[] = NULL, _entry_input boolean[] = NULL, _clear bigint[] = NULL, _rare json = NULL,
-    _also text[] = NULL, _only bigint[] = NULL
+    _also text[] = NULL, _only bigint[] = NULL, _part bigint[] = NULL
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     passed bigint := 0; place bigint; last bigint; lasts bigint[];
@@ -464,7 +465,8 @@ BEGIN
     END IF;
     FOR place, last IN
         UPDATE journals j
-        SET processed = _processed[w.n], last_seq = j.last_seq + _added[w.n], size = j.size + _size[w.n],
+        SET processed = CASE WHEN w.n = ANY (_part) THEN j.processed ELSE _processed[w.n] END,
+            last_seq = j.last_seq + _added[w.n], size = j.size + _size[w.n],
             ended_wake = _wake[w.n], ended_attempt = CASE WHEN j.ended_wake = _wake[w.n]
                 THEN greatest(j.ended_attempt, _attempt[w.n]) ELSE _attempt[w.n] END,
             updated_at = clock()
@@ -493,6 +495,13 @@ BEGIN
         WHERE r.journal_id = _journal[x.n] AND r.request_id = x.id AND (_only IS NULL OR x.n = ANY (_only));
         DELETE FROM journal_revisits r USING json_to_recordset(_rare -> 'ended_revisits') AS x (n bigint, key text)
         WHERE r.journal_id = _journal[x.n] AND r.key = x.key AND (_only IS NULL OR x.n = ANY (_only));
+        DELETE FROM journal_steps s USING json_to_recordset(_rare -> 'cleared_steps') AS x (n bigint)
+        WHERE s.journal_id = _journal[x.n] AND (_only IS NULL OR x.n = ANY (_only));
+        INSERT INTO journal_steps (journal_id, wake_id, key, arguments, result)
+        SELECT _journal[x.n], x.wake, x.key, x.arguments, x.result
+        FROM json_to_recordset(_rare -> 'steps') AS x (n bigint, wake text, key text, arguments text, result text)
+        WHERE _only IS NULL OR x.n = ANY (_only)
+        ON CONFLICT (journal_id, wake_id, key) DO UPDATE SET arguments = excluded.arguments, result = excluded.result;
         INSERT INTO journal_requests (journal_id, request_id, kind, wake_id, seq, place, created_at, expires_at, payload)
         SELECT j.journal_id, x.id, x.kind, _wake[x.n], least(j.last_seq - _added[x.n] + 1, j.last_seq), x.k, c.now,
             c.now + x.expires_in * interval '1 s', x.payload

@@ -87,6 +87,16 @@ CREATE TABLE journal_revisits (
     PRIMARY KEY (journal_id, key)
 ) STRICT, WITHOUT ROWID;
 
+-- result: NULL while it runs.
+CREATE TABLE journal_steps (
+    journal_id INTEGER NOT NULL,
+    wake_id    TEXT NOT NULL,
+    key        TEXT NOT NULL,
+    arguments  TEXT NOT NULL,
+    result     TEXT,
+    PRIMARY KEY (journal_id, wake_id, key)
+) STRICT, WITHOUT ROWID;
+
 -- Of each journal, the parts of one attempt of one wake.
 CREATE TABLE journal_streams (
     journal_id INTEGER NOT NULL,

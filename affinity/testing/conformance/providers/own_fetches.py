@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from affinity.journal import JournalRange, NewRequest, NewRevisit
+from affinity.journal import JournalRange, NewRequest, NewRevisit, Step
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import SESSION_LOCK, SHORT_LEASE, about, work_item
 from affinity.testing.conformance.providers.byte_limits import ROOM, SIZE
@@ -21,6 +21,7 @@ from affinity.testing.conformance.providers.tags import GPU
 
 REQUEST: Final = NewRequest(request_id="q", kind="confirm", payload="1")
 REVISIT: Final = NewRevisit(key="k", delay=1_000.0, priority=0, reason="", note="null")
+STEP: Final = Step("w0", "k")
 
 
 class OwnFetchRules(Rules):
@@ -170,7 +171,9 @@ class OwnFetchRules(Rules):
 
     @pytest.mark.parametrize("appends", [1, 2])
     @pytest.mark.parametrize(
-        "write", [{}, {"requests": [REQUEST]}, {"revisits": [REVISIT]}], ids=["plain", "request", "revisit"]
+        "write",
+        [{}, {"requests": [REQUEST]}, {"revisits": [REVISIT]}, {"steps": [STEP]}],
+        ids=["plain", "request", "revisit", "step"],
     )
     async def test_what_a_fetch_says_is_pending(self, cluster: Cluster, write: Mapping[str, Any], appends: int) -> None:
         """If it says anything of an item, it is what `get_pending` gives (contract: WorkFetch.pending)."""

@@ -19,6 +19,7 @@ from affinity.testing.conformance.providers.journal_admin import JournalAdminist
 from affinity.testing.conformance.providers.journal_forks import JournalForkRules
 from affinity.testing.conformance.providers.journal_reading import JournalReadingRules
 from affinity.testing.conformance.providers.journal_requests import JournalRequestRules
+from affinity.testing.conformance.providers.journal_steps import JournalStepRules
 from affinity.testing.conformance.providers.journal_streams import JournalStreamRules
 from affinity.testing.conformance.providers.journal_writes import JournalWriteRules
 from affinity.testing.conformance.providers.journals import JournalRules
@@ -114,6 +115,7 @@ class ProviderConformance(
     JournalReadingRules,
     JournalWriteRules,
     ParkingRules,
+    JournalStepRules,
     JournalStreamRules,
     JournalAdministrationRules,
     JournalForkRules,

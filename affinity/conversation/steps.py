@@ -1,0 +1,238 @@
+"""Steps, and parts of a wake: what is durable before the wake ends, so that its next attempt does not do it again.
+
+A step is a row of the journal (`affinity.journal.Step`), which the end of the wake removes. A part is a `JournalWrite`
+of its own, with the entries so far and the state. Both commit under the lock of the wake's activity, each in one
+transaction, together with what other tasks of the wake have ready by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from hashlib import sha256
+from typing import Any, Final, Literal, TypeAlias
+
+import anyio
+from pydantic_core import to_json
+
+from affinity.conversation.kinds import seconds_of
+from affinity.conversation.tools import call_any
+from affinity.conversation.wake_parts import WakeParts
+from affinity.errors import InvalidInput, InvalidOptions, PayloadTooLarge, StepInterrupted, StepMismatch, WakeMisuse
+from affinity.journal import Entry, JournalWrite, Step
+from affinity.limits import MAX_BATCH_BYTES, MAX_WAKE_STEPS, check_id
+from affinity.orchestration import RetryPolicy
+from affinity.orchestration.codec import Codec
+
+Repeat: TypeAlias = Literal["always", "never"]
+
+ONCE: Final = RetryPolicy(max_attempts=1)
+
+PART: Final = "part"
+"""Key of the step that says that a wake has committed a part."""
+
+logger: logging.Logger = logging.getLogger("affinity.conversation")
+
+
+class WakeSteps:
+    """The steps of one attempt of a wake, and of the attempts before it."""
+
+    def __init__(self, parts: WakeParts) -> None:
+        self._parts = parts
+        self._writing = parts.writing
+        steps = parts.writing.work.steps
+        self._done = {each.key: each for each in steps if each.wake_id == parts.wake_id}
+        # Of other wakes too: of one that was cancelled, or has failed, what had begun has begun.
+        self._begun = {each.key for each in steps if each.key.startswith("begun/")}
+        self.has_parts: bool = PART in self._done
+        """Earlier attempts of the wake have committed some of what they added."""
+        self._size = sum([len(each.result or "") for each in self._done.values()])
+        self._numbers: Counter[str] = Counter()
+        self._running: set[str] = set()
+        self._committing = asyncio.Lock()
+
+    async def commit(self) -> None:
+        """Commit what the wake has added so far, and the state."""
+        async with self._committing:
+            await self._commit_state()
+
+    async def begin_once(self, key: str) -> bool:
+        """Record that something begins; False: an attempt has begun it before."""
+        begun = f"begun/{check_id(key, 'key of a step')}"
+        if begun in self._begun:
+            return False
+        self._begun.add(begun)
+        self._add(Step(self._parts.wake_id, begun))
+        await self._commit_steps()
+        return True
+
+    async def run(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        *,
+        key: str | None,
+        retry: RetryPolicy | None,
+        timeout: float | timedelta | None,
+        repeat: Repeat,
+    ) -> Any:
+        """See `Wake.step`."""
+        if repeat not in {"always", "never"}:
+            raise InvalidOptions(f"repeat must be 'always' or 'never', not {repeat!r:.80}")
+        seconds = None if timeout is None else seconds_of("timeout", timeout)
+        codec = Codec(_result_type(function), f"result of step {name!r}")
+        place = self._place(check_id(name, "name of a step"), key)
+        self._running.add(place)
+        try:
+            arguments = _digest(args)
+            found = self._find(place, arguments, name, has_key=key is not None)
+            if found is not None and found.result is not None:
+                return codec.decode(found.result)
+            if repeat == "never" and not await self.begin_once(place):
+                raise StepInterrupted(
+                    self._writing.session_id,
+                    f"step {name!r} of wake {self._parts.wake_id} has begun in an earlier attempt, and its outcome is "
+                    "not known: find out, and go on with another step",
+                )
+            value = await self._attempt(function, args, retry or ONCE, seconds, place)
+            result = codec.encode(value)
+            self._add(Step(self._parts.wake_id, place, arguments, result))
+            await self._commit_steps()
+            return codec.decode(result)
+        finally:
+            self._running.discard(place)
+
+    def _place(self, name: str, key: str | None) -> str:
+        """The key of the row of a step."""
+        if key is not None:
+            place = f"step/{name}/{check_id(key, 'key of a step')}"
+        elif any(each.startswith(f"step/{name}#") for each in self._running):
+            raise WakeMisuse(f"two steps {name!r} run at the same time: give each a key")
+        else:
+            self._numbers[name] += 1
+            place = f"step/{name}#{self._numbers[name]}"
+        if place in self._running:
+            raise WakeMisuse(f"step {name!r} with the key {key!r} runs already")
+        return place
+
+    def _find(self, place: str, arguments: str, name: str, *, has_key: bool) -> Step | None:
+        found = self._done.get(place)
+        if found is None or found.arguments == arguments:
+            return found
+        if has_key:
+            raise StepMismatch(
+                f"step {name!r} was done with other arguments under this key: use a key for each set of arguments"
+            )
+        logger.warning(
+            "step %r of wake %s runs again: an earlier attempt has done it with other arguments; give it a key",
+            name,
+            self._parts.wake_id,
+        )
+        return None
+
+    async def _attempt(
+        self, function: Callable[..., Any], args: Sequence[Any], policy: RetryPolicy, seconds: float | None, place: str
+    ) -> Any:
+        """What the function returns, in as many attempts as the policy allows."""
+        begun, failures = anyio.current_time(), 0
+        while True:
+            try:
+                async with asyncio.timeout(seconds):
+                    return await call_any(function, *args)
+            except Exception as error:
+                failures += 1
+                pause = policy.delay(failures, place)
+                if not policy.retries(error, failures, anyio.current_time() - begun + pause):
+                    raise
+                logger.warning("step %s failed (attempt %d), next in %.1f s", place, failures, pause, exc_info=error)
+                await anyio.sleep(pause)
+
+    # -- committing
+
+    def _add(self, step: Step) -> None:
+        """Write a step with the next commit.
+
+        Raises:
+            InvalidInput, PayloadTooLarge: a wake has as many steps as it may have, or their results are too large.
+        """
+        size = self._size + len(step.result or "")
+        if len(self._done) >= MAX_WAKE_STEPS and step.key not in self._done:
+            raise InvalidInput(f"the wake has {MAX_WAKE_STEPS} steps, the limit: do more in each, or in a later wake")
+        if size > MAX_BATCH_BYTES // 2:
+            raise PayloadTooLarge(
+                f"the steps of the wake have {size} bytes of results, over the limit of {MAX_BATCH_BYTES // 2}: keep "
+                "large results in a store, and return their names"
+            )
+        self._size = size
+        self._done[step.key] = step
+        self._writing.steps.append(step)
+
+    async def _commit_steps(self) -> None:
+        async with self._committing:
+            if self._writing.steps:
+                await self._commit(None, self._writing.take_steps())
+
+    async def _commit_state(self) -> None:
+        opening, stream = self._parts.opening, self._parts.stream
+        assert opening is not None
+        if self._writing.creations:  # they begin with what the wake has processed
+            return
+        if self._writing.has_additions:
+            await stream.settle()
+
+        async def commit(state: Any) -> None:
+            if state is None and not self._writing.has_additions:
+                return
+            if PART not in self._done:
+                self._add(Step(self._parts.wake_id, PART))
+            part = self._writing.take_part()
+            gone = {id(each) for each in part.entries}
+            self._parts.trace.entries[:] = [each for each in self._parts.trace.entries if id(each) not in gone]
+            await self._commit(state, part)
+
+        await opening.checkpoint(commit=commit)
+
+    async def _commit(self, state: Any, part: JournalWrite) -> None:
+        """Commit a part. After an error it is not known what is there: the wake must not end well."""
+        try:
+            await self._parts.context.commit_part(state=state, journal=part)
+        except BaseException as error:
+            self._writing.lost = error
+            raise
+        self._parts.journals.note_written(part)
+
+
+class Committed:
+    """The entries that earlier attempts of a wake have committed, without its trace: each stands for one that this
+    attempt adds.
+    """
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self._left = list(entries)
+
+    def take(self, kind: str, is_same: Callable[[str], bool]) -> Entry | None:
+        """The first one that is left of a kind whose payload is the same; it stands for no other."""
+        for place, each in enumerate(self._left):
+            if each.kind == kind and is_same(each.payload):
+                return self._left.pop(place)
+        return None
+
+
+def _result_type(function: Callable[..., Any]) -> Any:
+    """The annotated type of its result; ``Any`` if there is none."""
+    try:
+        found = inspect.signature(function, eval_str=True).return_annotation
+    except (TypeError, ValueError, NameError):
+        return Any
+    return Any if found is inspect.Signature.empty else found
+
+
+def _digest(args: Sequence[Any]) -> str:
+    """Tells arguments apart; what has no JSON form counts by its type."""
+    text = to_json(list(args), inf_nan_mode="strings", fallback=lambda value: str(type(value)))
+    return sha256(text).hexdigest()[:32]

@@ -1,0 +1,166 @@
+"""Parts of a wake that goes on, and its steps: what is durable before the wake ends, and what still waits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from affinity.journal import JournalWrite, Step
+from affinity.provider.contract import Token, WorkAck, WorkItem, WorkLock
+from affinity.testing.conformance.providers.base import Rules
+from affinity.testing.conformance.providers.builders import TIMEOUTS, state_write
+from affinity.testing.conformance.providers.cluster import Cluster
+from affinity.testing.conformance.providers.journal_driver import ConversationOwner, new_input, new_start, output
+from affinity.testing.conformance.providers.journal_requests import new_request, new_revisit
+from affinity.testing.conformance.providers.peer import Peer
+
+
+def step(key: str = "k", result: str | None = "1", wake_id: str = "w1", arguments: str = "a") -> Step:
+    """A step of a wake."""
+    return Step(wake_id, key, arguments, result)
+
+
+async def commit_part(peer: Peer, item: WorkItem, write: JournalWrite, **fields: Any) -> bool:
+    """Commit a part of the activity's result."""
+    ack = WorkAck(lock=item.lock, message=None, journal=write, **fields)
+    (passed,) = await peer.provider.ack_work_item(peer.identity, [ack], TIMEOUTS)
+    return passed
+
+
+class _Running:
+    """A wake that runs as an activity."""
+
+    def __init__(self, owner: ConversationOwner, item: WorkItem) -> None:
+        self.owner, self.peer, self.talk, self.item = owner, owner.peer, owner.conversation, item
+
+    @classmethod
+    async def begin(cls, cluster: Cluster) -> _Running:
+        owner = await ConversationOwner.begin(cluster)
+        await cluster.enqueue("s")
+        return cls(owner, await owner.peer.take_one())
+
+    async def new_part(self, **fields: Any) -> JournalWrite:
+        return await self.owner.new_write(**{"is_part": True, "attempt": 0, **fields})
+
+    async def commit_part(self, **fields: Any) -> None:
+        assert await commit_part(self.peer, self.item, await self.new_part(**fields))
+
+
+class JournalStepRules(Rules):
+    """Parts (contract: WorkAck.message, JournalWrite.is_part) and steps (contract: Step)."""
+
+    async def test_a_part_is_durable_before_the_wake_ends(self, cluster: Cluster) -> None:
+        """Its entries and its state are there, the input still waits, and the item keeps its lock and sends nothing
+        (contract: WorkAck.message, JournalWrite.is_part).
+        """
+        wake = await _Running.begin(cluster)
+        state = state_write(wake.item, b"1")
+        assert await commit_part(wake.peer, wake.item, await wake.new_part(entries=[output("first")]), state=state)
+        assert await wake.talk.texts() == ["hello", "first"]
+        work = await wake.talk.pending()
+        assert (work.processed, [each.seq for each in work.inputs]) == (0, [1])
+        assert await cluster.results() == []
+        later = state_write(wake.item, b"2", base=1)
+        end = await wake.owner.new_write(entries=[output("second")])
+        ack = WorkAck(lock=wake.item.lock, message="done", journal=end, state=later)
+        assert await wake.peer.provider.ack_work_item(wake.peer.identity, [ack], TIMEOUTS) == [True]
+        assert await cluster.results() == ["done"]
+        assert await wake.talk.texts() == ["hello", "first", "second"]
+        assert (await wake.talk.page()).processed == 1
+
+    async def test_a_part_is_fenced(self, cluster: Cluster) -> None:
+        """By the token, the journal and its watermark, and the state's own fence; nothing of a refused part is there
+        (contract: WorkAck, JournalWrite).
+        """
+        wake = await _Running.begin(cluster)
+        part = await wake.new_part(entries=[output()], steps=[step()])
+        forged = replace(wake.item, lock=WorkLock(wake.item.lock.key, Token("forged")))
+        assert not await commit_part(wake.peer, forged, part)
+        assert not await commit_part(wake.peer, wake.item, replace(part, base=1))
+        assert not await commit_part(wake.peer, wake.item, replace(part, journal_id=part.journal_id + 1))
+        assert not await commit_part(wake.peer, wake.item, part, state=state_write(wake.item, base=1))
+        assert await wake.talk.texts() == ["hello"]
+        assert (await wake.talk.pending()).steps == []
+        assert await commit_part(wake.peer, wake.item, part)
+        await cluster.advance(TIMEOUTS.work_item_lock + 1)
+        assert not await commit_part(wake.peer, wake.item, part)
+        assert await wake.talk.texts() == ["hello", "answer"]
+
+    async def test_of_one_batch_each_part_is_its_own(self, cluster: Cluster) -> None:
+        """Beside a result, and beside a part that does not pass (contract: WorkAck.message)."""
+        wake = await _Running.begin(cluster)
+        await cluster.enqueue(None, None)
+        items = await wake.peer.take(2)
+        part = await wake.new_part(entries=[output()], steps=[step()])
+        acks = [
+            WorkAck(lock=items[0].lock, message="done"),
+            WorkAck(lock=wake.item.lock, message=None, journal=part),
+            WorkAck(lock=items[1].lock, message=None, journal=replace(part, session_id="none")),
+        ]
+        assert await wake.peer.provider.ack_work_item(wake.peer.identity, acks, TIMEOUTS) == [True, True, False]
+        assert await cluster.results() == ["done"]
+        assert (await wake.talk.pending()).steps == [step()]
+
+    async def test_steps_are_found_until_a_write_clears_them(self, cluster: Cluster) -> None:
+        """Also those of another wake of the journal; one of the same wake and key is replaced (contract: Step,
+        JournalWrite.steps, JournalWrite.clear_steps, PendingWork.steps).
+        """
+        wake = await _Running.begin(cluster)
+        await wake.commit_part(steps=[step("a"), step("b", result=None)])
+        await wake.commit_part(steps=[step("b", result='"é"', arguments="c"), step("b", wake_id="w2")])
+        work = await wake.talk.pending()
+        assert sorted(work.steps) == [step("a"), step("b", '"é"', arguments="c"), step("b", wake_id="w2")]
+        await wake.owner.commit_wake(wake_id="w3")
+        assert len((await wake.talk.pending()).steps) == 3
+        await wake.owner.commit_wake(wake_id="w3", clear_steps=True, steps=[step("z", wake_id="w3")])
+        assert (await wake.talk.pending()).steps == [step("z", wake_id="w3")]
+
+    async def test_steps_are_of_one_journal(self, cluster: Cluster) -> None:
+        """Others keep theirs, and a deleted journal's are gone (contract: Step, delete_journal)."""
+        wake = await _Running.begin(cluster)
+        other = await ConversationOwner.begin(cluster, "t")
+        await wake.commit_part(steps=[step()])
+        await other.commit_wake(steps=[step("t")])
+        await wake.owner.commit_wake(clear_steps=True)
+        assert (await other.conversation.pending()).steps == [step("t")]
+        await other.commit_wake(steps=[step("u")])
+        journal_id = (await other.conversation.page()).journal_id
+        assert await other.conversation.delete()
+        again = new_input("t", start=new_start("t", journal_id=journal_id))
+        assert [each.outcome for each in await other.conversation.journals.append_journal([again])] == ["appended"]
+        assert (await other.conversation.pending()).steps == []
+
+    async def test_what_a_part_requests_is_pending(self, cluster: Cluster) -> None:
+        """Requests and revisits too, but not behind an input that drops them and that the wake has not read (contract:
+        JournalWrite.requests, JournalWrite.is_part).
+        """
+        wake = await _Running.begin(cluster)
+        await wake.talk.append(drops=True, entry_kind="user.interrupt")
+        read_one, read_all = await wake.new_part(processed=1), await wake.new_part()
+        assert await commit_part(wake.peer, wake.item, replace(read_one, requests=[new_request("lost")]))
+        assert await wake.talk.requests() == []
+        asked = replace(read_all, requests=[new_request()], revisits=[new_revisit()])
+        assert await commit_part(wake.peer, wake.item, asked)
+        assert [each.request_id for each in await wake.talk.requests()] == ["r"]
+        assert [each.key for each in await wake.talk.revisits()] == ["k"]
+
+    async def test_a_part_ends_no_stream(self, cluster: Cluster) -> None:
+        """It may clear the parts so far; later ones of the attempt are read (contract: JournalWrite.is_part)."""
+        wake = await _Running.begin(cluster)
+        await wake.talk.stream(1, 2)
+        await wake.commit_part(entries=[output()], clear_stream=True)
+        assert await wake.talk.streamed() == []
+        await wake.talk.stream(3)
+        assert await wake.talk.streamed() == ["w1.1.3"]
+
+    async def test_a_part_is_seen_by_readers_and_by_other_journals(self, cluster: Cluster) -> None:
+        """Its entries count for the size of the journal, and its appends reach others (contract: JournalWrite)."""
+        wake = await _Running.begin(cluster)
+        child = new_input("child", start=new_start("child", parent="s"), sender="s")
+        entries = [output(), output("2", event_id="e"), output("3", event_id="e")]
+        await wake.commit_part(entries=entries, appends=[child])
+        assert await wake.talk.texts() == ["hello", "answer", "2"]
+        assert (await wake.talk.page()).last_seq == 3
+        (work,) = await wake.talk.journals.get_pending(["child"], limit=1)
+        assert work is not None
+        assert (work.parent, len(work.inputs)) == ("s", 1)

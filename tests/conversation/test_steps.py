@@ -1,0 +1,400 @@
+"""Steps of wakes, and parts that are committed while a wake runs: what is done once is not done again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import pytest
+from pydantic import BaseModel
+
+import affinity
+from affinity import AgentMessage, RetryPolicy, UserMessage, Wake
+from affinity.conversation import ChildDelegated, ToolConfirmation
+from affinity.errors import StepInterrupted, StepMismatch, WakeFailed, WakeMisuse
+from affinity.testing import Env
+from tests.conversation.application import Chat, Handler, make
+
+pytestmark = pytest.mark.anyio
+
+RETRY = RetryPolicy(max_attempts=3, initial_interval=1.0)
+
+
+class Price(BaseModel):
+    """A result with a type."""
+
+    cents: int
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def server(request: pytest.FixtureRequest) -> str | None:
+    """Of an `Env`; None: SQLite."""
+    return None if request.param == "sqlite" else request.getfixturevalue("postgres_shared")
+
+
+@asynccontextmanager
+async def talk_to(
+    server: str | None, handler: Handler, *others: affinity.Conversations[Any], **options: Any
+) -> AsyncIterator[tuple[Env, affinity.ConversationHandle]]:
+    """A conversation with this handler."""
+    chats, app = make(handler, **{"retry": RETRY, **options}), affinity.App("steps")
+    for each in (chats, *others):
+        app.include(each)
+    async with Env(app, url=server) as env:
+        yield env, env.client.conversation(chats, "c")
+
+
+class Failing:
+    """Raises for the first attempts of each wake."""
+
+    def __init__(self, attempts: int = 1) -> None:
+        self._attempts = attempts
+
+    def __call__(self, wake: Wake) -> None:
+        if wake.attempt <= self._attempts:
+            raise ConnectionError("the model is busy")
+
+
+async def texts(talk: affinity.ConversationHandle) -> list[str]:
+    """Of the entries with a text, in order."""
+    return [entry.event.text for entry in await talk.history() if hasattr(entry.event, "text")]
+
+
+# -- steps
+
+
+async def test_a_step_that_is_done_is_not_done_again(server: str | None) -> None:
+    """Its result is that of the first time, with its type; a sync function runs in a thread."""
+    runs: list[str] = []
+
+    async def look_up(name: str) -> Price:
+        runs.append(name)
+        return Price(cents=len(runs))
+
+    def pay(cents: int) -> str:
+        runs.append("paid")
+        return f"paid {cents}"
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        price = await wake.step("look_up", look_up, "tea")
+        again = await wake.step("look_up", look_up, "milk")
+        paid = await wake.step("pay", pay, price.cents + again.cents)
+        wake.append(AgentMessage(paid))
+        Failing(2)(wake)
+
+    async with talk_to(server, handler) as (_, talk):
+        assert (await talk.ask(UserMessage("buy"))).text == "paid 3"
+        assert runs == ["tea", "milk", "paid"]
+        assert (await talk.ask(UserMessage("again"))).text == "paid 9"  # another wake: its steps are its own
+        assert await texts(talk) == ["buy", "paid 3", "again", "paid 9"]
+
+
+async def test_a_step_with_a_key_is_that_key_whatever_its_place(server: str | None) -> None:
+    """A handler that goes another way in its next attempt gets it; other arguments are refused."""
+    runs: list[str] = []
+    refused: list[str] = []
+
+    async def charge(order: str) -> str:
+        runs.append(order)
+        return f"charged {order}"
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        orders = ["a", "b"] if wake.attempt == 1 else ["b", "a", "c"]
+        done = [await wake.step("charge", charge, each, key=each) for each in orders]
+        Failing()(wake)
+        with pytest.raises(StepMismatch, match="use a key for each set of arguments") as raised:
+            await wake.step("charge", charge, "z", key="a")
+        refused.append(str(raised.value))
+        wake.append(AgentMessage(" ".join(done)))
+
+    async with talk_to(server, handler) as (_, talk):
+        assert (await talk.ask(UserMessage("x"))).text == "charged b charged a charged c"
+        assert (runs, len(refused)) == (["a", "b", "c"], 1)
+
+
+async def test_a_step_whose_arguments_have_changed_runs_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    runs: list[int] = []
+
+    async def count(number: int) -> int:
+        runs.append(number)
+        return number
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        await wake.step("count", count, wake.attempt)
+        Failing()(wake)
+
+    with caplog.at_level(logging.WARNING, "affinity.conversation"):
+        async with talk_to(None, handler) as (_, talk):
+            await talk.ask(UserMessage("x"))
+    assert runs == [1, 2]
+    assert any("'count'" in record.getMessage() and "give it a key" in record.getMessage() for record in caplog.records)
+
+
+async def test_two_steps_of_one_name_at_once_need_keys() -> None:
+    outcomes: list[str] = []
+
+    async def wait(seconds: float) -> str:
+        await anyio.sleep(seconds)
+        return "done"
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_run, wake, wait, None, outcomes)
+            tasks.start_soon(_run, wake, wait, None, outcomes)
+            tasks.start_soon(_run, wake, wait, "k", outcomes)
+            tasks.start_soon(_run, wake, wait, "l", outcomes)
+
+    async with talk_to(None, handler) as (_, talk):
+        await talk.ask(UserMessage("x"))
+    assert sorted(outcomes) == ["WakeMisuse", "done", "done", "done"]
+
+
+async def _run(wake: Wake, function: Any, key: str | None, outcomes: list[str]) -> None:
+    try:
+        outcomes.append(await wake.step("wait", function, 0.01, key=key))
+    except WakeMisuse as error:
+        outcomes.append(type(error).__name__)
+
+
+async def test_a_step_is_tried_again_by_its_policy_within_its_timeout(server: str | None) -> None:
+    runs: list[int] = []
+
+    async def flaky() -> str:
+        runs.append(1)
+        if len(runs) < 3:
+            raise ConnectionError("not yet")
+        if len(runs) == 3:
+            await anyio.sleep_forever()
+        return "there"
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        retry = RetryPolicy(max_attempts=4, initial_interval=0.01)
+        wake.append(AgentMessage(await wake.step("flaky", flaky, retry=retry, timeout=timedelta(seconds=0.05))))
+
+    async with talk_to(server, handler) as (_, talk):
+        assert (await talk.ask(UserMessage("x"))).text == "there"
+        assert len(runs) == 4
+
+
+@pytest.mark.parametrize("repeat", ["always", "never"])
+async def test_a_step_whose_process_ends_runs_again_unless_it_must_not(server: str | None, repeat: Any) -> None:
+    runs: list[str] = []
+    is_running = anyio.Event()
+
+    async def pay() -> str:
+        runs.append("paid")
+        if len(runs) == 1:
+            is_running.set()
+            await anyio.sleep_forever()
+        return "paid"
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        try:
+            found = await wake.step("pay", pay, repeat=repeat)
+        except StepInterrupted as error:
+            found = f"unknown: {error}"
+        wake.append(AgentMessage(found))
+
+    async with talk_to(server, handler) as (env, talk):
+        seq = await talk.send(UserMessage("x"))
+        with anyio.fail_after(30):
+            await is_running.wait()
+        await env.crash()
+        text = (await talk.reply(seq)).text
+    if repeat == "always":
+        assert (text, runs) == ("paid", ["paid"] * 2)
+    else:
+        assert "its outcome is not known" in text
+        assert runs == ["paid"]
+
+
+async def test_an_error_of_a_step_is_not_kept(server: str | None) -> None:
+    """The next attempt runs it again; one that must not be repeated says that its outcome is not known."""
+    runs: list[str] = []
+
+    async def fail(name: str) -> None:
+        runs.append(name)
+        if runs.count(name) == 1:
+            raise ConnectionError("busy")
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        await wake.step("fail", fail, "a", key="a")
+        await wake.step("fail", fail, "b", key="b", repeat="never")
+
+    async with talk_to(server, handler) as (_, talk):
+        with pytest.raises(WakeFailed, match="has begun in an earlier attempt") as failed:
+            await talk.ask(UserMessage("x"))
+        assert failed.value.error_type == "StepInterrupted"
+        assert runs == ["a", "a", "b"]
+
+
+async def test_a_result_without_a_json_form_is_refused(server: str | None) -> None:
+    async def make_object() -> object:
+        return object()
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        await wake.step("make", make_object)
+
+    async with talk_to(server, handler) as (_, talk):
+        with pytest.raises(WakeFailed, match="result of step 'make'"):
+            await talk.ask(UserMessage("x"))
+
+
+# -- parts
+
+
+async def test_what_is_committed_is_seen_while_the_wake_runs(server: str | None) -> None:
+    """The entries, the state, and the request, which may be answered; the input waits until the end."""
+    seen, answered = anyio.Event(), anyio.Event()
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        if not isinstance(wake.events[0], UserMessage):
+            return
+        chat.received.append("begun")
+        wake.append(AgentMessage("I look it up"))
+        wake.require(ToolConfirmation("refund"))
+        await wake.commit()
+        seen.set()
+        await answered.wait()
+        wake.append(AgentMessage("done"))
+
+    async with talk_to(server, handler) as (env, talk):
+        seq = await talk.send(UserMessage("x"))
+        with anyio.fail_after(30):
+            await seen.wait()
+        assert await texts(talk) == ["x", "I look it up"]
+        record = await env.client.session_manager.show("c")
+        assert Chat.model_validate_json(record.state).received == ["begun"]
+        assert [each.seq for each in await talk.history(pending=True)] == [seq]
+        (request,) = await talk.requests()
+        await talk.answer(request.request_id, allowed=True)
+        answered.set()
+        reply = await talk.reply(seq)
+        assert [each.text for each in reply.events if isinstance(each, AgentMessage)] == ["I look it up", "done"]
+
+
+async def test_what_is_committed_stays_and_counts_once(server: str | None) -> None:
+    """An attempt that adds the same again adds nothing: entries, requests, revisits, delegations."""
+    child = make(kind="child")
+    states: list[list[str]] = []
+    committed: list[list[str]] = []
+    ids: list[tuple[str, str]] = []
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        if not isinstance(wake.events[0], UserMessage):
+            return
+        committed.append([entry.kind for entry in wake.committed])
+        wake.append(AgentMessage("first"))
+        wake.append(AgentMessage("first"))
+        asked = wake.require(ToolConfirmation("refund"))
+        wake.revisit(timedelta(days=1), reason="look again")
+        ids.append((asked.request_id, await wake.delegate(child, "c/child", UserMessage("work"))))
+        chat.received.append(f"attempt {wake.attempt}")
+        await wake.commit()
+        states.append(chat.received.copy())
+        Failing(2)(wake)
+        wake.append(AgentMessage("last"))
+
+    async with talk_to(server, handler, child) as (env, talk):
+        await talk.ask(UserMessage("x"))
+        assert await texts(talk) == ["x", "first", "first", "last"]
+        assert [len(each) for each in committed] == [0, 4, 4]
+        assert states[-1] == ["attempt 1", "attempt 2", "attempt 3"]
+        assert ids[0] == ids[1] == ids[2]
+        (request,) = await talk.requests()
+        assert request.request_id == ids[0][0]
+        assert len(await talk.revisits()) == 1
+        assert len(await talk.history(kinds=[ChildDelegated])) == 1
+        assert await env.client.conversation(child, "c/child").history(kinds=[UserMessage])
+
+
+async def test_a_wake_that_has_made_a_conversation_commits_with_its_end(server: str | None) -> None:
+    """The fork begins with what the wake has processed, and nothing is in one of the two alone."""
+    seen: list[int] = []
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        wake.append(AgentMessage("before"))
+        await wake.fork("copy")
+        await wake.commit()
+        seen.append(len(await wake.history(kinds=[AgentMessage])))
+        Failing()(wake)
+
+    async with talk_to(server, handler) as (env, talk):
+        await talk.ask(UserMessage("x"))
+        copy = env.client.conversation(make(), "copy")
+        assert await texts(talk) == await texts(copy) == ["x", "before"]
+        assert not await copy.history(pending=True)
+        assert seen == [0, 0]
+
+
+async def test_what_is_committed_stays_when_the_wake_fails_for_good(server: str | None) -> None:
+    """A later wake goes on behind it, with the same input, and does not take it for its own."""
+    is_good = False
+    own: list[int] = []
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        own.append(len(wake.committed))
+        wake.append(AgentMessage("a"))
+        await wake.commit()
+        if not is_good:
+            raise ConnectionError("busy")
+
+    async with talk_to(server, handler, retry=RetryPolicy(max_attempts=1)) as (_, talk):
+        with pytest.raises(WakeFailed):
+            await talk.ask(UserMessage("x"))
+        assert await texts(talk) == ["x", "a"]
+        is_good = True
+        await talk.ask(UserMessage("y"))
+        assert await texts(talk) == ["x", "a", "y", "a"]
+        assert own == [0, 0]
+
+
+async def test_a_part_that_may_be_lost_repeats_the_wake_even_if_the_handler_catches_it(server: str | None) -> None:
+    attempts: list[int] = []
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        attempts.append(len(wake.committed))
+        wake.append(AgentMessage("a"))
+        if len(attempts) == 1:
+            env_of[0].fail_commits(1)
+        try:
+            await wake.commit()
+        except Exception:
+            wake.append(AgentMessage("never seen"))
+
+    env_of: list[Env] = []
+    async with talk_to(server, handler) as (env, talk):
+        env_of.append(env)
+        await talk.ask(UserMessage("x"))
+        assert await texts(talk) == ["x", "a"]
+
+
+async def test_streamed_parts_of_before_are_replaced(server: str | None) -> None:
+    """A feed that sees them learns that they are, and sees what is streamed behind."""
+    gone, more = anyio.Event(), anyio.Event()
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        wake.stream("I th")
+        await gone.wait()
+        wake.append(AgentMessage("I thought"))
+        await wake.commit()
+        wake.stream("and")
+        await more.wait()
+
+    async with talk_to(server, handler) as (_, talk):
+        await talk.send(UserMessage("x"))
+        found: list[str] = []
+        async for item in talk.events(follow=True, stream=True):
+            name = type(item).__name__ if not hasattr(item, "event") else type(item.event).__name__
+            if name == "Streamed":
+                found.append(str(getattr(item, "value", "")))
+                (more if gone.is_set() else gone).set()
+            elif name in {"Retracted", "AgentMessage"}:
+                found.append(name)
+            elif name == "ConversationIdle":
+                break
+        assert found[:4] == ["I th", "Retracted", "AgentMessage", "and"]
