@@ -26,6 +26,9 @@ from tests.support.waiting import run_on_a_thread
 PROCESSES_PER_CORE: Final = 2
 """Half of the time a test waits: for a server, a process or a lease."""
 
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by `nohup`: workers that tests start would ignore it too
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 MAX_PROCESSES: Final = 8
 """Each may start two PostgreSQL servers."""
 

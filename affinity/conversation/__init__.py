@@ -10,6 +10,7 @@ views           what else it gives
 lineage         forks, merges and the like: how they are made, and the calls of clients
 transfer        export and import
 formats         events as the messages of the APIs of models, and back
+steps           what a wake does once, and what it commits before its end
 tools           functions that a model may have called
 loop            rounds of a model and its tools
 builtins        tools that a model has over its own conversation
@@ -54,7 +55,7 @@ from affinity.conversation.lineage import Ancestor
 from affinity.conversation.loop import LoopResult, LoopStop, Model, ModelReply, ModelRequest, ToolCall, run_loop
 from affinity.conversation.reply import Reply
 from affinity.conversation.stream import Retracted, Streamed, Streams, StreamWriter
-from affinity.conversation.tools import Tool, ToolErrorKind, tool
+from affinity.conversation.tools import Tool, ToolContext, ToolErrorKind, ToolRepeat, tool
 from affinity.conversation.views import PendingRequest, PendingRevisit
 from affinity.conversation.wake import Delegate, Wake
 from affinity.journal import ConversationStatus
@@ -102,7 +103,9 @@ __all__ = [
     "Tool",
     "ToolCall",
     "ToolConfirmation",
+    "ToolContext",
     "ToolErrorKind",
+    "ToolRepeat",
     "ToolResult",
     "ToolUse",
     "Transcript",

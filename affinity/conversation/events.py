@@ -310,6 +310,7 @@ class SpanStarted(JournalEvent):
     worker: str = ""
     started_at: datetime | None = None  # by the worker's clock
     revisits: list[str] = Field(default_factory=list)  # of a wake: keys of its due revisits
+    read: int | None = None  # of a wake: up to which number it has read the inputs
     kind: Literal["span.started"] = "span.started"
 
 

@@ -138,8 +138,9 @@ def _parts(events: Iterable[JournalEvent]) -> Iterator[UserMessage | _Assistant 
                 _add_result(talk, open_calls, _Result(requests[event.request_id], event.result, is_error))
     for part in talk:
         yield part
-        if isinstance(part, _Assistant):
-            yield from part.results
+        if isinstance(part, _Assistant):  # results come in the order in which calls end
+            places = {call_id(call): place for place, call in enumerate(part.calls)}
+            yield from sorted(part.results, key=lambda result: places.get(result.tool_use_id, 0))
 
 
 def _add_result(

@@ -1,7 +1,8 @@
 """`run_loop`: a model and its tools, round after round, until the model answers, as part of a wake.
 
-The model's answers and the results of the tools are appended to the journal, and commit with the wake. A wake that is
-repeated after a crash calls the model again: tools run at least once.
+The model's answer with its calls commits before a tool runs, and each result when it is there (`Wake.commit`). A wake
+that is repeated goes on at the call without a result. A call that was running when its process ended runs again, or the
+model is told that its outcome is not known: see `Tool.repeat`.
 
 A call that a person has to allow, or that the client runs, is a request (`Wake.require`). The loop ends with
 ``requires_action``. The loop of the wake that has the answer goes on from there, before it asks the model again.
@@ -10,10 +11,12 @@ A call that a person has to allow, or that the client runs, is a request (`Wake.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import anyio
@@ -28,6 +31,7 @@ from affinity.conversation.events import (
     JournalEntry,
     JournalEvent,
     RequestEvent,
+    SpanStarted,
     ToolConfirmation,
     ToolResult,
     ToolUse,
@@ -38,6 +42,7 @@ from affinity.conversation.events import (
 from affinity.conversation.formats import Message, call_id, call_of, to_anthropic, to_openai
 from affinity.conversation.tools import (
     Tool,
+    ToolContext,
     ToolErrorKind,
     call_any,
     checked_arguments,
@@ -45,10 +50,20 @@ from affinity.conversation.tools import (
     in_chains,
     tools_by_name,
 )
-from affinity.errors import InvalidInput, InvalidOptions, NotSerializable, PayloadTooLarge, WakeMisuse, problem_of
+from affinity.errors import (
+    InvalidInput,
+    InvalidOptions,
+    NotSerializable,
+    PayloadTooLarge,
+    SessionWriteConflict,
+    WakeMisuse,
+    problem_of,
+)
 from affinity.limits import MAX_ID_BYTES, truncate
 from affinity.orchestration.failures import describe_error
+from affinity.session import Resource
 
+T = TypeVar("T")
 R = TypeVar("R", bound=RequestEvent)
 
 MAX_ROUNDS: Final = 64
@@ -61,6 +76,11 @@ CUT_BYTES: Final = 64 * 1024
 """UTF-8 bytes that are kept of the text of an answer that no event has room for."""
 
 _NOT_RUN: Final = "the call was interrupted and has not run: its request was dropped by an interrupt"
+_INTERRUPTED: Final = "an interrupt came while the call ran: it is not known whether it had an effect"
+_UNKNOWN: Final = (
+    "the call had begun when its process ended, and is not run again: it is not known whether it had an effect. Find "
+    "out before you call it again"
+)
 _NOT_READ: Final = "the call was interrupted: no result of the client was read"
 
 FINAL_REASONS: Final = frozenset({None, "stop", "end_turn", "stop_sequence"})
@@ -107,8 +127,34 @@ class LoopWake(Protocol):
         """The pending requests, with the requests of this wake."""
         ...
 
+    @property
+    def committed(self) -> Sequence[JournalEntry]:
+        """What earlier attempts of the wake have committed."""
+        ...
+
     def append(self, event: JournalEvent, /) -> None:
-        """Append to the journal, with the wake's result."""
+        """Append to the journal, with the next commit."""
+        ...
+
+    async def commit(self) -> None:
+        """Commit what was appended."""
+        ...
+
+    async def begin_once(self, key: str, /) -> bool:
+        """Record that something begins; False: it has begun before."""
+        ...
+
+    def has_begun(self, key: str, /) -> bool:
+        """Whether that was recorded."""
+        ...
+
+    @property
+    def logger(self) -> logging.LoggerAdapter[logging.Logger]:
+        """Of the wake."""
+        ...
+
+    async def resource(self, resource: Resource[T], /) -> T:
+        """A resource of the conversation's session."""
         ...
 
     def require(self, request: R, /, *, expires_in: float | None = None) -> R:
@@ -248,13 +294,15 @@ async def run_loop(
     """Ask the model, run the tools that it calls, append both to the journal, and again, until it answers.
 
     Calls of one round run at the same time; calls that use the same resource (`Tool.resource`) run one after the other.
-    Their results are in the order of the calls.
+    Each result is committed when it is there; the model reads them in the order of the calls. What the handler has
+    appended before the loop is committed with the first of them.
 
     Errors of a call are results, which the model reads, and the other calls go on. They have the form
     ``{"error": {"kind": …}}``, with one of these kinds:
 
     - ``invalid_tool_arguments``, ``unknown_tool``, ``tool_execution_exception``.
     - ``refused``: a person did not allow it, or an interrupt came before it ran.
+    - ``outcome_unknown``: it had begun when its process ended, or an interrupt came, and is not run again.
     - the error of a call that is larger than an event may be, or of a request beyond `ConversationLimits.requests`.
 
     An answer that is larger than an event may be, or has no JSON form, ends the loop (``invalid_reply``).
@@ -295,15 +343,25 @@ class _Loop:
         self._finish_reason: str | None = None
 
     async def run(self, max_rounds: int) -> LoopResult:
-        if await self._run_open_calls():  # of an earlier wake
+        if await self._run_open_calls():  # of an earlier wake, or attempt
             return self._ended("requires_action")
+        if (answer := self._committed_answer()) is not None:
+            self._text = answer.text
+            return self._ended("answer")
         while self._rounds < max_rounds:
             reply = await self._ask()
             if (stop := self._append_reply(reply)) is not None:
                 return self._ended(stop)
+            await self._wake.commit()
             if await self._run_open_calls():
                 return self._ended("requires_action")
         return self._ended("truncated")
+
+    def _committed_answer(self) -> AgentMessage | None:
+        """The answer of the model that an earlier attempt has committed, if nothing has come since."""
+        last, committed = self._events[-1] if self._events else None, self._wake.committed
+        is_it = isinstance(last, AgentMessage) and committed and committed[-1].event == last
+        return last if is_it and isinstance(last, AgentMessage) else None
 
     async def _ask(self) -> ModelReply:
         self._rounds += 1
@@ -360,7 +418,7 @@ class _Loop:
 
     @property
     def _message_id(self) -> str:
-        return f"{self._wake.id}.{self._wake.attempt}.{self._rounds}"
+        return f"{self._wake.id}.{self._wake.attempt}.{len(self._wake.committed) + self._rounds}"
 
     def _append_call(self, call: ToolCall, message_id: str, usage: dict[str, int]) -> None:
         """Append a call. Of one that no journal takes the beginning is appended, and its result is the error."""
@@ -399,50 +457,55 @@ class _Loop:
     # -- calls
 
     async def _run_open_calls(self) -> bool:
-        """Run the calls that may run now, and append their results in order; returns whether others wait."""
+        """Run the calls that may run now, and append their results; returns whether others wait."""
         pending = {each.request_id for each in self._wake.requests}
         calls = _open_calls(self._events)
-        results: dict[int, ToolResult] = {}
         ready: list[_Ready] = []
         waits = False
-        for number, opened in enumerate(calls):
-            decided = self._decide(number, opened, pending)
+        for opened in calls:
+            decided = self._decide(opened, pending)
             if isinstance(decided, ToolResult):
-                results[number] = decided
+                self._append_result(opened.call, decided)
             elif decided is not None:
                 ready.append(decided)
             else:
                 waits = True
-        await self._run_chains(ready, results)
-        for number in sorted(results):
-            self._append_result(calls[number].call, results[number])
+        if waits and ready:  # a person may answer while the others run
+            await self._wake.commit()
+        await self._run_chains(ready)
         return waits
 
-    def _decide(self, number: int, opened: _OpenCall, pending: Collection[str]) -> _Ready | ToolResult | None:
+    def _decide(self, opened: _OpenCall, pending: Collection[str]) -> _Ready | ToolResult | None:
         """A call that may run; its result, if it may not; None while it waits for an answer."""
         call, request_id, answer = opened.call, opened.request_id, opened.answer
-        if (refused := self._refused.get(id(call))) is not None:
-            return refused
         if answer is None and request_id is not None and request_id in pending:
             return None
+        return self._refused.get(id(call)) or self._judge(opened)
+
+    def _judge(self, opened: _OpenCall) -> _Ready | ToolResult | None:
+        """The same of a call that waits for no answer."""
+        call, request_id, answer = opened.call, opened.request_id, opened.answer
         if isinstance(call, CustomToolUse):
             return _error(call, "refused", _NOT_READ if opened.is_interrupted else "it was not answered")
+        if opened.is_interrupted and (request_id is None or self._wake.has_begun(opened.key)):
+            return _error(call, "outcome_unknown", _INTERRUPTED)
         arguments = checked_arguments(self._tools, call)
         if not isinstance(arguments, BaseModel):
             return ToolResult(call.tool_use_id, arguments, is_error=True)
         if opened.is_interrupted or (request_id is not None and (answer is None or not answer.allowed)):
             return _error(call, "refused", _NOT_RUN if opened.is_interrupted else _refusal(answer))
-        return self._prepare(number, call, arguments, is_allowed=answer is not None)
+        return self._prepare(opened, call, arguments, is_allowed=answer is not None)
 
     def _prepare(
-        self, number: int, call: ToolUse, arguments: BaseModel, *, is_allowed: bool
+        self, opened: _OpenCall, call: ToolUse, arguments: BaseModel, *, is_allowed: bool
     ) -> _Ready | ToolResult | None:
         known = self._tools[call.tool]
         try:  # what the tool is asked here is what it runs with: with defaults, and of the types that it declares
             is_read = callable(known.confirm) or callable(known.resource)
             given = arguments.model_dump(mode="json", by_alias=True) if is_read else {}
             if is_allowed or not known.needs_confirmation(given):
-                return _Ready(number, call, arguments, known.resource_key(given))
+                once = opened.key if known.runs_once(is_allowed=is_allowed) else None
+                return _Ready(call, arguments, known.resource_key(given), opened.key, once)
             self._require(ToolConfirmation(call.tool, call.arguments, call.tool_use_id), known)
         except Exception as error:  # of the application, or there are as many requests as there may be
             return _exception(call, error)
@@ -454,23 +517,43 @@ class _Loop:
         self._events.append(required)
         return required
 
-    async def _run_chains(self, ready: Sequence[_Ready], results: dict[int, ToolResult]) -> None:
+    async def _run_chains(self, ready: Sequence[_Ready]) -> None:
+        """Run the calls, and commit each result when it is there: if the wake goes on, at the latest with the next."""
+
         async def run(chain: Sequence[int]) -> None:
             for each in chain:
-                results[ready[each].number] = await self._result(ready[each])
+                self._append_result(ready[each].call, await self._result(ready[each]))
+                await self._wake.commit()
 
-        async with anyio.create_task_group() as tasks:
-            for chain in in_chains([each.call for each in ready], [each.key for each in ready]):
-                tasks.start_soon(run, chain)
+        try:
+            async with anyio.create_task_group() as tasks:
+                for chain in in_chains([each.call for each in ready], [each.resource for each in ready]):
+                    tasks.start_soon(run, chain)
+        except ExceptionGroup as group:  # of commits; a conflict means that the wake is to be repeated
+            conflicts = [each for each in group.exceptions if isinstance(each, SessionWriteConflict)]
+            raise (conflicts or group.exceptions)[0] from group
 
     async def _result(self, ready: _Ready) -> ToolResult:
         """The result of one call; an exception of the tool is one, and fails its span."""
         call = ready.call
+        if ready.once is not None and not await self._wake.begin_once(ready.once):
+            return _error(call, "outcome_unknown", _UNKNOWN)
         try:
             with self._wake.span(call.tool):
-                return ToolResult(call.tool_use_id, await self._tools[call.tool].run(ready.arguments))
+                result = await self._tools[call.tool].run(ready.arguments, self._context(ready))
+            return ToolResult(call.tool_use_id, result)
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # the last two would end the worker
             return _exception(call, error)
+
+    def _context(self, ready: _Ready) -> ToolContext:
+        wake = self._wake
+        about = {**(wake.logger.extra or {}), "tool": ready.call.tool, "tool_use_id": ready.call.tool_use_id}
+        return ToolContext(
+            wake=wake,
+            tool_use_id=ready.call.tool_use_id,
+            idempotency_key=ready.key,
+            logger=logging.LoggerAdapter(wake.logger.logger, about),
+        )
 
     # --
 
@@ -503,10 +586,11 @@ def _exception(call: ToolUse, error: BaseException) -> ToolResult:
 class _Ready(NamedTuple):
     """A call that may run."""
 
-    number: int  # among the open calls
     call: ToolUse
     arguments: BaseModel
-    key: str | None  # of its resource
+    resource: str | None  # key of its resource
+    key: str  # of the call
+    once: str | None  # the same, if it may not begin a second time
 
 
 @dataclass(slots=True, eq=False)
@@ -514,6 +598,8 @@ class _OpenCall:
     """A call without a result, what was asked about it, and the answer."""
 
     call: ToolUse | CustomToolUse
+    key: str
+    """Names the call, in all attempts."""
     request_id: str | None = None
     answer: ConfirmationAnswer | None = None
     is_interrupted: bool = False
@@ -532,12 +618,15 @@ def _open_calls(events: Iterable[JournalEvent]) -> list[_OpenCall]:
     A model may use the id of a call again, also in one reply: what was asked and answered counts for one call only.
     """
     found: list[_OpenCall] = []
+    numbers: Counter[tuple[str, str]] = Counter()
     for event in events:
         match event:
             case ToolUse():
-                found.append(_OpenCall(event))
+                name = (event.message_id, event.tool_use_id)
+                numbers[name] += 1
+                found.append(_OpenCall(event, _key(*name, numbers[name])))
             case CustomToolUse():
-                found.append(_OpenCall(event, event.request_id))
+                found.append(_OpenCall(event, event.request_id, event.request_id))
             case ToolConfirmation():
                 asked = [each for each in found if each.request_id is None and call_id(each.call) == event.tool_use_id]
                 asked.sort(key=lambda each: (each.call.tool, each.call.arguments) != (event.tool, event.arguments))
@@ -560,16 +649,43 @@ def _open_calls(events: Iterable[JournalEvent]) -> list[_OpenCall]:
     return found
 
 
-async def _transcript(wake: LoopWake) -> list[JournalEvent]:
-    """The processed entries of the journal, then the inputs of the wake.
+def _key(message_id: str, tool_use_id: str, number: int) -> str:
+    """Names a call: the id that the model gave it may be of any length, and used again."""
+    return sha256(f"{message_id}\n{tool_use_id}\n{number}".encode()).hexdigest()
 
-    In the journal, an input that came during the last wake stands before that wake's entries, which do not answer it.
-    """
-    pending = {entry.seq for entry in wake.pending}
-    found = [entry.event for entry in await wake.history(last=HISTORY) if entry.seq not in pending]
-    if len(found) + len(pending) >= HISTORY:  # cut off at its beginning: not between a call and its result
+
+async def _transcript(wake: LoopWake) -> list[JournalEvent]:
+    """The entries of the journal, and the inputs of the wake, each behind the answers that did not know it."""
+    history = await wake.history(last=HISTORY)
+    known = {entry.seq for entry in history}
+    entries = [*history, *(entry for entry in wake.pending if entry.seq not in known)]
+    found = in_order(entries, {entry.seq for entry in wake.pending})
+    if len(found) >= HISTORY:  # cut off at its beginning: not between a call and its result
         found = found[next((number for number, event in enumerate(found) if isinstance(event, UserMessage)), 0) :]
-    return [*found, *(entry.event for entry in wake.pending)]
+    return found
+
+
+def in_order(entries: Iterable[JournalEntry], pending: Collection[int]) -> list[JournalEvent]:
+    """The events of entries of a journal, in the order in which they were known: in the journal, an input that came
+    while a wake ran stands before the entries of that wake. ``pending``: numbers of the inputs of the wake that asks.
+    """
+    found: list[JournalEvent] = []
+    waiting: list[JournalEntry] = []  # inputs that no wake has read so far
+    reads: set[str] = set()  # wakes that say what they have read
+    for entry in entries:
+        event = entry.event
+        if entry.wake_id is None:
+            waiting.append(entry)
+        elif isinstance(event, SpanStarted) and event.read is not None:
+            reads.add(entry.wake_id)
+            found += [each.event for each in waiting if each.seq <= event.read]
+            waiting = [each for each in waiting if each.seq > event.read]
+        elif entry.wake_id in reads:
+            found.append(event)
+        else:  # its beginning is not among these
+            found += [*[each.event for each in waiting if each.seq not in pending], event]
+            waiting = [each for each in waiting if each.seq in pending]
+    return [*found, *[each.event for each in waiting]]
 
 
 def _text_of(content: Any) -> str:

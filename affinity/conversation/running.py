@@ -191,7 +191,7 @@ class _Attempt(Generic[S]):
         self.delegated = self.task.get("delegated", [])
         self.trace = Trace(f"{self.spec.name}.wake", self.number, self.ctx.worker_id)
         due: dict[str, Any] = {"revisits": [each.key for each in self.work.due]} if self.work.due else {}
-        self.begun = self.trace.started(**due)
+        self.begun = self.trace.started(read=self.read, **due)
         self.writing = WakeWriting(
             session_id=self.ctx.instance_id,
             wake_id=self.task["wake"],

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, TypeAlias
 import anyio
 from pydantic_core import to_json
 
+from affinity.conversation.events import ToolResult, kind_of
 from affinity.conversation.kinds import seconds_of
 from affinity.conversation.tools import call_any
 from affinity.conversation.wake_parts import WakeParts
@@ -31,6 +32,11 @@ from affinity.orchestration.codec import Codec
 Repeat: TypeAlias = Literal["always", "never"]
 
 ONCE: Final = RetryPolicy(max_attempts=1)
+
+BEGUN: Final = "begun/"
+"""Beginning of the keys of the steps of `WakeSteps.begin_once`."""
+
+TOOL_RESULT: Final = kind_of(ToolResult)
 
 PART: Final = "part"
 """Key of the step that says that a wake has committed a part."""
@@ -47,7 +53,7 @@ class WakeSteps:
         steps = parts.writing.work.steps
         self._done = {each.key: each for each in steps if each.wake_id == parts.wake_id}
         # Of other wakes too: of one that was cancelled, or has failed, what had begun has begun.
-        self._begun = {each.key for each in steps if each.key.startswith("begun/")}
+        self._begun = {each.key for each in steps if each.key.startswith(BEGUN)}
         self.has_parts: bool = PART in self._done
         """Earlier attempts of the wake have committed some of what they added."""
         self._size = sum([len(each.result or "") for each in self._done.values()])
@@ -60,11 +66,15 @@ class WakeSteps:
         async with self._committing:
             await self._commit_state()
 
+    def has_begun(self, key: str) -> bool:
+        """Whether `begin_once` was called with this key."""
+        return f"{BEGUN}{key}" in self._begun
+
     async def begin_once(self, key: str) -> bool:
-        """Record that something begins; False: an attempt has begun it before."""
-        begun = f"begun/{check_id(key, 'key of a step')}"
-        if begun in self._begun:
+        """Record that something begins; False: it has begun before."""
+        if self.has_begun(check_id(key, "key of a step")):
             return False
+        begun = f"{BEGUN}{key}"
         self._begun.add(begun)
         self._add(Step(self._parts.wake_id, begun))
         await self._commit_steps()
@@ -209,11 +219,11 @@ class WakeSteps:
 
 class Committed:
     """The entries that earlier attempts of a wake have committed, without its trace: each stands for one that this
-    attempt adds.
+    attempt adds. Not so results of tools, since models use the id of a call again.
     """
 
     def __init__(self, entries: Sequence[Entry]) -> None:
-        self._left = list(entries)
+        self._left = [each for each in entries if each.kind != TOOL_RESULT]
 
     def take(self, kind: str, is_same: Callable[[str], bool]) -> Entry | None:
         """The first one that is left of a kind whose payload is the same; it stands for no other."""

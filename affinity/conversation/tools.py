@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Final, Literal, TypeAlias, overload
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, overload
 
 import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, create_model
@@ -16,11 +17,21 @@ from pydantic_core import to_jsonable_python
 from affinity.conversation.events import CustomToolUse, ToolUse
 from affinity.errors import InvalidOptions, NotSerializable, problem_of
 from affinity.limits import check_id
+from affinity.session import Resource
 
-ToolErrorKind: TypeAlias = Literal["invalid_tool_arguments", "unknown_tool", "tool_execution_exception", "refused"]
+T = TypeVar("T")
+
+ToolErrorKind: TypeAlias = Literal[
+    "invalid_tool_arguments", "unknown_tool", "tool_execution_exception", "refused", "outcome_unknown"
+]
 """Why a call of a tool has an error in place of a result. ``refused``: a person did not allow it (in time), or
-an interrupt came before it ran.
+an interrupt came before it ran. ``outcome_unknown``: it had begun when its process ended, or an interrupt came, and it
+is not run again: it may have had its effect or not.
 """
+
+ToolRepeat: TypeAlias = Literal["always", "approved", "never"]
+
+_REPEATS: Final = ("always", "approved", "never")
 
 Confirm: TypeAlias = bool | Callable[[Mapping[str, Any]], bool]
 ResourceKey: TypeAlias = str | Callable[[Mapping[str, Any]], str | None] | None
@@ -29,6 +40,55 @@ BUILT_IN_NAMES: Final = frozenset(
     {"session_get_events", "session_get_trace", "session_list_children", "session_delegate", "session_revisit"}
 )
 """Names of the tools that `builtin_tools` gives: none of the application's has one of them."""
+
+
+class ContextWake(Protocol):
+    """The parts of a wake that a `ToolContext` shows."""
+
+    @property
+    def id(self) -> str:
+        """The same in all attempts."""
+        ...
+
+    @property
+    def attempt(self) -> int:
+        """Of the wake, from 1."""
+        ...
+
+    def stream(self, value: Any, /) -> None:
+        """Show provisional output to readers."""
+        ...
+
+    async def resource(self, resource: Resource[T], /) -> T:
+        """A resource of the conversation's session."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolContext:
+    """The call under which a tool runs: for a parameter with this annotation, which the model does not see."""
+
+    wake: ContextWake
+    """The `Wake`."""
+    tool_use_id: str
+    """By which the model knows the call; it may use one again."""
+    idempotency_key: str
+    """The same whenever this call runs, and that of no other call: for the service that it calls."""
+    logger: logging.LoggerAdapter[logging.Logger]
+    """With conversation, wake, attempt, worker and call in ``extra``."""
+
+    @property
+    def attempt(self) -> int:
+        """Of the wake, from 1."""
+        return self.wake.attempt
+
+    def stream(self, value: Any, /) -> None:
+        """Show provisional output to readers: see `Wake.stream`."""
+        self.wake.stream(value)
+
+    async def resource(self, resource: Resource[T], /) -> T:
+        """A resource of the conversation's session: see `Wake.resource`."""
+        return await self.wake.resource(resource)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +107,9 @@ class Tool:
             raises is not run: the exception is its result.
         confirm_within: seconds after which a call that no person has allowed is refused; None: it waits forever. Of a
             tool that the client runs: for its result.
+        repeat: of a call that had begun when its process ended. "always": it runs again, unless a person has allowed
+            it. "approved": it runs again. "never": it does not. The model is told of one that does not run again
+            (``outcome_unknown``).
     """
 
     name: str
@@ -56,15 +119,19 @@ class Tool:
     resource: ResourceKey = None
     confirm: Confirm = False
     confirm_within: float | None = None
+    repeat: ToolRepeat = "always"
 
     def __post_init__(self) -> None:
         """Check the options.
 
         Raises:
-            InvalidOptions: neither function nor arguments are given, or the function's parameters have no schema.
+            InvalidOptions: neither function nor arguments are given, the function's parameters have no schema, or
+                ``repeat`` is none of its values.
             InvalidId: the name is not a valid id.
         """
         check_id(self.name, "tool name")
+        if self.repeat not in _REPEATS:
+            raise InvalidOptions(f"tool {self.name!r}: repeat is one of {', '.join(_REPEATS)}, not {self.repeat!r:.80}")
         if self.function is None and self.arguments is None:
             raise InvalidOptions(f"tool {self.name!r}: give the function, or the arguments of one that the client runs")
         _ = self.parameters
@@ -81,6 +148,12 @@ class Tool:
     def parameters(self) -> dict[str, Any]:
         """JSON schema of the arguments."""
         return self.model.model_json_schema()
+
+    @cached_property
+    def context_parameters(self) -> Sequence[str]:
+        """The parameters of the function that get the `ToolContext`; the model does not see them."""
+        parameters = [] if self.function is None else _parameters(self.name, self.function)
+        return [each.name for each in parameters if each.annotation is ToolContext]
 
     @property
     def runs_on_client(self) -> bool:
@@ -112,8 +185,12 @@ class Tool:
         """
         return self.model.model_validate(arguments)
 
-    async def run(self, arguments: BaseModel) -> JsonValue:
-        """The result of the function, as a JSON value.
+    def runs_once(self, *, is_allowed: bool) -> bool:
+        """Whether a call, which a person has allowed, may not be begun a second time."""
+        return self.repeat == "never" or (is_allowed and self.repeat != "approved")
+
+    async def run(self, arguments: BaseModel, context: ToolContext | None = None) -> JsonValue:
+        """The result of the function, as a JSON value. ``context``: of the call, for a parameter with that annotation.
 
         Raises:
             NotSerializable: it has no JSON form.
@@ -121,6 +198,7 @@ class Tool:
         """
         assert self.function is not None
         given = {name: getattr(arguments, name) for name in type(arguments).model_fields}
+        given |= dict.fromkeys(self.context_parameters, context)
         result = await call_any(self.function, **given)
         try:
             value: JsonValue = to_jsonable_python(result)
@@ -139,6 +217,7 @@ def tool(
     resource: ResourceKey = ...,
     confirm: Confirm = ...,
     confirm_within: float | None = ...,
+    repeat: ToolRepeat = ...,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -149,6 +228,7 @@ def tool(
     resource: ResourceKey = None,
     confirm: Confirm = False,
     confirm_within: float | None = None,
+    repeat: ToolRepeat = "always",
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a function a `Tool`, by decoration; its name and docstring describe it by default.
 
@@ -170,6 +250,7 @@ def tool(
             resource=resource,
             confirm=confirm,
             confirm_within=confirm_within,
+            repeat=repeat,
         )
 
     return make if function is None else make(function)
@@ -213,11 +294,9 @@ def checked_arguments(found: Mapping[str, Tool], call: ToolUse | CustomToolUse) 
 
 def _model_of(name: str, function: Callable[..., Any]) -> type[BaseModel]:
     fields: dict[str, Any] = {}
-    try:
-        signature = inspect.signature(function, eval_str=True)
-    except Exception as error:
-        raise InvalidOptions(f"tool {name!r}: its annotations cannot be read: {problem_of(error)}") from error
-    for each in signature.parameters.values():
+    for each in _parameters(name, function):
+        if each.annotation is ToolContext:
+            continue
         if each.kind in {each.POSITIONAL_ONLY, each.VAR_POSITIONAL, each.VAR_KEYWORD}:
             raise InvalidOptions(f"tool {name!r}: parameter {each.name!r} cannot be given by name")
         if each.annotation is each.empty:
@@ -228,6 +307,13 @@ def _model_of(name: str, function: Callable[..., Any]) -> type[BaseModel]:
         return create_model(f"{name}_arguments", __config__=config, **fields)
     except Exception as error:
         raise InvalidOptions(f"tool {name!r}: its parameters have no schema: {problem_of(error)}") from error
+
+
+def _parameters(name: str, function: Callable[..., Any]) -> Sequence[inspect.Parameter]:
+    try:
+        return [*inspect.signature(function, eval_str=True).parameters.values()]
+    except Exception as error:
+        raise InvalidOptions(f"tool {name!r}: its annotations cannot be read: {problem_of(error)}") from error
 
 
 def _field_of(parameter: inspect.Parameter) -> Any:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar, overload
 
 from pydantic import JsonValue
 from pydantic_core import PydanticSerializationError, from_json, to_json
@@ -262,17 +262,41 @@ class Wake(CommonCalls[None]):
         self._require_running()
         await self._steps.commit()
 
+    @overload
     async def step(
         self,
         name: str,
-        function: Callable[..., Awaitable[T] | T],
+        function: Callable[..., Awaitable[T]],
+        /,
+        *args: Any,
+        key: str | None = ...,
+        retry: RetryPolicy | None = ...,
+        timeout: float | timedelta | None = ...,
+        repeat: Repeat = ...,
+    ) -> T: ...
+    @overload
+    async def step(
+        self,
+        name: str,
+        function: Callable[..., T],
+        /,
+        *args: Any,
+        key: str | None = ...,
+        retry: RetryPolicy | None = ...,
+        timeout: float | timedelta | None = ...,
+        repeat: Repeat = ...,
+    ) -> T: ...
+    async def step(
+        self,
+        name: str,
+        function: Callable[..., Any],
         /,
         *args: Any,
         key: str | None = None,
         retry: RetryPolicy | None = None,
         timeout: float | timedelta | None = None,
         repeat: Repeat = "always",
-    ) -> T:
+    ) -> Any:
         """Run a function once: its result is committed before this returns, and the next attempt of the wake gets that
         result without running it. It takes a commit, which writes the result alone.
 
@@ -298,8 +322,7 @@ class Wake(CommonCalls[None]):
             Exception: what the function raised, or ``TimeoutError``. It is not kept.
         """
         self._require_running()
-        found: T = await self._steps.run(name, function, args, key=key, retry=retry, timeout=timeout, repeat=repeat)
-        return found
+        return await self._steps.run(name, function, args, key=key, retry=retry, timeout=timeout, repeat=repeat)
 
     async def begin_once(self, key: str, /) -> bool:
         """Record, before it begins, that something is to run once; False: an earlier attempt has begun it, or an
@@ -311,6 +334,10 @@ class Wake(CommonCalls[None]):
         """
         self._require_running()
         return await self._steps.begin_once(key)
+
+    def has_begun(self, key: str, /) -> bool:
+        """Whether `begin_once` has recorded this key, in this wake or in one that it names."""
+        return self._steps.has_begun(key)
 
     # -- resources
 

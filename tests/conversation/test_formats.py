@@ -119,7 +119,7 @@ def test_results_stand_behind_their_calls_whatever_came_between() -> None:
         ToolResult("c1", "refused", is_error=True),
     ]
     shown = [(m["role"], m.get("tool_call_id", m["content"])) for m in to_openai(events)]
-    answers = [("tool", "c2"), ("tool", "c1"), ("user", "are you there?"), ("assistant", "I stop.")]
+    answers = [("tool", "c1"), ("tool", "c2"), ("user", "are you there?"), ("assistant", "I stop.")]
     assert shown == [("user", "refund me"), ("assistant", None), *answers]
     _, _, behind, _ = to_anthropic(events)
     assert [block["type"] for block in behind["content"]] == ["tool_result", "tool_result", "text"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -49,6 +50,25 @@ class FakeWake:
         self.streamed: list[Any] = []
         self.requests: list[Any] = [SimpleNamespace(request_id=each) for each in pending_requests]
         self.pending: list[Any] = []
+        self.committed: list[Any] = []
+        self.commits: list[int] = []
+        """How many events were appended at each commit."""
+        self.begun: set[str] = set()
+        self.logger = logging.LoggerAdapter(logging.getLogger("test"), {"wake_id": "w1"})
+
+    async def commit(self) -> None:
+        self.commits.append(len(self.appended))
+
+    async def begin_once(self, key: str) -> bool:
+        is_new = key not in self.begun
+        self.begun.add(key)
+        return is_new
+
+    def has_begun(self, key: str) -> bool:
+        return key in self.begun
+
+    async def resource(self, resource: Any) -> Any:
+        return resource
 
     def append(self, event: JournalEvent) -> None:
         EventTypes().encode(event)
@@ -74,7 +94,12 @@ class FakeWake:
         self.spans.append((name, True))
 
     async def history(self, *, last: int) -> list[Any]:
-        return [SimpleNamespace(seq=n, event=event) for n, event in enumerate(self.before[-last:], 1)]
+        entries = enumerate(self.before[-last:], 1)
+        outside = (UserMessage, ConfirmationAnswer, CustomToolResult, UserInterrupt)
+        return [
+            SimpleNamespace(seq=n, event=event, wake_id=None if isinstance(event, outside) else "w0")
+            for n, event in entries
+        ]
 
     @property
     def kinds(self) -> list[str]:
@@ -185,8 +210,8 @@ def test_what_an_option_raises_is_a_result_and_it_reads_what_the_tool_runs_with(
     result = run(wake, Script(calls(*made, ToolCall("2", "push", {"force": "yes"}))), push, lock)
     assert asked == [{"force": False}, {"force": True}]
     assert result.stop == "requires_action"  # "yes" is what a bool may be given as
-    assert [each.is_error for each in wake.results] == [False, True]
-    assert "KeyError" in str(wake.results[1].result)
+    assert {each.tool_use_id: each.is_error for each in wake.results} == {"0": False, "1": True}
+    assert "KeyError" in str(next(each.result for each in wake.results if each.is_error))
 
 
 def test_arguments_need_a_json_form_only_for_options_that_read_them() -> None:
@@ -221,7 +246,7 @@ def test_arguments_without_a_json_form_are_bad_arguments(arguments: Any) -> None
 
 def test_an_input_that_came_during_the_wake_before_is_behind_its_answer() -> None:
     wake, model = FakeWake(UserMessage("one"), UserMessage("two"), AgentMessage("1")), Script(says("2"))
-    wake.pending = [SimpleNamespace(seq=2, event=UserMessage("two"))]
+    wake.pending = [SimpleNamespace(seq=2, event=UserMessage("two"), wake_id=None)]
     run(wake, model)
     assert [m["content"] for m in model.requests[0].openai_messages()] == ["one", "1", "two"]
 
@@ -249,10 +274,13 @@ def test_calls_run_at_the_same_time_unless_they_share_a_resource() -> None:
     each = Tool(name="busy", function=busy, resource=lambda arguments: arguments["key"])
     made = [ToolCall(n, "busy", {"name": n, "key": key}) for n, key in (("a", "k"), ("b", "k"), ("c", None))]
     wake = FakeWake(UserMessage("go"))
-    run(wake, Script(calls(*made), says("done")), each)
+    model = Script(calls(*made), says("done"))
+    run(wake, model, each)
     assert frozenset({"a", "c"}) in overlaps
     assert frozenset({"a", "b"}) not in overlaps
-    assert [r.result for r in wake.results] == ["a", "b", "c"]  # in the order of the calls, not of their ends
+    assert [r.result for r in wake.results] == ["c", "a", "b"]  # each is committed when it is there
+    messages = [m["content"] for m in model.requests[1].openai_messages() if m["role"] == "tool"]
+    assert messages == ["a", "b", "c"]  # the model reads them in the order of the calls
 
 
 @pytest.mark.parametrize("reason", ["length", "content_filter", "pause_turn"])
@@ -398,8 +426,8 @@ def test_a_tool_of_the_client_over_the_bound_is_an_error_that_the_model_reads() 
     model = Script(calls(*made), says("later"))
     assert run(wake, model, double, Tool(name="position", arguments=Position)).stop == "answer"
     assert wake.kinds == ["agent.tool_use"] * 2 + ["agent.tool_result"] * 2 + ["agent.message"]
-    assert [(each.tool_use_id, each.is_error) for each in wake.results] == [("c1", False), ("c2", True)]
-    assert "are pending" in str(wake.results[1].result)
+    assert {each.tool_use_id: each.is_error for each in wake.results} == {"c1": False, "c2": True}
+    assert "are pending" in str(next(each.result for each in wake.results if each.is_error))
 
 
 LARGE = "x" * MAX_EVENT_BYTES

@@ -147,6 +147,7 @@ async def test_built_in_tools_read_the_journal_come_back_later_and_give_work(url
     async with stage(url, handler, helper) as found:
         reply = await found.talk().ask(UserMessage("what does tea cost?"), timeout=30)
         results = [event for event in reply.events if isinstance(event, ToolResult)]
+        results.sort(key=lambda each: each.tool_use_id)
         assert [each.is_error for each in results] == [False, False, False, False, True, True]
         assert "what does tea cost?" in str(results[0].result)
         assert [each.reason for each in await found.talk().revisits()] == ["to look"]
