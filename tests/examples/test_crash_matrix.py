@@ -119,6 +119,12 @@ async def revisit(env: Env, of: ModuleType) -> object:
     return (await talk.reply(seq)).text, await texts(talk)
 
 
+async def steps(env: Env, of: ModuleType) -> object:
+    talk = env.client.conversation(of.orders, "order-1")
+    await talk.ask(UserMessage("tea, please"), event_id="order")
+    return await texts(talk)
+
+
 NUDGES = [f"Are you still there? (no reply yet, {n})" for n in (1, 2)]
 
 
@@ -171,6 +177,7 @@ CASES = [
     Case("conversations.approval", approval, ("requires_action", "Done: 5000 cents are on their way.")),
     Case("conversations.delegate", delegate, ["I have found: the length of the cable: 42 cm"]),
     Case("conversations.revisit", revisit, ("I leave you alone.", [*NUDGES, "I leave you alone."])),
+    Case("conversations.steps", steps, ["Thank you: payment of 4200 cents", "The parcel is on its way"]),
     Case("conversations.stream", stream, (ON_ITS_WAY, [ON_ITS_WAY])),
     Case("chat_api.chat", chat_api, ["you said 'hello'", "5 cents are on their way"]),
     Case("web.service", web, ["you said 'hello'", "you said 'bye'"]),
