@@ -75,6 +75,8 @@ class Calls:
     """By the key of the question."""
     attempts: dict[str, int] = field(default_factory=dict)
     """The last attempt of each activity that has begun."""
+    steps: dict[str, str] = field(default_factory=dict)
+    """The result of each step of a wake that an attempt was given."""
     on_repeated: Callable[[], None] = lambda: None
     """Called when an activity begins that may still run elsewhere."""
 
@@ -155,6 +157,11 @@ async def begin_attempt(name: str, attempt: int) -> None:
         if attempt > 1:
             calls.on_repeated()
             await anyio.sleep(REPEATED_SECONDS)
+
+
+def note_step(name: str, result: str) -> bool:
+    """Note the result of a step of a wake; False: an earlier attempt was given another one."""
+    return all(calls.steps.setdefault(name, result) == result for calls in _CURRENT)
 
 
 async def call(what: str, to: int, unique: str, steps: Sequence[Any] = (), own: str = "") -> str:

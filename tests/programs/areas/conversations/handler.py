@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any, Final, Literal, Protocol
+from uuid import uuid4
 
 import anyio
 from pydantic import BaseModel, Field
@@ -27,7 +28,7 @@ from affinity.conversation import (
     ToolConfirmation,
     UserInterrupt,
 )
-from affinity.errors import ClientError, InvalidInput, ProviderError
+from affinity.errors import ClientError, InvalidInput, ProviderError, StepInterrupted
 from tests.programs import calls
 from tests.programs.areas.conversations.script import FOR_GOOD
 
@@ -107,6 +108,7 @@ class Port(Protocol):
     async def delegate(self, child: str, cycles: int, steps: list[Any]) -> None: ...
     async def make(self, what: str, name: str, other: int) -> None: ...
     async def call(self, what: str, to: int, steps: list[Any]) -> None: ...
+    async def step(self, number: int, once: bool) -> None: ...
     async def fail(self, attempts: int, final: bool) -> None: ...
     def finish(self, result: int) -> None: ...
     def span(self) -> Any: ...
@@ -156,6 +158,8 @@ async def _do_simply(port: Port, chat: Chat, step: Sequence[Any]) -> bool:
             await port.emit(Noted(f"note {number}"))
         case ["add", number]:
             chat.number += number
+        case ["step", number, once]:
+            await port.step(number, once)
         case ["stream", number]:
             await port.stream(number)
         case ["sleep"]:
@@ -199,6 +203,7 @@ class WakePort:
     def __init__(self, wake: affinity.Wake, children: Conversations[Chat]) -> None:
         self._wake, self._children = wake, children
         self._calls: Counter[str] = Counter()
+        self._steps: Counter[int] = Counter()
 
     async def emit(self, event: JournalEvent) -> None:
         self._wake.append(event)
@@ -259,6 +264,18 @@ class WakePort:
         outcome = await calls.call(what, to, unique, steps, self._wake.conversation_id)
         self._wake.append(Noted(f"{what} {to}: {outcome}"))
 
+    async def step(self, number: int, once: bool) -> None:
+        """It gives another result each time it runs: an attempt that has one must have that of the attempt before."""
+        self._steps[number] += 1
+        key = f"{number}/{self._steps[number]}"
+        try:
+            result = await self._wake.step("work", _new_result, key=key, repeat="never" if once else "always")
+        except StepInterrupted:
+            assert once, f"step {key} was interrupted, and may be repeated"
+        else:
+            assert calls.note_step(f"{self._wake.id} {key}", result), f"step {key} has a second result"
+        await self.emit(Noted(f"step {number}"))
+
     async def fail(self, attempts: int, final: bool) -> None:
         wake = self._wake
         lasts = (final or attempts >= FOR_GOOD) and len(wake.pending) + len(wake.due) == 1
@@ -275,6 +292,11 @@ class WakePort:
 
     def _refuse(self, what: str, error: Exception) -> None:
         self._wake.append(Refused(what, type(error).__name__))
+
+
+async def _new_result() -> str:
+    await anyio.sleep(0.001)
+    return uuid4().hex
 
 
 def talk_id(number: int) -> str:

@@ -293,6 +293,9 @@ class EntryPort:
     async def stream(self, parts: int) -> None:
         pass
 
+    async def step(self, number: int, once: bool) -> None:
+        await self.emit(Noted(f"step {number}"))
+
     async def fail(self, attempts: int, final: bool) -> None:
         pass
 

@@ -96,6 +96,7 @@ def _step(depth: int) -> st.SearchStrategy[Step]:
     plain = [
         st.tuples(st.just("say"), _small),
         st.tuples(st.just("note"), _small),
+        st.tuples(st.just("step"), _small, st.booleans()),
         st.tuples(st.just("add"), _small),
         st.tuples(st.just("stream"), st.integers(1, 3)),
         st.tuples(st.just("finish"), _small),
