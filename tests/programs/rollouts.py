@@ -74,22 +74,29 @@ def begin(play: Play, rollout: Rollout) -> None:
     """All workers crash, and start again with the release."""
     play.suspends = True
     name = "CHANGED" if rollout.kind == "changed" else "MISSING"
-    _deploy(play.env, name, VERSIONS[rollout.resumed_by][0])
+    _set_code(play.env, name, VERSIONS[rollout.resumed_by][0])
+    _replace_workers(play.env)
 
 
 async def end(play: Play, rollout: Rollout) -> None:
     """They crash, and start again with code that can go on. The operator resumes the instances if that is to do it."""
+    _set_code(play.env, "GOOD", VERSIONS[rollout.resumed_by][1])
+    async with play.env._crashing:  # a worker may start with the release at this moment
+        _replace_workers(play.env)
     play.suspends = False
-    _deploy(play.env, "GOOD", VERSIONS[rollout.resumed_by][1])
     if rollout.resumed_by == "operator":
         await play.env.client.resume_many([each.instance_id for each in await _suspended(play.env)])
 
 
-def _deploy(env: Env, name: str, version: str) -> None:
+def _set_code(env: Env, name: str, version: str) -> None:
+    """Of workers that start from now on."""
     env._app = globals()[name]
     env._options = env._options.model_copy(update={"code_version": version})
     if isinstance(env, ProcessEnv):
         env._target = f"{__name__}:{name}"
+
+
+def _replace_workers(env: Env) -> None:
     for worker in env.workers:
         env._crash_in_commit(worker, restart=True)
 
