@@ -176,7 +176,7 @@ def _journals(db: Tables) -> Iterator[str]:
             if number not in bases | parents:
                 yield f"{me!r} is deleted, and nothing was made from it"
         elif row["closed"]:
-            if db.is_live(row["session_id"]):
+            if db.is_live(row["session_id"]) and not db.is_suspended(row["session_id"]):
                 yield f"{me!r} is closed, and its instance is {db.instances[row['session_id']]['status']}"
         elif waiting := [*db.waiting_inputs(row)]:
             yield from (f"{me!r}: {waiting} wait: {each}" for each in _unheard(db, row["session_id"]))

@@ -315,7 +315,7 @@ def _parked_items(db: Tables) -> Iterator[str]:
         yield from (f"{me!r}: {each}" for each in _wrong_scheduled(db, row))
         if (journal := journals.get(me)) is None:
             continue  # it was deleted with the record of the session: the next input begins another one
-        if journal["closed"]:
+        if journal["closed"] and not db.is_suspended(me):
             yield f"{me!r} has a journal that is closed"
         if waiting := [*db.waiting_inputs(journal)]:
             yield f"{me!r} is parked, and the inputs {waiting} wait"

@@ -39,6 +39,14 @@ async def test_instances_that_a_release_suspends_go_on(kind: RolloutKind, resume
     assert totals.suspensions > 0
 
 
+async def test_a_conversation_ends_that_is_terminated_while_it_cannot_go_on() -> None:
+    ops = (Op("send", 0, steps=(("say", 1),), ticks=30), Op("terminate", 0))
+    totals = Totals()
+    part = ConversationScript((ops,))
+    await run(Program({"conversations": part}, rollout=Rollout(2, "missing", "release", None)), totals=totals)
+    assert totals.suspensions > 0
+
+
 @pytest.mark.timeout(300)
 async def test_instances_that_a_release_suspends_go_on_on_postgres(servers: Servers) -> None:
     totals = Totals()
