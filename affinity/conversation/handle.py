@@ -118,6 +118,7 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
             ConversationTerminated: before the event was processed; or an operator has ended the instance.
             UnknownConversation: it was deleted before the event was processed.
             UnknownEntry: the event was sent before, and its reply is not there; see `reply`.
+            EntriesRemoved: retention has removed the reply before it was read.
             WakeMisuse: the wait would be a deadlock. The caller is the handler of this conversation's wake, or a task
                 that it started; or that handler waits for a reply of the caller's conversation, directly or through
                 others. Only waits in this process are detected. Nothing is sent, unless two handlers begin to wait for

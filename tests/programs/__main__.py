@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     areas = chosen.areas.split(",") if chosen.areas else list(AREAS)
     with _silent(), _database(chosen) as where:
         print(f"seed {seed}, {', '.join(areas)}, on {'SQLite' if where is None else 'PostgreSQL'}", flush=True)
-        look = Look(where, areas, shrink=not chosen.no_shrink, processes=chosen.processes, repeats=chosen.repeats)
+        options = {"processes": chosen.processes, "repeats": chosen.repeats, "suspends": chosen.suspends}
+        look = Look(where, areas, shrink=not chosen.no_shrink, **options)
         try:
             look.run(seed, count, minutes)
         except Failed as failed:
@@ -67,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a program that fails, and passes when it is run again, is printed and does not count",
     )
     parser.add_argument("--processes", action="store_true", help="each worker is a process, which a crash kills")
+    parser.add_argument("--suspends", action="store_true", help="each program has a rollout that suspends instances")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--url", help="a PostgreSQL database; by default SQLite")
     where.add_argument("--postgres", help="a PostgreSQL server is started for it: old, new, or its major version")
@@ -117,12 +119,14 @@ class Look:
         shrink: bool = True,
         processes: bool = False,
         repeats: bool = False,
+        suspends: bool = False,
     ) -> None:
         self._where = where
         self._areas = areas
         self._shrink = shrink
         self._processes = processes
         self._repeats = repeats
+        self._suspends = suspends
         self._totals = Totals()
         self._begun = self._reported = time.monotonic()
         self._has_failed = False
@@ -140,7 +144,8 @@ class Look:
             while (count is None or self._totals.programs < count) and not self._is_over(minutes):
                 left = BATCH if count is None else min(BATCH, count - self._totals.programs)
                 judged = lambda program: self._judge(runner, program)  # noqa: E731
-                search(judged, areas=self._areas, count=left, seed=self.seed, shrink=self._shrink)
+                options = {"shrink": self._shrink, "suspends": self._suspends}
+                search(judged, areas=self._areas, count=left, seed=self.seed, **options)
                 self.seed += 1
 
     def _is_over(self, minutes: float | None) -> bool:
@@ -175,7 +180,7 @@ class Look:
         seconds, done = time.monotonic() - self._begun, self._totals
         return (
             f"seed {self.seed}: {done.programs} programs, {done.turns} turns in {done.commits} commits, "
-            f"{done.faults} faults, {done.jumps} jumps, in {seconds:.0f} s"
+            f"{done.faults} faults, {done.suspensions} suspensions, {done.jumps} jumps, in {seconds:.0f} s"
         )
 
 

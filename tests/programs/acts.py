@@ -15,6 +15,7 @@ from affinity.errors import (
     Contention,
     InstanceFinished,
     InstanceNotFinished,
+    InstanceNotSuspended,
     InvalidInput,
     NoReply,
     SessionNotFound,
@@ -53,7 +54,7 @@ class Ask:
 class On:
     """One call about an instance."""
 
-    what: Literal["cancel", "restart", "delete", "kill"]
+    what: Literal["cancel", "restart", "delete", "kill", "resume"]
     instance: int = 0
     after: int = 0
 
@@ -110,7 +111,9 @@ ACTS: Final[SearchStrategy[Act]] = st.one_of(
     _SENDS,
     _SENDS,
     st.builds(Ask, to=_instances, times=st.sampled_from((1, 1, 2)), questions=st.sampled_from((1, 2)), after=_ticks),
-    st.builds(On, st.sampled_from(("cancel", "cancel", "restart", "delete", "kill")), _instances, after=_ticks),
+    st.builds(
+        On, st.sampled_from(("cancel", "cancel", "restart", "delete", "kill", "resume")), _instances, after=_ticks
+    ),
     st.builds(Reset, instance=_instances, share=st.integers(0, 100), after=_ticks),
     st.builds(Move, session=_sessions, worker=_workers, after=_ticks),
     st.builds(Write, st.sampled_from(("append", "append", "release", "remove")), _sessions, after=_ticks),
@@ -191,7 +194,7 @@ class Player:
 
     async def _on(self, what: str, number: int) -> None:
         name, seen = instance_id(number), self._seen
-        with suppress(UnknownInstance, InstanceFinished, InstanceNotFinished):
+        with suppress(UnknownInstance, InstanceFinished, InstanceNotFinished, InstanceNotSuspended):
             match what:
                 case "cancel":
                     opened = seen.opened[number]
@@ -201,6 +204,8 @@ class Player:
                     seen.generations[number] += 1
                     seen.opened[number] += 1
                     await self._client.start_many([start_of(number, self._jobs[number], restart=True)])
+                case "resume":
+                    await self._client.resume(name)
                 case _:
                     seen.deleted.add(number)
                     await self._client.delete(name, force=what == "kill")

@@ -14,6 +14,7 @@ from hypothesis.strategies import SearchStrategy
 from tests.programs.areas import AREAS
 from tests.programs.faults import FAULTS
 from tests.programs.program import Options, Program, plain
+from tests.programs.rollouts import ROLLOUTS
 
 _SCRIPT: Final = """\
 # From the root of the repository: PYTHONPATH=. python THIS_FILE [postgresql://...]
@@ -35,8 +36,8 @@ _OPTIONS: Final = st.builds(
 )
 
 
-def programs(areas: Collection[str] = tuple(AREAS)) -> SearchStrategy[Program]:
-    """Programs with parts of these areas."""
+def programs(areas: Collection[str] = tuple(AREAS), *, suspends: bool = False) -> SearchStrategy[Program]:
+    """Programs with parts of these areas; each with a rollout, or some of them."""
     parts: dict[str, SearchStrategy[Any]] = {name: AREAS[name].strategy() for name in areas}
     return st.builds(
         Program,
@@ -44,6 +45,7 @@ def programs(areas: Collection[str] = tuple(AREAS)) -> SearchStrategy[Program]:
         workers=st.integers(1, 3),
         options=_OPTIONS,
         faults=FAULTS,
+        rollout=ROLLOUTS if suspends else st.none() | ROLLOUTS,
     )
 
 
@@ -56,9 +58,15 @@ class Failed(Exception):
 
 
 def search(
-    run: Callable[[Program], None], *, areas: Collection[str], count: int, seed: int, shrink: bool = True
+    run: Callable[[Program], None],
+    *,
+    areas: Collection[str],
+    count: int,
+    seed: int,
+    shrink: bool = True,
+    suspends: bool = False,
 ) -> None:
-    """Run so many programs.
+    """Run so many programs; see `programs`.
 
     Raises:
         Failed: one fails.
@@ -82,7 +90,7 @@ def search(
         print_blob=False,
     )
     try:
-        from_seed(seed)(options(given(programs(areas))(judged)))()
+        from_seed(seed)(options(given(programs(areas, suspends=suspends))(judged)))()
     except Exception:
         if not found:
             raise

@@ -9,8 +9,9 @@ from hypothesis.strategies import SearchStrategy
 
 from affinity.errors import ConnectionLost, DatabaseFailure
 from affinity.testing.env.traffic import Commit
+from tests.programs import rollouts
 from tests.programs.play import STALL_TICKS, Play
-from tests.programs.program import Fault
+from tests.programs.program import Fault, Rollout
 
 OUTAGE: Final = 5
 """Commits that the database refuses in an outage."""
@@ -31,18 +32,22 @@ FAULTS: Final[SearchStrategy[tuple[Fault, ...]]] = st.lists(
 class Faults:
     """Carries the faults of one program out, as `Traffic.on_commit`."""
 
-    def __init__(self, play: Play, faults: tuple[Fault, ...]) -> None:
+    def __init__(self, play: Play, faults: tuple[Fault, ...], rollout: Rollout | None = None) -> None:
         self._play = play
+        self._rollout = rollout
         self._due = sorted(faults, key=lambda fault: fault.at)
         self._behind: Fault | None = None
         self._refusals = 0
         self._number = 0
         self.done = 0
         """Faults so far."""
+        self.suspensions = 0
+        """Commits so far that have suspended instances."""
 
     async def on_commit(self, commit: Commit, done: bool) -> None:
         """Called before and behind each commit."""
         if done:
+            self.suspensions += commit.verb == "suspend_instance"
             self._play.tick()
             await self._end(commit)
         else:
@@ -53,6 +58,8 @@ class Faults:
         if self._refusals > 0:
             self._refusals -= 1
             raise DatabaseFailure("the program refuses it")
+        if self._rollout is not None and self._rollout.at <= self._number:
+            self._roll_out(self._rollout)
         if self._due and self._due[0].at <= self._number and self._behind is None:
             fault = self._due.pop(0)
             self.done += 1
@@ -81,10 +88,18 @@ class Faults:
             self._crash(commit, restart=True)
         raise ConnectionLost("the program loses the answer")
 
+    def _roll_out(self, rollout: Rollout) -> None:
+        self._rollout = None
+        self.done += 1
+        rollouts.begin(self._play, rollout)
+        if rollout.ticks is not None:
+            self._play.later(rollout.ticks, rollouts.end, self._play, rollout)
+        raise ConnectionLost("the worker has crashed")
+
     def _crash(self, commit: Commit, *, restart: bool) -> None:
         self._play.env._crash_in_commit(commit.worker_id, restart=restart)
         raise ConnectionLost("the worker has crashed")
 
     def end(self) -> None:
         """No more of them."""
-        self._due, self._refusals, self._behind = [], 0, None
+        self._due, self._rollout, self._refusals, self._behind = [], None, 0, None

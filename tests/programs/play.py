@@ -34,6 +34,8 @@ class Play:
         """What the code of the program calls itself."""
         self.has_faults = has_faults
         """Whether workers crash, stand still or lose answers."""
+        self.suspends = False
+        """Whether a release runs with which instances cannot go on."""
         self.ticks = 0
         """Commits of the workers, and jumps of the clock, so far."""
         self._pauses: list[tuple[int, int, asyncio.Event]] = []  # due at this tick
@@ -52,13 +54,13 @@ class Play:
             self._pauses.sort()
             await ended.wait()
 
-    def later(self, ticks: int, what: Callable[..., Awaitable[Any]], worker: str) -> None:
-        """Do this about a worker in so many ticks, if it runs by then."""
+    def later(self, ticks: int, what: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+        """Do this in so many ticks; if it is about a worker, if that runs by then."""
 
         async def do() -> None:
             await self.pause(ticks)
             with suppress(InvalidInput):
-                await what(worker)
+                await what(*arguments)
 
         self._later.append(asyncio.ensure_future(do()))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from affinity.worker import RuntimeOptions
 
@@ -18,6 +18,26 @@ FaultKind: TypeAlias = Literal["before", "behind", "lost", "refuse", "takeover",
 ``stall``: the worker stands still for longer than its lease.
 ``outage``: the database refuses it, and the commits after it for a while.
 """
+
+
+RolloutKind: TypeAlias = Literal["changed", "missing"]
+"""``changed``: the code of its orchestrations does not fit histories. ``missing``: it has none."""
+
+CODE_VERSION: Final = "1"
+"""Of the workers at the start."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Of a release with which instances cannot go on, in place of the code of all workers; another one follows it."""
+
+    at: int  # commit of the workers, which are counted through
+    kind: RolloutKind = "changed"
+    resumed_by: Literal["operator", "release", "rollback"] = "operator"
+    """What lets suspended instances go on, once workers have code that can. ``operator``: nothing else, since all have
+    one code version.
+    """
+    ticks: int | None = 4  # until the one that follows; None: until nothing runs, and nothing is due
 
 
 @dataclass(frozen=True)
@@ -44,6 +64,7 @@ class Options:
             instance_cache_size=self.cached_instances,
             worker_concurrency=self.concurrency,
             tags=self.tags,
+            code_version=CODE_VERSION,
         )
 
 
@@ -55,6 +76,7 @@ class Program:
     workers: int = 1
     options: Options = Options()
     faults: tuple[Fault, ...] = ()
+    rollout: Rollout | None = None
 
     def __repr__(self) -> str:
         return plain(self)

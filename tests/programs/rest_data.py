@@ -176,7 +176,7 @@ def _journals(db: Tables) -> Iterator[str]:
             if number not in bases | parents:
                 yield f"{me!r} is deleted, and nothing was made from it"
         elif row["closed"]:
-            if db.is_live(row["session_id"]):
+            if db.is_live(row["session_id"]) and not db.is_suspended(row["session_id"]):
                 yield f"{me!r} is closed, and its instance is {db.instances[row['session_id']]['status']}"
         elif waiting := [*db.waiting_inputs(row)]:
             yield from (f"{me!r}: {waiting} wait: {each}" for each in _unheard(db, row["session_id"]))
@@ -259,12 +259,19 @@ def _journal_revisits(db: Tables) -> Iterator[str]:
             yield f"{db.journals[row['journal_id']]['session_id']!r}/{row['key']} is due"
 
 
-@RULES.of("journal_streams")
-def _journal_streams(db: Tables) -> Iterator[str]:
-    """Nothing is streamed: no wake runs."""
-    for row in db.rows["journal_streams"]:
-        if row["journal_id"] not in db.journals or not _is_stuck(db, row["journal_id"]):
-            yield f"{row['journal_id']}: a part of attempt {row['attempt']} of wake {row['wake_id']} is left"
+def _of_running_wakes(table: str) -> Rule:
+    """Nothing is streamed, and no step goes on: no wake runs."""
+
+    def check(db: Tables) -> Iterator[str]:
+        for row in db.rows[table]:
+            if row["journal_id"] not in db.journals or not _is_stuck(db, row["journal_id"]):
+                yield f"{row['journal_id']}: a row of wake {row['wake_id']} is left"
+
+    return check
+
+
+RULES.of("journal_streams")(_of_running_wakes("journal_streams"))
+RULES.of("journal_steps")(_of_running_wakes("journal_steps"))
 
 
 @RULES.of("journal_parents")

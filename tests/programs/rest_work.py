@@ -18,6 +18,9 @@ OUTCOMES: Final[Mapping[str, type[ev.Event]]] = {
 }
 """The last event of an instance by its status."""
 
+UNCHECKED_SECONDS: Final = 12.0
+"""Between a resume and the sweep that looks for messages that came at that moment."""
+
 LISTED: Final = frozenset({"suspended", "failed", "cancelled"})
 
 
@@ -144,7 +147,7 @@ def _suspensions(db: Tables) -> Iterator[str]:
         owner = db.instances.get(me)
         if owner is None or (row["resumed_at"] is None) != (owner["status"] == "suspended"):
             yield f"{me!r} was resumed at {row['resumed_at']} and is {owner and owner['status']}"
-        if row.get("unchecked"):
+        if row.get("unchecked") and row["resumed_at"] < db.now - UNCHECKED_SECONDS and db.workers:
             yield f"{me!r} was resumed, and no sweep has looked"
     for me, row in db.instances.items():
         if row["status"] == "suspended" and me not in rows:
@@ -312,7 +315,7 @@ def _parked_items(db: Tables) -> Iterator[str]:
         yield from (f"{me!r}: {each}" for each in _wrong_scheduled(db, row))
         if (journal := journals.get(me)) is None:
             continue  # it was deleted with the record of the session: the next input begins another one
-        if journal["closed"]:
+        if journal["closed"] and not db.is_suspended(me):
             yield f"{me!r} has a journal that is closed"
         if waiting := [*db.waiting_inputs(journal)]:
             yield f"{me!r} is parked, and the inputs {waiting} wait"

@@ -9,10 +9,9 @@ from typing import Any, Final
 
 import anyio
 
-import affinity
 from affinity.testing import Env
 from affinity.testing.env.processes import ProcessEnv
-from tests.programs import rest
+from tests.programs import rest, rollouts
 from tests.programs.areas import AREAS
 from tests.programs.areas.conversations.handler import calls_of
 from tests.programs.calls import used
@@ -21,12 +20,8 @@ from tests.programs.faults import Faults
 from tests.programs.play import Play
 from tests.programs.program import Program
 
-APP: Final = affinity.App("programs")
-for _area in AREAS.values():
-    _area.include(APP)
-
-TARGET: Final = f"{__name__}:APP"
-"""Where worker processes find it."""
+TARGET: Final = f"{rollouts.__name__}:GOOD"
+"""Where worker processes find the app."""
 
 PATIENCE: Final = 300.0
 """Real seconds after which a program hangs."""
@@ -40,14 +35,16 @@ class Totals:
     turns: int = 0  # turns of instances that were committed
     commits: int = 0
     faults: int = 0
+    suspensions: int = 0  # commits that suspended instances
     jumps: int = 0
 
-    def add(self, env: Env, faults: int) -> None:
+    def add(self, env: Env, faults: Faults) -> None:
         """Count one program."""
         self.programs += 1
         self.turns += env._traffic.turns
         self.commits += env._traffic.commits
-        self.faults += faults
+        self.faults += faults.done
+        self.suspensions += faults.suspensions
         self.jumps += env.jumps
 
 
@@ -67,16 +64,18 @@ async def run(
     """
     totals = Totals() if totals is None else totals
     async with _env(program, where, processes=processes) as env:
-        play = Play(env, calls_of(env.client), has_faults=bool(program.faults))
+        play = Play(env, calls_of(env.client), has_faults=bool(program.faults or program.rollout))
         play.calls.on_repeated = play.tick_often
-        faults = Faults(play, program.faults)
+        faults = Faults(play, program.faults, program.rollout)
         env._traffic.on_commit = faults.on_commit
         try:
             with anyio.fail_after(PATIENCE), used(play.calls):
                 seen = await _play(play, program)
                 faults.end()
-                await play.end()
-                await env.run_until_idle()
+                with env.freeze():  # calls of clients may wait for what never happens
+                    await play.end()
+                    await env.run_until_idle()
+                    await rollouts.go_on(play, program.rollout)
                 await play.end_calls()
                 for name, part in program.parts.items():
                     await AREAS[name].check(play, part, seen[name])
@@ -85,7 +84,7 @@ async def run(
             error.add_note(_state(env))
             raise
         finally:
-            totals.add(env, faults.done)
+            totals.add(env, faults)
 
 
 def _state(env: Env) -> str:
@@ -99,7 +98,7 @@ def _state(env: Env) -> str:
 
 
 def _env(program: Program, where: str | Copies | None, *, processes: bool) -> Env:
-    make: Callable[..., Env] = partial(ProcessEnv, APP, TARGET) if processes else partial(Env, APP)
+    make: Callable[..., Env] = partial(ProcessEnv, rollouts.GOOD, TARGET) if processes else partial(Env, rollouts.GOOD)
     url = None if isinstance(where, Copies) else where
     env = make(url=url, workers=program.workers, options=program.options.runtime())
     if isinstance(where, Copies):

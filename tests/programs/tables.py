@@ -149,6 +149,10 @@ class Tables:
         found = self.instances.get(instance_id)
         return found is not None and found["status"] not in FINISHED
 
+    def is_suspended(self, instance_id: str) -> bool:
+        """Whether the instance waits for an operator or for other code: nothing that it is sent is read."""
+        return self.is_live(instance_id) and bool(self.instances[instance_id]["status"] == "suspended")
+
     def current(self, instance_id: str) -> Execution:
         """The execution that an instance is in."""
         key = instance_id, self.instances[instance_id]["execution_id"]

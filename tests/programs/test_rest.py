@@ -344,6 +344,7 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
         lambda at: at.add("journal_revisits", journal_id=99, key="k", due_at=at.now + 9),
     ),
     "journal_streams": (lambda at: at.add("journal_streams", **at.of("c", wake_id="w", attempt=1)),),
+    "journal_steps": (lambda at: at.add("journal_steps", **at.of("c", wake_id="w", key="k")),),
     "journal_parents": (lambda at: at.add("journal_parents", **at.of("c", parent_id=99)),),
     "timeline": (lambda at: at["timeline"].clear(),),
     "sweeps": (lambda at: at["sweeps"].clear(),),

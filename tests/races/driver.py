@@ -286,8 +286,8 @@ class Operation:
             return type(error).__name__
 
     def allows(self, outcome: Outcome) -> bool:
-        """Whether it is one of the errors."""
-        return outcome in {error.__name__ for error in self.errors}
+        """Whether it is one of the errors, or of a subclass."""
+        return outcome in {each.__name__ for error in self.errors for each in (error, *error.__subclasses__())}
 
 
 State: TypeAlias = Mapping[str, Hashable]

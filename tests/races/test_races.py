@@ -23,6 +23,7 @@ MENDED: Final = (
     ("new", "delete,send", "client"),  # what began between two steps of a deletion lost its journal
     ("new", "delete_cascade,ask", "client"),
     ("new", "delegate,terminate_child", "get_pending#3"),  # the parent of a child that ends as its wake begins waited
+    ("talks", "fork_beside,prune_journals", "before client.read_journal"),  # a reply that retention removes meanwhile
 )
 """Area, operations and points that have found something."""
 
