@@ -581,8 +581,9 @@ class _Attempt(Generic[S]):
         await self._read_delegations()
         for each in self.delegations:
             self._notify_parent(each, "terminated")
-        if not (self.writing.appends or self.task.get("cancelled_wakes")):
+        if not (self.writing.appends or self.task.get("cancelled_wakes") or self.work.steps):
             return self._outcome("nothing")
+        self.writing.is_over = True
         self._close(self.work.processed)
         self.ctx.enlist(self.writing)
         return self._outcome("done")
