@@ -186,14 +186,15 @@ class WorkSteps(ClusterState):
 
     async def _ack(self, worker: SimulatedWorker, item: WorkItem, step: do.Ack) -> None:
         write = self._state_write(worker, item) if step.saves else None
-        ack = WorkAck(lock=item.lock, message=self._tag("result"), state=write)
+        message = self._tag("result")
+        ack = WorkAck(lock=item.lock, message=message, state=write)
         for _ in range(2 if step.reply == "twice" else 1):
             passes = self.model.find(item.lock) is not None
             passes = passes and (write is None or self.model.fits(write, self.sessions))
             (acked,) = await self.provider.ack_work_item(worker.identity, [ack], TIMEOUTS)
             expect(f"ack of {item.lock.key}", acked, passes)
             if acked:
-                self.model.ack(item.lock, ack.message)
+                self.model.ack(item.lock, message)
                 self._written(worker, [write] if write else [])
             await self._look()
         if step.reply != "heard" and write is not None:

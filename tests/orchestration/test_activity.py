@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from affinity.errors import InvalidOptions
+from affinity.errors import ActivityMisuse, InvalidOptions
 from affinity.orchestration import ActivityCancelledSignal, ActivityContext, RetryPolicy
 
 
@@ -24,6 +24,10 @@ def test_attributes_are_fixed() -> None:
     assert (ctx.session_id, ctx.session_epoch, ctx.attempt, ctx.worker_id) == ("s", 4, 2, "w-0")
     with pytest.raises(dataclasses.FrozenInstanceError):
         ctx.attempt = 3  # type: ignore[misc]
+
+
+async def commit_nothing(*_: object) -> None:
+    """See `ActivityContext.commit_part`."""
 
 
 def test_a_context_of_a_worker_is_as_the_constructor_makes_it() -> None:
@@ -42,6 +46,7 @@ def test_a_context_of_a_worker_is_as_the_constructor_makes_it() -> None:
         session_store=None,  # type: ignore[arg-type]
         session_listeners=(),
         journals=None,  # type: ignore[arg-type]
+        commit_part=commit_nothing,
     )
     assert type(ctx) is ActivityContext
     assert ctx == context(
@@ -155,3 +160,13 @@ def test_retries_until_attempts_or_a_non_retryable_error() -> None:
 def test_policies_are_validated(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidOptions, match=message):
         RetryPolicy(**options)
+
+
+@pytest.mark.anyio
+async def test_a_part_is_committed_by_a_worker_and_while_the_run_lasts() -> None:
+    with pytest.raises(ActivityMisuse, match="committed by a worker"):
+        await context().commit_part()
+    ended = context()
+    ended._close()
+    with pytest.raises(ActivityCancelledSignal):
+        await ended.commit_part()
