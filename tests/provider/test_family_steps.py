@@ -1,4 +1,4 @@
-"""Families of 100,000 records: each statement reads, locks and removes what one step needs, whatever their shape."""
+"""Large families: each statement reads, locks and removes what one step needs, whatever their shape."""
 
 from __future__ import annotations
 
@@ -36,6 +36,9 @@ SHAPES: Final[dict[str, LiteralString]] = {
 }
 """The parent of the i-th record: one has all; every 1,000th begins a line; any that is older; every tenth has nine."""
 
+RECORDS: Final = 40_000
+"""In whose families a step is looked at: several times what it may read."""
+
 MOST: Final = 10 * MAX_PAGE
 """Rows of one table that one statement reads; the listing of heads reads past the records that are none."""
 
@@ -45,7 +48,7 @@ COLUMNS: Final[LiteralString] = (
 )
 POSTGRES: Final[LiteralString] = (
     COLUMNS + " SELECT 's' || i, '', 'plain', 1, '', {parent}, '{{}}', '[]', 1, clock(),"
-    " clock() - '1 d'::interval + i * '1 ms'::interval FROM generate_series(0, 99999) i"
+    " clock() - '1 d'::interval + i * '1 ms'::interval FROM generate_series(0, {last}) i"
 )
 SQLITE: Final[LiteralString] = (
     COLUMNS + " WITH RECURSIVE n (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < {last})"
@@ -79,7 +82,7 @@ async def test_a_step_reads_what_it_needs(
 ) -> None:
     """With statistics, which may say that each record has most of the others as children, and without."""
     admin.execute("ALTER TABLE session_states SET (autovacuum_enabled = off)")
-    admin.execute(POSTGRES.format(parent=SHAPES[shape]).encode())
+    admin.execute(POSTGRES.format(parent=SHAPES[shape], last=RECORDS - 1).encode())
     if analyzed:
         admin.execute("VACUUM ANALYZE")
     plans: list[dict[str, Any]] = []
@@ -93,17 +96,18 @@ async def test_a_step_reads_what_it_needs(
         removed = await manager.delete(family.head.session_id)
         assert len(removed) == len(family.members)
         check(plans)
-        assert len(would.removed) == {"one parent": 0, "chains": 99_000, "random": 0, "tens": 99_990}[shape]
+        kept = {"one parent": RECORDS, "chains": 1_000, "random": RECORDS, "tens": 10}[shape]
+        assert len(would.removed) == RECORDS - kept
         pruned = await manager.prune(keep=0, family=True)
         check(plans)
-        assert len(pruned.removed) == 100_000 - len(removed)
+        assert len(pruned.removed) == RECORDS - len(removed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["one parent", "tens"])
 async def test_a_large_family_is_pruned(postgres_migrated: str, admin: psycopg.Connection[Any], shape: str) -> None:
-    """By the age of its newest record; within the time that one statement may take, were it one."""
-    admin.execute(POSTGRES.format(parent=SHAPES[shape]).encode())
+    """Of 100,000 records, by the age of its newest; within the time that one statement may take, were it one."""
+    admin.execute(POSTGRES.format(parent=SHAPES[shape], last=99_999).encode())
     async with opened(postgres_migrated) as provider:
         done = list[int]()
         pruned = await SessionManager(provider.states).prune(older_than=60.0, family=True, progress=done.append)

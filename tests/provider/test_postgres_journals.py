@@ -107,6 +107,8 @@ def crowd_journals(admin: psycopg.Connection[Any], crowd: Crowd) -> None:
         f"INSERT INTO journal_revisits SELECT i, 'k', clock(), 0, '', 'null', 'w' FROM generate_series(1, {MANY}) i",
         f"INSERT INTO journal_parents SELECT i, 1, i + 1 FROM generate_series(1, {MANY}) i",
         f"INSERT INTO journal_streams SELECT i, 'w', 1, 1, '1' FROM generate_series(1, {MANY}) i",
+        "INSERT INTO journal_steps (journal_id, wake_id, key, arguments, result)"
+        f" SELECT i, 'w', 'k', '', '1' FROM generate_series(1, {MANY}) i",
     ):
         admin.execute(statement)
     if crowd != "unknown":

@@ -41,7 +41,7 @@ def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
 async def test_hot_statements_read_what_they_need(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
-    """Among 20,000 foreign rows in each table, with statistics and without, no step of any plan reads many of them."""
+    """Among thousands of foreign rows in each table, with statistics and without, no step of a plan reads many."""
     async with opened(postgres_migrated) as provider:
         peer = await registered(provider)
         await registered(provider, "other")
