@@ -1,4 +1,4 @@
-"""Large families: each statement reads, locks and removes what one step needs, whatever their shape."""
+"""Families of 100,000 records: each statement reads, locks and removes what one step needs, whatever their shape."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ SHAPES: Final[dict[str, LiteralString]] = {
 }
 """The parent of the i-th record: one has all; every 1,000th begins a line; any that is older; every tenth has nine."""
 
-RECORDS: Final = 40_000
-"""In whose families a step is looked at: several times what it may read."""
+RECORDS: Final = 100_000
+"""In whose families a step is looked at: many times what it may read."""
 
 MOST: Final = 10 * MAX_PAGE
 """Rows of one table that one statement reads; the listing of heads reads past the records that are none."""
