@@ -36,6 +36,7 @@ from affinity.conversation.events import (
     JournalEvent,
     RequestEvent,
     RequestExpired,
+    RevisitDue,
     SpanCompleted,
     SpanError,
     SpanStarted,
@@ -48,7 +49,7 @@ from affinity.conversation.events import (
     UserMessage,
 )
 from affinity.conversation.follow import EventFeed, FeedItem
-from affinity.conversation.formats import Transcript, from_anthropic, from_openai, to_anthropic, to_openai
+from affinity.conversation.formats import Transcript, from_anthropic, from_openai, render_input, to_anthropic, to_openai
 from affinity.conversation.handle import ConversationHandle
 from affinity.conversation.kinds import ConversationLimits
 from affinity.conversation.lineage import Ancestor
@@ -93,6 +94,7 @@ __all__ = [
     "RequestEvent",
     "RequestExpired",
     "Retracted",
+    "RevisitDue",
     "SpanCompleted",
     "SpanError",
     "SpanStarted",
@@ -116,6 +118,7 @@ __all__ = [
     "builtin_tools",
     "from_anthropic",
     "from_openai",
+    "render_input",
     "run_loop",
     "to_anthropic",
     "to_openai",

@@ -283,6 +283,14 @@ class ConversationIdle(JournalEvent):
     kind: Literal["conversation.idle"] = "conversation.idle"
 
 
+class RevisitDue(JournalEvent):
+    """The agent comes back: `run_loop` appends it, for the model, for each revisit that is due."""
+
+    reason: str = ""
+    note: JsonValue = None
+    kind: Literal["agent.revisit_due"] = "agent.revisit_due"
+
+
 class RequestExpired(JournalEvent):
     """No answer to a request of the application came in time. The built-in requests are answered with a refusal."""
 
@@ -364,6 +372,7 @@ ConversationIdle.model_rebuild()
 
 BUILT_IN: Final[tuple[type[JournalEvent], ...]] = (
     UserMessage,
+    RevisitDue,
     DefineOutcome,
     UserInterrupt,
     ConfirmationAnswer,

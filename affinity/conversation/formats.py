@@ -1,7 +1,8 @@
 """Events as the messages of the APIs of models, and back: chat completions of OpenAI, and messages of Anthropic.
 
-Both are plain lists of dicts, so no SDK is needed. Ids of tool calls stay exactly as they are. Events that are no part
-of a talk (spans, statuses, requests for confirmation) have no message.
+Both are plain lists of dicts, so no SDK is needed. Ids of tool calls stay exactly as they are. An input that is no
+message, such as the end of a child, is a message of the user, with the text that `render_input` gives. Events that are
+no part of a talk (spans, statuses, requests for confirmation) have no message.
 
 Blocks of contents are kept as they came, and converted where they are written for the other API:
 
@@ -15,7 +16,7 @@ In the results of tools, only blocks that the API takes there stay blocks; any o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -26,12 +27,18 @@ from pydantic_core import from_json, to_json
 from affinity.conversation.blocks import anthropic_blocks, is_result_block, openai_content
 from affinity.conversation.events import (
     AgentMessage,
+    ChildEnded,
+    ConfirmationAnswer,
     Content,
     CustomToolResult,
     CustomToolUse,
+    DefineOutcome,
     JournalEvent,
+    RequestExpired,
+    RevisitDue,
     ToolResult,
     ToolUse,
+    UserInterrupt,
     UserMessage,
     text_of,
 )
@@ -39,6 +46,9 @@ from affinity.errors import InvalidInput, problem_of
 
 Message: TypeAlias = dict[str, Any]
 """A message of an API: JSON values by name."""
+
+Render: TypeAlias = Callable[[JournalEvent], Content | None]
+"""See `render_input`."""
 
 
 class Transcript(NamedTuple):
@@ -69,14 +79,40 @@ class _Assistant:
 # -- events to messages
 
 
-def to_openai(events: Iterable[JournalEvent], *, system: Sequence[str] = ()) -> list[Message]:
-    """The messages of a chat completion: the system messages first, then the talk.
+def render_input(event: JournalEvent) -> Content | None:
+    """What a model reads of an input that is no message; None: nothing."""
+    match event:
+        case ChildEnded():
+            told = event.error.message if event.error is not None else event.result
+            found = f"[the work of {event.child!r} has ended: {event.outcome}] {'' if told is None else _as_text(told)}"
+        case UserInterrupt():
+            found = f"[the user interrupts you] {event.reason}"
+        case DefineOutcome():
+            found = "\n- ".join([f"[the outcome that is wanted] {event.outcome}", *event.criteria])
+        case RevisitDue():
+            found = f"[you asked to come back now] {event.reason} {'' if event.note is None else _as_text(event.note)}"
+        case RequestExpired():
+            found = f"[no answer came in time to the request {event.request_id!r}]"
+        case ConfirmationAnswer() | CustomToolResult():  # it is in the result of its call
+            return None
+        case _ if str(event.kind).startswith("user."):
+            found = f"[{event.kind}] {_as_text(event.model_dump(mode='json', exclude={'kind'}))}"
+        case _:
+            return None
+    return found.strip()
+
+
+def to_openai(
+    events: Iterable[JournalEvent], *, system: Sequence[str] = (), render: Render = render_input
+) -> list[Message]:
+    """The messages of a chat completion: the system messages first, then the talk. ``render``: gives the text, or the
+    blocks, of an input that is no message.
 
     Raises:
         InvalidInput: a block of Anthropic's that chat completions have no counterpart for.
     """
     found: list[Message] = [{"role": "system", "content": text} for text in system]
-    for part in _parts(events):
+    for part in _parts(events, render):
         match part:
             case UserMessage():
                 found.append({"role": "user", "content": openai_content(part.content)})
@@ -88,8 +124,8 @@ def to_openai(events: Iterable[JournalEvent], *, system: Sequence[str] = ()) -> 
     return found
 
 
-def to_anthropic(events: Iterable[JournalEvent]) -> list[Message]:
-    """The ``messages`` of a request; the system prompt is a parameter of its own there.
+def to_anthropic(events: Iterable[JournalEvent], *, render: Render = render_input) -> list[Message]:
+    """The ``messages`` of a request; the system prompt is a parameter of its own there. ``render``: as for `to_openai`.
 
     Results of tools are blocks of a user's message. Messages of one role that follow each other are one message.
 
@@ -97,7 +133,7 @@ def to_anthropic(events: Iterable[JournalEvent]) -> list[Message]:
         InvalidInput: a block of OpenAI's that Anthropic has no counterpart for.
     """
     found: list[Message] = []
-    for part in _parts(events):
+    for part in _parts(events, render):
         match part:
             case UserMessage():
                 _add_blocks(found, "user", anthropic_blocks(_blocks(part.content)))
@@ -109,7 +145,7 @@ def to_anthropic(events: Iterable[JournalEvent]) -> list[Message]:
     return found
 
 
-def _parts(events: Iterable[JournalEvent]) -> Iterator[UserMessage | _Assistant | _Result]:
+def _parts(events: Iterable[JournalEvent], render: Render) -> Iterator[UserMessage | _Assistant | _Result]:
     """The talk in the order of its messages; a call and the text before it, of one reply of the model, are together.
 
     Both APIs want the results of calls directly behind them, and one of each. In a journal something else may stand
@@ -136,6 +172,8 @@ def _parts(events: Iterable[JournalEvent]) -> Iterator[UserMessage | _Assistant 
             case CustomToolResult() if event.request_id in requests:
                 is_error = event.is_error or event.expired
                 _add_result(talk, open_calls, _Result(requests[event.request_id], event.result, is_error))
+            case _ if (content := render(event)) is not None:
+                talk.append(UserMessage(content))
     for part in talk:
         yield part
         if isinstance(part, _Assistant):  # results come in the order in which calls end

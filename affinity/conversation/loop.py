@@ -31,6 +31,7 @@ from affinity.conversation.events import (
     JournalEntry,
     JournalEvent,
     RequestEvent,
+    RevisitDue,
     SpanStarted,
     ToolConfirmation,
     ToolResult,
@@ -39,7 +40,15 @@ from affinity.conversation.events import (
     UserMessage,
     text_of,
 )
-from affinity.conversation.formats import Message, call_id, call_of, to_anthropic, to_openai
+from affinity.conversation.formats import (
+    Message,
+    Render,
+    call_id,
+    call_of,
+    render_input,
+    to_anthropic,
+    to_openai,
+)
 from affinity.conversation.tools import (
     Tool,
     ToolContext,
@@ -50,6 +59,7 @@ from affinity.conversation.tools import (
     in_chains,
     tools_by_name,
 )
+from affinity.conversation.views import PendingRevisit
 from affinity.errors import (
     InvalidInput,
     InvalidOptions,
@@ -120,6 +130,11 @@ class LoopWake(Protocol):
     @property
     def pending(self) -> Sequence[JournalEntry]:
         """The inputs of the wake."""
+        ...
+
+    @property
+    def due(self) -> Sequence[PendingRevisit]:
+        """The revisits that are due."""
         ...
 
     @property
@@ -247,9 +262,11 @@ class ModelRequest:
     round: int  # from 1
     stream: Callable[[Any], None]  # `Wake.stream`: shows a part of the answer to readers now
 
+    render: Render = render_input  # as for `run_loop`
+
     def openai_messages(self) -> list[Message]:
         """``messages`` of a chat completion."""
-        return to_openai(self.events, system=self.system)
+        return to_openai(self.events, system=self.system, render=self.render)
 
     def openai_tools(self) -> list[dict[str, Any]]:
         """``tools`` of a chat completion."""
@@ -257,7 +274,7 @@ class ModelRequest:
 
     def anthropic_messages(self) -> list[Message]:
         """``messages`` of a message request; its ``system`` is a parameter of its own."""
-        return to_anthropic(self.events)
+        return to_anthropic(self.events, render=self.render)
 
     def anthropic_tools(self) -> list[dict[str, Any]]:
         """``tools`` of a message request."""
@@ -290,6 +307,7 @@ async def run_loop(
     transcript: Iterable[JournalEvent] | None = None,
     max_rounds: int = MAX_ROUNDS,
     builtins: Iterable[Tool] = (),
+    render: Render = render_input,
 ) -> LoopResult:
     """Ask the model, run the tools that it calls, append both to the journal, and again, until it answers.
 
@@ -316,6 +334,8 @@ async def run_loop(
             an application that keeps its transcript in the state gives that, with the events of `Wake.pending`.
         max_rounds: calls of the model at most.
         builtins: what `builtin_tools` gave, or some of it.
+        render: gives the text of an input that is no message, such as the end of a child, an interrupt, or an event of
+            the application; None: the model does not read it.
 
     Raises:
         InvalidOptions: ``max_rounds`` is below 1, or two tools have one name, built-in tools included.
@@ -326,15 +346,24 @@ async def run_loop(
         raise InvalidOptions(f"max_rounds must be an integer from 1, not {max_rounds!r}")
     before = await _transcript(wake) if transcript is None else list(transcript)
     prompts = [system] if isinstance(system, str) else list(system)
-    return await _Loop(wake, model, tools_by_name(tools, builtins), prompts, before).run(max_rounds)
+    loop = _Loop(wake, model, tools_by_name(tools, builtins), prompts, events=before, render=render)
+    return await loop.run(max_rounds)
 
 
 class _Loop:
     """One run of a loop."""
 
     def __init__(
-        self, wake: LoopWake, model: Model, tools: Mapping[str, Tool], system: Sequence[str], events: list[JournalEvent]
+        self,
+        wake: LoopWake,
+        model: Model,
+        tools: Mapping[str, Tool],
+        system: Sequence[str],
+        *,
+        events: list[JournalEvent],
+        render: Render,
     ) -> None:
+        self._render = render
         self._wake, self._model, self._tools, self._system, self._events = wake, model, tools, system, events
         self._refused: dict[int, ToolResult] = {}  # by the identity of the call among the events
         self._usage: Counter[str] = Counter()
@@ -343,6 +372,7 @@ class _Loop:
         self._finish_reason: str | None = None
 
     async def run(self, max_rounds: int) -> LoopResult:
+        self._tell_revisits()
         if await self._run_open_calls():  # of an earlier wake, or attempt
             return self._ended("requires_action")
         if (answer := self._committed_answer()) is not None:
@@ -356,6 +386,14 @@ class _Loop:
             if await self._run_open_calls():
                 return self._ended("requires_action")
         return self._ended("truncated")
+
+    def _tell_revisits(self) -> None:
+        """Let the model read why it is woken, unless an earlier attempt has."""
+        told = [each.event for each in self._wake.committed]
+        for each in self._wake.due:
+            event = RevisitDue(each.reason, each.note)
+            if event not in told:
+                self._append(event)
 
     def _committed_answer(self) -> AgentMessage | None:
         """The answer of the model that an earlier attempt has committed, if nothing has come since."""
@@ -371,6 +409,7 @@ class _Loop:
             tools=tuple(self._tools.values()),
             round=self._rounds,
             stream=self._wake.stream,
+            render=self._render,
         )
         with self._wake.span("model"):
             reply = await call_any(self._model, request)

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from affinity.conversation import (
     AgentMessage,
+    ChildEnded,
+    ConfirmationAnswer,
+    ConversationIdle,
     CustomToolResult,
     CustomToolUse,
+    DefineOutcome,
+    JournalEvent,
+    RequestExpired,
+    RevisitDue,
     SpanCompleted,
+    SpanError,
     ToolConfirmation,
     ToolResult,
     ToolUse,
+    UserInterrupt,
     UserMessage,
     from_anthropic,
     from_openai,
@@ -271,3 +280,40 @@ def test_a_result_is_blocks_only_where_the_api_has_them() -> None:
         assert message["content"] == [_result("c1", content=content)]
     (message,) = to_openai([ToolResult("c1", [{**TEXT, "citations": None}])])
     assert message["content"] == [TEXT]
+
+
+class Rated(JournalEvent):
+    """An input of an application."""
+
+    stars: int
+    kind: Literal["user.rated"] = "user.rated"
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (ChildEnded("c/a", "d", "completed", "42 cm"), "[the work of 'c/a' has ended: completed] 42 cm"),
+        (ChildEnded("c/a", "d", "completed", {"cm": 42}), """[the work of 'c/a' has ended: completed] {"cm":42}"""),
+        (ChildEnded("c/a", "d", "terminated"), "[the work of 'c/a' has ended: terminated]"),
+        (
+            ChildEnded("c/a", "d", "failed", error=SpanError(type="OSError", message="no disk")),
+            "[the work of 'c/a' has ended: failed] no disk",
+        ),
+        (UserInterrupt("take another way"), "[the user interrupts you] take another way"),
+        (DefineOutcome("ship it", ["tests pass"]), "[the outcome that is wanted] ship it\n- tests pass"),
+        (RevisitDue("check the oven", [1]), "[you asked to come back now] check the oven [1]"),
+        (RequestExpired("r"), "[no answer came in time to the request 'r']"),
+        (Rated(stars=5), """[user.rated] {"stars":5}"""),
+    ],
+)
+def test_an_input_that_is_no_message_is_one_of_the_user(event: JournalEvent, text: str) -> None:
+    """It comes where it was read; ``render`` says it otherwise, or not at all."""
+    events = [UserMessage("go"), AgentMessage("gone"), event]
+    assert to_openai(events)[-1] == {"role": "user", "content": text}
+    assert to_anthropic(events)[-1] == {"role": "user", "content": [{"type": "text", "text": text}]}
+    assert to_openai(events, render=lambda event: event.kind)[-1]["content"] == event.kind
+    assert [m["role"] for m in to_openai(events, render=lambda event: None)] == ["user", "assistant"]
+
+
+def test_what_is_no_input_has_no_message() -> None:
+    assert to_openai([ConversationIdle("end_turn"), ToolConfirmation("t"), ConfirmationAnswer("r", allowed=True)]) == []

@@ -51,6 +51,7 @@ class FakeWake:
         self.requests: list[Any] = [SimpleNamespace(request_id=each) for each in pending_requests]
         self.pending: list[Any] = []
         self.committed: list[Any] = []
+        self.due: list[Any] = []
         self.commits: list[int] = []
         """How many events were appended at each commit."""
         self.begun: set[str] = set()
@@ -378,7 +379,9 @@ def test_a_call_before_an_interrupt_does_not_run(answers: list[ConfirmationAnswe
         (result,) = wake.results
         assert "the call was interrupted and has not run" in str(result.result)
         assert result.is_error
-        assert "interrupted" in model.requests[0].openai_messages()[-1]["content"]
+        *_, told, interrupt = model.requests[0].openai_messages()
+        assert "interrupted" in told["content"]
+        assert interrupt == {"role": "user", "content": "[the user interrupts you] stop"}
 
 
 def test_a_call_behind_an_interrupt_waits_and_runs() -> None:

@@ -242,3 +242,34 @@ async def test_the_model_does_not_see_the_context_of_a_call() -> None:
 
     assert list(look.parameters["properties"]) == ["name"]
     assert UserInterrupt().kind == "user.interrupt"
+
+
+async def test_the_model_reads_why_it_is_woken(server: str | None) -> None:
+    """By a revisit: once, though the wake is repeated; and in later wakes too."""
+    seen: list[list[Any]] = []
+
+    async def model(request: ModelRequest) -> ModelReply:
+        seen.append([m["content"] for m in request.openai_messages()])
+        if len(seen) == 2:
+            raise ConnectionError("429")
+        return ModelReply(content=f"answer {len(seen)}")
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        result = await run_loop(wake, model=model)
+        if not wake.due and result.text == "answer 1":
+            wake.revisit(60, reason="look again")
+
+    chats, app = make(handler, retry=RETRY), affinity.App("agents")
+    app.include(chats)
+    async with Env(app, url=server) as env:
+        talk = env.client.conversation(chats, "c")
+        await talk.ask(UserMessage("go"))
+        await env.run_until_idle()
+        await talk.ask(UserMessage("and?"))
+    told = "[you asked to come back now] look again"
+    assert seen == [
+        ["go"],
+        ["go", "answer 1", told],
+        ["go", "answer 1", told],
+        ["go", "answer 1", told, "answer 3", "and?"],
+    ]
