@@ -216,7 +216,7 @@ CONVERSATION: Final = (
     Operation("terminate_cascade", terminating(cascade=True), GONE),
     Operation("delete", deleting(), (WaitTimeout,)),
     Operation("delete_cascade", deleting(cascade=True), (WaitTimeout,)),
-    Operation("interrupt_child", interrupting("ck", cancel_running=True), GONE),
+    Operation("interrupt_child", interrupting("ck", cancel_running=True), GONE, compares=False),
     Operation("interrupt_child_twice", _interrupt_child_twice, GONE, atomic=False, compares=False),
     Operation("terminate_child", terminating("ck"), GONE),
     Operation("delete_child", deleting("ck"), (WaitTimeout,)),
@@ -300,7 +300,7 @@ TALKS: Final = (
     Operation("move", moving("c")),
     Operation("release", releasing("c")),
     Operation("answer_child", answering("ck"), (*GONE, RequestNotPending)),
-    Operation("remove_child", removing("ck"), (UnknownInstance,)),
+    Operation("remove_child", removing("ck"), (UnknownInstance,), compares=False),  # its parent may be notified before
     Operation("delete_fork", deleting("d"), (WaitTimeout,)),
 )
 
@@ -329,6 +329,21 @@ def of_conversations(stage: Stage, db: Tables) -> State:
             requests = sum(each["journal_id"] == journals[me]["journal_id"] for each in db.rows["journal_requests"])
             found[stage.name(me)] = status, me in records, requests, tuple(sorted(_entries(db, journals[me])))
     return found
+
+
+def broken_promises(stage: Stage, db: Tables) -> Iterator[str]:
+    """Of conversations."""
+    yield from forgotten_delegations(stage, db)
+    yield from interrupted_requests(stage, db)
+
+
+def interrupted_requests(stage: Stage, db: Tables) -> Iterator[str]:
+    """A request is pending that a later interrupt should have dropped."""
+    for request in db.rows["journal_requests"]:
+        entries = db.entries[request["journal_id"]].items()
+        last = max((seq for seq, entry in entries if entry["kind"] == "user.interrupt"), default=0)
+        if request["seq"] < last and stage.mine(me := db.journals[request["journal_id"]]["session_id"]):
+            yield f"{stage.name(me)} has a request from before its interrupt {last}"
 
 
 CHILD: Final = ("child.delegated", "child.ended")
@@ -516,11 +531,14 @@ JOBS: Final = (
 
 
 def of_jobs(stage: Stage, db: Tables) -> State:
-    """Of each instance: its status and what came of it; of the session: how often something was written."""
+    """Of each instance: its status and what came of it, if its parent is there, which may have ended before it was
+    removed; of the session: how often something was written.
+    """
     found: dict[str, Hashable] = {}
     for me in sorted(filter_mine(stage, db.instances)):
         row = db.instances[me]
-        found[stage.name(me)] = row["status"], row["output"]
+        has_parent = row["parent_id"] is None or row["parent_id"] in db.instances
+        found[stage.name(me)] = (row["status"], row["output"]) if has_parent else "without its parent"
     for row in db.rows["session_states"]:
         if stage.mine(row["session_id"]):
             found[stage.name(row["session_id"])] = "record"
@@ -528,8 +546,8 @@ def of_jobs(stage: Stage, db: Tables) -> State:
 
 
 AREAS: Final = (
-    Area("talks", talks, begin_talks, TALKS, of_conversations, forgotten_delegations),
-    Area("new", talks, begin_nothing, NEW, of_conversations, forgotten_delegations),
+    Area("talks", talks, begin_talks, TALKS, of_conversations, broken_promises),
+    Area("new", talks, begin_nothing, NEW, of_conversations, broken_promises),
     Area("jobs", jobs, begin_job, JOBS, of_jobs),
     Area("ended", jobs, begin_ended_job, JOBS, of_jobs),
 )

@@ -23,9 +23,12 @@ MENDED: Final = (
     ("new", "delete,send", "client"),  # what began between two steps of a deletion lost its journal
     ("new", "delete_cascade,ask", "client"),
     ("new", "delegate,terminate_child", "get_pending#3"),  # the parent of a child that ends as its wake begins waited
+    ("new", "delegate,interrupt_child", "after worker.fetch_work_item#2"),  # reads its first input and the interrupt
+    ("ended", "reset,remove_alone", "worker.commit_turn#2"),  # a child that is kept while its parent runs
+    ("talks", "interrupt_cascade,remove_child", "before worker.list_journals#2"),  # what a removed child has not read
     ("talks", "fork_beside,prune_journals", "before client.read_journal"),  # a reply that retention removes meanwhile
 )
-"""Area, operations and points that have found something."""
+"""Area, operations and points that have found something, in the product or in what may come out."""
 
 
 async def findings(races: Races, only: str, at: str) -> Sequence[Finding]:
