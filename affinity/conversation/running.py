@@ -274,9 +274,7 @@ class _Attempt(Generic[S]):
                     wake.pending = await self._drop_cleared(wake.pending)
                     with handling(self.parts):
                         await self.conversations.handle(wake, state)
-        if (lost := self.writing.lost) is not None:  # the handler has caught it
-            text = f"it is not known what a part of the wake has committed: {lost!r}"
-            raise lost if isinstance(lost, Exception) else SessionWriteConflict(wake.conversation_id, None, None, text)
+        self.writing.check_known()  # the handler may have caught it
         return wake
 
     async def _read_committed(self) -> Sequence[Entry]:

@@ -64,6 +64,7 @@ class WakeSteps:
     async def commit(self) -> None:
         """Commit what the wake has added so far, and the state."""
         async with self._committing:
+            self._writing.check_known()
             await self._commit_state()
 
     def has_begun(self, key: str) -> bool:
@@ -184,6 +185,7 @@ class WakeSteps:
 
     async def _commit_steps(self) -> None:
         async with self._committing:
+            self._writing.check_known()  # another task may have taken the steps, and lost them
             if self._writing.steps:
                 await self._commit(None, self._writing.take_steps())
 

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 
 from affinity.conversation.events import ChildEnded, EventTypes, JournalEvent
 from affinity.conversation.kinds import WAKE_MESSAGE
-from affinity.errors import InvalidInput, PayloadTooLarge
+from affinity.errors import InvalidInput, PayloadTooLarge, SessionWriteConflict
 from affinity.journal import (
     HomeLease,
     JournalAccess,
@@ -140,6 +140,19 @@ class WakeWriting:
         ):
             each.clear()
         self.processed = self.work.processed
+
+    def check_known(self) -> None:
+        """Refuse to go on when it is not known what a part has committed: the wake is to be repeated.
+
+        Raises:
+            SessionWriteConflict: it is not, or the part was refused.
+            Exception: the database has refused the data of a part.
+        """
+        if isinstance(self.lost, Exception):
+            raise self.lost
+        if self.lost is not None:
+            text = f"it is not known what a part of the wake has committed: {self.lost!r}"
+            raise SessionWriteConflict(self.session_id, None, None, text)
 
     def request(self, new: NewRequest) -> None:
         """Add a request, whose entry is added."""

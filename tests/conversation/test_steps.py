@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -15,7 +15,7 @@ from pydantic import BaseModel
 import affinity
 from affinity import AgentMessage, RetryPolicy, UserMessage, Wake
 from affinity.conversation import ChildDelegated, ToolConfirmation
-from affinity.errors import StepInterrupted, StepMismatch, WakeFailed, WakeMisuse
+from affinity.errors import SessionWriteConflict, StepInterrupted, StepMismatch, WakeFailed, WakeMisuse
 from affinity.testing import Env
 from tests.conversation.application import Chat, Handler, make
 
@@ -353,6 +353,16 @@ async def test_what_is_committed_stays_when_the_wake_fails_for_good(server: str 
         assert own == [0, 0]
 
 
+def lose_parts(wake: Wake) -> None:
+    """Commits of parts are refused in this attempt."""
+
+    async def refuse(*_: object) -> None:
+        await anyio.sleep(0.01)
+        raise SessionWriteConflict("c", None, None, "refused")
+
+    object.__setattr__(wake.context, "_commit_part", refuse)
+
+
 async def test_a_part_that_may_be_lost_repeats_the_wake_even_if_the_handler_catches_it(server: str | None) -> None:
     attempts: list[int] = []
 
@@ -360,17 +370,39 @@ async def test_a_part_that_may_be_lost_repeats_the_wake_even_if_the_handler_catc
         attempts.append(len(wake.committed))
         wake.append(AgentMessage("a"))
         if len(attempts) == 1:
-            env_of[0].fail_commits(1)
+            lose_parts(wake)
         try:
             await wake.commit()
         except Exception:
             wake.append(AgentMessage("never seen"))
 
-    env_of: list[Env] = []
-    async with talk_to(server, handler) as (env, talk):
-        env_of.append(env)
+    async with talk_to(server, handler) as (_, talk):
         await talk.ask(UserMessage("x"))
         assert await texts(talk) == ["x", "a"]
+        assert len(attempts) == 2
+
+
+async def test_nothing_begins_whose_record_went_with_a_lost_part(server: str | None) -> None:
+    """Tasks of a wake that commit at the same time share a transaction, and what becomes of it."""
+    outcomes: list[Any] = []
+
+    async def note(call: Awaitable[Any]) -> None:
+        try:
+            outcomes.append(await call)
+        except Exception as error:
+            outcomes.append(type(error).__name__)
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        if not outcomes:
+            lose_parts(wake)
+            wake.append(AgentMessage("a"))
+            async with anyio.create_task_group() as tasks:
+                for call in (wake.commit(), wake.commit(), wake.begin_once("k")):
+                    tasks.start_soon(note, call)
+
+    async with talk_to(server, handler) as (_, talk):
+        await talk.ask(UserMessage("x"))
+    assert outcomes == ["SessionWriteConflict"] * 3
 
 
 async def test_streamed_parts_of_before_are_replaced(server: str | None) -> None:
