@@ -24,6 +24,7 @@ from bench.scenarios.size import size
 from bench.scenarios.soak import soak
 from bench.scenarios.sqlite import sqlite
 from bench.scenarios.state import state
+from bench.scenarios.steps import steps
 from bench.scenarios.tags import tags
 from bench.scenarios.turns import history, latency, turns
 
@@ -46,6 +47,7 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
     "order": order,
     "tags": tags,
     "conversation": conversation,
+    "steps": steps,
     "fleet": fleet,
     "size": size,
     "soak": soak,
@@ -67,6 +69,7 @@ ON_SQLITE = (
     "order",
     "tags",
     "conversation",
+    "steps",
     "env",
 )
 """Those that ``--provider sqlite`` knows; the others count what only a PostgreSQL server reports."""

@@ -204,7 +204,19 @@ class Emit(JournalEvent):
     kind: Literal["user.emit"] = "user.emit"
 
 
-talks = Conversations[Talker](Talker, kind="talk", events=[Emit], max_sessions=IN_MEMORY)
+class DoSteps(JournalEvent):
+    """Requests steps, one after the other, which do nothing, and then the number of these that were done."""
+
+    steps: int
+    kind: Literal["user.do_steps"] = "user.do_steps"
+
+
+async def no_work(number: int) -> int:
+    """A step that costs nothing itself."""
+    return number
+
+
+talks = Conversations[Talker](Talker, kind="talk", events=[Emit, DoSteps], max_sessions=IN_MEMORY)
 
 
 @talks.on_wake
@@ -216,6 +228,9 @@ async def respond(wake: Wake, talker: Talker) -> None:
                 wake.stream(time.monotonic())
                 await asyncio.sleep(event.pause)  # the cheapest there is: what makes the tokens is not measured
             wake.append(AgentMessage(str(time.monotonic())))
+        elif isinstance(event, DoSteps):
+            done = [await wake.step("work", no_work, number) for number in range(event.steps)]
+            wake.append(AgentMessage(str(len(set(done)))))
         elif isinstance(event, UserMessage):
             wake.append(AgentMessage(f"answer to {event.text}, after {talker.answers}"))
             talker.answers += 1
