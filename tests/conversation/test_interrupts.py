@@ -266,7 +266,8 @@ class Shell:
     async def _model(self, request: ModelRequest) -> ModelReply:
         if not any(isinstance(each, ToolUse) for each in request.events):
             return ModelReply(calls=[ToolCall("c1", "shell", {"command": "rm -rf /"})])
-        return ModelReply(content=str(request.openai_messages()[-1]["content"]))
+        results = [each["content"] for each in request.openai_messages() if each["role"] == "tool"]
+        return ModelReply(content=str(results[-1]))
 
 
 class Late:
