@@ -185,7 +185,7 @@ desk = affinity.Conversations(Desk, kind="desk")
 clerk = affinity.Conversations(Notes, kind="clerk")
 
 
-@tool(confirm=True)
+@tool(confirm=True, repeat="approved")
 async def refund(cents: int) -> str:
     """Pay money back."""
     return f"{cents} paid"
