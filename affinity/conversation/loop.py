@@ -59,6 +59,7 @@ from affinity.conversation.tools import (
     in_chains,
     tools_by_name,
 )
+from affinity.conversation.trace import TRACE_KINDS
 from affinity.conversation.views import PendingRevisit
 from affinity.errors import (
     InvalidInput,
@@ -397,9 +398,11 @@ class _Loop:
 
     def _committed_answer(self) -> AgentMessage | None:
         """The answer of the model that an earlier attempt has committed, if nothing has come since."""
-        last, committed = self._events[-1] if self._events else None, self._wake.committed
-        is_it = isinstance(last, AgentMessage) and committed and committed[-1].event == last
-        return last if is_it and isinstance(last, AgentMessage) else None
+        committed = self._wake.committed
+        last = next((each for each in reversed(self._events) if not str(each.kind).startswith(TRACE_KINDS)), None)
+        if not isinstance(last, AgentMessage) or not last.message_id.startswith(f"{self._wake.id}."):
+            return None  # a message of the handler is no answer
+        return last if committed and committed[-1].event == last else None
 
     async def _ask(self) -> ModelReply:
         self._rounds += 1

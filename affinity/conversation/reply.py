@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from affinity.conversation.events import AgentMessage, EventTypes, JournalEntry, JournalEvent, RequestEvent
 from affinity.conversation.follow import SPAN_COMPLETED, fields_of
+from affinity.conversation.trace import TRACE_KINDS
 from affinity.errors import WakeFailed
 from affinity.journal import Entry, JournalPage
 
@@ -39,7 +40,7 @@ class Reply:
     @property
     def events(self) -> Sequence[JournalEvent]:
         """The events that the handler has appended, without the trace."""
-        return [each.event for each in self.entries if not each.kind.startswith(("span.", "conversation."))]
+        return [each.event for each in self.entries if not each.kind.startswith(TRACE_KINDS)]
 
     @cached_property
     def text(self) -> str:

@@ -30,7 +30,7 @@ from affinity.conversation.program import ChildrenDone, Delegation, Failure, Wak
 from affinity.conversation.reading import all_entries
 from affinity.conversation.steps import PART
 from affinity.conversation.stream import Streams, StreamWriter
-from affinity.conversation.trace import WAKE_SPAN, Trace, error_of, root_span
+from affinity.conversation.trace import TRACE_KINDS, WAKE_SPAN, Trace, error_of, root_span
 from affinity.conversation.views import request_of, revisit_of
 from affinity.conversation.wake import Wake
 from affinity.conversation.wake_parts import WakeInputs, WakeParts, handling
@@ -63,9 +63,6 @@ ATTEMPTS: Final = 2**10
 interrupts does not count; the next one has a greater epoch, so its number is greater. Every JSON reader is exact up to
 2**53.
 """
-
-TRACE_KINDS: Final = ("span.", "conversation.")
-"""Beginnings of the kinds of entries that a wake has besides what its handler adds."""
 
 USER_INTERRUPT: Final = kind_of(ev.UserInterrupt)
 

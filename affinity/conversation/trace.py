@@ -22,6 +22,9 @@ from affinity.limits import truncate
 from affinity.orchestration.failures import describe_error, stack_of
 from affinity.telemetry import contained
 
+TRACE_KINDS: Final = ("span.", "conversation.")
+"""Beginnings of the kinds of entries that a wake has besides what its handler adds."""
+
 WAKE_SPAN: Final = "wake"
 """Id of the span of a wake itself."""
 

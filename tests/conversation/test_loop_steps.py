@@ -273,3 +273,29 @@ async def test_the_model_reads_why_it_is_woken(server: str | None) -> None:
         ["go", "answer 1", told],
         ["go", "answer 1", told, "answer 3", "and?"],
     ]
+
+
+async def test_an_answer_that_is_committed_is_given_again_and_a_message_of_the_handler_is_none(
+    server: str | None,
+) -> None:
+    results: list[str] = []
+
+    async def model(request: ModelRequest) -> ModelReply:
+        return ModelReply(content=f"answer {len(results) + 1}")
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        wake.append(AgentMessage("I begin"))
+        await wake.commit()
+        if wake.attempt == 1:
+            raise ConnectionError("before the loop")
+        results.append((await run_loop(wake, model=model)).text)
+        await wake.commit()
+        if wake.attempt == 2:
+            raise ConnectionError("behind the loop")
+
+    chats, app = make(handler, retry=RETRY), affinity.App("agents")
+    app.include(chats)
+    async with Env(app, url=server) as env:
+        reply = await env.client.conversation(chats, "c").ask(UserMessage("go"))
+        assert [event.text for event in reply.events if isinstance(event, AgentMessage)] == ["I begin", "answer 1"]
+    assert results == ["answer 1", "answer 1"]
