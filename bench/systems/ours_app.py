@@ -205,7 +205,7 @@ class Emit(JournalEvent):
 
 
 class DoSteps(JournalEvent):
-    """Requests steps, one after the other, which do nothing, and then the number of these that were done."""
+    """Requests steps, one after the other, which do nothing; the answer is their number, and the seconds of all."""
 
     steps: int
     kind: Literal["user.do_steps"] = "user.do_steps"
@@ -229,8 +229,9 @@ async def respond(wake: Wake, talker: Talker) -> None:
                 await asyncio.sleep(event.pause)  # the cheapest there is: what makes the tokens is not measured
             wake.append(AgentMessage(str(time.monotonic())))
         elif isinstance(event, DoSteps):
+            began = time.monotonic()
             done = [await wake.step("work", no_work, number) for number in range(event.steps)]
-            wake.append(AgentMessage(str(len(set(done)))))
+            wake.append(AgentMessage(f"{len(set(done))} {time.monotonic() - began}"))
         elif isinstance(event, UserMessage):
             wake.append(AgentMessage(f"answer to {event.text}, after {talker.answers}"))
             talker.answers += 1

@@ -108,7 +108,11 @@ class FakeWake:
 
     @property
     def results(self) -> list[ToolResult]:
-        return [event for event in self.appended if isinstance(event, ToolResult)]
+        """In the order of the calls: they are appended as these end."""
+        calls = [event.tool_use_id for event in self.appended if isinstance(event, ToolUse)]
+        places = {name: place for place, name in reversed(list(enumerate(calls)))}
+        found = [event for event in self.appended if isinstance(event, ToolResult)]
+        return sorted(found, key=lambda result: places.get(result.tool_use_id, -1))
 
 
 class Script:
@@ -279,7 +283,8 @@ def test_calls_run_at_the_same_time_unless_they_share_a_resource() -> None:
     run(wake, model, each)
     assert frozenset({"a", "c"}) in overlaps
     assert frozenset({"a", "b"}) not in overlaps
-    assert [r.result for r in wake.results] == ["c", "a", "b"]  # each is committed when it is there
+    appended = [event.result for event in wake.appended if isinstance(event, ToolResult)]
+    assert appended == ["c", "a", "b"]  # each is committed when it is there
     messages = [m["content"] for m in model.requests[1].openai_messages() if m["role"] == "tool"]
     assert messages == ["a", "b", "c"]  # the model reads them in the order of the calls
 
