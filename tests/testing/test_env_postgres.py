@@ -103,3 +103,26 @@ async def _blocked(url: str, pid: int) -> None:
         waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
         while await (await connection.execute(waits, [pid])).fetchone() is None:
             await anyio.sleep(0.01)
+
+
+async def test_a_call_of_a_crashed_worker_is_in_the_way_of_the_end(postgres_database: str) -> None:
+    """The server still runs it when the schema is dropped, and locks tables in another order."""
+    async with await psycopg.AsyncConnection.connect(postgres_database) as other, anyio.create_task_group() as tasks:
+
+        async def lock_the_others(tables: list[tuple[str, ...]]) -> None:
+            async with await psycopg.AsyncConnection.connect(postgres_database, autocommit=True) as look:
+                blocked = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+                with anyio.fail_after(30):
+                    while (await (await look.execute(blocked, [other.info.backend_pid])).fetchone()) == (0,):
+                        await anyio.sleep(0.02)
+            for (name,) in tables:
+                await other.execute(f"LOCK TABLE {name} IN ACCESS SHARE MODE".encode())
+            await other.rollback()
+
+        async with Env(app, url=postgres_database):
+            found = await other.execute(
+                "SELECT oid::regclass::text FROM pg_class WHERE relkind = 'r' AND oid > 16384 ORDER BY oid DESC"
+            )
+            first, *tables = await found.fetchall()
+            await other.execute(f"LOCK TABLE {first[0]} IN ACCESS SHARE MODE".encode())
+            tasks.start_soon(lock_the_others, tables)

@@ -121,7 +121,7 @@ class PostgresDatabase:
     async def aclose(self) -> None:
         """Remove the schema, or empty it."""
         if self._is_kept:
-            await self._connection.execute(SQL["restore_rows"])
+            await self._past_deadlocks(sql.SQL(SQL["restore_rows"]))
             await self.jump(round(time.time(), 6), (), ())
         else:
             await self.drop()
@@ -129,6 +129,15 @@ class PostgresDatabase:
     async def drop(self) -> None:
         """Remove the schema."""
         try:
-            await self._connection.execute(sql.SQL(SQL["drop"]).format(sql.Identifier(self._schema)))
+            await self._past_deadlocks(sql.SQL(SQL["drop"]).format(sql.Identifier(self._schema)))
         finally:
             await self._connection.close()
+
+    async def _past_deadlocks(self, statement: sql.Composable) -> None:
+        """Run a statement on all tables, again after a deadlock: the server may still run a call of a worker that has
+        crashed.
+        """
+        while True:
+            with contextlib.suppress(DeadlockDetected):
+                await self._connection.execute(statement)
+                return
