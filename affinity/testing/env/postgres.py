@@ -133,7 +133,7 @@ class PostgresDatabase:
         finally:
             await self._connection.close()
 
-    async def _past_deadlocks(self, statement: sql.Composable) -> None:
+    async def _past_deadlocks(self, statement: sql.SQL | sql.Composed) -> None:
         """Run a statement on all tables, again after a deadlock: the server may still run a call of a worker that has
         crashed.
         """
