@@ -2,7 +2,7 @@
 
 The model's answer with its calls commits before a tool runs, and each result when it is there (`Wake.commit`). A wake
 that is repeated goes on at the call without a result. A call that was running when its process ended runs again, or the
-model is told that its outcome is not known: see `Tool.repeat`.
+model reads that its outcome is not known: see `Tool.repeat`.
 
 A call that a person has to allow, or that the client runs, is a request (`Wake.require`). The loop ends with
 ``requires_action``. The loop of the wake that has the answer goes on from there, before it asks the model again.
@@ -126,6 +126,11 @@ class LoopWake(Protocol):
     @property
     def attempt(self) -> int:
         """Of the wake, from 1."""
+        ...
+
+    @property
+    def conversation_id(self) -> str:
+        """Whose wake it is."""
         ...
 
     @property
@@ -593,7 +598,7 @@ class _Loop:
         return ToolContext(
             wake=wake,
             tool_use_id=ready.call.tool_use_id,
-            idempotency_key=ready.key,
+            idempotency_key=sha256(f"{wake.conversation_id}\n{ready.key}".encode()).hexdigest(),
             logger=logging.LoggerAdapter(wake.logger.logger, about),
         )
 

@@ -108,7 +108,7 @@ class Tool:
         confirm_within: seconds after which a call that no person has allowed is refused; None: it waits forever. Of a
             tool that the client runs: for its result.
         repeat: of a call that had begun when its process ended. "always": it runs again, unless a person has allowed
-            it. "approved": it runs again. "never": it does not. The model is told of one that does not run again
+            it. "approved": it runs again. "never": it does not. The model reads of one that does not run again
             (``outcome_unknown``).
     """
 

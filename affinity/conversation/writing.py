@@ -75,7 +75,7 @@ class WakeWriting:
     lost: BaseException | None = None
     """Why it is not known what a part has committed."""
     requested: set[str] = field(default_factory=set)
-    """Ids of the requests of this attempt, also those of its parts."""
+    """Ids of the requests of this attempt, in its parts too."""
     later: list[float] = field(default_factory=list)
     """When what its parts have requested is due, by the clock of `JournalAccess.monotonic`."""
     has_later_revisit: bool = False

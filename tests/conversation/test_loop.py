@@ -42,6 +42,7 @@ class FakeWake:
 
     id = "w1"
     attempt = 1
+    conversation_id = "c"
 
     def __init__(self, *events: JournalEvent, pending_requests: Sequence[str] = ()) -> None:
         self.before = list(events)

@@ -19,6 +19,7 @@ from affinity.conversation import (
     ToolCall,
     ToolContext,
     ToolResult,
+    ToolUse,
     UserInterrupt,
     run_loop,
     tool,
@@ -231,6 +232,28 @@ async def test_an_input_that_comes_while_a_tool_runs_stands_behind_what_did_not_
     assert model.seen[1] == ["go", None, "worked"]
     assert model.seen[2] == ["go", None, "worked", "done", "and hurry"]
     assert model.seen[-1][:5] == ["go", None, "worked", "done", "and hurry"]
+
+
+async def test_a_call_of_another_conversation_has_another_idempotency_key(server: str | None) -> None:
+    """Whatever ids the two have: a journal may have calls whose replies have no id."""
+    keys: list[str] = []
+
+    async def pay(ctx: ToolContext) -> str:
+        keys.append(ctx.idempotency_key)
+        return "paid"
+
+    async def model(request: ModelRequest) -> ModelReply:
+        return ModelReply(content="done")
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        await run_loop(wake, model=model, tools=[pay], transcript=[UserMessage("go"), ToolUse("pay", {}, "1")])
+
+    chats, app = make(handler), affinity.App("agents")
+    app.include(chats)
+    async with Env(app, url=server) as env:
+        for name in ("a", "b"):
+            await env.client.conversation(chats, name).ask(UserMessage("go"))
+    assert len(set(keys)) == 2
 
 
 async def test_the_model_does_not_see_the_context_of_a_call() -> None:

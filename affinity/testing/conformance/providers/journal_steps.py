@@ -102,7 +102,7 @@ class JournalStepRules(Rules):
         assert (await wake.talk.pending()).steps == [step()]
 
     async def test_steps_are_found_until_a_write_clears_them(self, cluster: Cluster) -> None:
-        """Also those of another wake of the journal; one of the same wake and key is replaced (contract: Step,
+        """Also steps of another wake of the journal; one of the same wake and key is replaced (contract: Step,
         JournalWrite.steps, JournalWrite.clear_steps, PendingWork.steps).
         """
         wake = await _Running.begin(cluster)
