@@ -73,7 +73,10 @@ class WakeSteps:
 
     async def begin_once(self, key: str) -> bool:
         """Record that something begins; False: it has begun before."""
-        if self.has_begun(check_id(key, "key of a step")):
+        return await self._begin(check_id(key, "key of a step"))
+
+    async def _begin(self, key: str) -> bool:
+        if self.has_begun(key):
             return False
         begun = f"{BEGUN}{key}"
         self._begun.add(begun)
@@ -104,7 +107,7 @@ class WakeSteps:
             found = self._find(place, arguments, name, has_key=key is not None)
             if found is not None and found.result is not None:
                 return codec.decode(found.result)
-            if repeat == "never" and not await self.begin_once(place):
+            if repeat == "never" and not await self._begin(place):
                 raise StepInterrupted(
                     self._writing.session_id,
                     f"step {name!r} of wake {self._parts.wake_id} has begun in an earlier attempt, and its outcome is "

@@ -313,7 +313,8 @@ class Wake(CommonCalls[None]):
             repeat: "never": it is not begun a second time.
 
         Raises:
-            StepInterrupted: ``repeat`` is "never", and an earlier attempt has begun it and has no result.
+            StepInterrupted: ``repeat`` is "never", and an earlier attempt has begun it and has no result; or an earlier
+                wake, which was interrupted or has failed: this one has its inputs too.
             StepMismatch: a step of this key was done with other arguments.
             WakeMisuse: another step of this name runs, and this one has no key.
             SessionWriteConflict, SessionError: as for `commit`.

@@ -223,7 +223,7 @@ async def test_an_error_of_a_step_is_not_kept(server: str | None) -> None:
 
     async def handler(wake: Wake, chat: Chat) -> None:
         await wake.step("fail", fail, "a", key="a")
-        await wake.step("fail", fail, "b", key="b", repeat="never")
+        await wake.step("fail" + "l" * 200, fail, "b", key="b" * 200, repeat="never")
 
     async with talk_to(server, handler) as (_, talk):
         with pytest.raises(WakeFailed, match="has begun in an earlier attempt") as failed:
