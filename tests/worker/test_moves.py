@@ -109,7 +109,8 @@ class Diary:
 
 async def test_hydrates_and_moves_are_reported_once_and_not_by_turns(any_url: str) -> None:
     """Thirty turns on one session: one move, one hydrate, one or two reports; a second start hydrates again."""
-    options = RuntimeOptions.make(**FAST, worker_node_id="w")
+    lasting = {"worker_lease_timeout": 60.0, "work_item_lock_timeout": 60.0, "stall_timeout": 60.0}  # none lapses
+    options = RuntimeOptions.make(**FAST | lasting, worker_node_id="w")
     sizes = []
     async with Client(any_url) as client:
         for reasons in (["new"], ["new", "drained"]):
