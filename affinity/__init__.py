@@ -287,7 +287,7 @@ _PACKAGES: typing.Final = (
 )
 """Where the public names are; later packages need earlier ones."""
 
-_MODULES: typing.Final = frozenset({"errors", "journal", "limits", "telemetry"}.union(_PACKAGES))
+_MODULES: typing.Final = frozenset({"agent", "errors", "journal", "limits", "telemetry"}.union(_PACKAGES))
 
 if not typing.TYPE_CHECKING:  # else type checkers would accept any name
 

@@ -1,11 +1,15 @@
-"""Tasks and event loops: a task that any task may end, and the check that a call is made on the right loop."""
+"""Tasks and event loops: a task that any task may end, calls of functions of any kind, and the check of the loop."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
 
 import anyio
+import anyio.to_thread
 
 from affinity.errors import WrongEventLoop
 
@@ -37,6 +41,16 @@ class BackgroundTask:
                 await asyncio.wait([self._task])
             raise
         self._task.result()
+
+
+async def call_any(function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
+    """The result of a function of the application: an async one runs here, and any other one in a thread."""
+    call = partial(function, *args, **named)
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 -- of an object whose call is a coroutine function
+    ):
+        return await call()
+    return await anyio.to_thread.run_sync(call)
 
 
 def check_loop(loop: asyncio.AbstractEventLoop, what: str) -> None:

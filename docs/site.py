@@ -25,6 +25,7 @@ MODULES: Final = [
     "affinity.orchestration",
     "affinity.session",
     "affinity.conversation",
+    "affinity.agent",
     "affinity.worker",
     "affinity.errors",
     "affinity.records",

@@ -21,13 +21,13 @@ from pydantic_core import to_json
 
 from affinity.conversation.events import ToolResult, kind_of
 from affinity.conversation.kinds import seconds_of
-from affinity.conversation.tools import call_any
 from affinity.conversation.wake_parts import WakeParts
 from affinity.errors import InvalidInput, InvalidOptions, PayloadTooLarge, StepInterrupted, StepMismatch, WakeMisuse
 from affinity.journal import Entry, JournalWrite, Step
 from affinity.limits import MAX_BATCH_BYTES, MAX_WAKE_STEPS, check_id
 from affinity.orchestration import RetryPolicy
 from affinity.orchestration.codec import Codec
+from affinity.tasks import call_any
 
 Repeat: TypeAlias = Literal["always", "never"]
 

@@ -6,17 +6,8 @@ import anyio
 from pydantic import BaseModel
 
 import affinity
-from affinity.conversation import (
-    AgentMessage,
-    ModelReply,
-    ModelRequest,
-    ToolCall,
-    ToolResult,
-    UserInterrupt,
-    UserMessage,
-    run_loop,
-    tool,
-)
+from affinity.agent import ModelReply, ModelRequest, ToolCall, run_loop, tool
+from affinity.conversation import AgentMessage, ToolResult, UserInterrupt, UserMessage
 
 
 class Chat(BaseModel):

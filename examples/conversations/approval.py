@@ -2,7 +2,8 @@ import anyio
 from pydantic import BaseModel
 
 import affinity
-from affinity.conversation import ModelReply, ModelRequest, ToolCall, ToolResult, UserMessage, run_loop, tool
+from affinity.agent import ModelReply, ModelRequest, ToolCall, run_loop, tool
+from affinity.conversation import ToolResult, UserMessage
 
 
 class Chat(BaseModel):

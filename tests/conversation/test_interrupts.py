@@ -10,17 +10,8 @@ import pytest
 
 import affinity
 from affinity import AgentMessage, ConfirmationAnswer, ToolConfirmation, UserInterrupt, UserMessage
-from affinity.conversation import (
-    ChildEnded,
-    ConversationLimits,
-    ModelReply,
-    ModelRequest,
-    ToolCall,
-    ToolUse,
-    program,
-    run_loop,
-    tool,
-)
+from affinity.agent import ModelReply, ModelRequest, ToolCall, run_loop, tool
+from affinity.conversation import ChildEnded, ConversationLimits, ToolUse, program
 from affinity.conversation.program import WakeOutcome, WakeTask
 from affinity.conversation.running import WakeRunner
 from affinity.errors import ConversationTerminated, RequestNotPending

@@ -14,7 +14,8 @@ import pytest
 
 import affinity
 from affinity import AgentMessage, UserMessage, Wake
-from affinity.conversation import JournalEntry, ModelReply, ModelRequest, ToolConfirmation, run_loop, wake_parts
+from affinity.agent import ModelReply, ModelRequest, run_loop
+from affinity.conversation import JournalEntry, ToolConfirmation, wake_parts
 from affinity.errors import ConversationKindMismatch, EventIdConflict, InvalidOptions, WakeFailed, WakeMisuse
 from tests.conversation.application import Chat, echo, kinds, make, stage, until
 

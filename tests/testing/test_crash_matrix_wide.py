@@ -9,20 +9,16 @@ import pytest
 from pydantic import BaseModel
 
 import affinity
+from affinity.agent import ModelReply, ModelRequest, ToolCall, run_loop, tool
 from affinity.conversation import (
     AgentMessage,
     ChildEnded,
     ConfirmationAnswer,
     ConversationHandle,
     JournalEvent,
-    ModelReply,
-    ModelRequest,
-    ToolCall,
     ToolConfirmation,
     ToolResult,
     UserMessage,
-    run_loop,
-    tool,
 )
 from affinity.errors import OrchestrationCancelled, OrchestrationFailed
 from affinity.testing import Env, crash_matrix

@@ -9,22 +9,9 @@ import pytest
 from pydantic import BaseModel, Field
 
 import affinity
-from affinity.conversation import (
-    AgentMessage,
-    ChildEnded,
-    ConversationLimits,
-    ModelReply,
-    ModelRequest,
-    Tool,
-    ToolCall,
-    ToolResult,
-    ToolUse,
-    UserMessage,
-    builtin_tools,
-    run_loop,
-    tool,
-)
-from affinity.conversation.tools import BUILT_IN_NAMES, checked_arguments, in_chains, tools_by_name
+from affinity.agent import ModelReply, ModelRequest, Tool, ToolCall, builtin_tools, run_loop, tool
+from affinity.agent.tools import BUILT_IN_NAMES, checked_arguments, in_chains, tools_by_name
+from affinity.conversation import AgentMessage, ChildEnded, ConversationLimits, ToolResult, ToolUse, UserMessage
 from affinity.errors import InvalidOptions, NotSerializable, UnknownEntry
 from affinity.limits import MAX_PAGE
 from tests.conversation.application import Chat, make, stage, until

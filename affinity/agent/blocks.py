@@ -1,4 +1,4 @@
-"""Converts content blocks between the APIs of models, for `affinity.conversation.formats`."""
+"""Converts content blocks between the APIs of models, for `affinity.agent.formats`."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
-from affinity.conversation.blocks import anthropic_blocks, is_result_block, openai_content
+from affinity.agent.blocks import anthropic_blocks, is_result_block, openai_content
 from affinity.conversation.events import (
     AgentMessage,
     ChildEnded,

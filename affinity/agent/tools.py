@@ -6,10 +6,9 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, overload
 
-import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, create_model
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
@@ -18,6 +17,7 @@ from affinity.conversation.events import CustomToolUse, ToolUse
 from affinity.errors import InvalidOptions, NotSerializable, problem_of
 from affinity.limits import check_id
 from affinity.session import Resource
+from affinity.tasks import call_any
 
 T = TypeVar("T")
 
@@ -321,16 +321,6 @@ def _field_of(parameter: inspect.Parameter) -> Any:
     if default is parameter.empty:
         return Field()
     return default if isinstance(default, FieldInfo) else Field(default=default)
-
-
-async def call_any(function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
-    """The result of a function of the application: an async one runs here, and any other one in a thread."""
-    call = partial(function, *args, **named)
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 -- of an object whose call is a coroutine function
-    ):
-        return await call()
-    return await anyio.to_thread.run_sync(call)
 
 
 def _first_paragraph(function: Callable[..., Any]) -> str:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
+from affinity.agent import from_anthropic, from_openai, to_anthropic, to_openai
 from affinity.conversation import (
     AgentMessage,
     ChildEnded,
@@ -24,10 +25,6 @@ from affinity.conversation import (
     ToolUse,
     UserInterrupt,
     UserMessage,
-    from_anthropic,
-    from_openai,
-    to_anthropic,
-    to_openai,
 )
 from affinity.errors import InvalidInput
 

@@ -12,18 +12,8 @@ import pytest
 
 import affinity
 from affinity import AgentMessage, RetryPolicy, UserMessage, Wake
-from affinity.conversation import (
-    ModelReply,
-    ModelRequest,
-    Tool,
-    ToolCall,
-    ToolContext,
-    ToolResult,
-    ToolUse,
-    UserInterrupt,
-    run_loop,
-    tool,
-)
+from affinity.agent import ModelReply, ModelRequest, Tool, ToolCall, ToolContext, run_loop, tool
+from affinity.conversation import ToolResult, ToolUse, UserInterrupt
 from affinity.testing import Env
 from tests.conversation.application import Chat, make
 

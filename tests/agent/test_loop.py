@@ -12,27 +12,21 @@ import anyio
 import pytest
 from pydantic import BaseModel, PlainValidator, WithJsonSchema
 
+from affinity.agent import LoopResult, ModelReply, ModelRequest, Tool, ToolCall, run_loop, tool
+from affinity.agent.loop import HISTORY
 from affinity.conversation import (
     AgentMessage,
     ConfirmationAnswer,
     CustomToolResult,
     CustomToolUse,
     JournalEvent,
-    LoopResult,
-    ModelReply,
-    ModelRequest,
-    Tool,
-    ToolCall,
     ToolConfirmation,
     ToolResult,
     ToolUse,
     UserInterrupt,
     UserMessage,
-    run_loop,
-    tool,
 )
 from affinity.conversation.events import EventTypes
-from affinity.conversation.loop import HISTORY
 from affinity.errors import InvalidInput, InvalidOptions
 from affinity.limits import MAX_EVENT_BYTES
 

@@ -8,8 +8,8 @@ from typing import Annotated, Final
 from pydantic import Field, JsonValue
 from pydantic_core import from_json
 
+from affinity.agent.tools import BUILT_IN_NAMES, Tool, tool
 from affinity.conversation.events import JournalEntry, UserMessage
-from affinity.conversation.tools import BUILT_IN_NAMES, Tool, tool
 from affinity.conversation.wake import Delegate, Wake
 from affinity.errors import InvalidInput
 

@@ -22,6 +22,24 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 import anyio
 from pydantic import BaseModel, JsonValue, ValidationError
 
+from affinity.agent.formats import (
+    Message,
+    Render,
+    call_id,
+    call_of,
+    render_input,
+    to_anthropic,
+    to_openai,
+)
+from affinity.agent.tools import (
+    Tool,
+    ToolContext,
+    ToolErrorKind,
+    checked_arguments,
+    error_value,
+    in_chains,
+    tools_by_name,
+)
 from affinity.conversation.events import (
     AgentMessage,
     ConfirmationAnswer,
@@ -40,25 +58,6 @@ from affinity.conversation.events import (
     UserMessage,
     text_of,
 )
-from affinity.conversation.formats import (
-    Message,
-    Render,
-    call_id,
-    call_of,
-    render_input,
-    to_anthropic,
-    to_openai,
-)
-from affinity.conversation.tools import (
-    Tool,
-    ToolContext,
-    ToolErrorKind,
-    call_any,
-    checked_arguments,
-    error_value,
-    in_chains,
-    tools_by_name,
-)
 from affinity.conversation.trace import TRACE_KINDS
 from affinity.conversation.views import PendingRevisit
 from affinity.errors import (
@@ -73,6 +72,7 @@ from affinity.errors import (
 from affinity.limits import MAX_ID_BYTES, truncate
 from affinity.orchestration.failures import describe_error
 from affinity.session import Resource
+from affinity.tasks import call_any
 
 T = TypeVar("T")
 R = TypeVar("R", bound=RequestEvent)

@@ -10,18 +10,8 @@ import pytest
 
 import affinity
 from affinity import AgentMessage, UserMessage, Wake
-from affinity.conversation import (
-    ChildEnded,
-    JournalEntry,
-    ModelReply,
-    ModelRequest,
-    ToolCall,
-    ToolConfirmation,
-    ToolResult,
-    ToolUse,
-    run_loop,
-    tool,
-)
+from affinity.agent import ModelReply, ModelRequest, ToolCall, run_loop, tool
+from affinity.conversation import ChildEnded, JournalEntry, ToolConfirmation, ToolResult, ToolUse
 from affinity.testing import Env, crash_matrix
 from tests.conversation.application import Chat, make
 
