@@ -30,6 +30,7 @@ from affinity.conversation.events import (
     ChildEnded,
     ConfirmationAnswer,
     Content,
+    ContextSummary,
     CustomToolResult,
     CustomToolUse,
     DefineOutcome,
@@ -64,6 +65,7 @@ class _Result(NamedTuple):
     tool_use_id: str
     content: Any
     is_error: bool
+    is_provisional: bool = False
 
 
 @dataclass(slots=True)
@@ -91,6 +93,11 @@ def render_input(event: JournalEvent) -> Content | None:
             found = "\n- ".join([f"[the outcome that is wanted] {event.outcome}", *event.criteria])
         case RevisitDue():
             found = f"[you asked to come back now] {event.reason} {'' if event.note is None else _as_text(event.note)}"
+        case ContextSummary():
+            intro = "[a summary of what came before]"
+            if not isinstance(event.content, str):
+                return [{"type": "text", "text": intro}, *event.content]
+            found = f"{intro} {event.content}"
         case RequestExpired():
             found = f"[no answer came in time to the request {event.request_id!r}]"
         case ConfirmationAnswer() | CustomToolResult():  # it is in the result of its call
@@ -149,7 +156,8 @@ def _parts(events: Iterable[JournalEvent], render: Render) -> Iterator[UserMessa
     """The talk in the order of its messages; a call and the text before it, of one reply of the model, are together.
 
     Both APIs want the results of calls directly behind them, and one of each. In a journal something else may stand
-    between the two, such as a message that came while a person was asked.
+    between the two, such as a message that came while a person was asked. The result that follows a provisional one is
+    a message.
     """
     talk: list[UserMessage | _Assistant | _Result] = []
     open_calls: dict[str, list[_Assistant]] = {}  # by the id of the call; models may use one again
@@ -168,7 +176,9 @@ def _parts(events: Iterable[JournalEvent], render: Render) -> Iterator[UserMessa
             case UserMessage():
                 talk.append(event)
             case ToolResult():
-                _add_result(talk, open_calls, _Result(event.tool_use_id, event.result, event.is_error))
+                _add_result(
+                    talk, open_calls, _Result(event.tool_use_id, event.result, event.is_error, event.provisional)
+                )
             case CustomToolResult() if event.request_id in requests:
                 is_error = event.is_error or event.expired
                 _add_result(talk, open_calls, _Result(requests[event.request_id], event.result, is_error))
@@ -185,11 +195,23 @@ def _add_result(
     talk: list[UserMessage | _Assistant | _Result], open_calls: Mapping[str, list[_Assistant]], result: _Result
 ) -> None:
     """Give a result to the last call of its id without one; a second result of a call is left out."""
-    waiting = open_calls.get(result.tool_use_id)
-    if waiting is None:  # its call is not among these events
+    replies = open_calls.get(result.tool_use_id)
+    if replies is None:  # its call is not among these events
         talk.append(result)
-    elif waiting:
-        waiting.pop().results.append(result)
+    elif replies:
+        reply = replies.pop() if not result.is_provisional else replies[-1]
+        told = any(each.is_provisional and each.tool_use_id == result.tool_use_id for each in reply.results)
+        if not told:
+            reply.results.append(result)
+        elif not result.is_provisional:
+            call = next(each for each in reply.calls if call_id(each) == result.tool_use_id)
+            talk.append(late_result(call, result.content))
+
+
+def late_result(call: ToolUse | CustomToolUse | None, result: Any) -> UserMessage:
+    """The result of a call that has waited, as the model reads it when it comes. None: the call is not known."""
+    what = "a call from before" if call is None else f"the call {call.tool}({arguments_text(call)})"
+    return UserMessage(f"[{what} has ended now] {_as_text(result)}")
 
 
 def _continues(reply: _Assistant, event: AgentMessage | ToolUse | CustomToolUse) -> bool:

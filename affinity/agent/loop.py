@@ -14,7 +14,6 @@ import inspect
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -40,22 +39,28 @@ from affinity.agent.tools import (
     in_chains,
     tools_by_name,
 )
+from affinity.agent.transcript import (
+    ContextWindow,
+    LoopTranscript,
+    OpenCall,
+    TranscriptWake,
+    is_read,
+    name_late,
+    open_calls,
+    read_transcript,
+)
 from affinity.conversation.events import (
     AgentMessage,
     ConfirmationAnswer,
     Content,
-    CustomToolResult,
     CustomToolUse,
     JournalEntry,
     JournalEvent,
     RequestEvent,
     RevisitDue,
-    SpanStarted,
     ToolConfirmation,
     ToolResult,
     ToolUse,
-    UserInterrupt,
-    UserMessage,
     text_of,
 )
 from affinity.conversation.trace import TRACE_KINDS
@@ -80,9 +85,6 @@ R = TypeVar("R", bound=RequestEvent)
 MAX_ROUNDS: Final = 64
 """Default of ``max_rounds``."""
 
-HISTORY: Final = 1_000
-"""Entries of the journal that are the transcript by default: the last ones."""
-
 CUT_BYTES: Final = 64 * 1024
 """UTF-8 bytes that are kept of the text of an answer that no event has room for."""
 
@@ -93,6 +95,19 @@ _UNKNOWN: Final = (
     "out before you call it again"
 )
 _NOT_READ: Final = "the call was interrupted: no result of the client was read"
+
+_WAITS: Final = "the call waits for an answer: its result comes later, as a message. Do not make it again"
+_WAITS_ALREADY: Final = "the same call waits for an answer already: this one has not run"
+_NOTICES: Final = {
+    "queue": "An answer to a request is needed first: your message is read after it.",
+    "refuse": "An answer to a request is needed first: send your message again after it.",
+}
+
+WhileWaiting: TypeAlias = Literal["answer", "queue", "refuse"]
+"""What a message gets that comes while a call waits for an answer. ``answer``: the answer of the model, to which the
+call has a provisional result; the real one is a message, when it comes. ``queue`` and ``refuse``: a message of the
+agent that says so; the model reads the user's message with the real result, and this notice behind it.
+"""
 
 FINAL_REASONS: Final = frozenset({None, "stop", "end_turn", "stop_sequence"})
 CALL_REASONS: Final = frozenset({"tool_calls", "tool_use", "function_call"})
@@ -106,16 +121,7 @@ not run. The appended message has the beginning of its text, and the reason.
 """
 
 
-class PendingRequest(Protocol):
-    """A request that is not answered yet."""
-
-    @property
-    def request_id(self) -> str:
-        """Names the request."""
-        ...
-
-
-class LoopWake(Protocol):
+class LoopWake(TranscriptWake, Protocol):
     """The parts of a `Wake` that a loop needs."""
 
     @property
@@ -134,31 +140,13 @@ class LoopWake(Protocol):
         ...
 
     @property
-    def pending(self) -> Sequence[JournalEntry]:
-        """The inputs of the wake."""
-        ...
-
-    @property
     def due(self) -> Sequence[PendingRevisit]:
         """The revisits that are due."""
         ...
 
     @property
-    def requests(self) -> Sequence[PendingRequest]:
-        """The pending requests, with the requests of this wake."""
-        ...
-
-    @property
     def committed(self) -> Sequence[JournalEntry]:
         """What earlier attempts of the wake have committed."""
-        ...
-
-    def append(self, event: JournalEvent, /) -> None:
-        """Append to the journal, with the next commit."""
-        ...
-
-    async def commit(self) -> None:
-        """Commit what was appended."""
         ...
 
     async def begin_once(self, key: str, /) -> bool:
@@ -184,14 +172,6 @@ class LoopWake(Protocol):
 
     def stream(self, value: Any, /) -> None:
         """Show provisional output to readers."""
-        ...
-
-    def span(self, name: str, /) -> AbstractContextManager[object]:
-        """A part of the wake's trace."""
-        ...
-
-    async def history(self, *, last: int) -> Sequence[JournalEntry]:
-        """The last entries of the journal, oldest first."""
         ...
 
 
@@ -314,6 +294,8 @@ async def run_loop(
     max_rounds: int = MAX_ROUNDS,
     builtins: Iterable[Tool] = (),
     render: Render = render_input,
+    context: ContextWindow | None = None,
+    while_waiting: WhileWaiting = "answer",
 ) -> LoopResult:
     """Ask the model, run the tools that it calls, append both to the journal, and again, until it answers.
 
@@ -336,24 +318,36 @@ async def run_loop(
         model: asks a model; an async function, or a function, which runs in a thread.
         tools: functions, or what `tool` made of them.
         system: prompts that come first in each request, and are not appended to the journal.
-        transcript: the events before this loop. None: the last `HISTORY` entries of the journal, which costs a read;
-            an application that keeps its transcript in the state gives that, with the events of `Wake.pending`.
+        transcript: the events before this loop. None: the last 1,000 entries of the journal, or what comes behind its
+            last summary, from the beginning of a turn on, which costs a read; an application that keeps its transcript
+            in the state gives that, with the events of `Wake.pending`.
         max_rounds: calls of the model at most.
         builtins: what `builtin_tools` gave, or some of it.
         render: gives the text of an input that is no message, such as the end of a child, an interrupt, or an event of
             the application; None: the model does not read it.
+        context: how much of the transcript the model is given, in bytes or in tokens, and who summarises the rest.
+        while_waiting: what a message gets that comes while a call waits for an answer; see `WhileWaiting`.
 
     Raises:
-        InvalidOptions: ``max_rounds`` is below 1, or two tools have one name, built-in tools included.
+        InvalidOptions: ``max_rounds`` is below 1, ``while_waiting`` is none of its words, or two tools have one name,
+            built-in tools included. Or ``context`` has ``summarise``, whose summary is in the journal, and
+            ``transcript`` is given, which is not read from there.
         WakeMisuse: the model returned no `ModelReply`.
         Exception: what the model raised.
     """
     if type(max_rounds) is not int or max_rounds < 1:
         raise InvalidOptions(f"max_rounds must be an integer from 1, not {max_rounds!r}")
-    before = await _transcript(wake) if transcript is None else list(transcript)
+    if while_waiting not in {"answer", *_NOTICES}:
+        raise InvalidOptions(f"while_waiting = {while_waiting!r}: must be 'answer', 'queue' or 'refuse'")
+    if transcript is not None and context is not None and context.summarise is not None:
+        raise InvalidOptions("summarise is for the transcript that is read from the journal: do not give transcript=")
     prompts = [system] if isinstance(system, str) else list(system)
-    loop = _Loop(wake, model, tools_by_name(tools, builtins), prompts, events=before, render=render)
-    return await loop.run(max_rounds)
+    named = tools_by_name(tools, builtins)
+    before = (
+        LoopTranscript([*transcript], []) if transcript is not None else await read_transcript(wake, render, context)
+    )
+    loop = _Loop(wake, model, named, prompts, before, render=render, window=context)
+    return await loop.run(max_rounds, while_waiting)
 
 
 class _Loop:
@@ -365,33 +359,67 @@ class _Loop:
         model: Model,
         tools: Mapping[str, Tool],
         system: Sequence[str],
+        before: LoopTranscript,
         *,
-        events: list[JournalEvent],
         render: Render,
+        window: ContextWindow | None,
     ) -> None:
-        self._render = render
-        self._wake, self._model, self._tools, self._system, self._events = wake, model, tools, system, events
+        self._render, self._window = render, window
+        self._wake, self._model, self._tools, self._system = wake, model, tools, system
+        self._events, self._earlier = before
         self._refused: dict[int, ToolResult] = {}  # by the identity of the call among the events
         self._usage: Counter[str] = Counter()
         self._rounds = 0
         self._text = ""
         self._finish_reason: str | None = None
 
-    async def run(self, max_rounds: int) -> LoopResult:
+    async def run(self, max_rounds: int, while_waiting: WhileWaiting) -> LoopResult:
         self._tell_revisits()
-        if await self._run_open_calls():  # of an earlier wake, or attempt
-            return self._ended("requires_action")
+        waiting = await self._run_open_calls()  # of an earlier wake, or attempt
         if (answer := self._committed_answer()) is not None:
             self._text = answer.text
             return self._ended("answer")
+        if waiting and not self._goes_on(waiting, while_waiting):
+            return self._ended("requires_action")
         while self._rounds < max_rounds:
             reply = await self._ask()
             if (stop := self._append_reply(reply)) is not None:
                 return self._ended(stop)
             await self._wake.commit()
-            if await self._run_open_calls():
+            if not all(each.is_told for each in await self._run_open_calls()):
                 return self._ended("requires_action")
         return self._ended("truncated")
+
+    def _goes_on(self, waiting: Sequence[OpenCall], while_waiting: WhileWaiting) -> bool:
+        """Whether the model is asked while calls wait: if it knows of them; else for what it reads as new, unless this
+        wake has made them.
+        """
+        untold = [each for each in waiting if not each.is_told]
+        has_news = bool(self._wake.due) or any(is_read(each.event, self._render) for each in self._wake.pending)
+        if untold and (not has_news or any(self._is_own(each.call) for each in untold)):
+            return False
+        for each in untold:
+            self._tell(each)
+        if while_waiting == "answer" or not has_news:
+            return True
+        self._append_message(_NOTICES[while_waiting], {})
+        return False
+
+    def _tell(self, waiting: OpenCall) -> None:
+        """Append a provisional result; among the events it stands behind its call, before what is new."""
+        event = ToolResult(call_id(waiting.call), _WAITS, provisional=True)
+        self._wake.append(event)
+        events = self._events if any(each is waiting.call for each in self._events) else self._earlier
+        places = [
+            place
+            for place, each in enumerate(events)
+            if each is waiting.call or (isinstance(each, ToolConfirmation) and each.request_id == waiting.request_id)
+        ]
+        events.insert(places[-1] + 1, event)
+
+    def _is_own(self, event: AgentMessage | ToolUse | CustomToolUse) -> bool:
+        """Whether it is of this wake, and not of the handler."""
+        return event.message_id.startswith(f"{self._wake.id}.")
 
     def _tell_revisits(self) -> None:
         """Let the model read why it is woken, unless an earlier attempt has."""
@@ -405,15 +433,15 @@ class _Loop:
         """The answer of the model that an earlier attempt has committed, if nothing has come since."""
         committed = self._wake.committed
         last = next((each for each in reversed(self._events) if not str(each.kind).startswith(TRACE_KINDS)), None)
-        if not isinstance(last, AgentMessage) or not last.message_id.startswith(f"{self._wake.id}."):
-            return None  # a message of the handler is no answer
+        if not (isinstance(last, AgentMessage) and self._is_own(last)):
+            return None
         return last if committed and committed[-1].event == last else None
 
     async def _ask(self) -> ModelReply:
         self._rounds += 1
         request = ModelRequest(
             system=self._system,
-            events=tuple(self._events),
+            events=self._shown(),
             tools=tuple(self._tools.values()),
             round=self._rounds,
             stream=self._wake.stream,
@@ -431,6 +459,14 @@ class _Loop:
         self._usage.update(reply.usage)
         self._finish_reason = reply.finish_reason
         return reply
+
+    def _shown(self) -> tuple[JournalEvent, ...]:
+        """The events that the model is given."""
+        first = 0 if self._window is None else self._window.first_kept(self._events, self._render)
+        return tuple(name_late(self._events[first:], [*self._earlier, *self._events]))
+
+    def _open_calls(self) -> list[OpenCall]:
+        return open_calls([*self._earlier, *self._events])
 
     def _append_reply(self, reply: ModelReply) -> LoopStop | None:
         """Append what the model has answered; returns why the loop ends; None: it calls tools. A reply that ended for
@@ -492,6 +528,9 @@ class _Loop:
         )
         if not isinstance(checked_arguments(self._tools, request), BaseModel):
             return False
+        if self._waits_already(call):
+            self._refused[id(call)] = _error(call, "refused", _WAITS_ALREADY)
+            return False
         try:
             self._require(request, known)
         except (PayloadTooLarge, NotSerializable):
@@ -503,33 +542,37 @@ class _Loop:
 
     # -- calls
 
-    async def _run_open_calls(self) -> bool:
-        """Run the calls that may run now, and append their results; returns whether others wait."""
+    async def _run_open_calls(self) -> Sequence[OpenCall]:
+        """Run the calls that may run now, and append their results; returns the others, which wait."""
         pending = {each.request_id for each in self._wake.requests}
-        calls = _open_calls(self._events)
         ready: list[_Ready] = []
-        waits = False
-        for opened in calls:
+        waiting: list[OpenCall] = []
+        for opened in self._open_calls():
             decided = self._decide(opened, pending)
             if isinstance(decided, ToolResult):
                 self._append_result(opened.call, decided)
             elif decided is not None:
                 ready.append(decided)
             else:
-                waits = True
-        if waits and ready:  # a person may answer while the others run
+                waiting.append(opened)
+        if waiting and ready:  # a person may answer while the others run
             await self._wake.commit()
         await self._run_chains(ready)
-        return waits
+        return waiting
 
-    def _decide(self, opened: _OpenCall, pending: Collection[str]) -> _Ready | ToolResult | None:
+    def _waits_already(self, call: ToolUse | CustomToolUse) -> bool:
+        """Whether the same call waits for an answer, and the model knows that."""
+        told = [each.call for each in self._open_calls() if each.is_told]
+        return any((each.tool, each.arguments) == (call.tool, call.arguments) for each in told)
+
+    def _decide(self, opened: OpenCall, pending: Collection[str]) -> _Ready | ToolResult | None:
         """A call that may run; its result, if it may not; None while it waits for an answer."""
         call, request_id, answer = opened.call, opened.request_id, opened.answer
         if answer is None and request_id is not None and request_id in pending:
             return None
         return self._refused.get(id(call)) or self._judge(opened)
 
-    def _judge(self, opened: _OpenCall) -> _Ready | ToolResult | None:
+    def _judge(self, opened: OpenCall) -> _Ready | ToolResult | None:
         """The same of a call that waits for no answer."""
         call, request_id, answer = opened.call, opened.request_id, opened.answer
         if isinstance(call, CustomToolUse):
@@ -544,7 +587,7 @@ class _Loop:
         return self._prepare(opened, call, arguments, is_allowed=answer is not None)
 
     def _prepare(
-        self, opened: _OpenCall, call: ToolUse, arguments: BaseModel, *, is_allowed: bool
+        self, opened: OpenCall, call: ToolUse, arguments: BaseModel, *, is_allowed: bool
     ) -> _Ready | ToolResult | None:
         known = self._tools[call.tool]
         try:  # what the tool is asked here is what it runs with: with defaults, and of the types that it declares
@@ -553,6 +596,8 @@ class _Loop:
             if is_allowed or not known.needs_confirmation(given):
                 once = opened.key if known.runs_once(is_allowed=is_allowed) else None
                 return _Ready(call, arguments, known.resource_key(given), opened.key, once)
+            if self._waits_already(call):
+                return _error(call, "refused", _WAITS_ALREADY)
             self._require(ToolConfirmation(call.tool, call.arguments, call.tool_use_id), known)
         except Exception as error:  # of the application, or there are as many requests as there may be
             return _exception(call, error)
@@ -640,99 +685,10 @@ class _Ready(NamedTuple):
     once: str | None  # the same, if it may not begin a second time
 
 
-@dataclass(slots=True, eq=False)
-class _OpenCall:
-    """A call without a result, what was asked about it, and the answer."""
-
-    call: ToolUse | CustomToolUse
-    key: str
-    """Names the call, in all attempts."""
-    request_id: str | None = None
-    answer: ConfirmationAnswer | None = None
-    is_interrupted: bool = False
-    """An interrupt followed the call: no answer counts."""
-
-
 def _refusal(answer: ConfirmationAnswer | None) -> str:
     if answer is None:
         return _NOT_RUN
     return answer.reason or ("it was not answered in time" if answer.expired else "a person has refused it")
-
-
-def _open_calls(events: Iterable[JournalEvent]) -> list[_OpenCall]:
-    """The calls without a result, in order.
-
-    A model may use the id of a call again, also in one reply: what was asked and answered counts for one call only.
-    """
-    found: list[_OpenCall] = []
-    numbers: Counter[tuple[str, str]] = Counter()
-    for event in events:
-        match event:
-            case ToolUse():
-                name = (event.message_id, event.tool_use_id)
-                numbers[name] += 1
-                found.append(_OpenCall(event, _key(*name, numbers[name])))
-            case CustomToolUse():
-                found.append(_OpenCall(event, event.request_id, event.request_id))
-            case ToolConfirmation():
-                asked = [each for each in found if each.request_id is None and call_id(each.call) == event.tool_use_id]
-                asked.sort(key=lambda each: (each.call.tool, each.call.arguments) != (event.tool, event.arguments))
-                for each in asked[:1]:
-                    each.request_id = event.request_id
-            case ConfirmationAnswer():
-                for each in found:
-                    each.answer = event if each.request_id == event.request_id else each.answer
-            case ToolResult():
-                done = [each for each in found if call_id(each.call) == event.tool_use_id]
-                done.sort(key=lambda each: each.request_id is not None and each.answer is None)  # these still wait
-                found = [each for each in found if each not in done[:1]]
-            case UserInterrupt():
-                for each in found:
-                    each.is_interrupted = True
-            case CustomToolResult() if not event.expired:
-                found = [each for each in found if each.request_id != event.request_id]
-            case _:
-                pass
-    return found
-
-
-def _key(message_id: str, tool_use_id: str, number: int) -> str:
-    """Names a call: the id that the model gave it may be of any length, and used again."""
-    return sha256(f"{message_id}\n{tool_use_id}\n{number}".encode()).hexdigest()
-
-
-async def _transcript(wake: LoopWake) -> list[JournalEvent]:
-    """The entries of the journal, and the inputs of the wake, each behind the answers that did not know it."""
-    history = await wake.history(last=HISTORY)
-    known = {entry.seq for entry in history}
-    entries = [*history, *(entry for entry in wake.pending if entry.seq not in known)]
-    found = in_order(entries, {entry.seq for entry in wake.pending})
-    if len(found) >= HISTORY:  # cut off at its beginning: not between a call and its result
-        found = found[next((number for number, event in enumerate(found) if isinstance(event, UserMessage)), 0) :]
-    return found
-
-
-def in_order(entries: Iterable[JournalEntry], pending: Collection[int]) -> list[JournalEvent]:
-    """The events of entries of a journal, in the order in which they were known: in the journal, an input that came
-    while a wake ran stands before the entries of that wake. ``pending``: numbers of the inputs of the wake that asks.
-    """
-    found: list[JournalEvent] = []
-    waiting: list[JournalEntry] = []  # inputs that no wake has read so far
-    reads: set[str] = set()  # wakes that say what they have read
-    for entry in entries:
-        event = entry.event
-        if entry.wake_id is None:
-            waiting.append(entry)
-        elif isinstance(event, SpanStarted) and event.read is not None:
-            reads.add(entry.wake_id)
-            found += [each.event for each in waiting if each.seq <= event.read]
-            waiting = [each for each in waiting if each.seq > event.read]
-        elif entry.wake_id in reads:
-            found.append(event)
-        else:  # its beginning is not among these
-            found += [*[each.event for each in waiting if each.seq not in pending], event]
-            waiting = [each for each in waiting if each.seq in pending]
-    return [*found, *[each.event for each in waiting]]
 
 
 def _text_of(content: Any) -> str:

@@ -227,6 +227,7 @@ class ToolResult(JournalEvent):
     tool_use_id: str
     result: JsonValue = None
     is_error: bool = False
+    provisional: bool = False  # the call waits for an answer: another result follows
     kind: Literal["agent.tool_result"] = "agent.tool_result"
 
 
@@ -289,6 +290,15 @@ class RevisitDue(JournalEvent):
     reason: str = ""
     note: JsonValue = None
     kind: Literal["agent.revisit_due"] = "agent.revisit_due"
+
+
+class ContextSummary(JournalEvent):
+    """What a model reads in place of earlier entries, which stay in the journal: see `affinity.agent.ContextWindow`."""
+
+    content: Content
+    upto: int  # number of the last entry that it stands for
+    usage: dict[str, int] = Field(default_factory=dict)  # of the model's call
+    kind: Literal["agent.context_summary"] = "agent.context_summary"
 
 
 class RequestExpired(JournalEvent):
@@ -373,6 +383,7 @@ ConversationIdle.model_rebuild()
 BUILT_IN: Final[tuple[type[JournalEvent], ...]] = (
     UserMessage,
     RevisitDue,
+    ContextSummary,
     DefineOutcome,
     UserInterrupt,
     ConfirmationAnswer,

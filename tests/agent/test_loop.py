@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -12,8 +12,8 @@ import anyio
 import pytest
 from pydantic import BaseModel, PlainValidator, WithJsonSchema
 
-from affinity.agent import LoopResult, ModelReply, ModelRequest, Tool, ToolCall, run_loop, tool
-from affinity.agent.loop import HISTORY
+from affinity.agent import ContextWindow, LoopResult, ModelReply, ModelRequest, Tool, ToolCall, run_loop, tool
+from affinity.agent.transcript import HISTORY
 from affinity.conversation import (
     AgentMessage,
     ConfirmationAnswer,
@@ -89,13 +89,14 @@ class FakeWake:
             raise
         self.spans.append((name, True))
 
-    async def history(self, *, last: int) -> list[Any]:
-        entries = enumerate(self.before[-last:], 1)
+    async def history(self, *, last: int, kinds: Collection[str] = (), wake: str | None = None) -> list[Any]:
         outside = (UserMessage, ConfirmationAnswer, CustomToolResult, UserInterrupt)
-        return [
+        entries = [
             SimpleNamespace(seq=n, event=event, wake_id=None if isinstance(event, outside) else "w0")
-            for n, event in entries
+            for n, event in enumerate(self.before, 1)
         ]
+        of_kind = [each for each in entries if not kinds or each.event.kind in kinds]
+        return [each for each in of_kind if wake is None or each.wake_id == wake][-last:]
 
     @property
     def kinds(self) -> list[str]:
@@ -589,3 +590,186 @@ def test_the_response_to_a_request_that_has_failed_is_no_answer(read: Any, respo
 def test_a_refusal_of_openai_is_its_content() -> None:
     message = {"role": "assistant", "content": None, "refusal": "I will not."}
     assert ModelReply.from_openai({"choices": [{"message": message, "finish_reason": "stop"}]}).content == "I will not."
+
+
+# --- while a call waits -----------------------------------------------------------------------------------------------
+
+PAYS: Any = (
+    UserMessage("pay"),
+    ToolUse("refund", {"cents": 5}, "c1", message_id="w0.1.1"),
+    ToolConfirmation("refund", {"cents": 5}, "c1", request_id="r1"),
+)
+
+
+LATE = UserMessage("how late is it?")
+
+
+def while_it_waits(*events: JournalEvent, pending: JournalEvent = LATE) -> FakeWake:
+    """A wake that reads one more event while the call waits for an answer."""
+    wake = FakeWake(*PAYS, *events, pending, pending_requests=["r1"])
+    wake.pending = [SimpleNamespace(seq=len(wake.before), event=pending, wake_id=None)]
+    return wake
+
+
+def test_a_message_is_answered_while_a_call_waits() -> None:
+    """The call has a provisional result until the real one comes, as a message; an earlier one is not given again."""
+    wake, model = while_it_waits(), Script(says("noon"))
+    assert run(wake, model, refund).stop == "answer"
+    waits, answer = wake.appended
+    assert isinstance(waits, ToolResult)
+    assert waits.provisional
+    assert [m["role"] for m in model.requests[0].openai_messages()] == ["user", "assistant", "tool", "user"]
+
+    again, model = while_it_waits(UserMessage("how late is it?"), waits, answer, pending=UserMessage("sure?")), Script()
+    model.replies = [says("yes")]
+    run(again, model, refund)
+    assert again.kinds == ["agent.message"]
+
+    wake = FakeWake(*again.before, *again.appended, ConfirmationAnswer("r1", allowed=True))
+    model = Script(says("done"))
+    assert run(wake, model, refund).text == "done"
+    assert wake.kinds == ["agent.tool_result", "agent.message"]
+    messages = model.requests[0].openai_messages()
+    assert messages[-1] == {"role": "user", "content": '[the call refund({"cents":5}) has ended now] refunded 5'}
+    assert [m["role"] for m in messages] == [
+        "user",
+        "assistant",
+        "tool",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+        "user",
+    ]
+    roles = [m["role"] for m in model.requests[0].anthropic_messages()]
+    assert roles == ["user", "assistant", "user", "assistant", "user", "assistant", "user"]
+
+
+def test_a_call_that_waits_is_not_requested_again() -> None:
+    """Its copy is refused; one with other arguments is a request of its own, for which the loop ends."""
+    wake = while_it_waits()
+    model = Script(calls(ToolCall("c2", "refund", '{"cents": 5}')), says("it waits"))
+    assert run(wake, model, refund).text == "it waits"
+    assert [each.provisional for each in wake.results] == [True, False]
+    assert '"kind":"refused"' in wake.results[-1].model_dump_json()
+    assert len(wake.requests) == 1
+    wake = while_it_waits()
+    assert run(wake, Script(calls(ToolCall("c2", "refund", '{"cents": 6}'))), refund).stop == "requires_action"
+    assert len(wake.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "text"), [("queue", "your message is read after it"), ("refuse", "send your message")]
+)
+def test_a_message_waits_or_is_refused_where_the_application_says_so(word: str, text: str) -> None:
+    """It has an answer in any case; the model reads both when the result is there."""
+    wake, model = while_it_waits(), Script()
+    result = run(wake, model, refund, while_waiting=word)
+    assert (result.stop, model.requests) == ("requires_action", [])
+    assert text in result.text
+    wake = FakeWake(*wake.before, *wake.appended, ConfirmationAnswer("r1", allowed=True))
+    model = Script(says("paid, and it is noon"))
+    run(wake, model, refund, while_waiting=word)
+    last = [m["content"] for m in model.requests[0].openai_messages()][-3:]
+    assert last == ["how late is it?", result.text, '[the call refund({"cents":5}) has ended now] refunded 5']
+
+
+def test_the_answer_to_one_of_two_requests_asks_no_model() -> None:
+    """Its result is there; the other call of the reply has none, and no message has come."""
+    calls_of = (ToolUse("refund", {"cents": 6}, "c2", message_id="w0.1.1"), PAYS[2])
+    asked = ToolConfirmation("refund", {"cents": 6}, "c2", request_id="r2")
+    wake = FakeWake(*PAYS[:2], *calls_of, asked, ConfirmationAnswer("r2", allowed=True), pending_requests=["r1"])
+    assert run(wake, Script(), refund).stop == "requires_action"
+    assert [each.result for each in wake.results] == ["refunded 6"]
+
+
+# --- a long journal ---------------------------------------------------------------------------------------------------
+
+
+def test_a_transcript_is_cut_between_turns() -> None:
+    """Of a journal that is longer than it, and of one whose beginning retention has removed."""
+    turn = [
+        UserMessage("look"),
+        ToolUse("double", {"n": 1}, "c", message_id="m"),
+        ToolResult("c", 2),
+        AgentMessage("2"),
+    ]
+    wake, model = FakeWake(*turn * (HISTORY // 4), *turn[2:], UserMessage("and now?")), Script(says("same"))
+    run(wake, model)
+    messages = model.requests[0].openai_messages()
+    assert messages[0] == {"role": "user", "content": "look"}
+    assert len(messages) == HISTORY - 2
+
+
+def test_a_call_that_is_allowed_after_a_long_time_runs() -> None:
+    """It is not in the transcript: its result is a message."""
+    fill = [UserMessage("fill")] * HISTORY
+    answer = ConfirmationAnswer("w0.1", allowed=True)
+    asked = ToolConfirmation("refund", {"cents": 5}, "c1", request_id="w0.1")
+    wake, model = FakeWake(*PAYS[:2], asked, *fill, answer), Script(says("done"))
+    wake.pending = [SimpleNamespace(seq=len(wake.before), event=answer, wake_id=None)]
+    assert run(wake, model, refund).text == "done"
+    assert [each.result for each in wake.results] == ["refunded 5"]
+    last = model.requests[0].openai_messages()[-1]
+    assert last == {"role": "user", "content": '[the call refund({"cents":5}) has ended now] refunded 5'}
+
+
+def sizes(request: ModelRequest) -> list[str]:
+    return [event.text for event in request.events if isinstance(event, UserMessage | AgentMessage)]
+
+
+def test_a_window_bounds_what_the_model_is_given() -> None:
+    """Whole turns, the last ones; the last one in any case."""
+    talk = [UserMessage("a" * 10), AgentMessage("b" * 10), UserMessage("c" * 10), AgentMessage("d" * 10)]
+    count: Any = {"count_tokens": lambda event: len(getattr(event, "text", ""))}
+    for bound, first in ((44, "a"), (43, "c"), (10, "e"), (1, "e")):
+        model = Script(says("f"))
+        window = ContextWindow(max_tokens=bound, **count)
+        run(FakeWake(*talk, UserMessage("eeee")), model, context=window)
+        assert sizes(model.requests[0])[0][0] == first, bound
+    in_bytes = ContextWindow(max_bytes=len(UserMessage("eeee").model_dump_json()))
+    run(FakeWake(*talk, UserMessage("eeee")), model := Script(says("f")), context=in_bytes)
+    assert sizes(model.requests[0]) == ["eeee"]
+
+
+def test_a_window_is_summarised_once() -> None:
+    """What does not fit becomes a summary in the journal, with which the transcript begins from then on."""
+    given: list[list[str]] = []
+
+    def summarise(events: Sequence[JournalEvent]) -> str:
+        given.append([event.text for event in events if isinstance(event, UserMessage | AgentMessage)])
+        return "they have counted"
+
+    window = ContextWindow(
+        max_tokens=20, count_tokens=lambda event: len(getattr(event, "text", "")), summarise=summarise
+    )
+    talk = [
+        UserMessage("one one one"),
+        AgentMessage("1"),
+        UserMessage("two two"),
+        AgentMessage("2"),
+        UserMessage("and"),
+    ]
+    wake, model = FakeWake(*talk), Script(says("3"))
+    run(wake, model, context=window)
+    assert given == [["one one one", "1", "two two", "2"]]
+    assert wake.kinds == ["agent.context_summary", "agent.message"]
+    assert wake.commits[0] == 1
+    shown = [m["content"] for m in model.requests[0].openai_messages()]
+    assert shown == ["[a summary of what came before] they have counted", "and"]
+    later, model = FakeWake(*talk, *wake.appended, UserMessage("go on")), Script(says("4"))
+    run(later, model, context=window)
+    assert len(given) == 1
+    assert [m["content"] for m in model.requests[0].openai_messages()] == [*shown, "3", "go on"]
+
+
+def test_bad_bounds_are_refused() -> None:
+    bad: list[Any] = [{}, {"max_bytes": 1, "max_tokens": 1}, {"max_tokens": 5}, {"max_bytes": 0}]
+    for options in bad:
+        with pytest.raises(InvalidOptions):
+            ContextWindow(**options)
+    summarising = ContextWindow(max_bytes=9, summarise=lambda events: "s")
+    with pytest.raises(InvalidOptions, match="do not give transcript="):
+        run(FakeWake(), Script(), context=summarising, transcript=[])
+    with pytest.raises(InvalidOptions, match="must be 'answer', 'queue' or 'refuse'"):
+        run(FakeWake(), Script(), while_waiting="wait")

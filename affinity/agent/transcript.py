@@ -1,0 +1,323 @@
+"""The transcript of a loop: the end of the journal from the beginning of a turn on, and the calls without a result.
+
+A turn is what the model reads as new, and the answer of the agent. A transcript is cut between turns. A call that waits
+for an answer, or has one now, is known however long ago it was made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+from affinity.agent.formats import Render, call_id, late_result
+from affinity.conversation.events import (
+    ConfirmationAnswer,
+    Content,
+    ContextSummary,
+    CustomToolResult,
+    CustomToolUse,
+    JournalEntry,
+    JournalEvent,
+    SpanStarted,
+    ToolConfirmation,
+    ToolResult,
+    ToolUse,
+    UserInterrupt,
+    UserMessage,
+    kind_of,
+)
+from affinity.conversation.trace import TRACE_KINDS
+from affinity.errors import InvalidOptions
+from affinity.tasks import call_any
+
+HISTORY: Final = 1_000
+"""Entries of the journal that are the transcript at most: the last ones."""
+
+Summarise: TypeAlias = Callable[[Sequence[JournalEvent]], Awaitable[Content] | Content]
+"""Writes a summary of events; a function that is not async runs in a thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextWindow:
+    """How much of the transcript a model is given: whole turns, the last ones; the last one in any case.
+
+    Raises:
+        InvalidOptions: not one of the bounds is given, or ``max_tokens`` without ``count_tokens``.
+    """
+
+    max_bytes: int | None = None  # of the events as JSON
+    max_tokens: int | None = None
+    count_tokens: Callable[[JournalEvent], int] | None = None
+    summarise: Summarise | None = None
+    """Writes what is left out, once: the summary is in the journal, and the transcript begins with it from then on. It
+    then has half of the bound, so that the next summary comes later. None: what is left out is not read.
+    """
+
+    def __post_init__(self) -> None:
+        if (self.max_bytes is None) == (self.max_tokens is None):
+            raise InvalidOptions("a ContextWindow has max_bytes or max_tokens: give one of them")
+        if self.max_tokens is not None and self.count_tokens is None:
+            raise InvalidOptions("max_tokens needs count_tokens, which says how many tokens an event has")
+        if type(self.bound) is not int or self.bound < 1:
+            raise InvalidOptions(f"the bound of a ContextWindow is an integer from 1, not {self.bound!r}")
+
+    @property
+    def bound(self) -> int:
+        """In bytes, or in tokens."""
+        return self.max_bytes or self.max_tokens or 0
+
+    def size_of(self, event: JournalEvent) -> int:
+        """Of an event: in bytes, or in tokens."""
+        return len(event.model_dump_json().encode()) if self.count_tokens is None else self.count_tokens(event)
+
+    def first_kept(self, events: Sequence[JournalEvent], render: Render, bound: int | None = None) -> int:
+        """The place from which on events are kept: the beginning of a turn."""
+        starts = _starts(events, render)
+        room, kept = self.bound if bound is None else bound, len(events)
+        for start in reversed(starts):
+            room -= sum(map(self.size_of, events[start:kept]))
+            if room < 0 and kept < len(events):
+                break
+            kept = start
+        return kept if starts else 0
+
+
+class TranscriptWake(Protocol):
+    """The parts of a `Wake` that a transcript needs."""
+
+    @property
+    def pending(self) -> Sequence[JournalEntry]:
+        """The inputs of the wake."""
+        ...
+
+    @property
+    def requests(self) -> Sequence[PendingRequest]:
+        """The pending requests."""
+        ...
+
+    def append(self, event: JournalEvent, /) -> None:
+        """Append to the journal, with the next commit."""
+        ...
+
+    async def commit(self) -> None:
+        """Commit what was appended."""
+        ...
+
+    def span(self, name: str, /) -> AbstractContextManager[object]:
+        """A part of the wake's trace."""
+        ...
+
+    async def history(
+        self, *, last: int, kinds: Collection[str] = (), wake: str | None = None
+    ) -> Sequence[JournalEntry]:
+        """The last entries of the journal, oldest first; of these kinds, and of this wake."""
+        ...
+
+
+class PendingRequest(Protocol):
+    """A request that is not answered yet."""
+
+    @property
+    def request_id(self) -> str:
+        """Names the request."""
+        ...
+
+
+class LoopTranscript(NamedTuple):
+    """The events before a loop."""
+
+    events: list[JournalEvent]
+    earlier: list[JournalEvent]  # calls that wait, or have an answer now, and are not among these
+
+
+async def read_transcript(wake: TranscriptWake, render: Render, window: ContextWindow | None) -> LoopTranscript:
+    """The end of the journal with the inputs of the wake, each behind the answers that did not know it."""
+    summarise = None if window is None else window.summarise
+    entries = await _entries(wake, render, find_summary=summarise is not None)
+    events = [each.event for each in entries]
+    if window is not None and summarise is not None and window.first_kept(events, render):
+        cut = window.first_kept(events, render, window.bound // 2)
+        with wake.span("summarise"):
+            content = await call_any(summarise, events[:cut])
+        summary = ContextSummary(content, upto=min(each.seq for each in entries[cut:]) - 1)
+        wake.append(summary)
+        await wake.commit()
+        events = [summary, *events[cut:]]
+    return LoopTranscript(events, await _earlier_calls(wake, events))
+
+
+async def _entries(wake: TranscriptWake, render: Render, *, find_summary: bool) -> list[JournalEntry]:
+    history = await wake.history(last=HISTORY)
+    known, pending = {entry.seq for entry in history}, {entry.seq for entry in wake.pending}
+    entries = in_order([*history, *(entry for entry in wake.pending if entry.seq not in known)], pending)
+    summary = [entry for entry in history if isinstance(entry.event, ContextSummary)][-1:]
+    if find_summary and not summary:
+        summary = [*await wake.history(last=1, kinds=[kind_of(ContextSummary)])]
+    for each in summary:
+        assert isinstance(each.event, ContextSummary)
+        upto = each.event.upto
+        entries = [entry for entry in entries if entry.seq > upto and not isinstance(entry.event, ContextSummary)]
+    if summary or (history and history[0].seq > 1):  # what comes first may be the end of a turn
+        entries = entries[next(iter(_starts([entry.event for entry in entries], render)), 0) :]
+    return [*summary, *entries]
+
+
+def in_order(entries: Iterable[JournalEntry], pending: Collection[int]) -> list[JournalEntry]:
+    """Entries of a journal in the order in which they were known: in the journal, an input that came while a wake ran
+    stands before the entries of that wake. ``pending``: numbers of the inputs of the wake that asks.
+    """
+    found: list[JournalEntry] = []
+    waiting: list[JournalEntry] = []  # inputs that no wake has read so far
+    reads: set[str] = set()  # wakes that say what they have read
+    for entry in entries:
+        event = entry.event
+        if entry.wake_id is None:
+            waiting.append(entry)
+        elif isinstance(event, SpanStarted) and event.read is not None:
+            reads.add(entry.wake_id)
+            found += [each for each in waiting if each.seq <= event.read]
+            waiting = [each for each in waiting if each.seq > event.read]
+        elif entry.wake_id in reads:
+            found.append(entry)
+        else:  # its beginning is not among these
+            found += [*[each for each in waiting if each.seq not in pending], entry]
+            waiting = [each for each in waiting if each.seq in pending]
+    return [*found, *waiting]
+
+
+def is_read(event: JournalEvent, render: Render) -> bool:
+    """Whether the model reads the event as new."""
+    return isinstance(event, UserMessage) or (not _is_trace(event) and render(event) is not None)
+
+
+def _starts(events: Sequence[JournalEvent], render: Render) -> list[int]:
+    """The places at which turns begin."""
+    found, was_read = [], False
+    for place, event in enumerate(events):
+        if _is_trace(event):
+            continue
+        reads = is_read(event, render)
+        if reads and not was_read:
+            found.append(place)
+        was_read = reads
+    return found
+
+
+def _is_trace(event: JournalEvent) -> bool:
+    return str(event.kind).startswith(TRACE_KINDS)
+
+
+async def _earlier_calls(wake: TranscriptWake, events: Iterable[JournalEvent]) -> list[JournalEvent]:
+    """Calls with their requests that are not among the events, and wait for an answer, or have one now."""
+    answers = [each.event for each in wake.pending if isinstance(each.event, ConfirmationAnswer | CustomToolResult)]
+    wanted = {each.request_id for each in (*wake.requests, *answers)}
+    wanted -= {each.request_id for each in events if isinstance(each, ToolConfirmation | CustomToolUse)}
+    found: list[JournalEvent] = []
+    for wake_id in sorted({each.split(".")[0] for each in wanted}):  # that has made them: see `Wake.require`
+        asked = [each.event for each in await wake.history(last=HISTORY, wake=wake_id)]
+        for opened in open_calls(asked):
+            if opened.request_id in wanted:
+                found.append(opened.call)
+                found += [
+                    each
+                    for each in asked
+                    if isinstance(each, ToolConfirmation) and each.request_id == opened.request_id
+                ]
+    return found
+
+
+def name_late(events: Iterable[JournalEvent], calls: Iterable[JournalEvent]) -> list[JournalEvent]:
+    """The events with each result whose call is not among them as a message. ``calls``: where the call may be."""
+    there: set[str] = set()
+    found: list[JournalEvent] = []
+    known = [each for each in calls if isinstance(each, ToolUse | CustomToolUse)]
+    for event in events:
+        if isinstance(event, ToolUse | CustomToolUse):
+            there |= {call_id(event), event.request_id if isinstance(event, CustomToolUse) else ""}
+        match event:
+            case ToolResult() if event.tool_use_id not in there:
+                call = next((each for each in reversed(known) if call_id(each) == event.tool_use_id), None)
+                found += [] if event.provisional else [late_result(call, event.result)]
+            case CustomToolResult() if event.request_id not in there:
+                asked = [each for each in known if isinstance(each, CustomToolUse)]
+                call = next((each for each in asked if each.request_id == event.request_id), None)
+                found.append(late_result(call, event.result))
+            case _:
+                found.append(event)
+    return found
+
+
+# -- calls
+
+
+@dataclass(slots=True, eq=False)
+class OpenCall:
+    """A call without a result, what was asked about it, and the answer."""
+
+    call: ToolUse | CustomToolUse
+    key: str
+    """Names the call, in all attempts."""
+    request_id: str | None = None
+    answer: ConfirmationAnswer | None = None
+    is_interrupted: bool = False
+    """An interrupt followed the call: no answer counts."""
+    is_told: bool = False
+    """The model knows that it waits: it has a provisional result."""
+
+
+def open_calls(events: Iterable[JournalEvent]) -> list[OpenCall]:
+    """The calls without a result, in order.
+
+    A model may use the id of a call again, also in one reply: what was asked and answered counts for one call only.
+    """
+    found: list[OpenCall] = []
+    numbers: Counter[tuple[str, str]] = Counter()
+    for event in events:
+        match event:
+            case ToolUse():
+                name = (event.message_id, event.tool_use_id)
+                numbers[name] += 1
+                found.append(OpenCall(event, _key(*name, numbers[name])))
+            case CustomToolUse():
+                found.append(OpenCall(event, event.request_id, event.request_id))
+            case ToolConfirmation():
+                _ask(found, event)
+            case ConfirmationAnswer():
+                for each in found:
+                    each.answer = event if each.request_id == event.request_id else each.answer
+            case ToolResult():
+                _end(found, event)
+            case UserInterrupt():
+                for each in found:
+                    each.is_interrupted = True
+            case CustomToolResult() if not event.expired:
+                found = [each for each in found if each.request_id != event.request_id]
+    return found
+
+
+def _ask(calls: Iterable[OpenCall], event: ToolConfirmation) -> None:
+    asked = [each for each in calls if each.request_id is None and call_id(each.call) == event.tool_use_id]
+    asked.sort(key=lambda each: (each.call.tool, each.call.arguments) != (event.tool, event.arguments))
+    for each in asked[:1]:
+        each.request_id = event.request_id
+
+
+def _end(calls: list[OpenCall], event: ToolResult) -> None:
+    ended = [each for each in calls if call_id(each.call) == event.tool_use_id]
+    if event.provisional:
+        ended.sort(key=lambda each: each.is_told or each.request_id is None)
+        for each in ended[:1]:
+            each.is_told = True
+    else:
+        ended.sort(key=lambda each: each.request_id is not None and each.answer is None)  # these still wait
+        for each in ended[:1]:
+            calls.remove(each)
+
+
+def _key(message_id: str, tool_use_id: str, number: int) -> str:
+    """Names a call: the id that the model gave it may be of any length, and used again."""
+    return sha256(f"{message_id}\n{tool_use_id}\n{number}".encode()).hexdigest()
