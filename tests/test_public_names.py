@@ -40,6 +40,7 @@ NOT_PUBLIC: Final = {
     "MoveConditions": "the keyword arguments of a call",
     "NewInstanceOptions": "the keyword arguments of a call",
     "OpenOptions": "of a constructor that only `Sessions` calls",
+    "OutcomeStatus": "three words",
     "PageReader": "of a constructor that only `ConversationHandle` calls",
     "PendingWork": "of a method that only workers call",
     "Provider": "who writes one imports the contract, `affinity.provider.contract`, with all of its types",

@@ -9,7 +9,8 @@ from pydantic import Field, JsonValue
 from pydantic_core import from_json
 
 from affinity.agent.tools import BUILT_IN_NAMES, Tool, tool
-from affinity.conversation.events import JournalEntry, UserMessage
+from affinity.client import ConversationInfo
+from affinity.conversation.events import JournalEntry, OutcomeStatus, OutcomeUpdated, UserMessage
 from affinity.conversation.wake import Delegate, Wake
 from affinity.errors import InvalidInput
 
@@ -19,14 +20,41 @@ _Number = Annotated[int, Field(ge=1, le=100)]
 
 
 def builtin_tools(wake: Wake, *, children: Mapping[str, Delegate] = NO_CHILDREN) -> list[Tool]:
-    """The tools by which a model reads its journal and other conversations, requests a later wake, and gives work to
-    children. Their names begin with ``session_``; no tool of the application may have one of them.
+    """The tools by which a model reads its journal and other conversations, sets the goal of its conversation, requests
+    a later wake, and gives work to children. Their names begin with ``session_`` and ``outcome_``; no tool of the
+    application may have one of them.
 
     Args:
         wake: of the loop.
         children: conversations to which the model may give work, by the names that it uses. Without any, there is no
-            `session_delegate`.
+            `session_delegate` and no `session_run_child`.
     """
+    found = [*_reading(wake), *_planning(wake), *(_delegating(wake, children) if children else [])]
+    assert {each.name for each in found} <= BUILT_IN_NAMES
+    return found
+
+
+def _reading(wake: Wake) -> list[Tool]:
+    @tool
+    async def session_list(
+        prefix: Annotated[str | None, Field(description="only ids that begin with this")] = None,
+        number: _Number = 20,
+    ) -> list[JsonValue]:
+        """Other conversations of this kind, newest first, with their status."""
+        found = await wake.conversations(prefix=prefix, limit=number)
+        return [_summary(each) for each in found if each.conversation_id != wake.conversation_id]
+
+    @tool
+    async def session_get_snapshot(
+        conversation: Annotated[str | None, Field(description="another conversation; null: this one")] = None,
+    ) -> JsonValue:
+        """How a conversation stands: its status, what it waits for, its last entries."""
+        name = conversation or wake.conversation_id
+        found = await wake.conversations(conversation_id=name, limit=1)
+        if not found:
+            raise InvalidInput(f"there is no conversation {name!r} of this kind: `session_list` names others")
+        last = await wake.read(name, kinds=["user.message", "agent.message"], last=5)
+        return {**_summary(found[0]), "last": [_document(each) for each in last]}
 
     @tool
     async def session_get_events(
@@ -60,6 +88,10 @@ def builtin_tools(wake: Wake, *, children: Mapping[str, Delegate] = NO_CHILDREN)
         """The conversations to which this one has given work."""
         return list(await wake.children())
 
+    return [session_list, session_get_snapshot, session_get_events, session_get_trace, session_list_children]
+
+
+def _planning(wake: Wake) -> list[Tool]:
     @tool
     async def session_revisit(
         seconds: Annotated[float, Field(ge=0)],
@@ -70,6 +102,27 @@ def builtin_tools(wake: Wake, *, children: Mapping[str, Delegate] = NO_CHILDREN)
         wake.revisit(seconds, key=key, reason=reason)
         return "noted"
 
+    @tool
+    async def outcome_read() -> JsonValue:
+        """The goal of this conversation, and how far it is; null: none was defined."""
+        found = await wake.outcome()
+        return None if found is None else found.model_dump(mode="json", exclude={"kind"})
+
+    @tool
+    async def outcome_define(
+        outcome: Annotated[str, Field(description="the goal")],
+        criteria: Annotated[list[str], Field(description="by which it is known to be reached")] = [],  # noqa: B006
+        status: OutcomeStatus = "open",
+        note: Annotated[str, Field(description="why it has this status")] = "",
+    ) -> str:
+        """Set the goal of this conversation, or say how far it is."""
+        wake.append(OutcomeUpdated(outcome, criteria, status, note))
+        return "noted"
+
+    return [session_revisit, outcome_read, outcome_define]
+
+
+def _delegating(wake: Wake, children: Mapping[str, Delegate]) -> list[Tool]:
     @tool
     async def session_delegate(
         *,
@@ -83,10 +136,34 @@ def builtin_tools(wake: Wake, *, children: Mapping[str, Delegate] = NO_CHILDREN)
         await wake.delegate(children[to], f"{wake.conversation_id}/{child}", UserMessage(task))
         return "the child works on it"
 
-    found = [session_get_events, session_get_trace, session_list_children, session_revisit]
-    found += [session_delegate] if children else []
-    assert {each.name for each in found} <= BUILT_IN_NAMES
-    return found
+    @tool
+    async def session_run_child(
+        child: Annotated[str, Field(description="its short name, or its id as `session_list_children` gives it")],
+        task: str,
+        cycles: Annotated[int, Field(ge=1, le=20, description="runs that it may take for it")] = 3,
+    ) -> str:
+        """Give an existing child a next task, for a few bounded runs. Its result comes later, as an event."""
+        name = child if child.startswith(f"{wake.conversation_id}/") else f"{wake.conversation_id}/{child}"
+        kind = await wake.kind_of_child(name)
+        of_kind = [each for each in children.values() if each.spec.name == kind]
+        if not of_kind:
+            raise InvalidInput(f"there is no child {child!r}: `session_list_children` names them")
+        await wake.delegate(of_kind[0], name, UserMessage(task), max_cycles=cycles)
+        return "the child works on it"
+
+    return [session_delegate, session_run_child]
+
+
+def _summary(info: ConversationInfo) -> dict[str, JsonValue]:
+    return {
+        "conversation": info.conversation_id,
+        "status": info.status,
+        "parent": info.parent,
+        "entries": info.last_seq,
+        "requests": info.pending_requests,
+        "revisits": info.pending_revisits,
+        "updated_at": info.updated_at.isoformat(),
+    }
 
 
 def _document(entry: JournalEntry) -> JsonValue:

@@ -149,6 +149,10 @@ class LoopWake(TranscriptWake, Protocol):
         """What earlier attempts of the wake have committed."""
         ...
 
+    def note_truncated(self) -> None:
+        """The loop was cut off."""
+        ...
+
     async def begin_once(self, key: str, /) -> bool:
         """Record that something begins; False: it has begun before."""
         ...
@@ -388,6 +392,7 @@ class _Loop:
             await self._wake.commit()
             if not all(each.is_told for each in await self._run_open_calls()):
                 return self._ended("requires_action")
+        self._wake.note_truncated()
         return self._ended("truncated")
 
     def _goes_on(self, waiting: Sequence[OpenCall], while_waiting: WhileWaiting) -> bool:

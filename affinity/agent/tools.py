@@ -37,7 +37,18 @@ Confirm: TypeAlias = bool | Callable[[Mapping[str, Any]], bool]
 ResourceKey: TypeAlias = str | Callable[[Mapping[str, Any]], str | None] | None
 
 BUILT_IN_NAMES: Final = frozenset(
-    {"session_get_events", "session_get_trace", "session_list_children", "session_delegate", "session_revisit"}
+    {
+        "session_list",
+        "session_get_snapshot",
+        "session_get_events",
+        "session_get_trace",
+        "session_list_children",
+        "session_delegate",
+        "session_run_child",
+        "session_revisit",
+        "outcome_read",
+        "outcome_define",
+    }
 )
 """Names of the tools that `builtin_tools` gives: none of the application's has one of them."""
 

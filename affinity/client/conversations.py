@@ -84,7 +84,7 @@ class ConversationCalls(ClientBase):
         rows = await self.journals.list(JournalFilter(session_id=check_id(conversation_id, "conversation id")), 1)
         if not rows:
             raise UnknownConversation(conversation_id, "there is none")
-        return _info_of(rows[0])
+        return info_of(rows[0])
 
     async def list_conversations_page(
         self, *, after: str | None = None, limit: int = 100, **where: Unpack[ConversationConditions]
@@ -110,7 +110,7 @@ class ConversationCalls(ClientBase):
         if parent is not None and (page := await self.journals.read(JournalQuery(session_id=parent, limit=1))):
             wanted = replace(wanted, parent_journal=page.journal_id)
         rows = await self.journals.list(wanted, limit)
-        return ConversationPage(items=[*map(_info_of, rows)], next=next_cursor(rows, limit, "session_id"))
+        return ConversationPage(items=[*map(info_of, rows)], next=next_cursor(rows, limit, "session_id"))
 
     def list_conversations(self, **where: Unpack[ConversationConditions]) -> AsyncIterator[ConversationInfo]:
         """All conversations that fit, newest first, read page by page; see `list_conversations_page`."""
@@ -168,5 +168,6 @@ class ConversationCalls(ClientBase):
             after = pruned.after
 
 
-def _info_of(row: JournalInfo) -> ConversationInfo:
+def info_of(row: JournalInfo) -> ConversationInfo:
+    """A row as a view."""
     return copied(ConversationInfo, row, conversation_id=row.session_id, terminated=row.closed)

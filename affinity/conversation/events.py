@@ -269,9 +269,9 @@ class ConversationStatusChanged(JournalEvent):
     kind: Literal["conversation.status_changed"] = "conversation.status_changed"
 
 
-StopReason: TypeAlias = Literal["end_turn", "requires_action", "revisit", "more", "failed"]
-"""Why a wake has ended: it has nothing to do, waits for an answer, waits for a revisit, goes on with inputs that are
-there, or failed for good.
+StopReason: TypeAlias = Literal["end_turn", "truncated", "requires_action", "revisit", "more", "failed"]
+"""Why a wake has ended: it has nothing to do, or was cut off (`Wake.note_truncated`) and has nothing else to do; it
+waits for an answer, waits for a revisit, goes on with inputs that are there, or failed for good.
 """
 
 
@@ -290,6 +290,19 @@ class RevisitDue(JournalEvent):
     reason: str = ""
     note: JsonValue = None
     kind: Literal["agent.revisit_due"] = "agent.revisit_due"
+
+
+OutcomeStatus: TypeAlias = Literal["open", "reached", "given_up"]
+
+
+class OutcomeUpdated(JournalEvent):
+    """The agent has set the goal of the conversation, or says how far it is: it replaces what was defined before."""
+
+    outcome: str
+    criteria: list[str] = Field(default_factory=list)
+    status: OutcomeStatus = "open"
+    note: str = ""  # why
+    kind: Literal["agent.outcome_updated"] = "agent.outcome_updated"
 
 
 class ContextSummary(JournalEvent):
@@ -384,6 +397,7 @@ BUILT_IN: Final[tuple[type[JournalEvent], ...]] = (
     UserMessage,
     RevisitDue,
     ContextSummary,
+    OutcomeUpdated,
     DefineOutcome,
     UserInterrupt,
     ConfirmationAnswer,

@@ -6,7 +6,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from affinity.conversation.events import EventTypes, JournalEntry, JournalEvent, check_kind, kind_of
+from affinity.conversation.events import (
+    DefineOutcome,
+    EventTypes,
+    JournalEntry,
+    JournalEvent,
+    OutcomeUpdated,
+    check_kind,
+    kind_of,
+)
 from affinity.errors import InvalidInput, UnknownConversation, UnknownEntry
 from affinity.journal import Entry, JournalPage, JournalQuery
 from affinity.limits import MAX_PAGE, check_id
@@ -108,6 +116,19 @@ class EntryReader:
         high = None if before is None else await self._anchor(before, bound=True)
         newest = last is not None or (before is not None and after is None)
         return await self._entries(replace(query, after=low, before=high, newest_first=newest))
+
+    async def outcome(self) -> OutcomeUpdated | None:
+        """The goal of the conversation: what was last defined by `DefineOutcome`, or set by the agent; None: neither.
+
+        Raises:
+            UnknownConversation: there is none.
+        """
+        for entry in await self.history(kinds=[DefineOutcome, OutcomeUpdated], last=1):
+            if isinstance(entry.event, DefineOutcome):
+                return OutcomeUpdated(entry.event.outcome, entry.event.criteria)
+            if isinstance(entry.event, OutcomeUpdated):
+                return entry.event
+        return None
 
     async def trace(self, wake_id: str) -> Sequence[JournalEntry]:
         """All entries of a wake, its attempts that have failed too: spans with their times, and what it appended.

@@ -465,7 +465,9 @@ class _Attempt(Generic[S]):
         if wake.requests:
             return "requires_action"
         has_revisit = self.writing.revisits or self.writing.has_later_revisit
-        return "revisit" if has_revisit or self.work.next_due is not None else "end_turn"
+        if has_revisit or self.work.next_due is not None:
+            return "revisit"
+        return "truncated" if self.parts.is_truncated else "end_turn"
 
     def _count_delegated(self, wake: Wake) -> None:
         """Leave out the delegations whose end this wake has read, and add the delegations that it has begun."""
@@ -476,7 +478,7 @@ class _Attempt(Generic[S]):
     async def _count_cycles(self, reason: ev.StopReason) -> None:
         """Count this wake for the delegations; end each that is done or has used up its cycles."""
         finish = self.parts.finish
-        is_done = finish.is_set or (reason == "end_turn" and not self.delegated)
+        is_done = finish.is_set or (reason in {"end_turn", "truncated"} and not self.delegated)
         for each in self.delegations:
             each["cycles"] += 1
         ended = [each for each in self.delegations if is_done or each["cycles"] >= each["max_cycles"]]

@@ -14,6 +14,7 @@ from pydantic import JsonValue
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from affinity import errors
+from affinity.client.conversations import ConversationInfo, info_of
 from affinity.conversation.events import (
     AgentMessage,
     ChildDelegated,
@@ -21,6 +22,7 @@ from affinity.conversation.events import (
     EventMeta,
     JournalEntry,
     JournalEvent,
+    OutcomeUpdated,
     RequestEvent,
     SpanError,
     UserInterrupt,
@@ -119,6 +121,7 @@ class Wake(CommonCalls[None]):
         self._left_revisits = [each for each in parts.writing.work.revisits if each.wake_id == parts.wake_id]
         self._steps = WakeSteps(parts)
         self._committed = Committed(parts.inputs.committed)
+        self._outcome: OutcomeUpdated | None = None
         self.id: str = parts.wake_id
         self.attempt: int = parts.attempt
         self.parent: str | None = parts.inputs.parent
@@ -199,6 +202,16 @@ class Wake(CommonCalls[None]):
         self._require_running()
         self._parts.finish.is_set, self._parts.finish.result = True, from_json(text)[0]
 
+    def note_truncated(self) -> None:
+        """The handler was cut off before it was done, as `run_loop` is by ``max_rounds``: a wake that would end with
+        "end_turn" ends with "truncated".
+
+        Raises:
+            SessionError: the handler has ended.
+        """
+        self._require_running()
+        self._parts.is_truncated = True
+
     @property
     def _writing(self) -> WakeWriting:
         self._require_running()
@@ -214,6 +227,8 @@ class Wake(CommonCalls[None]):
             writing.append(event)
         if isinstance(event, AgentMessage) and not self._parts.finish.is_set:
             self._parts.finish.result = event.text
+        if isinstance(event, OutcomeUpdated):
+            self._outcome = event
         for name, number in getattr(event, "usage", {}).items():
             self._usage[name] = self._usage.get(name, 0) + number
 
@@ -548,6 +563,13 @@ class Wake(CommonCalls[None]):
         where = JournalFilter(parent=self.conversation_id, parent_journal=journal_id, closed=terminated)
         return [each.session_id for each in await self._parts.journals.list(where, MAX_PAGE)]
 
+    async def kind_of_child(self, child_id: str) -> str | None:
+        """The kind of a child; None: this conversation has no such child."""
+        journal_id = self._parts.writing.work.journal_id
+        where = JournalFilter(session_id=child_id, parent=self.conversation_id, parent_journal=journal_id)
+        found = await self._parts.journals.list(where, 1)
+        return found[0].kind if found else None
+
     async def _check_child(self, child_id: str, kind: str) -> int | None:
         """The journal id of a child; None: there is none yet."""
         if child_id == self.conversation_id:
@@ -623,6 +645,23 @@ class Wake(CommonCalls[None]):
         self._writing.creations.append(creation)
 
     # -- reading
+
+    async def outcome(self) -> OutcomeUpdated | None:
+        """The goal of the conversation: what this wake has appended, or what was last defined; None: there is none."""
+        return self._outcome or await super().outcome()
+
+    async def conversations(
+        self, *, prefix: str | None = None, conversation_id: str | None = None, limit: int = DEFAULT_ENTRIES
+    ) -> Sequence[ConversationInfo]:
+        """Conversations of this kind, newest first, with their status: without those that this wake makes.
+
+        Args:
+            prefix: of their ids.
+            conversation_id: this one alone.
+            limit: how many at most.
+        """
+        where = JournalFilter(kind=self._kind.name, prefix=prefix, session_id=conversation_id)
+        return [info_of(each) for each in await self._parts.journals.list(where, limit)]
 
     async def read(
         self,

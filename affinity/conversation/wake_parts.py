@@ -64,6 +64,8 @@ class WakeParts:
     """Ids of the delegations that the wake begins."""
     opening: OpenSession[Any] | None = None
     """Of the state, while the handler runs."""
+    is_truncated: bool = False
+    """The handler was cut off."""
     has_ended: bool = False
     """The handler has."""
 

@@ -60,6 +60,9 @@ class FakeWake:
         self.begun.add(key)
         return is_new
 
+    def note_truncated(self) -> None:
+        self.is_truncated = True
+
     def has_begun(self, key: str) -> bool:
         return key in self.begun
 

@@ -11,7 +11,15 @@ from pydantic import BaseModel, Field
 import affinity
 from affinity.agent import ModelReply, ModelRequest, Tool, ToolCall, builtin_tools, run_loop, tool
 from affinity.agent.tools import BUILT_IN_NAMES, checked_arguments, in_chains, tools_by_name
-from affinity.conversation import AgentMessage, ChildEnded, ConversationLimits, ToolResult, ToolUse, UserMessage
+from affinity.conversation import (
+    AgentMessage,
+    ChildEnded,
+    ConversationLimits,
+    DefineOutcome,
+    ToolResult,
+    ToolUse,
+    UserMessage,
+)
 from affinity.errors import InvalidOptions, NotSerializable, UnknownEntry
 from affinity.limits import MAX_PAGE
 from tests.conversation.application import Chat, make, stage, until
@@ -144,6 +152,63 @@ async def test_built_in_tools_read_the_journal_come_back_later_and_give_work(url
             return [getattr(each.event, "text", "") for each in messages] == ["begun", "re: the price of tea"]
 
         await until(said)
+
+
+async def test_built_in_tools_show_how_conversations_stand_and_keep_the_goal(url: str) -> None:
+    """The goal is one of a person or of the agent, whichever came last; it is read by clients too."""
+    helper = make(kind="helper")
+    begin = [ToolCall("1", "session_delegate", {"to": "helper", "child": "prices", "task": "one"})]
+    look = [
+        ToolCall("2", "outcome_read", {}),
+        ToolCall("3", "session_run_child", {"child": "prices", "task": "two", "cycles": 1}),
+        ToolCall("4", "session_run_child", {"child": "nothing", "task": "two"}),
+        ToolCall("5", "session_list", {}),
+        ToolCall("6", "session_get_snapshot", {"conversation": "other"}),
+        ToolCall("7", "session_get_snapshot", {"conversation": "unknown"}),
+    ]
+    end = [ToolCall("8", "outcome_define", {"outcome": "a price", "status": "reached", "note": "it is 3"})]
+    again = [ToolCall("9", "outcome_read", {})]
+    rounds: list[list[ToolCall]] = []
+
+    async def model(request: ModelRequest) -> ModelReply:
+        match request.events[-1]:
+            case UserMessage():
+                rounds[:] = [begin]
+            case DefineOutcome():
+                rounds[:] = [look, end, again]
+        return ModelReply(calls=rounds.pop(0)) if rounds else ModelReply(content="done")
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        if wake.conversation_id == "other":
+            return
+        await run_loop(wake, model=model, builtins=builtin_tools(wake, children={"helper": helper}))
+
+    async with stage(url, handler, helper) as found:
+        await found.talk("other").ask(UserMessage("I am here"), timeout=30)
+        talk = found.talk()
+        assert await found.talk("other").outcome() is None
+        await talk.ask(UserMessage("what does tea cost?"), timeout=30)
+        await until(lambda: _has_ended(talk))
+        reply = await talk.ask(DefineOutcome("know the price", ["a number"]), timeout=30)
+        results = {each.tool_use_id: each for each in reply.events if isinstance(each, ToolResult)}
+        assert [name for name, each in results.items() if each.is_error] == ["4", "7"]
+        defined = {"outcome": "know the price", "criteria": ["a number"], "status": "open", "note": ""}
+        assert results["2"].result == defined
+        updated = {"outcome": "a price", "criteria": [], "status": "reached", "note": "it is 3"}
+        assert results["9"].result == updated
+        assert [each["conversation"] for each in results["5"].result] == ["other"]  # type: ignore[union-attr, index, call-overload]
+        assert "I am here" in str(results["6"].result)
+        outcome = await talk.outcome()
+        assert outcome is not None
+        assert outcome.model_dump(exclude={"kind"}) == updated
+        children = await found.client.conversation(helper, f"{talk.conversation_id}/prices").history(
+            kinds=[UserMessage]
+        )
+        assert [getattr(each.event, "text", "") for each in children] == ["one", "two"]
+
+
+async def _has_ended(talk: affinity.ConversationHandle) -> bool:
+    return len(await talk.history(kinds=[ChildEnded])) > 0 and await talk.status() == "idle"
 
 
 async def test_the_trace_tool_gives_the_whole_trace_or_says_what_is_left(sqlite_url: str) -> None:
