@@ -249,7 +249,7 @@ class ModelRequest:
     system: Sequence[str]
     events: Sequence[JournalEvent]
     tools: Sequence[Tool]
-    round: int  # from 1
+    round: int  # from 1; an attempt that comes again goes on behind the rounds that are committed
     stream: Callable[[Any], None]  # `Wake.stream`: shows a part of the answer to readers now
 
     render: Render = render_input  # as for `run_loop`
@@ -284,7 +284,7 @@ class LoopResult:
     stop: LoopStop
     text: str  # of the last answer
     finish_reason: str | None  # of the model, in the last round
-    rounds: int  # calls of the model
+    rounds: int  # calls of the model, with the ones that earlier attempts of the wake have committed
     usage: Mapping[str, int]  # of all rounds, summed by name
 
 
@@ -325,7 +325,7 @@ async def run_loop(
         transcript: the events before this loop. None: the last 1,000 entries of the journal, or what comes behind its
             last summary, from the beginning of a turn on, which costs a read; an application that keeps its transcript
             in the state gives that, with the events of `Wake.pending`.
-        max_rounds: calls of the model at most.
+        max_rounds: calls of the model at most, in all attempts of the wake.
         builtins: what `builtin_tools` gave, or some of it.
         render: gives the text of an input that is no message, such as the end of a child, an interrupt, or an event of
             the application; None: the model does not read it.
@@ -373,7 +373,9 @@ class _Loop:
         self._events, self._earlier = before
         self._refused: dict[int, ToolResult] = {}  # by the identity of the call among the events
         self._usage: Counter[str] = Counter()
-        self._rounds = 0
+        committed = [each.event for each in wake.committed]
+        replies = [each for each in committed if isinstance(each, AgentMessage | ToolUse | CustomToolUse)]
+        self._rounds = len({each.message_id for each in replies if self._is_own(each)})
         self._text = ""
         self._finish_reason: str | None = None
 
@@ -506,7 +508,7 @@ class _Loop:
 
     @property
     def _message_id(self) -> str:
-        return f"{self._wake.id}.{self._wake.attempt}.{len(self._wake.committed) + self._rounds}"
+        return f"{self._wake.id}.{self._wake.attempt}.{self._rounds}"
 
     def _append_call(self, call: ToolCall, message_id: str, usage: dict[str, int]) -> None:
         """Append a call. Of one that no journal takes the beginning is appended, and its result is the error."""

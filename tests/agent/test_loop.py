@@ -595,6 +595,17 @@ def test_a_refusal_of_openai_is_its_content() -> None:
     assert ModelReply.from_openai({"choices": [{"message": message, "finish_reason": "stop"}]}).content == "I will not."
 
 
+def test_rounds_that_are_committed_count() -> None:
+    """Of earlier attempts of the wake: the model knows its round, and the bound is of all attempts."""
+    done = [ToolUse("double", {"n": 2}, "c1", message_id="w1.1.1"), ToolResult("c1", 4)]
+    for bound, stop in ((1, "truncated"), (2, "answer")):
+        wake, model = FakeWake(UserMessage("double 2"), *done), Script(says("4"))
+        wake.committed = [SimpleNamespace(seq=n, event=event) for n, event in enumerate(done, 2)]
+        result = run(wake, model, double, max_rounds=bound)
+        assert (result.stop, result.rounds) == (stop, bound)
+        assert [each.round for each in model.requests] == [2][: bound - 1]
+
+
 # --- while a call waits -----------------------------------------------------------------------------------------------
 
 PAYS: Any = (
