@@ -221,15 +221,19 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
         event = UserInterrupt(reason=reason, cancel=cancel_running, cascade=cascade)
         return await self.send(event, event_id=event_id)
 
-    async def resume(self) -> None:
-        """Have a conversation that has failed try again now.
+    async def resume(self) -> bool:
+        """Have a conversation that has failed, or waits for its next attempt, try again now. False: there is nothing to
+        try again, and nothing was written.
 
         Raises:
             UnknownConversation, ConversationTerminated: as for `send`.
         """
+        if await self.status() in {"idle", "requires_action"}:
+            return False
         event = ConversationStatusChanged(status="running", reason="resumed")
         entry = self._entry(event, self._client.journals.new_event_id(), is_input=False)
         await self._append(self._new(entry=entry, message=RESUME_MESSAGE))
+        return True
 
     async def terminate(self, *, reason: str = "", cascade: bool = False) -> None:
         """End the conversation: it takes no more events, a wake under way is cancelled, and pending requests and

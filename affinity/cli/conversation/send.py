@@ -134,8 +134,9 @@ def resume(shell: Shell, *, conversation_id: str) -> None:
     Example:
       affinity conversation resume chat-7
     """
-    with_conversation(shell, conversation_id, ConversationHandle.resume)
-    shell.show({"resumed": conversation_id}, lambda: click.echo("resumed"))
+    resumed = with_conversation(shell, conversation_id, ConversationHandle.resume)
+    about = {"conversation": conversation_id, "resumed": resumed}
+    shell.show(about, lambda: click.echo("resumed" if resumed else "nothing to resume: it has not failed"))
 
 
 @command(short_help="End a conversation.")
