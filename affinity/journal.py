@@ -196,6 +196,19 @@ class Request(NamedTuple):
     expired: bool  # its time is over, and no wake has resolved it yet
 
 
+class InheritedRequest(NamedTuple):
+    """A request that a journal has from its base. It expires when the base's pending request of this id does, if there
+    is one; else never.
+    """
+
+    request_id: str
+    kind: str
+    payload: str
+    wake_id: str | None
+    seq: int  # the first entry that retention keeps for it
+    created_at: datetime
+
+
 class Revisit(NamedTuple):
     """A pending revisit."""
 
@@ -232,13 +245,15 @@ class JournalCreation:
     """Creates a journal from others, which must exist. So lineage has no cycles. It writes as many rows as it has
     parents and entries, for a base of any length.
 
-    It has no requests and no revisits. Inputs that the base has not processed are pending in it too.
+    It has no revisits. Inputs that the base has not processed are pending in it too, and so are ``requests``, which are
+    answered here and there independently.
     """
 
     session_id: str
     kind: str  # of the conversation
     start: JournalStart  # of its instance, which is created with it
-    message: str | None = None  # sent to the instance if inputs are pending; `SEQ_MARK` becomes the last number
+    # Sent to the instance if inputs are pending, or a request that expires; `SEQ_MARK` becomes the last number.
+    message: str | None = None
     lineage: LineageKind
     operator: str  # what made it, for people
     parents: Sequence[int] = ()  # journal ids, in order; a detached journal has none
@@ -250,20 +265,21 @@ class JournalCreation:
     copies_state: bool = False  # the record of the base's session, as it is after the turn
     state: SessionState | None = None  # in place of a copy
     state_times: RecordTimes | None = None  # of its record; a time in the future becomes now. None: now
+    requests: Sequence[InheritedRequest] | None = ()  # None: the requests that are pending in the base, after the turn
     home: str | None = None  # session on whose lease its wakes run; None: its own
 
     @property
     def size(self) -> int:
         """Characters and bytes of what it writes, but for copies."""
         state = 0 if self.state is None else len(self.state.state)
-        return state + len(self.extras) + sum([len(each.payload) for each in self.entries])
+        return state + len(self.extras) + sum([len(each.payload) for each in (*self.entries, *(self.requests or ()))])
 
 
 CreationOutcome: TypeAlias = Literal["created", "repeated", "unknown", "beyond", "taken", "over_quota"]
 """``repeated``: the session has a journal with this lineage, operator and parents. ``taken``: it has another one, or a
 record of state, or its id is the id of an instance. ``unknown``: a parent or a range names no journal. ``beyond``: a
-range ends outside its journal, or before its first kept entry; or the state is to be copied, and the range ends before
-the last entry.
+range ends outside its journal, or before its first kept entry; or the state or the pending requests are to be copied,
+and the range ends before the last entry.
 """
 
 
@@ -491,8 +507,9 @@ class JournalFilter:
 class JournalRetention:
     """Which processed entries of journals may be removed, oldest first; None: no such bound.
 
-    Always kept are inputs behind the watermark, entries from the first wake on that made a pending request, and entries
-    that a fork continues. In a fork, the entries that it continues are as old as the fork, and have no size.
+    Always kept are inputs behind the watermark, entries from the first wake on that made a request which is pending, or
+    whose answer is such an input, and entries that a fork continues. In a fork, the entries that it continues are as
+    old as the fork, and have no size.
     """
 
     age: float | None = None  # seconds since they were recorded

@@ -509,6 +509,10 @@ class EventTypes:
                 return each.expired_answer(request_id)
         return RequestExpired(request_id)
 
+    def kinds_derived_from(self, *bases: type[JournalEvent]) -> Sequence[str]:
+        """The kinds whose classes are, or derive from, one of these."""
+        return [kind for kind, each in self._types.items() if issubclass(each, bases)]
+
     @property
     def kinds_with_usage(self) -> Sequence[str]:
         """The kinds whose events have a ``usage``."""

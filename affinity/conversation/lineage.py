@@ -1,8 +1,9 @@
 """Where conversations come from: forks, detached copies, merges and compressions, and how they are exported.
 
 A conversation that is made from others begins with their entries, or with a summary of them, and then goes its own way:
-its journal, its state and its requests are its own. It has none of the requests and revisits that wait in the others;
-inputs that they have not processed wait in it too.
+its journal, its state and its requests are its own. Inputs that the others have not processed wait in it too. A fork,
+or a detached copy, also has the requests that were pending at the entry with which it begins: each side answers its
+own. A merge and a summary have none. The revisits stay with the source.
 
 Its state is the first of these: the state that the application gives; a copy of the record, unless it begins with an
 earlier entry; the state that ``Conversations(rebuild=...)`` returns for the entries; an initial state.
@@ -24,11 +25,13 @@ from affinity import errors
 from affinity.conversation.events import AgentMessage, Content, JournalEntry, UserMessage, text_of
 from affinity.conversation.follow import SPAN_COMPLETED, entries_removed
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind
+from affinity.conversation.past_requests import requests_at
 from affinity.conversation.reading import all_entries
 from affinity.conversation.transfer import Imported, entry_line, lineage_lines, record_line
 from affinity.conversation.usage import Share, Spent, Tally, extras_of, spent_before, total_of, united
 from affinity.journal import (
     CreationResult,
+    InheritedRequest,
     JournalCreation,
     JournalLineage,
     JournalPage,
@@ -143,6 +146,7 @@ class CreationPlanner:
         extras = made_by.get("extras") or {}
         is_carried = lineage == "detach" and (spent or not {"usage", "usage_by_writer"}.isdisjoint(extras))
         copies, state = True, None
+        requests: Sequence[InheritedRequest] | None = None
         if at is not None:
             page = await self.page(JournalQuery(session_id=source, limit=1))
             if isinstance(at, bool) or not isinstance(at, int) or not page.first_seq - 1 <= at <= page.last_seq:
@@ -150,7 +154,9 @@ class CreationPlanner:
                     source, f"its journal has entries {page.first_seq} to {page.last_seq}, not {at!r:.80}"
                 )
             copies = at == page.last_seq and not self._in_wake
-            state = None if copies else await self._using(source, await self._rebuilt(source, new_id, at))
+            if not copies:
+                state = await self._using(source, await self._rebuilt(source, new_id, at))
+                requests = await requests_at(self.page, self._kind.types, source, at)
         if copies and self._states is not None and not self._in_wake:  # a wake has loaded it
             for record in await self._records.ancestors(source, 1):
                 self._states.check_version(record)
@@ -163,6 +169,7 @@ class CreationPlanner:
             base=JournalRange(own.journal_id, at),
             copies_state=copies,
             state=state,
+            requests=requests,
             home=_home_beside(own, source, made_by.get("beside")),
         )
 

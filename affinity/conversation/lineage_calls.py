@@ -35,9 +35,14 @@ class CommonCalls(EntryReader, Generic[M]):
     async def fork(self, new_id: str, *, at: int | None = None, **made_by: Unpack[MadeBy]) -> M:
         """A conversation that goes on from an entry of this one. The cost does not grow with the length.
 
+        It has the requests that were pending there, each with its id. They are answered here and there independently,
+        and expire at the same time; a request that this conversation has resolved since then does not expire there.
+
         Args:
             new_id: its id.
             at: the last number that it has of this one, 0 for none. None: all that is there, and what the wake appends.
+                Of a handle that knows the kind of the `Conversations` alone, an earlier entry than the last one has no
+                requests of the application's own kinds.
             made_by: ``operator``: what makes it, for people; by default "fork". ``extras``: for people and programs,
                 kept with it. ``beside``: its wakes run on the lease of this conversation, or of its home, and share its
                 resources; False: on their own lease; None: as the wakes of this conversation.

@@ -55,7 +55,7 @@ async def all_entries(read: Read, query: JournalQuery) -> AsyncIterator[Entry]:
             return
         for each in page.entries:
             yield each
-            query = replace(query, after=each.seq)
+            query = replace(query, before=each.seq) if query.newest_first else replace(query, after=each.seq)
         more = page.more
 
 

@@ -21,8 +21,9 @@ _COLUMNS = ("DISTANCE", "CONVERSATION", "MADE BY", "AT", "HOME", "CREATED")
 def fork(shell: Shell, *, conversation_id: str, new_id: str, at: int | None, detach: bool, beside: bool) -> None:
     """Begin the conversation NEW with the journal of the conversation ID. The cost does not grow with the length.
 
-    The state is copied with the whole journal. With --at the fork begins with an initial state: only the application
-    can rebuild the state of an earlier entry (`Conversations(rebuild=...)`, and `talk.fork` in a program).
+    The state is copied with the whole journal. With --at the fork begins with an initial state, and without requests of
+    the application's own kinds: only the application can rebuild the state of an earlier entry
+    (`Conversations(rebuild=...)`, and `talk.fork` in a program), and knows its kinds.
 
     Examples:
       affinity conversation fork chat-7 chat-7-b

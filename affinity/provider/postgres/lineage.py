@@ -68,6 +68,9 @@ def creation_document(creation: JournalCreation) -> Mapping[str, Any]:
             )
             for entry in creation.entries
         ],
+        "requests": None
+        if creation.requests is None
+        else [(*each[:-1], each.created_at.isoformat()) for each in creation.requests],
         "copies_state": creation.copies_state,
         "home": creation.home,
         **({} if creation.state is None else _state_document(creation.state, creation.state_times)),

@@ -127,7 +127,7 @@ SELECT json_group_array(journal_id) FROM (
 );
 
 -- prune_bounds: of some journals: what they have, and the first entry that must be kept: the first input that waits, the
--- first of a wake with a pending request, or the first that another journal continues
+-- first of a wake with a pending request, or one whose answer waits, or the first that another journal continues
 SELECT json_group_array(json_array(
     j.journal_id, j.first_seq, coalesce(j.base_seq, 0), j.last_seq, j.size, j.created_at < :cutoff, min(
         coalesce((
@@ -139,9 +139,8 @@ SELECT json_group_array(json_array(
                 WHERE p.base_seq > j.processed
             )
             SELECT min((
-                SELECT i.seq FROM journal_entries AS i INDEXED BY journal_entries_inputs
+                SELECT min(coalesce(i.request_seq, i.seq)) FROM journal_entries AS i INDEXED BY journal_entries_inputs
                 WHERE i.journal_id = p.journal_id AND i.is_input AND i.seq > j.processed AND i.seq <= p.upto
-                ORDER BY i.seq LIMIT 1
             )) FROM place AS p
         ), j.last_seq + 1),
         coalesce((SELECT min(r.seq) FROM journal_requests AS r WHERE r.journal_id = j.journal_id), j.last_seq + 1),

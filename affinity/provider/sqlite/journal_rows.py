@@ -100,11 +100,12 @@ class EntryWriter:
         """Write a head that is changed, before or after this call."""
         self._changed[head.journal_id] = head
 
-    def add(self, head: Head, entry: NewEntry) -> None:
-        """Append an entry whose event id is not there."""
+    def add(self, head: Head, entry: NewEntry, request_seq: int | None = None) -> None:
+        """Append an entry whose event id is not there. ``request_seq``: of the request that it answers."""
         head.last_seq += 1
         journal_id, seq, payload = head.journal_id, head.last_seq, entry.payload
-        self._entries.append((journal_id, seq, entry.kind, entry.event_id, entry.wake_id, int(entry.is_input), payload))
+        about = (entry.kind, entry.event_id, entry.wake_id, int(entry.is_input))
+        self._entries.append((journal_id, seq, *about, payload, request_seq))
         if entry.event_id is not None:
             self._numbers[journal_id, entry.event_id] = seq
         self._sizes[journal_id] = self._sizes.get(journal_id, 0) + len(payload.encode())

@@ -36,8 +36,8 @@ SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3,
 FROM json_each(:rows);
 
 -- append: entries, whose numbers are the next of their journals
-INSERT INTO journal_entries (journal_id, seq, kind, event_id, wake_id, is_input, recorded_at, payload)
-SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, :now, value ->> 6
+INSERT INTO journal_entries (journal_id, seq, kind, event_id, wake_id, is_input, recorded_at, payload, request_seq)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, :now, value ->> 6, value ->> 7
 FROM json_each(:rows);
 
 -- advance: journals behind the entries that they have now

@@ -83,7 +83,6 @@ def _add(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:
     revisits = []
     steps = [(head.journal_id, *step) for head, write in writes for step in write.steps]
     for head, write in writes:
-        first = head.last_seq + 1
         for entry in write.entries:
             if writer.find(head, entry) is None:
                 writer.add(head, entry)
@@ -94,7 +93,7 @@ def _add(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:
         if head.dropped > write.processed:
             continue
         requests += [
-            (head.journal_id, one.request_id, one.kind, write.wake_id, first, one.expires_in, one.payload)
+            (head.journal_id, one.request_id, one.kind, write.wake_id, head.last_seq, one.expires_in, one.payload)
             for one in write.requests
         ]
         revisits += [

@@ -100,6 +100,14 @@ class _InstanceRow(NamedTuple):
         return self.status in FINISHED
 
 
+class _Asked(NamedTuple):
+    """A pending request."""
+
+    kind: str
+    wake_id: str | None
+    seq: int
+
+
 class _AppendBatch:
     """Inputs of one transaction: checked one after the other, then written together."""
 
@@ -177,7 +185,8 @@ class _AppendBatch:
         if one.start is not None and one.session_id not in self._instances:
             self._create_instance(one.session_id, one.start)
         if one.entry is not None:
-            self._writer.add(head, one.entry)
+            asked = None if one.answers is None else self._requests[head.journal_id, one.answers.request_id]
+            self._writer.add(head, one.entry, request_seq=None if asked is None else asked.seq)
         self._settle(one, head)
         outcome = Appended("appended", head.last_seq if one.entry is not None else 0, head.journal_id, created)
         if self._unparks(one):
@@ -230,20 +239,20 @@ class _AppendBatch:
 
     def _is_pending(self, head: Head | None, answer: Answer) -> bool:
         found = None if head is None else self._requests.get((head.journal_id, answer.request_id))
-        return found is not None and found[0] == answer.kind and answer.wake_id in {None, found[1]}
+        return found is not None and found.kind == answer.kind and answer.wake_id in {None, found.wake_id}
 
     def _read_numbers(self, appends: Sequence[JournalAppend]) -> Numbers:
         there = [(self._heads.get(one.session_id), one.entry) for one in appends]
         return read_numbers(self._tx, [(head, entry) for head, entry in there if head and entry])
 
-    def _read_requests(self, appends: Sequence[JournalAppend]) -> dict[tuple[int, str], tuple[str, str | None]]:
-        """Kind and wake of the answered requests that are pending."""
+    def _read_requests(self, appends: Sequence[JournalAppend]) -> dict[tuple[int, str], _Asked]:
+        """The answered requests that are pending."""
         answers = [(self._heads.get(one.session_id), one.answers) for one in appends]
         rows = [(head.journal_id, answer.request_id) for head, answer in answers if head and answer]
         if not rows:
             return {}
         found = self._tx.gather(SQL["pending_requests"], {"rows": to_json(rows), "now": self._tx.now})
-        return {(journal_id, request_id): (kind, wake_id) for journal_id, request_id, kind, wake_id in found}
+        return {(journal_id, request_id): _Asked(*row) for journal_id, request_id, *row in found}
 
 
 class _Room:

@@ -5,7 +5,7 @@ CROSS JOIN instances AS i ON i.instance_id = j.value
 LEFT JOIN parked_items AS z ON z.instance_id = i.instance_id;
 
 -- pending_requests: the pending ones among some requests
-SELECT json_group_array(json_array(r.journal_id, r.request_id, r.kind, r.wake_id))
+SELECT json_group_array(json_array(r.journal_id, r.request_id, r.kind, r.wake_id, r.seq))
 FROM json_each(:rows) AS j
 CROSS JOIN journal_requests AS r ON r.journal_id = j.value ->> 0 AND r.request_id = j.value ->> 1
 WHERE r.expires_at IS NULL OR r.expires_at > :now;

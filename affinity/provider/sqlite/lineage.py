@@ -11,7 +11,6 @@ from affinity.journal import (
     CreationResult,
     JournalCreation,
     JournalLineage,
-    JournalQuery,
     JournalRange,
     JournalWrite,
 )
@@ -86,7 +85,8 @@ def _check_sources(creation: JournalCreation, sources: dict[int, _Source]) -> Cr
         source = sources[part.journal_id]
         if not source.first_seq - 1 <= source.end_of(part) <= source.last_seq:
             return "beyond"
-    copied = creation.base if creation.copies_state and creation.state is None else None
+    copies = creation.requests is None or (creation.copies_state and creation.state is None)
+    copied = creation.base if copies else None
     if copied is not None and copied.up_to not in {None, sources[copied.journal_id].last_seq}:
         return "beyond"
     return None
@@ -105,6 +105,7 @@ def _create(tx: Tx, creation: JournalCreation, *, of_wake: bool) -> CreationResu
     sources = _read_sources(tx, creation)
     last_seq = _add_journal(tx, creation, sources)
     _add_state(tx, creation, sources)
+    _add_requests(tx, creation)
     start = creation.start
     instance = NewInstance(
         instance_id=creation.session_id,
@@ -115,7 +116,7 @@ def _create(tx: Tx, creation: JournalCreation, *, of_wake: bool) -> CreationResu
         generation=Generation(start.generation),
     )
     _, outbox = messages.insert_new(tx, [instance])
-    if creation.message is not None and _has_pending(tx, creation.session_id):
+    if creation.message is not None and _has_work(tx, creation.session_id):
         text = creation.message.replace(SEQ_MARK, str(last_seq))
         outbox.append(NewMessage(instance_id=creation.session_id, payload=text))
     messages.send(tx, outbox)
@@ -185,9 +186,20 @@ def _add_state(tx: Tx, creation: JournalCreation, sources: dict[int, _Source]) -
         tx.run(SQL["copy_participants"], values)
 
 
-def _has_pending(tx: Tx, session_id: str) -> bool:
-    (page,) = journals.read(tx, [JournalQuery(session_id=session_id, pending=True, limit=1)], max_bytes=1)
-    return page is not None and bool(page.entries)
+def _add_requests(tx: Tx, creation: JournalCreation) -> None:
+    base_id = None if creation.base is None else creation.base.journal_id
+    values = {"journal_id": creation.start.journal_id, "base_id": base_id}
+    if creation.requests is None:
+        tx.run(SQL["copy_requests"], values)
+    else:
+        rows = [(*each[:-1], each.created_at.timestamp()) for each in creation.requests]
+        tx.many(SQL["add_requests"], rows, values)
+
+
+def _has_work(tx: Tx, session_id: str) -> bool:
+    """Whether inputs are pending, or a request that expires."""
+    (work,) = journals.get_pending(tx, [session_id], limit=1, max_bytes=1)
+    return work is not None and (bool(work.inputs) or any(each.expires_at is not None for each in work.requests))
 
 
 def get(tx: Tx, session_id: str) -> list[JournalLineage]:

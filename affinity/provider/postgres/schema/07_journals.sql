@@ -45,7 +45,7 @@ CREATE INDEX journals_oldest ON journals (oldest_at);
 CREATE INDEX journals_entries_class ON journals (entries_class, journal_id);
 CREATE INDEX journals_size_class ON journals (size_class, journal_id);
 
--- origin_id, origin_seq: the entry that a merge has copied.
+-- origin_id, origin_seq: the entry that a merge has copied. request_seq: of an answer, the seq of its request.
 CREATE TABLE journal_entries (
     journal_id bigint NOT NULL,
     seq bigint NOT NULL,
@@ -57,6 +57,7 @@ CREATE TABLE journal_entries (
     payload text NOT NULL,
     origin_id bigint,
     origin_seq bigint,
+    request_seq bigint,
     PRIMARY KEY (journal_id, seq)
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.05);
 CREATE UNIQUE INDEX journal_entries_event ON journal_entries (journal_id, event_id) WHERE event_id IS NOT NULL;
@@ -65,7 +66,7 @@ CREATE INDEX journal_entries_wake ON journal_entries (journal_id, wake_id, seq) 
 CREATE INDEX journal_entries_inputs ON journal_entries (journal_id, seq) WHERE is_input;
 CREATE INDEX journal_entries_origin ON journal_entries (origin_id, origin_seq) WHERE origin_id IS NOT NULL;
 
--- seq: the first entry that was appended with it. place: among the requests that were added with it.
+-- seq: the first entry of the wake that made it. place: among the requests that were added with it.
 CREATE TABLE journal_requests (
     journal_id bigint NOT NULL,
     request_id text COLLATE "C" NOT NULL,
@@ -259,7 +260,8 @@ BEGIN
     END IF;
     IF coalesce(_base_seq > base.last_seq OR _base_seq < base.first_seq - 1, false)
        OR coalesce(_merged_seq > merged.last_seq OR _merged_seq < merged.first_seq - 1, false)
-       OR coalesce((_creation ->> 'copies_state')::boolean AND _creation ->> 'state' IS NULL AND _base_seq < base.last_seq, false)
+       OR coalesce(_base_seq < base.last_seq AND (_creation ->> 'requests' IS NULL
+           OR (_creation ->> 'copies_state')::boolean AND _creation ->> 'state' IS NULL), false)
     THEN
         RETURN 'beyond';
     END IF;
@@ -288,7 +290,7 @@ DECLARE
     _merged bigint := (_creation ->> 'merged_id')::bigint;
     _merged_seq bigint := (_creation ->> 'merged_seq')::bigint;
     _now timestamptz := clock();
-    base journals;
+    base record;
     merged journals;
     copied bigint := 0;
 BEGIN
@@ -309,7 +311,9 @@ BEGIN
         outcome := 'over_quota';
         RETURN;
     END IF;
-    SELECT * INTO base FROM journals j WHERE j.journal_id = _base;
+    -- In one snapshot: an answer is among the entries, or its request is pending.
+    SELECT j.*, ARRAY (SELECT r FROM journal_requests r WHERE r.journal_id = _base) AS requests
+    INTO base FROM journals j WHERE j.journal_id = _base;
     SELECT * INTO merged FROM journals j WHERE j.journal_id = _merged;
     IF (_creation ->> 'copies_state')::boolean OR _creation ->> 'state' IS NOT NULL THEN
         INSERT INTO sessions AS s (session_id, worker_id, incarnation, epoch, locked_until, touched_at)
@@ -393,10 +397,20 @@ BEGIN
         oldest_at = least(oldest_at, CASE WHEN _base IS NULL
             THEN (SELECT min(e.recorded_at) FROM journal_entries e WHERE e.journal_id = _id) END)
     WHERE j.journal_id = _id;
-    IF _creation ->> 'message' IS NOT NULL AND EXISTS (
-        SELECT FROM journals j CROSS JOIN LATERAL find_entries(
-            _id, j.processed, created_seq + 1, '{}', NULL, NULL, true, false, 1)
-        WHERE j.journal_id = _id) THEN
+    INSERT INTO journal_requests (journal_id, request_id, kind, wake_id, seq, place, created_at, expires_at, payload)
+    SELECT _id, r.request_id, r.kind, r.wake_id, r.seq, r.place, r.created_at, r.expires_at, r.payload
+    FROM unnest(base.requests) r WHERE _creation ->> 'requests' IS NULL
+    UNION ALL
+    SELECT _id, n.request ->> 0, n.request ->> 1, n.request ->> 3, (n.request ->> 4)::bigint, n.place,
+        (n.request ->> 5)::timestamptz, r.expires_at, n.request ->> 2
+    FROM jsonb_array_elements(coalesce(nullif(_creation -> 'requests', 'null'), '[]')) WITH ORDINALITY AS n (request, place)
+    LEFT JOIN unnest(base.requests) r ON r.request_id = n.request ->> 0;
+    IF _creation ->> 'message' IS NOT NULL AND (
+        EXISTS (SELECT FROM journal_requests r WHERE r.journal_id = _id AND r.expires_at IS NOT NULL)
+        OR EXISTS (
+            SELECT FROM journals j CROSS JOIN LATERAL find_entries(
+                _id, j.processed, created_seq + 1, '{}', NULL, NULL, true, false, 1)
+            WHERE j.journal_id = _id)) THEN
         PERFORM send_messages(
             ARRAY[_session], NULL, ARRAY[replace(_creation ->> 'message', '"$SEQ"', created_seq::text)]);
     END IF;
@@ -630,9 +644,11 @@ BEGIN
                 replace(replace(_message[p.k], '"$SEQ"', p.seq::text), '"$PARKED"', p.parked::text)
             FROM judged p WHERE p.outcome IS NULL AND _message[p.k] IS NOT NULL AND NOT p.unparks ORDER BY p.k
         ), entered AS (
-            INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, event_id, wake_id, payload)
+            INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, event_id, wake_id, payload, request_seq)
             SELECT p.journal_id, p.seq, (SELECT clock()), _input[p.k], _entry_kind[p.k], _event[p.k], _wake[p.k],
-                _entry[p.k]
+                _entry[p.k], CASE WHEN _answer[p.k] IS NOT NULL THEN (
+                    SELECT r.seq FROM journal_requests r
+                    WHERE r.journal_id = p.journal_id AND r.request_id = _answer[p.k]) END
             FROM judged p WHERE p.outcome IS NULL AND _entry_kind[p.k] IS NOT NULL
         ), changed AS (
             UPDATE journals j
@@ -943,9 +959,8 @@ BEGIN
             )
             SELECT min(i.seq) - 1
             FROM place p CROSS JOIN LATERAL (
-                SELECT e.seq FROM journal_entries e
-                WHERE e.journal_id = p.journal_id AND e.is_input AND e.seq > j.processed AND e.seq <= p.upto
-                ORDER BY e.seq LIMIT 1) i),
+                SELECT min(coalesce(e.request_seq, e.seq)) AS seq FROM journal_entries e
+                WHERE e.journal_id = p.journal_id AND e.is_input AND e.seq > j.processed AND e.seq <= p.upto) i),
             (SELECT min(r.seq) - 1 FROM journal_requests r WHERE r.journal_id = one),
             (SELECT min(f.first_seq) - 1 FROM journals f WHERE f.base_id = one AND f.first_seq <= f.base_seq),
             j.last_seq);

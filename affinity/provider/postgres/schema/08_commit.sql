@@ -503,8 +503,9 @@ BEGIN
         WHERE _only IS NULL OR x.n = ANY (_only)
         ON CONFLICT (journal_id, wake_id, key) DO UPDATE SET arguments = excluded.arguments, result = excluded.result;
         INSERT INTO journal_requests (journal_id, request_id, kind, wake_id, seq, place, created_at, expires_at, payload)
-        SELECT j.journal_id, x.id, x.kind, _wake[x.n], least(j.last_seq - _added[x.n] + 1, j.last_seq), x.k, c.now,
-            c.now + x.expires_in * interval '1 s', x.payload
+        SELECT j.journal_id, x.id, x.kind, _wake[x.n], coalesce((
+                SELECT min(e.seq) FROM journal_entries e WHERE e.journal_id = j.journal_id AND e.wake_id = _wake[x.n]),
+            j.last_seq), x.k, c.now, c.now + x.expires_in * interval '1 s', x.payload
         FROM ROWS FROM (
             json_to_recordset(_rare -> 'requests') AS (n bigint, id text, kind text, payload text, expires_in float8)
         ) WITH ORDINALITY AS x (n, id, kind, payload, expires_in, k)

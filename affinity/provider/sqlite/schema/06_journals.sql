@@ -41,7 +41,7 @@ CREATE INDEX journals_deleted ON journals (journal_id) WHERE session_id IS NULL;
 CREATE INDEX journals_by_entries ON journals (last_seq - first_seq) WHERE last_seq - first_seq >= 64;
 CREATE INDEX journals_by_size ON journals (size) WHERE size > 65536;
 
--- origin_id, origin_seq: the entry that a merge has copied.
+-- origin_id, origin_seq: the entry that a merge has copied. request_seq: of an answer, the seq of its request.
 CREATE TABLE journal_entries (
     journal_id  INTEGER NOT NULL,
     seq         INTEGER NOT NULL,
@@ -52,6 +52,7 @@ CREATE TABLE journal_entries (
     recorded_at REAL NOT NULL,
     origin_id   INTEGER,
     origin_seq  INTEGER,
+    request_seq INTEGER,
     payload     TEXT NOT NULL,
     PRIMARY KEY (journal_id, seq)
 ) STRICT, WITHOUT ROWID;
@@ -62,7 +63,7 @@ CREATE INDEX journal_entries_by_origin ON journal_entries (origin_id, origin_seq
 CREATE INDEX journal_entries_by_wake ON journal_entries (journal_id, wake_id, seq) WHERE wake_id IS NOT NULL;
 CREATE INDEX journal_entries_inputs ON journal_entries (journal_id, seq) WHERE is_input;
 
--- seq: the first entry that was appended with it.
+-- seq: the first entry of the wake that made it.
 CREATE TABLE journal_requests (
     id         INTEGER PRIMARY KEY,
     journal_id INTEGER NOT NULL,

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
-from affinity.journal import JournalCreation, JournalFilter, JournalRange, JournalRetention, NewEntry
+from affinity.journal import (
+    SEQ_MARK,
+    InheritedRequest,
+    JournalCreation,
+    JournalFilter,
+    JournalRange,
+    JournalRetention,
+    NewEntry,
+    NewRequest,
+)
 from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import state
-from affinity.testing.conformance.providers.cluster import Cluster
+from affinity.testing.conformance.providers.builders import payloads, state
+from affinity.testing.conformance.providers.cluster import Cluster, concurrently
 from affinity.testing.conformance.providers.journal_driver import (
     KIND,
     Conversation,
@@ -18,12 +28,13 @@ from affinity.testing.conformance.providers.journal_driver import (
     output,
     prune,
 )
+from affinity.testing.conformance.providers.journal_requests import answer, new_request
 
 
-async def _fork(talk: Conversation, name: str, up_to: int) -> Conversation:
-    """A journal that continues another one behind a number."""
+async def _creation(talk: Conversation, name: str, up_to: int | None = None, **fields: Any) -> JournalCreation:
+    """Of a journal that continues another one, up to a number."""
     base = (await talk.page()).journal_id
-    creation = JournalCreation(
+    return JournalCreation(
         session_id=name,
         kind=KIND,
         start=new_start(name),
@@ -31,10 +42,37 @@ async def _fork(talk: Conversation, name: str, up_to: int) -> Conversation:
         operator="fork",
         parents=[base],
         base=JournalRange(base, up_to),
+        message=f"[{SEQ_MARK}]",
+        **fields,
     )
-    (result,) = await talk.journals.create_journals([creation])
-    assert (result.outcome, result.last_seq) == ("created", up_to)
+
+
+async def _fork(talk: Conversation, name: str, up_to: int | None, **fields: Any) -> Conversation:
+    """A journal that continues another one, up to a number."""
+    (result,) = await talk.journals.create_journals([await _creation(talk, name, up_to, **fields)])
+    assert result.outcome == "created"
+    assert up_to in {None, result.last_seq}
     return Conversation(talk.provider, name)
+
+
+async def _paused(cluster: Cluster, *requests: NewRequest) -> ConversationOwner:
+    """Two wakes: an input and an answer, then a request; the second has asked."""
+    owner = await ConversationOwner.begin(cluster, text="1")
+    await owner.commit_wake(entries=[output("2")])
+    await owner.conversation.append(text="3")
+    await owner.commit_wake(wake_id="w2", entries=[output("4", wake_id="w2")], requests=requests)
+    return owner
+
+
+async def _ids(talk: Conversation) -> list[str]:
+    return [each.request_id for each in await talk.requests()]
+
+
+async def _messages(cluster: Cluster, *session_ids: str) -> dict[str, list[str]]:
+    """What the instances of these sessions are to read."""
+    worker = await cluster.worker("reader")
+    found = {item.instance_id: payloads(item) for item in await worker.take_instances(100)}
+    return {name: found[name] for name in session_ids}
 
 
 async def _talk(cluster: Cluster, name: str = "s") -> Conversation:
@@ -67,6 +105,102 @@ class JournalForkRules(Rules):
         assert await forks[1].texts(after=3) == ["4", "5", "own"]
         rows = await talk.journals.list_journals(JournalFilter(), 10)
         assert {row.session_id for row in rows} == {"five", "s"}
+
+    async def test_a_fork_has_the_pending_requests_of_its_base(self, cluster: Cluster) -> None:
+        """Each side answers its own, in either order (contract: JournalCreation.requests)."""
+        owner = await _paused(cluster, new_request("b", expires_in=60.0), new_request("a", kind="tool", payload="2"))
+        talk = owner.conversation
+        fork = await _fork(talk, "fork", None, requests=None)
+        other = await _fork(fork, "other", 4, requests=None)
+        assert await _ids(talk) == ["b", "a"]
+        assert await talk.requests() == await fork.requests() == await other.requests()
+        assert (await answer(fork, "b", text="no")).seq == 5
+        assert [await _ids(talk), await _ids(fork), await _ids(other)] == [["b", "a"], ["a"], ["b", "a"]]
+        assert (await answer(talk, "b", text="yes")).seq == 5
+        assert (await answer(talk, "a", "tool")).outcome == "appended"
+        assert [await _ids(talk), await _ids(fork)] == [[], ["a"]]
+        assert (await answer(fork, "b")).outcome == "not_pending"
+        assert ((await talk.texts())[4], (await fork.texts())[4]) == ("yes", "no")
+        plain = await _fork(other, "plain", 4)
+        assert await plain.requests() == []
+
+    async def test_a_fork_by_a_wake_has_the_requests_of_that_wake(self, cluster: Cluster) -> None:
+        """And none that it has resolved (contract: JournalCreation.requests)."""
+        owner = await _paused(cluster, new_request("gone"), new_request("old"))
+        talk = owner.conversation
+        creation = await _creation(talk, "fork", requests=None)
+        write = await owner.new_write(
+            wake_id="w3",
+            entries=[output("5", wake_id="w3")],
+            requests=[new_request("new")],
+            ended_requests=["gone"],
+            creations=[creation],
+        )
+        assert (await owner.commit(write)).committed
+        fork = Conversation(talk.provider, "fork")
+        assert await fork.texts() == ["1", "2", "3", "4", "5"]
+        assert await _ids(fork) == ["old", "new"]
+        assert await fork.requests() == await talk.requests()
+
+    async def test_a_fork_has_an_answer_or_its_request(self, cluster: Cluster) -> None:
+        """Of an answer in the moment of the fork, never both and never neither (contract: JournalCreation.requests)."""
+        names = [f"r{number}" for number in range(12)]
+        owner = await _paused(cluster, *map(new_request, names))
+        talk, other = owner.conversation, await Conversation.open(cluster)
+        for name in names:
+            creation = await _creation(talk, f"fork {name}", requests=None)
+            (created,), answered = await concurrently(
+                partial(talk.journals.create_journals, [creation]), partial(answer, other, name, text=name)
+            )
+            assert (created.outcome, answered.outcome) == ("created", "appended")
+            fork = Conversation(talk.provider, f"fork {name}")
+            assert (name in await _ids(fork)) is (name not in await fork.texts())
+
+    async def test_a_fork_is_given_the_requests_of_an_earlier_entry(self, cluster: Cluster) -> None:
+        """They expire as those that are still pending in the base, and else never (contract: InheritedRequest)."""
+        owner = await _paused(cluster, new_request("still", expires_in=60.0), new_request("gone", expires_in=60.0))
+        talk = owner.conversation
+        still, gone = await talk.requests()
+        assert (await answer(talk, "gone")).seq == 5
+        given = [
+            InheritedRequest(each.request_id, each.kind, each.payload, each.wake_id, 4, each.created_at)
+            for each in (gone, still)
+        ]
+        fork = await _fork(talk, "fork", 4, requests=given)
+        assert await fork.requests() == [gone._replace(expires_at=None), still]
+        assert (await answer(fork, "gone", wake_id="w2")).outcome == "appended"
+        refused = await _creation(talk, "late", 4, requests=None)
+        assert [each.outcome for each in await talk.journals.create_journals([refused])] == ["beyond"]
+        assert await prune(fork, entries=0) > 0
+        assert await fork.numbers() == [4, 5]
+        await cluster.advance(61)
+        assert await fork.requests() == []
+        late = await _fork(talk, "late", 5, requests=None)
+        assert [(each.request_id, each.expired) for each in (await late.pending()).requests] == [("still", True)]
+
+    async def test_the_instance_of_a_fork_is_notified_of_a_request_that_expires(self, cluster: Cluster) -> None:
+        """As of inputs that wait, and of nothing else (contract: JournalCreation.message)."""
+        owner = await _paused(cluster, new_request("r"))
+        await _fork(owner.conversation, "waits", None, requests=None)
+        await owner.commit_wake(requests=[new_request("q", expires_in=60.0)], wake_id="w3")
+        await _fork(owner.conversation, "expires", None, requests=None)
+        found = await _messages(cluster, "waits", "expires")
+        assert found == {"waits": ["start"], "expires": ["start", "[4]"]}
+
+    async def test_what_an_answer_needs_that_waits_is_kept(self, cluster: Cluster) -> None:
+        """Until a wake has processed it; in a fork that has it from its base too (contract: JournalRetention)."""
+        owner = await _paused(cluster, new_request())
+        talk = owner.conversation
+        await talk.append(text="5")
+        assert (await answer(talk, text="yes")).seq == 6
+        fork = await _fork(talk, "fork", 6)
+        for each in (talk, fork):
+            await prune(each, entries=0)
+            assert await each.texts() == ["4", "5", "yes"]
+        assert await fork.delete()
+        await owner.commit_wake(wake_id="w3")
+        await prune(talk, entries=0)
+        assert await talk.texts() == []
 
     async def test_pruning_keeps_what_removed_entries_have_used(self, cluster: Cluster) -> None:
         """By writer; of a fork with what it had from its base when it gave that up, and of one that is made later

@@ -23,6 +23,7 @@ from tests.programs.calls import NOT_CALLED
 ERRORS = ("OSError", "Broken")
 """Errors that the steps raise."""
 
+ASKING = ("agent.tool_confirmation", "agent.custom_tool_use")
 ANSWERS = ("user.tool_confirmation", "user.custom_tool_result")
 
 
@@ -85,6 +86,8 @@ class Fold:
             chat = None  # cut within a merge, it has the state of the last entry of either side
         first = journal.attempts[0].completed["base"] if journal.attempts else journal.page.processed
         self.now = Folded(0 if lineage is None and self.knows_all else first, chat)
+        if lineage in {"fork", "detach"}:
+            self.now.requests = pending_in(inherited)
 
     async def run(self) -> Folded:
         """Fold the journal.
@@ -251,6 +254,31 @@ class Fold:
         value = port.result if port.result is not None else messages[-1] if messages else None
         may_end = port.result is not None or not now.delegations
         now.results.append(Result(value, attempt.completed["processed"], may_end=may_end))
+
+
+def pending_in(entries: Sequence[Entry]) -> dict[str, int]:
+    """The requests that are pending behind these entries, each with the number of its entry. An interrupt also drops
+    the requests of a wake that has not read it. A merge or an import on the way may have dropped some more.
+    """
+    found: dict[str, int] = {}
+    reads: dict[str, int] = {}
+    dropped = 0
+    for entry in entries:
+        about = fields(entry)
+        if entry.is_copied:
+            found.clear()
+        elif entry.kind == "span.started" and "read" in about:
+            reads[entry.wake_id or ""] = about["read"]
+        elif entry.kind in ASKING and reads.get(entry.wake_id or "", 0) >= dropped:
+            found[about["request_id"]] = entry.seq
+        elif entry.kind in ANSWERS:
+            found.pop(about["request_id"], None)
+        elif entry.kind == "user.interrupt":
+            found.clear()
+            dropped = entry.seq
+        elif about.get("status") == "terminated":
+            found.clear()
+    return found
 
 
 class EntryPort:

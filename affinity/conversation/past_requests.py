@@ -1,0 +1,90 @@
+"""The requests of a conversation that were pending at an earlier entry, by its entries.
+
+A request is pending from its entry on, until its answer, or until an interrupt. An interrupt also drops the requests of
+a wake that runs when it comes: the entries of that wake stand behind the interrupt, which it has not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from affinity.conversation.events import (
+    AnswerEvent,
+    ConversationIdle,
+    ConversationStatusChanged,
+    EventTypes,
+    RequestEvent,
+    RequestExpired,
+    SpanStarted,
+    UserInterrupt,
+    kind_of,
+)
+from affinity.conversation.reading import Read, all_entries
+from affinity.journal import Entry, InheritedRequest, JournalQuery
+from affinity.limits import MAX_PAGE
+
+_INTERRUPT: Final = kind_of(UserInterrupt)
+_STARTED: Final = kind_of(SpanStarted)
+_CHANGES: Final = (RequestEvent, AnswerEvent, RequestExpired, ConversationIdle, ConversationStatusChanged)
+"""Events that make requests, resolve them, or name the pending ones."""
+
+
+async def requests_at(read: Read, types: EventTypes, source: str, at: int) -> Sequence[InheritedRequest]:
+    """The requests that were pending at entry ``at``, oldest first; without requests of kinds that ``types`` lack.
+
+    It reads back to the oldest of them: the end of a wake names all that are pending.
+    """
+    interrupt = 0
+    query = JournalQuery(session_id=source, before=at + 1, kinds=[_INTERRUPT], newest_first=True, limit=1)
+    async for last in all_entries(read, query):
+        # All requests of a merge are behind its copied entries.
+        interrupt = 0 if last.is_copied else last.seq
+        break
+    found = []
+    async for request_id, entry in _unresolved(read, types, source, interrupt, at):
+        first, processed = await _begin_of_wake(read, types, source, entry)
+        if processed >= interrupt:
+            found.append(
+                InheritedRequest(request_id, entry.kind, entry.payload, entry.wake_id, first, entry.recorded_at)
+            )
+    return found[::-1]
+
+
+async def _unresolved(
+    read: Read, types: EventTypes, source: str, after: int, at: int
+) -> AsyncIterator[tuple[str, Entry]]:
+    """The requests between two entries without an answer, newest first."""
+    query = JournalQuery(
+        session_id=source, after=after, before=at + 1, kinds=types.kinds_derived_from(*_CHANGES), newest_first=True
+    )
+    seen: set[str] = set()
+    named: set[str] | None = None  # by the last wake that has ended well
+    async for entry in all_entries(read, query):
+        if entry.is_copied:
+            return  # a merge begins without requests
+        match types.decode(entry.kind, entry.payload):
+            case AnswerEvent() | RequestExpired() as answer:
+                seen.add(answer.request_id)
+            case RequestEvent() as request:
+                request_id = str(getattr(request, "request_id", ""))
+                if request_id not in seen and (named is None or request_id in named):
+                    seen.add(request_id)
+                    yield request_id, entry
+            case ConversationIdle() as end if named is None and end.stop_reason != "failed":
+                named = {*end.requests}
+            case ConversationStatusChanged(status="terminated"):
+                return  # it drops all
+        if named is not None and named <= seen:
+            return
+
+
+async def _begin_of_wake(read: Read, types: EventTypes, source: str, entry: Entry) -> tuple[int, int]:
+    """The first entry of the wake that has made a request, and the number up to which it has read the inputs."""
+    query = JournalQuery(session_id=source, before=entry.seq, kinds=[_STARTED], wake_id=entry.wake_id, limit=MAX_PAGE)
+    first, processed = entry.seq, 0
+    async for each in all_entries(read, query):
+        begun = types.decode(each.kind, each.payload)
+        if isinstance(begun, SpanStarted) and begun.read is not None:
+            first, processed = min(first, each.seq), begun.read
+    return first, processed
