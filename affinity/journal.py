@@ -272,7 +272,8 @@ class JournalCreation:
     def size(self) -> int:
         """Characters and bytes of what it writes, but for copies."""
         state = 0 if self.state is None else len(self.state.state)
-        return state + len(self.extras) + sum([len(each.payload) for each in (*self.entries, *(self.requests or ()))])
+        payloads = [*[each.payload for each in self.entries], *[each.payload for each in self.requests or ()]]
+        return state + len(self.extras) + sum([len(each) for each in payloads])
 
 
 CreationOutcome: TypeAlias = Literal["created", "repeated", "unknown", "beyond", "taken", "over_quota"]

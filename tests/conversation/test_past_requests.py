@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import anyio
@@ -88,7 +89,7 @@ async def test_at_each_entry(url: str) -> None:
             expected = pending(entries[:at])
             assert await ids(fork) == expected, at
             assert {each.expires_at for each in await fork.requests()} <= {None}
-            assert await until(lambda fork=fork, has=bool(expected): status(fork, "requires_action" if has else "idle"))
+            await until(partial(status, fork, "requires_action" if expected else "idle"))
             seen.add(len(expected))
         assert seen == {0, 1, 2, 3, 4, 5}
         again = await (on.talk("fork-20")).fork("again", at=18)
