@@ -166,10 +166,24 @@ def _disturbed(draw: st.DrawFn) -> tuple[Op, ...]:
     return (*[sent] * draw(st.integers(1, 2)), *draw(st.lists(ends | interrupts, min_size=1, max_size=3)))
 
 
+@st.composite
+def _paused(draw: st.DrawFn) -> tuple[Op, ...]:
+    """A request, a fork by its wake or by a client, and answers here and there."""
+    on = draw(_root)
+    asks = (draw(st.sampled_from(("confirm", "tool"))), draw(_expiry), draw(_steps(1)))
+    forks = draw(st.lists(st.tuples(st.sampled_from(("fork", "detach")), st.just("x")), max_size=1))
+    sent = Op("send", on, steps=(asks, *forks), ticks=draw(st.sampled_from((5, 20))))
+    fork = _op("fork", "detach", on=st.just(on), yes=st.booleans(), n=st.sampled_from((0, 0, 1, 2, 4, 8)))
+    yes = {"yes": st.booleans(), "n": st.sampled_from((0, 0, 0, 1))}
+    own = _op("answer", on=st.just(on), part=st.sampled_from(("", "~x")), **yes)
+    of_any = _op("answer", on=st.integers(ROOTS, 12), **yes)
+    return (sent, *draw(st.lists(fork, max_size=2)), *draw(st.lists(own | of_any | fork, min_size=1, max_size=4)))
+
+
 def parts() -> st.SearchStrategy[ConversationScript]:
     """Parts, the smallest ones first."""
     begins = _op("ask", "send", steps=_steps(3, most=6))
     alone = _ops().map(lambda op: (op,))  # a pause is the smallest one
-    goes_on = st.lists(st.one_of(*[alone] * 9, _disturbed()), min_size=5, max_size=20)
+    goes_on = st.lists(st.one_of(*[alone] * 9, _disturbed(), _paused()), min_size=5, max_size=20)
     client = st.builds(lambda first, rest: (first, *chain.from_iterable(rest)), begins, goes_on)
     return st.builds(ConversationScript, st.lists(client, min_size=1, max_size=3).map(tuple))
