@@ -43,6 +43,15 @@ MAX_EPOCH: Final = 2**63 - 1
 MAX_STREAM_BYTES: Final = 8 * 1024 * 1024
 """UTF-8 bytes that one attempt of a wake may stream: a reader that comes late reads all of them."""
 
+MAX_STREAMED_TOOLS: Final = 1024 * 1024
+"""Bytes of what one attempt of a wake streams of the calls of tools, beside its values; later ones are left out."""
+
+MAX_STREAMED_ARGUMENTS: Final = 2 * 1024
+"""UTF-8 bytes of the arguments of a call in a `ToolStarted`: a reader shows them; the entry of the call has all."""
+
+MAX_STREAMED_ARGUMENT: Final = 256
+"""UTF-8 bytes of each of them, when they are cut."""
+
 MAX_CUSTOM_STATUS_BYTES: Final = 4 * 1024
 """UTF-8 bytes of a custom status as JSON: it is written into the instance row and listed."""
 

@@ -14,6 +14,7 @@ import inspect
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -176,6 +177,12 @@ class LoopWake(TranscriptWake, Protocol):
 
     def stream(self, value: Any, /) -> None:
         """Show provisional output to readers."""
+        ...
+
+    def stream_tool(
+        self, tool: str, tool_use_id: str, arguments: Mapping[str, JsonValue], /
+    ) -> AbstractContextManager[object]:
+        """Show readers that a call of a tool runs."""
         ...
 
 
@@ -638,7 +645,8 @@ class _Loop:
         if ready.once is not None and not await self._wake.begin_once(ready.once):
             return _error(call, "outcome_unknown", _UNKNOWN)
         try:
-            with self._wake.span(call.tool):
+            shown = self._wake.stream_tool(call.tool, call.tool_use_id, call.arguments)
+            with self._wake.span(call.tool), shown:
                 result = await self._tools[call.tool].run(ready.arguments, self._context(ready))
             return ToolResult(call.tool_use_id, result)
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # the last two would end the worker

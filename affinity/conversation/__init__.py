@@ -6,6 +6,8 @@ kinds           a kind of conversations: names, bounds, and the messages to thei
 stream          provisional output of a wake
 handle          the handle of a conversation, for clients
 follow, reply   its reads: feeds of events, replies to inputs
+reply_stream    what belongs to one input, as it comes
+settling        when it has nothing left to do
 views           what else it gives
 lineage         forks, merges and the like: how they are made, and the calls of clients
 transfer        export and import
@@ -51,7 +53,8 @@ from affinity.conversation.handle import ConversationHandle
 from affinity.conversation.kinds import ConversationLimits
 from affinity.conversation.lineage import Ancestor
 from affinity.conversation.reply import Reply
-from affinity.conversation.stream import Retracted, Streamed, Streams, StreamWriter
+from affinity.conversation.reply_stream import Heartbeat, ReplyItem, ReplyStream
+from affinity.conversation.stream import Retracted, Streamed, Streams, StreamWriter, ToolEnded, ToolStarted
 from affinity.conversation.views import PendingRequest, PendingRevisit
 from affinity.conversation.wake import Delegate, Wake
 from affinity.journal import ConversationStatus
@@ -77,6 +80,7 @@ __all__ = [
     "Delegate",
     "EventFeed",
     "FeedItem",
+    "Heartbeat",
     "JournalEntry",
     "JournalEvent",
     "OutcomeStatus",
@@ -84,6 +88,8 @@ __all__ = [
     "PendingRequest",
     "PendingRevisit",
     "Reply",
+    "ReplyItem",
+    "ReplyStream",
     "RequestEvent",
     "RequestExpired",
     "Retracted",
@@ -96,7 +102,9 @@ __all__ = [
     "Streamed",
     "Streams",
     "ToolConfirmation",
+    "ToolEnded",
     "ToolResult",
+    "ToolStarted",
     "ToolUse",
     "UnknownEvent",
     "UserInterrupt",

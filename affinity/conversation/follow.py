@@ -20,7 +20,7 @@ from affinity.async_block import AsyncBlock
 from affinity.client.changes import ChangeScope
 from affinity.client.journals import Journals
 from affinity.conversation.events import EventTypes, JournalEntry
-from affinity.conversation.stream import Retracted, Streamed
+from affinity.conversation.stream import Retracted, Streamed, ToolEnded, ToolStarted, read_part
 from affinity.conversation.trace import WAKE_SPAN
 from affinity.errors import EntriesRemoved, UnknownConversation
 from affinity.journal import Entry, JournalPage, JournalQuery, StreamCursor
@@ -29,7 +29,7 @@ from affinity.provider.contract import FINISHED
 from affinity.records import frozen
 
 SPAN_COMPLETED: Final = "span.completed"
-FeedItem: TypeAlias = JournalEntry | Streamed | Retracted
+FeedItem: TypeAlias = JournalEntry | Streamed | ToolStarted | ToolEnded | Retracted
 """An item of a feed: an entry, or provisional output, or the notice that such output is void."""
 
 NO_STREAM: Final = StreamCursor()
@@ -149,6 +149,10 @@ class PageReader:
             stream=self.position.stream if self._stream else None,
         )
 
+    def is_last(self, page: JournalPage) -> bool:
+        """Whether nothing follows the page, of which there is no more now."""
+        return has_ended(page)
+
     def read(self, page: JournalPage) -> Iterator[FeedItem]:
         """The items of a page; `position` is after each of them while it is handled."""
         for entry in page.entries:
@@ -171,9 +175,7 @@ class PageReader:
         for part in page.stream:
             at = StreamCursor(wake_id=part.wake_id, attempt=part.attempt, number=part.number)
             self.position = FeedPosition(seq, at)
-            yield Streamed(
-                wake_id=part.wake_id, attempt=part.attempt, number=part.number, value=from_json(part.payload)
-            )
+            yield read_part(part)
 
 
 def _is_replaced(page: JournalPage, wake_id: str) -> bool:
@@ -303,7 +305,7 @@ class EventFeed(AsyncBlock, AsyncIterator[FeedItem]):
             self._changes = changes
         last = self._page
         if last is not None and not last.more:
-            if self._changes is None or has_ended(last):
+            if self._changes is None or self._reader.is_last(last):
                 return False
             await self._changes.change.wait()
         self._page = None

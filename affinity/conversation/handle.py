@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import anyio
 
@@ -26,6 +27,7 @@ from affinity.conversation.events import (
 from affinity.conversation.follow import (
     EntryNumber,
     EventFeed,
+    FeedPosition,
     JournalIdentity,
     PageReader,
     check_timeline,
@@ -36,8 +38,10 @@ from affinity.conversation.follow import (
 )
 from affinity.conversation.kinds import RESUME_MESSAGE, WAKE_MESSAGE, interrupt_message, terminate_message
 from affinity.conversation.lineage_calls import LineageCalls
-from affinity.conversation.reading import check_seq, kinds_of
+from affinity.conversation.reading import all_entries, check_seq, kinds_of
 from affinity.conversation.reply import Reply, ReplyReader
+from affinity.conversation.reply_stream import ReplyPageReader, ReplyStream
+from affinity.conversation.settling import settled_reply
 from affinity.conversation.trace import traceparent
 from affinity.conversation.views import PendingRequest, PendingRevisit, request_of, revisit_of
 from affinity.conversation.wake_parts import blocked_journals, waiting_for
@@ -101,7 +105,14 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
         """
         return (await self._send(event, event_id))[0]
 
-    async def ask(self, event: JournalEvent, *, event_id: str | None = None, timeout: float | None = None) -> Reply:
+    async def ask(
+        self,
+        event: JournalEvent,
+        *,
+        event_id: str | None = None,
+        timeout: float | None = None,
+        until: Literal["wake", "settled"] = "wake",
+    ) -> Reply:
         """Send an event, and wait for the wake that processes it. The same event id again gives the same
         reply. After a failover the event is sent again, under its id: the database may have lost it.
 
@@ -109,12 +120,14 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
             event: as for `send`.
             event_id: as for `send`.
             timeout: seconds; None: forever.
+            until: "settled": wait on until the conversation has nothing left to do, and return the reply of its last
+                wake: no input, no request that waits for an answer, no revisit, and no child that works for it.
 
         Raises:
             WakeFailed: the wake has failed for good. The event stays pending: the next one, or `resume`, tries again,
                 and from then on `ask` waits for the reply of the new attempt.
-            WaitTimeout: there is no reply yet. The event, if it was sent, is processed: ask again with the same id, or
-                wait for the `reply`.
+            WaitTimeout: there is no reply yet, or the conversation has not settled; ``waits_for`` says why. The event,
+                if it was sent, is processed: ask again with the same id, or wait for the `reply`.
             ConversationTerminated: before the event was processed; or an operator has ended the instance.
             UnknownConversation: it was deleted before the event was processed.
             UnknownEntry: the event was sent before, and its reply is not there; see `reply`.
@@ -123,9 +136,12 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
                 that it started; or that handler waits for a reply of the caller's conversation, directly or through
                 others. Only waits in this process are detected. Nothing is sent, unless two handlers begin to wait for
                 each other at the same moment.
-            ClientError, InvalidInput: as for `send`; or the timeout is negative, or not a number.
+            ClientError, InvalidInput: as for `send`; or the timeout is negative, or not a number; or ``until`` is
+                another word.
         """
         check_timeout(timeout)
+        if until not in {"wake", "settled"}:
+            raise errors.InvalidInput(f"until must be 'wake' (the default) or 'settled', not {until!r:.80}")
         with anyio.move_on_after(timeout):
             await self._check_not_blocked()
             async with self._client.journals.changes(self.conversation_id, only_wakes=True) as change:
@@ -133,8 +149,77 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
                 while True:
                     seq, appended = await self._send(event, event_id)
                     with suppress(errors.TimelineChanged):
-                        return await self._reply(change, seq, appended)
-        raise await self._no_reply(timeout)
+                        reply = await self._reply(change, seq, appended)
+                        return reply if until == "wake" else await self._settle(change, reply, seq)
+        raise await self._no_reply(timeout, "settled" if until == "settled" else "replied")
+
+    async def _settle(self, change: Change, reply: Reply, seq: EntryNumber) -> Reply:
+        assert seq.journal is not None
+        while (settled := await settled_reply(self._client.journals, reply, seq.journal)) is None:
+            with waiting_for(self.conversation_id, sys.maxsize):
+                await self._check_not_blocked()
+                await change.wait()
+        return settled
+
+    def stream_reply(
+        self,
+        event: JournalEvent | None = None,
+        *,
+        event_id: str | None = None,
+        after: int | str = 0,
+        heartbeat: float | None = None,
+    ) -> ReplyStream:
+        """Send an event, and follow what belongs to it: parts that are streamed, calls of tools, retractions, and
+        entries of the wakes that have read the event, in the order of `events`. The `Reply` comes last.
+
+        ::
+
+            async for item in (stream := talk.stream_reply(UserMessage("hello"), event_id="m-18", heartbeat=15)):
+                await send(id=stream.position, event=item.kind, data=item.to_json())  # a server-sent event
+
+        The first wait for an item sends the event. With the same event id and ``after`` another call goes on, in any
+        process.
+
+        Args:
+            event: as for `send`. None: it was sent before, under the event id.
+            event_id: as for `send`.
+            after: 0; or `ReplyStream.position` of an earlier call with this event id.
+            heartbeat: seconds after which a wait for an item gives a `Heartbeat`; None: it waits for an item.
+
+        Raises:
+            InvalidInput: neither an event nor an event id is given, ``after`` is no position, or ``heartbeat`` is not a
+                positive number. Here; the others come from the wait for an item.
+            WakeFailed, ConversationTerminated, UnknownConversation, EntriesRemoved, WakeMisuse: as for `ask`.
+            UnknownEntry: as for `ask`; or no event of the conversation has this event id.
+            TimelineChanged: after a failover: call it again with the event and its id, without ``after``.
+            ClientError, InvalidInput: as for `send`.
+        """
+        if event is None and event_id is None:
+            raise errors.InvalidInput("give the event to send; or event_id= alone, of an event that was sent before")
+        if heartbeat is not None and not heartbeat > 0:
+            raise errors.InvalidInput(f"heartbeat = {heartbeat!r}: must be a positive number of seconds, or None")
+        position = read_position(after)
+        sent_as = event_id or self._client.journals.new_event_id()
+        return ReplyStream(
+            self.conversation_id,
+            lambda: self._open_reply(event, sent_as, position),
+            self.reply,
+            self._check_not_blocked,
+            position=str(position),
+            heartbeat=heartbeat,
+        )
+
+    async def _open_reply(
+        self, event: JournalEvent | None, event_id: str, after: FeedPosition
+    ) -> tuple[int, EventFeed]:
+        seq = await self._anchor(event_id) if event is None else await self.send(event, event_id=event_id)
+        position = after if after.seq >= seq else read_position(seq)
+        pages = ReplyPageReader(self._kind.types, position, seq)
+        if position.seq > seq:
+            given = JournalQuery(session_id=self.conversation_id, after=seq, before=position.seq + 1, limit=MAX_PAGE)
+            async for entry in all_entries(self._client.journals.read, given):
+                pages.note(self._types.read(entry))
+        return seq, self._feed(pages, position, follow=True)
 
     async def reply(self, seq: int, *, timeout: float | None = None) -> Reply:
         """Wait for the wake that processes an input. ``seq``: from `send` or `answer`.
@@ -155,10 +240,10 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
             async with self._client.journals.changes(self.conversation_id, only_wakes=True) as change:
                 check_seq(seq)
                 return await self._reply(change, seq)
-        raise await self._no_reply(timeout)
+        raise await self._no_reply(timeout, "replied")
 
-    async def _no_reply(self, timeout: float | None) -> WaitTimeout:
-        message = f"conversation {self.conversation_id!r} has not replied within {timeout:g} s"
+    async def _no_reply(self, timeout: float | None, what: str) -> WaitTimeout:
+        message = f"conversation {self.conversation_id!r} has not {what} within {timeout:g} s"
         return await self._client.wait_timeout(self.conversation_id, message)
 
     async def answer(
@@ -355,8 +440,9 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
     ) -> EventFeed:
         """Entries of the journal in order, and what wakes stream meanwhile.
 
-        Provisional output comes as `Streamed`: each part once, in order, without gaps within an attempt. A `Retracted`
-        follows it: before the entries that replace it, or when the attempt has failed.
+        Provisional output comes as `Streamed`, and calls of tools as `ToolStarted` and `ToolEnded`: each part once, in
+        order, without gaps within an attempt. A `Retracted` follows: before the entries that replace it, or when the
+        attempt has failed.
 
         Retention may remove entries that a slow reader, or one that comes back, has not read: the feed raises
         `EntriesRemoved` then. What it had removed before the reader began (``after=0``) is left out.
@@ -375,6 +461,9 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
         """
         position = read_position(after)
         reader = PageReader(self._kind.types, position, kinds_of(kinds), stream=stream)
+        return self._feed(reader, position, follow=follow)
+
+    def _feed(self, reader: PageReader, position: FeedPosition, *, follow: bool) -> EventFeed:
         return EventFeed(
             self._client.journals,
             self.conversation_id,

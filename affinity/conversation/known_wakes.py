@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pydantic_core import from_json
-
 from affinity.conversation import events as ev
 from affinity.conversation.events import kind_of, meta_of
 from affinity.conversation.program import Delegation, WakeOutcome, WakeTask
-from affinity.conversation.reading import all_entries
-from affinity.journal import Entry, JournalAccess, JournalQuery, PendingWork
+from affinity.conversation.reading import CHILD_ENDED, all_entries, open_delegations
+from affinity.journal import JournalAccess, JournalQuery, PendingWork
 from affinity.limits import MAX_PAGE
 from affinity.orchestration import ActivityContext
 
-CHILD_DELEGATED: Final = kind_of(ev.ChildDelegated)
-CHILD_ENDED: Final = kind_of(ev.ChildEnded)
 CONVERSATION_IDLE: Final = kind_of(ev.ConversationIdle)
 SPAN_COMPLETED: Final = kind_of(ev.SpanCompleted)
 
@@ -101,14 +97,7 @@ async def _add_begun(task: WakeTask, work: PendingWork, session_id: str, journal
         if meta.delegation and meta.delegation not in known and not await _has_end(journals, meta):
             task["delegations"] = [*task.get("delegations", []), delegation_of(meta, cycles=1)]
     if work.parent is not None:
-        delegated: dict[str, None] = {}
-        query = JournalQuery(session_id=session_id, after=base, kinds=(CHILD_DELEGATED, CHILD_ENDED), limit=MAX_PAGE)
-        async for each in all_entries(journals.read, query):
-            if each.kind == CHILD_DELEGATED:
-                delegated[_delegation_id(each)] = None
-            elif each.seq <= work.processed:
-                delegated.pop(_delegation_id(each), None)
-        task["delegated"] = [*delegated]
+        task["delegated"] = await open_delegations(journals.read, session_id, base, work.processed)
 
 
 async def _has_end(journals: JournalAccess, meta: ev.EventMeta) -> bool:
@@ -116,11 +105,6 @@ async def _has_end(journals: JournalAccess, meta: ev.EventMeta) -> bool:
     event_id = f"{CHILD_ENDED}/{meta.delegation}"
     page = await journals.read(JournalQuery(session_id=meta.parent or "", event_id=event_id, limit=1))
     return page is None or meta.parent_journal not in {None, page.journal_id} or bool(page.entries)
-
-
-def _delegation_id(entry: Entry) -> str:
-    """Of a `ChildDelegated` or `ChildEnded`."""
-    return str(from_json(entry.payload)["delegation"])
 
 
 def delegation_of(meta: ev.EventMeta, cycles: int = 0) -> Delegation:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, ClassVar, Final
+
+from pydantic_core import to_json
 
 from affinity.conversation.events import AgentMessage, EventTypes, JournalEntry, JournalEvent, RequestEvent
 from affinity.conversation.follow import SPAN_COMPLETED, fields_of
@@ -32,6 +35,8 @@ class Reply:
     _entries: Sequence[Entry] = field(repr=False)
     _types: EventTypes = field(repr=False)
 
+    kind: ClassVar[str] = "reply"
+
     @cached_property
     def entries(self) -> Sequence[JournalEntry]:
         """All entries of the wake, its trace too."""
@@ -52,6 +57,14 @@ class Reply:
         return ""
 
     @property
+    def usage(self) -> dict[str, int]:
+        """The sum of ``usage`` of its events: tokens by name."""
+        total = Counter[str]()
+        for event in self.events:
+            total.update(getattr(event, "usage", {}))
+        return dict(total)
+
+    @property
     def requires_action(self) -> bool:
         """The conversation waits for an answer: see `requests`."""
         return self.stop_reason == "requires_action"
@@ -60,6 +73,11 @@ class Reply:
     def requests(self) -> Sequence[RequestEvent]:
         """The requests that the wake has made; `ConversationHandle.requests` gives all that are pending."""
         return [event for event in self.events if isinstance(event, RequestEvent)]
+
+    def to_json(self) -> str:
+        """The reply without its entries as one JSON object, on one line."""
+        names = ("kind", "conversation_id", "seq", "wake_id", "text", "stop_reason", "usage")
+        return to_json({name: getattr(self, name) for name in names}).decode()
 
 
 class ReplyReader:
@@ -108,7 +126,7 @@ class ReplyReader:
             if fields.get("processed") is not None:
                 self._span = fields
         elif entry.kind == CONVERSATION_IDLE and self._concerns("read"):
-            self.failure = _failure(self._conversation_id, entry)
+            self.failure = failure_of(self._conversation_id, entry)
 
     def _is_reply(self) -> bool:
         # An imported conversation's own wakes process its new inputs; imported wakes have processed the others.
@@ -141,7 +159,8 @@ def _is_resumed(entry: Entry) -> bool:
     return entry.kind == STATUS_CHANGED and fields_of(entry).get("status") == "running"
 
 
-def _failure(conversation_id: str, entry: Entry) -> WakeFailed | None:
+def failure_of(conversation_id: str, entry: Entry) -> WakeFailed | None:
+    """The error of a wake with this last entry; None: it has not failed."""
     idle = fields_of(entry)
     if idle.get("stop_reason") != "failed":
         return None

@@ -229,7 +229,7 @@ class _Attempt(Generic[S]):
     async def _wake(self) -> WakeOutcome:
         """Run the handler, and record its end."""
         of = self.writing
-        stream = self.streams.open(of.session_id, self.work.journal_id, of.wake_id, of.attempt)
+        stream = self.streams.open(of.session_id, self.work.journal_id, of.wake_id, of.attempt, read=self.read)
         try:
             wake = await self._handle(stream)
         except (SessionWriteConflict, SessionRecordTooNew) as error:

@@ -209,6 +209,8 @@ class WakeSteps:
             gone = {id(each) for each in part.entries}
             self._parts.trace.entries[:] = [each for each in self._parts.trace.entries if id(each) not in gone]
             await self._commit(state, part)
+            if part.clear_stream:
+                stream.show_again()
 
         await opening.checkpoint(commit=commit)
 

@@ -6,6 +6,13 @@ of a later attempt removes the parts of earlier attempts, which may have ended w
 
 `Streams` writes the parts of all wakes of a worker: immediately when there was none for a while, then one call about
 each `FLUSH_SECONDS` while there are any. Text that one wake writes between two calls becomes one part.
+
+The payload of a part is the JSON of the streamed value. An object with the field `MARK` is none: the field names what
+the part is. A value that has this field itself is written as ``{MARK: "value", "value": …}``, and so is the first part
+of an attempt, which says up to where the attempt has read the inputs (``read``).
+
+Calls of tools (`StreamWriter.start_tool`) describe the wake, and no entry replaces them: behind the commit of a part of
+the wake, the calls that run are shown again, and the ends since the commit before.
 """
 
 from __future__ import annotations
@@ -14,16 +21,24 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
 from pydantic_core import from_json, to_json
 
 from affinity.client.calls import batches
 from affinity.errors import NotSerializable, PayloadTooLarge, ProviderError, problem_of
 from affinity.journal import StreamPart
-from affinity.limits import MAX_STREAM_BYTES, check_depth, check_payload
+from affinity.limits import (
+    MAX_STREAM_BYTES,
+    MAX_STREAMED_ARGUMENT,
+    MAX_STREAMED_ARGUMENTS,
+    MAX_STREAMED_TOOLS,
+    check_depth,
+    check_payload,
+    truncate,
+)
 
 logger: logging.Logger = logging.getLogger("affinity.conversation")
 
@@ -41,6 +56,13 @@ PAUSES: Final = (0.1, 0.2, 0.5, 1.0)
 
 MAX_PART: Final = 64 * 1024
 """Characters of text in one part."""
+
+MARK: Final = "$affinity"
+"""Field of the payload of a part that is not the JSON of a streamed value."""
+
+_MARKED: Final = f'{{"{MARK}":'
+_OF_TOOL: Final = f'{_MARKED}"tool_'
+"""Beginnings of such payloads, and of the payloads of calls of tools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +87,46 @@ class Streamed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolStarted:
+    """A call of a tool runs: the entry `ToolUse` was committed before. It is void with the streamed parts of its wake
+    and attempt; then the calls that still run are shown again.
+    """
+
+    wake_id: str
+    attempt: int
+    number: int  # as of `Streamed`
+    tool: str
+    tool_use_id: str  # of the model
+    # Of `limits.MAX_STREAMED_ARGUMENTS`: of a longer value the beginning of its JSON, as a text.
+    arguments: Mapping[str, Any]
+
+    kind: ClassVar[str] = "stream.tool_started"
+
+    def to_json(self) -> str:
+        """As one JSON object, on one line."""
+        return _to_json(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolEnded:
+    """A call of a tool has ended. Its result is the entry `ToolResult`, which may come before this. A reader may miss
+    this, and not the entry: when it is slow, or the wake ends with the call.
+    """
+
+    wake_id: str
+    attempt: int
+    number: int  # as of `Streamed`
+    tool_use_id: str
+    is_error: bool  # the tool has raised
+
+    kind: ClassVar[str] = "stream.tool_ended"
+
+    def to_json(self) -> str:
+        """As one JSON object, on one line."""
+        return _to_json(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Retracted:
     """The streamed parts of this attempt of the wake, or of earlier ones, are void."""
 
@@ -79,14 +141,43 @@ class Retracted:
         return _to_json(self)
 
 
-def _to_json(item: Streamed | Retracted) -> str:
+StreamItem: TypeAlias = Streamed | ToolStarted | ToolEnded
+"""What a part is."""
+
+
+def _to_json(item: StreamItem | Retracted) -> str:
     return to_json({"kind": item.kind, **asdict(item)}).decode()
+
+
+def read_part(part: StreamPart) -> StreamItem:
+    """What a part is."""
+    found = from_json(part.payload)
+    at: Any = {"wake_id": part.wake_id, "attempt": part.attempt, "number": part.number}
+    if not (isinstance(found, dict) and MARK in found):
+        return Streamed(value=found, **at)
+    match found[MARK]:
+        case "tool_started":
+            names = ("tool", "tool_use_id", "arguments")
+            return ToolStarted(**{name: found[name] for name in names}, **at)
+        case "tool_ended":
+            return ToolEnded(tool_use_id=found["tool_use_id"], is_error=found["is_error"], **at)
+        case _:
+            return Streamed(value=found.get("value"), **at)
+
+
+def inputs_read(part: StreamPart) -> int | None:
+    """Up to which number the attempt has read the inputs; None: the part does not say it."""
+    found = from_json(part.payload) if part.payload.startswith(_MARKED) else {}
+    read: int | None = found.get("read")
+    return read
 
 
 class StreamWriter:
     """The stream of one attempt of a wake. Of a worker's loop; `write` may be called from any thread."""
 
-    def __init__(self, streams: Streams, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
+    def __init__(
+        self, streams: Streams, session_id: str, journal_id: int, wake_id: str, attempt: int, *, read: int | None
+    ) -> None:
         self.session_id: str = session_id
         self.journal_id: int = journal_id
         self.wake_id: str = wake_id
@@ -98,6 +189,10 @@ class StreamWriter:
         self._values: deque[tuple[str, bool]] = deque()  # text as it is, or JSON (True)
         self._size = 0
         self._number = 0
+        self._read = read
+        self._running: dict[str, str] = {}  # payloads of the calls of tools that run
+        self._ended: list[str] = []  # of the ends of calls, since the last part of the wake was committed
+        self._tool_size = 0
 
     def write(self, value: Any) -> None:
         """Show a value to readers: text, which is joined with the text before it, or another JSON value.
@@ -115,9 +210,40 @@ class StreamWriter:
                 f"the attempt has streamed {self._size} bytes, over the limit of {MAX_STREAM_BYTES}: "
                 "streamed values are provisional; append entries, or keep large data in a store"
             )
+        self._add(text, is_json=is_json)
+
+    def _add(self, text: str, *, is_json: bool) -> None:
         self._values.append((text, is_json))
         self.is_used = True
         self._streams.note(self)
+
+    def start_tool(self, tool: str, tool_use_id: str, arguments: Mapping[str, Any]) -> None:
+        """Show that a call of a tool runs: see `ToolStarted`.
+
+        Raises:
+            NotSerializable: the arguments have no JSON form.
+            PayloadTooLarge: they are nested too deep.
+        """
+        about = {"tool": tool, "tool_use_id": tool_use_id, "arguments": _cut(arguments)}
+        payload = check_depth(_json_of({MARK: "tool_started", **about}), "a call of a tool")
+        self._running[tool_use_id] = payload
+        self._show(payload)
+
+    def end_tool(self, tool_use_id: str, *, is_error: bool) -> None:
+        """Show that it has ended: see `ToolEnded`."""
+        self._running.pop(tool_use_id, None)
+        self._ended.append(_json_of({MARK: "tool_ended", "tool_use_id": tool_use_id, "is_error": is_error}))
+        self._show(self._ended[-1])
+
+    def show_again(self) -> None:
+        """A part of the wake was committed, which has removed all parts: show what holds still."""
+        ended, self._ended = self._ended, []
+        for payload in (*ended, *self._running.values()):
+            self._show(payload)
+
+    def _show(self, payload: str) -> None:
+        if not self.is_ended and (payload, True) not in self._values:
+            self._add(payload, is_json=True)
 
     async def settle(self) -> None:
         """Drop the unwritten values, which the entries of a part replace. No part of before is written afterwards."""
@@ -140,14 +266,18 @@ class StreamWriter:
     def take(self) -> Iterator[StreamPart]:
         """The parts that are not written yet."""
         for payload in _joined(self._values):
+            self._tool_size += len(payload) if payload.startswith(_OF_TOOL) else 0
+            if payload.startswith(_OF_TOOL) and self._tool_size > MAX_STREAMED_TOOLS:
+                continue
             self._number += 1
+            is_first = self._number == 1 and self._read is not None
             yield StreamPart(
                 session_id=self.session_id,
                 journal_id=self.journal_id,
                 wake_id=self.wake_id,
                 attempt=self.attempt,
                 number=self._number,
-                payload=payload,
+                payload=_with_read(payload, self._read) if is_first else payload,
             )
 
 
@@ -171,9 +301,13 @@ class Streams:
         self._written = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def open(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> StreamWriter:
-        """The stream of an attempt. Close it with `StreamWriter.end` before the commit, or `StreamWriter.retract`."""
-        return StreamWriter(self, session_id, journal_id, wake_id, attempt)
+    def open(
+        self, session_id: str, journal_id: int, wake_id: str, attempt: int, *, read: int | None = None
+    ) -> StreamWriter:
+        """The stream of an attempt. Close it with `StreamWriter.end` before the commit, or `StreamWriter.retract`.
+        ``read``: up to which number the attempt has read the inputs.
+        """
+        return StreamWriter(self, session_id, journal_id, wake_id, attempt, read=read)
 
     def note(self, writer: StreamWriter) -> None:
         """A stream has values to write."""
@@ -273,6 +407,33 @@ def _check_text(text: str) -> str:
 
 
 def _encode(value: Any) -> str:
+    text = _json_of(value)
+    return f'{_MARKED}"value","value":{text}}}' if f'"{MARK}"' in text else text
+
+
+def _with_read(payload: str, read: int | None) -> str:
+    """The payload of the first part of an attempt, which has read the inputs up to this number."""
+    marked = payload if payload.startswith(_MARKED) else f'{_MARKED}"value","value":{payload}}}'
+    return f'{marked[:-1]},"read":{read}}}'
+
+
+def _cut(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Arguments of a call, as far as there is room."""
+    if len(_json_of(arguments).encode()) <= MAX_STREAMED_ARGUMENTS:
+        return arguments
+    shown: dict[str, Any] = {}
+    room = MAX_STREAMED_ARGUMENTS
+    for name, value in arguments.items():
+        text = _json_of(value)
+        cut = truncate(text, MAX_STREAMED_ARGUMENT)
+        size = len(_json_of([name, cut]).encode())
+        if size <= room:
+            room -= size
+            shown[name] = value if cut == text else cut
+    return shown
+
+
+def _json_of(value: Any) -> str:
     try:
         text = to_json(value, inf_nan_mode="constants").decode()
         if "NaN" in text or "Infinity" in text:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -43,6 +43,7 @@ class FakeWake:
         self.appended: list[JournalEvent] = []
         self.spans: list[tuple[str, bool]] = []
         self.streamed: list[Any] = []
+        self.shown: list[tuple[str, str, dict[str, Any]]] = []
         self.requests: list[Any] = [SimpleNamespace(request_id=each) for each in pending_requests]
         self.pending: list[Any] = []
         self.committed: list[Any] = []
@@ -82,6 +83,11 @@ class FakeWake:
 
     def stream(self, value: Any) -> None:
         self.streamed.append(value)
+
+    @contextmanager
+    def stream_tool(self, tool: str, tool_use_id: str, arguments: Mapping[str, Any]) -> Iterator[None]:
+        self.shown.append((tool, tool_use_id, dict(arguments)))
+        yield
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:

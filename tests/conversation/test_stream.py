@@ -10,10 +10,19 @@ from typing import Any
 import anyio
 import pytest
 
-from affinity.conversation.stream import MAX_PART, Streams
+from affinity.conversation.stream import (
+    MAX_PART,
+    Streamed,
+    StreamItem,
+    Streams,
+    ToolEnded,
+    ToolStarted,
+    inputs_read,
+    read_part,
+)
 from affinity.errors import ConnectionLost, Contention, DataRefused, NotSerializable, PayloadTooLarge
 from affinity.journal import StreamPart
-from affinity.limits import MAX_STREAM_BYTES
+from affinity.limits import MAX_STREAM_BYTES, MAX_STREAMED_ARGUMENTS, MAX_STREAMED_TOOLS
 from tests.support.waiting import until
 
 
@@ -47,6 +56,10 @@ class Journals:
         parts = {part.number: part.payload for call in self.calls for part in call if part.wake_id == wake_id}
         assert list(parts) == list(range(1, len(parts) + 1))
         return [json.loads(payload) for payload in parts.values()]
+
+    def items(self) -> list[StreamItem]:
+        """What a reader makes of all parts."""
+        return [read_part(part) for call in self.calls for part in call]
 
     def streams(self, interval: float = 0.0) -> Streams:
         return Streams(self, interval)
@@ -187,3 +200,102 @@ async def test_a_thread_may_write() -> None:
 
 async def _true(value: bool) -> bool:
     return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"$affinity": "tool_ended", "tool_use_id": "1", "is_error": True},
+        {"$affinity": "value", "value": 1},
+        {"a": {"$affinity": "tool_started"}},
+        {"value": 1, "$affinity": None},
+        '{"$affinity":"tool_ended","tool_use_id":"1","is_error":true}',
+        "$affinity",
+    ],
+)
+@pytest.mark.parametrize("read", [None, 17])
+async def test_no_value_of_an_application_passes_for_a_call_of_a_tool(value: Any, read: int | None) -> None:
+    journals = Journals()
+    writer = journals.streams().open("s", 1, "w", 1, read=read)
+    for each in (value, [value], value):
+        writer.write(each)
+    await until(lambda: _true(len(journals.items()) == 3))
+    assert journals.items() == [
+        Streamed(wake_id="w", attempt=1, number=n, value=each) for n, each in enumerate((value, [value], value), 1)
+    ]
+
+
+@pytest.mark.parametrize("is_tool", [False, True])
+async def test_the_first_part_says_up_to_where_the_inputs_were_read(is_tool: bool) -> None:
+    journals = Journals()
+    writer = journals.streams().open("s", 1, "w", 1, read=17)
+    if is_tool:
+        writer.start_tool("look", "1", {})
+    writer.write("a")
+    writer.write({"read": 3})
+    await until(lambda: _true(len(journals.items()) == 2 + is_tool))
+    parts = [part for call in journals.calls for part in call]
+    assert [inputs_read(part) for part in parts] == [17, *[None] * (len(parts) - 1)]
+
+
+async def test_calls_of_tools_go_with_the_values_and_are_shown_again_behind_a_part_of_the_wake() -> None:
+    journals = Journals()
+    writer = journals.streams().open("s", 1, "w", 1)
+    writer.start_tool("look", "1", {"at": "x"})
+    writer.write("a")
+    writer.start_tool("look", "2", {"at": "y"})
+    await until(lambda: _true(len(journals.items()) == 3))
+    assert len(journals.calls) == 1
+    writer.end_tool("1", is_error=False)
+    await writer.settle()  # the entries of a part replace what is not written
+    writer.write("b")
+    writer.show_again()
+    await until(lambda: _true(len(journals.items()) == 6))
+    at: dict[str, Any] = {"wake_id": "w", "attempt": 1}
+    assert journals.items()[3:] == [
+        Streamed(number=4, value="b", **at),
+        ToolEnded(number=5, tool_use_id="1", is_error=False, **at),
+        ToolStarted(number=6, tool="look", tool_use_id="2", arguments={"at": "y"}, **at),
+    ]
+    writer.end_tool("2", is_error=True)
+    writer.show_again()
+    writer.show_again()
+    await until(lambda: _true(len(journals.items()) == 7))
+    assert json.loads(journals.items()[-1].to_json()) == {
+        "kind": "stream.tool_ended",
+        "wake_id": "w",
+        "attempt": 1,
+        "number": 7,
+        "tool_use_id": "2",
+        "is_error": True,
+    }
+
+
+async def test_arguments_are_cut_and_calls_have_a_bound_of_their_own() -> None:
+    journals = Journals()
+    writer = journals.streams().open("s", 1, "w", 1)
+    small = {"path": "/a", "deep": [{"b": 1}]}
+    large = {"text": "ä" * 10_000, **small, **{f"n{n}": "x" * 200 for n in range(100)}}
+    writer.start_tool("write", "1", small)
+    writer.start_tool("write", "2", large)
+    await until(lambda: _true(len(journals.items()) == 2))
+    first, second = journals.items()
+    assert isinstance(first, ToolStarted)
+    assert isinstance(second, ToolStarted)
+    assert first.arguments == small
+    assert len(json.dumps(second.arguments, ensure_ascii=False).encode()) <= MAX_STREAMED_ARGUMENTS + 100
+    assert {name: second.arguments[name] for name in small} == small
+    assert second.arguments["text"].startswith('"äää')
+    with pytest.raises(NotSerializable):
+        writer.start_tool("write", "3", {"a": object()})
+    for n in range(2 * MAX_STREAMED_TOOLS // 1000):
+        writer.end_tool(f"{n}" * 200, is_error=False)
+    writer.write("a")
+    await until(
+        lambda: _true(journals.items()[-1] == Streamed(wake_id="w", attempt=1, number=_last(journals), value="a"))
+    )
+    assert sum(len(part.payload) for call in journals.calls for part in call) <= MAX_STREAMED_TOOLS + 100
+
+
+def _last(journals: Journals) -> int:
+    return journals.calls[-1][-1].number

@@ -22,6 +22,8 @@ from affinity.conversation import (
     PendingRevisit,
     Retracted,
     Streamed,
+    ToolEnded,
+    ToolStarted,
 )
 from affinity.conversation.follow import FeedItem
 from affinity.errors import UnknownEntry, UnknownInstance
@@ -123,8 +125,9 @@ def events(
 ) -> None:
     """Show the entries of the journal of the conversation ID, in order, a line each; with --json a JSON object each.
 
-    With --follow the output of a wake that is running is shown too, marked with "~"; a line with "x" says that it is
-    void: replaced by the entries that follow, or of an attempt that has failed.
+    With --follow the output of a wake that is running is shown too, marked with "~", and the calls of its tools, with
+    ">" when one begins and "<" when it ends; a line with "x" says that these are void: replaced by the entries that
+    follow, or of an attempt that has failed.
 
     Examples:
       affinity conversation events chat-7 --last 20
@@ -185,6 +188,10 @@ def line_of(item: FeedItem) -> str:
     match item:
         case Streamed():
             return printable(f"{'':>6}  ~ {item.text or compact(item.value)}").replace("\n", " ")
+        case ToolStarted():
+            return printable(f"{'':>6}  > {item.tool} {compact(item.arguments)}").replace("\n", " ")
+        case ToolEnded():
+            return printable(f"{'':>6}  < {item.tool_use_id}{' failed' if item.is_error else ''}").replace("\n", " ")
         case Retracted():
             return f"{'':>6}  x {'replaced' if item.replaced else 'void'}: attempt {item.attempt} of {item.wake_id}"
     text = _text_of(item.event)
