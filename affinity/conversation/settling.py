@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from affinity.client.journals import Journals
 from affinity.conversation.follow import JournalIdentity, check_timeline, fields_of, has_ended, unknown_conversation
@@ -11,6 +12,9 @@ from affinity.conversation.reply import CONVERSATION_IDLE, Reply, failure_of
 from affinity.errors import ConversationTerminated, UnknownConversation
 from affinity.journal import Entry, JournalFilter, JournalPage, JournalQuery
 from affinity.limits import MAX_PAGE
+
+_DONE: Final = frozenset({"end_turn", "truncated"})
+"""Stop reasons of a wake behind which no other one is to come, unless for the end of a child."""
 
 
 async def settled_reply(journals: Journals, reply: Reply, journal: JournalIdentity) -> Reply | None:
@@ -41,7 +45,7 @@ async def settled_reply(journals: Journals, reply: Reply, journal: JournalIdenti
         raise failure
     reason = reply.stop_reason if last is None else fields_of(last).get("stop_reason", "")
     has_inputs = bool(inputs.entries) or inputs.processed != page.processed
-    if reason == "end_turn" and not has_inputs and not await _has_open_delegations(journals, me, page):
+    if reason in _DONE and not has_inputs and not await _has_open_delegations(journals, me, page):
         return reply if last is None else await _reply_of(journals, reply, last, page)
     if page.closed or has_ended(page):
         raise ConversationTerminated(me, "it has ended with work left")

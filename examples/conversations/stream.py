@@ -2,7 +2,7 @@ import anyio
 from pydantic import BaseModel
 
 import affinity
-from affinity.conversation import AgentMessage, JournalEntry, Retracted, Streamed, UserMessage
+from affinity.conversation import AgentMessage, Reply, Retracted, Streamed, UserMessage
 
 
 class Chat(BaseModel):
@@ -27,22 +27,19 @@ app.include(support)
 
 
 async def main(url: str = "sqlite:///stream.db") -> None:
-    """Follow a conversation, as a web handler does for a browser."""
+    """Follow a reply, as a web handler does for a browser."""
     async with affinity.Worker(app, url), affinity.Client(url) as client:
         talk = client.conversation(support, "chat-7")
-        seq = await talk.send(UserMessage("where is my order?"))
         said = ""
-        async with talk.events(after=seq, follow=True) as feed:
-            async for item in feed:
-                match item:
-                    case Streamed():
-                        said += item.text
-                    case Retracted():
-                        print("streamed:", said)
-                        said = ""
-                    case JournalEntry(event=AgentMessage() as message):
-                        print("appended:", message.text)
-                        break
+        async for item in talk.stream_reply(UserMessage("where is my order?"), event_id="m-1"):
+            match item:
+                case Streamed():
+                    said += item.text
+                case Retracted():
+                    print("streamed:", said)
+                    said = ""
+                case Reply():
+                    print("replied:", item.text)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,15 @@ import click
 from pydantic import BaseModel
 
 import affinity
-from affinity.conversation import AgentMessage, ConversationHandle, Retracted, Streamed, UserInterrupt, UserMessage
+from affinity.conversation import (
+    AgentMessage,
+    ConversationHandle,
+    Reply,
+    Retracted,
+    Streamed,
+    UserInterrupt,
+    UserMessage,
+)
 from affinity.session import Resource
 from examples.local_llm.chats import SYSTEM
 from examples.local_llm.model import Completion, Message, Model, Slots, missing_packages
@@ -92,25 +100,19 @@ def build(model: Model) -> tuple[affinity.App, affinity.Conversations[Chat]]:
 async def show(talk: ConversationHandle, text: str, *, cut_after: int | None = None) -> None:
     """Send a message and print what is streamed; interrupt it after so many parts."""
     click.secho(f"\n{talk.conversation_id}> {text}", bold=True)
-    seq, parts, interrupt = await talk.send(UserMessage(text)), 0, 0
-    async with talk.events(after=seq, follow=True) as feed:
-        async for item in feed:
-            match item:
-                case Streamed():
-                    click.echo(item.text, nl=False)
-                    parts += 1
-                    if parts == cut_after:
-                        interrupt = await talk.interrupt(cancel_running=True, reason="enough")
-                case Retracted(replaced=False):
-                    click.echo(" … (interrupted)")
-                    break
-                case Retracted():
-                    click.echo()
-                    break
-    for said in (await talk.reply(interrupt or seq)).events:
-        if isinstance(said, AgentMessage):
-            kept, read = said.usage["kept_tokens"], said.usage["read_tokens"]
-            click.echo(f"  [{kept} tokens were in the cache, {read} were read]")
+    parts = 0
+    async for item in talk.stream_reply(UserMessage(text)):
+        match item:
+            case Streamed():
+                click.echo(item.text, nl=False)
+                parts += 1
+                if parts == cut_after:
+                    await talk.interrupt(cancel_running=True, reason="enough")
+            case Retracted():
+                click.echo("" if item.replaced else " … (interrupted)")
+            case Reply() if item.usage:
+                kept, read = item.usage["kept_tokens"], item.usage["read_tokens"]
+                click.echo(f"  [{kept} tokens were in the cache, {read} were read]")
 
 
 async def talk_with_model(folder: Path) -> None:

@@ -11,8 +11,9 @@ import anyio
 import pytest
 
 import affinity
+from affinity.cli.conversation.show import line_of
 from affinity.cli.help import MISUSED, REFUSED, TIMED_OUT, UNKNOWN
-from affinity.conversation import UserMessage
+from affinity.conversation import ToolEnded, ToolStarted, UserMessage
 from affinity.limits import MAX_PAGE
 from examples.chat_api.chat import chats
 from tests.cli.conftest import refused, succeed
@@ -114,6 +115,14 @@ def test_events_that_are_followed_end_with_an_instance_that_was_cancelled(url: s
     output(url, "terminate", "c16", "--reason", "closed")
     assert "terminated" in succeed("conversation", "events", "c16", "--follow", "--url", url).splitlines()[-1]
     assert output(url, "list", "--terminated")["items"][0]["conversation_id"] == "c16"
+
+
+def test_calls_of_tools_have_a_line() -> None:
+    at: dict[str, Any] = {"wake_id": "w", "attempt": 1, "number": 1}
+    started = ToolStarted(tool="look", tool_use_id="1", arguments={"at": "x\ny"}, **at)
+    assert line_of(started) == '        > look {"at":"x\\ny"}'
+    assert line_of(ToolEnded(tool_use_id="1", is_error=False, **at)) == "        < 1"
+    assert line_of(ToolEnded(tool_use_id="1", is_error=True, **at)) == "        < 1 failed"
 
 
 def test_a_fork_goes_on_from_an_entry_and_knows_its_origin(url: str) -> None:

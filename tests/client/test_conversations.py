@@ -15,6 +15,7 @@ from affinity import (
     ConversationHandle,
     ConversationIdle,
     CustomToolResult,
+    FeedItem,
     JournalEntry,
     Retracted,
     SpanCompleted,
@@ -426,10 +427,13 @@ async def test_listings(client: Client, talk: ConversationHandle) -> None:
     assert [each async for each in client.list_conversations(with_requests=True)] == []
 
 
-def _form(item: JournalEntry | Streamed | Retracted) -> object:
+def _form(item: FeedItem) -> object:
     if isinstance(item, JournalEntry):
         return item.seq
-    return item.text if isinstance(item, Streamed) else (item.wake_id, item.replaced)
+    if isinstance(item, Streamed):
+        return item.text
+    assert isinstance(item, Retracted)
+    return item.wake_id, item.replaced
 
 
 async def test_old_entries_are_removed(client: Client, agent: Agent, talk: ConversationHandle) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 import anyio
 import pytest
 
-from affinity import AgentMessage, ConversationHandle, JournalEntry, Reply, Retracted, Streamed, UserMessage
+from affinity import AgentMessage, ConversationHandle, FeedItem, JournalEntry, Reply, Retracted, Streamed, UserMessage
 from affinity.client import Client
 from affinity.errors import ConnectionLost, UnknownConversation, WaitTimeout
 from affinity.journal import JournalQuery
@@ -130,11 +130,12 @@ class Follower:
         return [value for kind, value in self.items if kind == "entry"]
 
 
-def _item(item: JournalEntry | Streamed | Retracted) -> Item:
+def _item(item: FeedItem) -> Item:
     if isinstance(item, JournalEntry):
         return "entry", item.seq
     if isinstance(item, Streamed):
         return "part", (item.wake_id, item.attempt, item.number, item.text)
+    assert isinstance(item, Retracted)
     return "void", (item.wake_id, item.attempt, item.replaced)
 
 

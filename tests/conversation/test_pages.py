@@ -82,8 +82,11 @@ def shown(items: Sequence[FeedItem]) -> list[Any]:
     for item in items:
         if isinstance(item, JournalEntry):
             forms.append(item.seq)
+        elif isinstance(item, Streamed):
+            forms.append(item.text)
         else:
-            forms.append(item.text if isinstance(item, Streamed) else (item.attempt, item.replaced))
+            assert isinstance(item, Retracted)
+            forms.append((item.attempt, item.replaced))
     return forms
 
 

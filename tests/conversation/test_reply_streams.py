@@ -141,6 +141,7 @@ async def test_a_wait_may_be_cancelled_and_begun_again(url: str) -> None:
                     break
         parts = [item.number for item in found if isinstance(item, Streamed)]
         assert parts == [*range(1, len(parts) + 1)]
+        assert isinstance(found[-1], Reply)
         assert [item for item in found if isinstance(item, JournalEntry)] == list(found[-1].entries)
         assert len(await on.talk().history(kinds=[UserMessage])) == 1
         with pytest.raises(StopAsyncIteration):

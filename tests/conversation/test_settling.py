@@ -58,6 +58,15 @@ async def test_it_waits_for_revisits(server: str | None) -> None:
         assert env.now() - env.started >= 2 * DAY
 
 
+async def test_a_conversation_that_was_cut_off_has_settled(sqlite_url: str) -> None:
+    async def handler(wake: Wake, chat: Chat) -> None:
+        wake.note_truncated()
+
+    async with stage(sqlite_url, handler) as on:
+        reply = await on.talk().ask(UserMessage("go"), until="settled", timeout=PATIENCE)
+        assert reply.stop_reason == "truncated"
+
+
 async def test_it_waits_for_an_answer_and_for_further_inputs(url: str) -> None:
     async def handler(wake: Wake, chat: Chat) -> None:
         for event in wake.events:

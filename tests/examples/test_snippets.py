@@ -29,7 +29,7 @@ LONG_FILES = {name for name in FILES if "/test_" in name or name == "examples/tu
 """Programs that take two seconds or more: they start workers or servers several times."""
 
 PRINTS = {
-    "stream": "\nappended: Your order is on its way.\n",  # a slow reader misses the last streamed parts
+    "stream": "\nreplied: Your order is on its way.\n",  # a slow reader misses the last streamed parts
     "approval": "requires_action requires_action\nDone: 5000 cents are on their way.\n",
     "steps": "Thank you: payment of 4200 cents\nThe parcel is on its way\n",
     "revisit": "(no reply yet, 1)\nAre you still there? (no reply yet, 2)\nI leave you alone. idle\n",
