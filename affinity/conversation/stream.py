@@ -42,14 +42,16 @@ from affinity.limits import (
 
 logger: logging.Logger = logging.getLogger("affinity.conversation")
 
-FLUSH_SECONDS: Final = 0.02
-"""Between two calls that write parts: a reader sees fluent text, and many tokens share a call."""
+FLUSH_SECONDS: Final = 0.005
+"""From the begin of a call that writes parts to the next: a reader sees a token as it comes, and tokens that come faster
+share a call.
+"""
 
-WRITING_SHARE: Final = 0.1
+WRITING_SHARE: Final = 0.25
 """Of the time, that calls may take: while the database is slow there are fewer, each with more tokens."""
 
 LONGEST_FLUSH: Final = 0.2
-"""Between two calls, at most, unless one fails."""
+"""From the begin of a call to the next, at most, unless one takes longer or fails."""
 
 PAUSES: Final = (0.1, 0.2, 0.5, 1.0)
 """Seconds between attempts to write while the database fails; the last pause repeats."""
@@ -337,8 +339,8 @@ class Streams:
                 parts = {writer: list(writer.take()) for writer in waiting}
                 began = self._loop.time()
                 await self._write_lasting(parts)
-                slow = (self._loop.time() - began) / WRITING_SHARE
-                await asyncio.sleep(max(self._interval, min(slow, LONGEST_FLUSH)))
+                took = self._loop.time() - began
+                await asyncio.sleep(max(self._interval, min(took / WRITING_SHARE, LONGEST_FLUSH)) - took)
         finally:
             self._task = None
 
