@@ -43,11 +43,11 @@ from affinity.limits import (
 logger: logging.Logger = logging.getLogger("affinity.conversation")
 
 FLUSH_SECONDS: Final = 0.005
-"""From the begin of a call that writes parts to the next: a reader sees a token as it comes, and tokens that come faster
-share a call.
+"""From the begin of a call that writes parts to the next: a reader sees a token as it comes, and tokens that come
+faster share a call.
 """
 
-WRITING_SHARE: Final = 0.25
+WRITING_SHARE: Final = 0.1
 """Of the time, that calls may take: while the database is slow there are fewer, each with more tokens."""
 
 LONGEST_FLUSH: Final = 0.2
