@@ -156,3 +156,19 @@ async def test_a_merge_had_none_of_its_sides(url: str) -> None:
         assert await ids(await merged.fork("before", at=start)) == []
         assert await ids(await merged.fork("behind", at=end - 1)) == await ids(merged)
         assert len(await ids(merged)) == 1
+
+
+async def test_an_import_had_none_of_what_was_exported(url: str) -> None:
+    """Once a wake of its own has named those that are pending."""
+    async with stage(url, asks) as on:
+        talk, copy = on.talk(), on.talk("copy")
+        await talk.ask(UserMessage("tea"), timeout=30)
+        await copy.import_([line async for line in talk.export()])
+        assert await ids(copy) == []
+        await copy.ask(UserMessage("more"), timeout=30)
+        end = (await copy.history(last=1))[0].seq
+        await copy.send(UserMessage("again"))
+        fork = await copy.fork("fork", at=end)
+        assert [each.event for each in await fork.requests()] == [
+            each.event for each in await copy.history(kinds=[ToolConfirmation], after=end - 5, before=end)
+        ]
