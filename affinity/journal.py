@@ -4,7 +4,8 @@ A *journal* is append-only. Its entries have numbers (*seq*) from 1, without gap
 that reads on from a number misses nothing. An entry is an *input*, which waits until a *wake* has processed it, or the
 output of a wake. The *watermark* of a journal is the number up to which
 all inputs are processed. It moves only in the transaction that records a wake's result, together with the wake's
-entries and the state of the session: `JournalWrite`.
+entries and the state of the session: `JournalWrite`. The same transaction adds a row that says how the wake has ended:
+`JournalWake`. So the reply to an input is one indexed question: the wake with base < number <= processed.
 
 A journal belongs to one instance, which has the id of the session: an input is appended together with the message that
 wakes the instance.
@@ -21,7 +22,7 @@ from dataclasses import field
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
-from affinity.limits import check_conditions
+from affinity.limits import MAX_PAGE, check_conditions
 from affinity.records import RecordTimes, SessionState, frozen
 
 SEQ_MARK: Final = '"$SEQ"'
@@ -229,6 +230,39 @@ class Step(NamedTuple):
     result: str | None = None  # JSON; None: it has begun
 
 
+EndOutcome: TypeAlias = Literal["done", "retried", "failed"]
+"""``done``: the handler has returned. ``retried``: it has failed, and the wake runs again later. ``failed``: it has
+failed for good; a later input, or `resume`, begins another wake.
+"""
+
+
+@frozen(kw_only=True)
+class WakeEnd:
+    """How an attempt of a wake has ended."""
+
+    outcome: EndOutcome = "done"
+    reason: str = ""  # for readers
+    read: int  # number of the last input that it was given; the watermark before it: none
+    attempt: int = 1  # of the wake, from 1
+    error: str | None = None  # JSON object
+
+
+class JournalWake(NamedTuple):
+    """An attempt of a wake that has ended: see `JournalWrite.end`. Its journal and the journals that continue it have
+    the row as long as they have its last entry. A merge has no rows of its right side.
+    """
+
+    seq: int  # of its last entry
+    wake_id: str
+    base: int  # the watermark before it
+    read: int
+    processed: int  # the watermark behind it; ``base``: it has processed no input
+    outcome: EndOutcome
+    reason: str
+    attempt: int
+    error: str | None
+
+
 LineageKind: TypeAlias = Literal["fork", "detach", "merge", "compress", "import"]
 """How a journal was made from others."""
 
@@ -262,6 +296,9 @@ class JournalCreation:
     # Its entries that the base has not follow, in order, with new numbers. Inputs that were processed there are none.
     merged: JournalRange | None = None
     entries: Sequence[NewEntry] = ()  # then these
+    # Without a base: its watermark, and how its wakes have ended, in the order of their numbers.
+    processed: int = 0
+    wakes: Sequence[JournalWake] = ()
     copies_state: bool = False  # the record of the base's session, as it is after the turn
     state: SessionState | None = None  # in place of a copy
     state_times: RecordTimes | None = None  # of its record; a time in the future becomes now. None: now
@@ -273,6 +310,7 @@ class JournalCreation:
         """Characters and bytes of what it writes, but for copies."""
         state = 0 if self.state is None else len(self.state.state)
         payloads = [*[each.payload for each in self.entries], *[each.payload for each in self.requests or ()]]
+        payloads += [each.error or "" for each in self.wakes]
         return state + len(self.extras) + sum([len(each) for each in payloads])
 
 
@@ -346,6 +384,8 @@ class JournalWrite:
     home: HomeLease | None = None  # of a journal with a home: fenced too
     clear_stream: bool = False  # remove the provisional parts of this journal
     attempt: int = 0  # of the wake: later parts of this attempt, or of lower ones, are ignored
+    # The attempt has ended: a `JournalWake` for it. Then there is an entry without an event id.
+    end: WakeEnd | None = None
     # The wake goes on behind this write: ``processed`` is up to where it has read, and the watermark stays. Its attempt
     # goes on too if ``attempt`` is a lower one. See `WorkAck.message`.
     is_part: bool = False
@@ -425,6 +465,9 @@ class JournalQuery:
     wake_id: str | None = None
     event_id: str | None = None
     pending: bool = False  # inputs that no wake has processed
+    # The entries of the wake that has processed this input (`JournalPage.wake`), behind ``after``, oldest first. The
+    # other conditions, and ``stream``, have no effect.
+    reply_to: int | None = None
     newest_first: bool = False
     limit: int = 100
     stream: StreamCursor | None = None  # with the provisional parts behind these; None: without
@@ -447,6 +490,10 @@ class JournalPage:
     instance_status: str | None  # of its instance, in the same snapshot; None: there is no instance
     entries: Sequence[Entry]
     more: bool  # of the query, behind these
+    # With `JournalQuery.reply_to`: the wake that has processed the input. While none has: the last ended wake of this
+    # journal itself, without its entries, if it was given the input and no entry has come since. None: there is none.
+    wake: JournalWake | None = None
+    is_input: bool = True  # False: `JournalQuery.reply_to` is an entry, and no input
     # Parts of the latest attempt of the wake that streams: behind the cursor, if it is of this attempt, else all.
     stream: Sequence[StreamPart] = ()
     # The last provisional part that is there; None: there is none, or the query has no cursor. A reader whose cursor is
@@ -459,9 +506,9 @@ ConversationStatus: TypeAlias = Literal["idle", "running", "rescheduling", "requ
 ``requires_action``: it waits for an answer. ``failed``: a wake has failed for good; the next input tries again.
 
 It is not stored. It is the first of these that holds. ``terminated``: the journal is closed, or its instance has ended.
-``idle``: there is no instance. ``failed``: the instance is suspended. ``running``: it has a work item. ``failed`` or
-``rescheduling``: that is its custom status. ``running``: an input waits. ``requires_action``: a request is pending.
-``idle``.
+``idle``: there is no instance. ``failed``: the instance is suspended. ``running``: it has a work item. ``failed``: the
+last wake of this journal has, and it has no later entry. ``rescheduling``: the last wake is "retried". ``running``: an
+input waits. ``requires_action``: a request is pending. ``idle``.
 """
 
 
@@ -551,6 +598,12 @@ class JournalAccess(Protocol):
 
     async def read(self, query: JournalQuery) -> JournalPage | None:
         """A page of a journal; None: the session has none."""
+        ...
+
+    async def wakes(
+        self, session_id: str, after: int = 0, *, newest_first: bool = False, limit: int = MAX_PAGE
+    ) -> Sequence[JournalWake]:
+        """How wakes of a journal have ended whose last entry is behind ``after``."""
         ...
 
     async def list(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:

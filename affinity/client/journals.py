@@ -31,9 +31,10 @@ from affinity.journal import (
     JournalPruning,
     JournalQuery,
     JournalRetention,
+    JournalWake,
     PendingWork,
 )
-from affinity.limits import PRUNE_EVENTS
+from affinity.limits import MAX_PAGE, PRUNE_EVENTS
 from affinity.provider.contract import Hint
 from affinity.provider.contract.journal_side import JournalProvider, merge_changes
 
@@ -143,6 +144,13 @@ class Journals:
     async def lineage(self, session_id: str) -> Sequence[JournalLineage]:
         """See `JournalProvider.get_lineage`."""
         return await self._retry(partial(self._provider.get_lineage, session_id))
+
+    async def wakes(
+        self, session_id: str, after: int = 0, *, newest_first: bool = False, limit: int = MAX_PAGE
+    ) -> Sequence[JournalWake]:
+        """See `JournalProvider.get_wakes`."""
+        get = self._provider.get_wakes
+        return await self._retry(partial(get, session_id, after=after, newest_first=newest_first, limit=limit))
 
     async def delete(self, session_ids: Sequence[str]) -> Sequence[bool]:
         """See `JournalProvider.delete_journal`."""

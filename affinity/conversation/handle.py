@@ -31,7 +31,6 @@ from affinity.conversation.follow import (
     JournalIdentity,
     PageReader,
     check_timeline,
-    entries_removed,
     has_ended,
     read_position,
     unknown_conversation,
@@ -39,7 +38,7 @@ from affinity.conversation.follow import (
 from affinity.conversation.kinds import RESUME_MESSAGE, WAKE_MESSAGE, interrupt_message, terminate_message
 from affinity.conversation.lineage_calls import LineageCalls
 from affinity.conversation.reading import all_entries, check_seq, kinds_of
-from affinity.conversation.reply import Reply, ReplyReader
+from affinity.conversation.reply import Reply, check_awaited
 from affinity.conversation.reply_stream import ReplyPageReader, ReplyStream
 from affinity.conversation.settling import settled_reply
 from affinity.conversation.trace import traceparent
@@ -50,6 +49,7 @@ from affinity.journal import (
     Answer,
     Appended,
     ConversationStatus,
+    Entry,
     JournalAppend,
     JournalFilter,
     JournalPage,
@@ -615,18 +615,18 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
         return bool(state) or journal
 
     async def _reply(self, change: Change, seq: int, appended: Appended | None = None) -> Reply:
-        is_new = appended is not None and appended.outcome == "appended"
-        reader = ReplyReader(self.conversation_id, seq, self._kind.types, is_new=is_new)
+        look = appended is None or appended.outcome != "appended"  # sent before: it may be processed already
         journal = seq.journal if isinstance(seq, EntryNumber) else None
         journal_id = 0 if journal is None else journal.journal_id
         timeline = self._timeline if journal is None else journal.timeline
-        look = not is_new  # an event that was sent before may be processed already
+        entries: list[Entry] = []
         while True:
             if not look:
                 with waiting_for(self.conversation_id, seq):
                     await self._check_not_blocked()
                     await change.wait()
-            query = JournalQuery(session_id=self.conversation_id, after=reader.position, limit=REPLY_PAGE)
+            after = entries[-1].seq if entries else 0
+            query = JournalQuery(session_id=self.conversation_id, reply_to=seq, after=after, limit=REPLY_PAGE)
             try:
                 page = await self._page(query)
             except errors.UnknownConversation:
@@ -636,24 +636,9 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
             journal_id = journal_id or page.journal_id
             if page.journal_id != journal_id:
                 raise errors.UnknownConversation(self.conversation_id, "it was deleted, and another one has its id")
-            if page.last_seq < seq:
-                raise errors.UnknownEntry(self.conversation_id, f"its journal has no entry {seq}")
-            if page.first_seq > max(reader.position, seq) + 1:
-                raise entries_removed(self.conversation_id, max(reader.position, seq), page.first_seq)
-            reply = reader.read(page)
-            if reply is not None:
-                return reply
+            check_awaited(self.conversation_id, seq, page, after)
             look = page.more
-            if not look and reader.is_input is False:
-                raise errors.UnknownEntry(
-                    self.conversation_id,
-                    f"the reply to entry {seq}, if it is an input, is in one that it was made from",
-                )
-            if not look and reader.failure is not None:
-                raise reader.failure
-            if not look and page.processed >= seq:
-                raise errors.UnknownEntry(self.conversation_id, f"it was forked before the reply to entry {seq}")
-            if not look and (page.closed or page.instance_status in {None, *FINISHED}):
-                raise errors.ConversationTerminated(
-                    self.conversation_id, f"entry {seq} was not processed before its end"
-                )
+            entries += page.entries
+            if not page.more and page.wake is not None and page.processed >= seq:
+                about = (page.wake.wake_id, page.wake.processed, page.wake.reason)
+                return Reply(self.conversation_id, int(seq), *about, entries, self._kind.types)

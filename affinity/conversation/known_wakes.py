@@ -12,13 +12,10 @@ from typing import Final
 from affinity.conversation import events as ev
 from affinity.conversation.events import kind_of, meta_of
 from affinity.conversation.program import Delegation, WakeOutcome, WakeTask
-from affinity.conversation.reading import CHILD_ENDED, all_entries, open_delegations
+from affinity.conversation.reading import CHILD_ENDED, all_entries, all_wakes, open_delegations
 from affinity.journal import JournalAccess, JournalQuery, PendingWork
 from affinity.limits import MAX_PAGE
 from affinity.orchestration import ActivityContext
-
-CONVERSATION_IDLE: Final = kind_of(ev.ConversationIdle)
-SPAN_COMPLETED: Final = kind_of(ev.SpanCompleted)
 
 
 def task_of_execution(task: WakeTask, execution_id: int) -> WakeTask:
@@ -53,7 +50,7 @@ async def drop_ended_wakes(task: WakeTask, work: PendingWork, ctx: ActivityConte
     assert ctx.journals is not None
     task = task.copy()
     cancelled = task.pop("cancelled_wakes", [])
-    unclosed = await _find_unclosed(ctx.journals, ctx.instance_id, cancelled)
+    unclosed = await _find_unclosed(task, work, cancelled, ctx)
     if task.get("was_parked") and not work.inputs:
         unclosed = [each for each in unclosed if each != cancelled[0]]
     if unclosed:
@@ -63,16 +60,22 @@ async def drop_ended_wakes(task: WakeTask, work: PendingWork, ctx: ActivityConte
     return task
 
 
-async def _find_unclosed(journals: JournalAccess, session_id: str, wakes: Sequence[str]) -> list[str]:
+async def _find_unclosed(
+    task: WakeTask, work: PendingWork, cancelled: Sequence[str], ctx: ActivityContext
+) -> list[str]:
     """The cancelled wakes whose trace is open."""
+    assert ctx.journals is not None
+    if not cancelled:
+        return []
+    known = min(task.get("processed", 0), work.processed)  # their entries are behind it
+    ends = all_wakes(ctx.journals.wakes, ctx.instance_id, known)
+    outcomes = {each.wake_id: each.outcome async for each in ends}
     unclosed: list[str] = []
-    for wake in wakes:
-        ends = (CONVERSATION_IDLE, SPAN_COMPLETED)
-        query = JournalQuery(session_id=session_id, wake_id=wake, kinds=ends, newest_first=True, limit=1)
-        page = await journals.read(query)
-        if page is not None and page.entries:
+    for wake in cancelled:
+        outcome = outcomes.get(wake)
+        if outcome is not None:
             unclosed.clear()  # its commit has closed the traces of the wakes before
-        if page is None or not page.entries or page.entries[0].kind != CONVERSATION_IDLE:
+        if outcome in {None, "retried"}:
             unclosed.append(wake)
     return unclosed
 

@@ -23,11 +23,11 @@ from pydantic_core import from_json, to_json
 
 from affinity import errors
 from affinity.conversation.events import AgentMessage, Content, JournalEntry, UserMessage, text_of
-from affinity.conversation.follow import SPAN_COMPLETED, entries_removed
+from affinity.conversation.follow import entries_removed
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind
 from affinity.conversation.past_requests import requests_at
-from affinity.conversation.reading import all_entries
-from affinity.conversation.transfer import Imported, entry_line, lineage_lines, record_line
+from affinity.conversation.reading import all_entries, all_wakes
+from affinity.conversation.transfer import Imported, entry_line, lineage_lines, record_line, wake_line
 from affinity.conversation.usage import Share, Spent, Tally, extras_of, spent_before, total_of, united
 from affinity.journal import (
     CreationResult,
@@ -37,6 +37,7 @@ from affinity.journal import (
     JournalPage,
     JournalQuery,
     JournalRange,
+    JournalWake,
     LineageKind,
     NewEntry,
 )
@@ -93,6 +94,12 @@ class LineageReads(Protocol):
 
     def lineage(self, session_id: str, /) -> Awaitable[Sequence[JournalLineage]]:
         """A journal and its ancestors."""
+        ...
+
+    def wakes(
+        self, session_id: str, /, after: int = 0, *, newest_first: bool = False, limit: int = MAX_PAGE
+    ) -> Awaitable[Sequence[JournalWake]]:
+        """How wakes of a journal have ended."""
         ...
 
 
@@ -263,6 +270,9 @@ class CreationPlanner:
             yield line
         if record is not None:
             yield record_line(record)
+        async for wake in all_wakes(self._reads.wakes, source):
+            if wake.seq <= page.last_seq:
+                yield wake_line(wake)
         head, after, more = page, 0, True
         while more:
             query = JournalQuery(session_id=source, after=after, before=head.last_seq + 1, limit=MAX_PAGE)
@@ -293,6 +303,8 @@ class CreationPlanner:
             lineage="import",
             home=None,
             parents=[],
+            processed=found.processed,
+            wakes=found.wakes,
             entries=found.entries if is_kept else [replace(each, recorded_at=None) for each in found.entries],
             state=state,
             state_times=found.times if is_kept else None,
@@ -362,19 +374,21 @@ class CreationPlanner:
 
     async def _snapshot(self, source: str) -> tuple[SessionRecord | None, JournalPage]:
         """The record of a conversation, and a page of its journal that ends with the entries that it was made from."""
-        query = JournalQuery(session_id=source, kinds=[SPAN_COMPLETED], newest_first=True, limit=1)
-        before = await self.page(query)
+        before = await self._last_wake(source)
         for _ in range(SNAPSHOTS):
             record = await self._records.load(source)
-            page = await self.page(query)
-            is_whole = page.entries or not page.more  # else, pages that were read with it have taken all the bytes
-            if is_whole and _last_wake(page) == _last_wake(before):  # only wakes change both
+            page = await self.page(JournalQuery(session_id=source, limit=1))
+            last = await self._last_wake(source)
+            if last == before:  # only wakes change both
                 return record, page
-            before = page
+            before = last
         raise errors.Contention(
             f"conversation {source!r} ran a wake in each of {SNAPSHOTS} attempts to read its state with its entries: "
             "try again, while it runs less"
         )
+
+    async def _last_wake(self, source: str) -> Sequence[JournalWake]:
+        return await self._reads.wakes(source, newest_first=True, limit=1)
 
     async def _using(self, source: str, state: SessionState | None) -> SessionState | None:
         """A new state, which uses the resources that a conversation uses."""
@@ -444,11 +458,6 @@ def check_creation(creation: JournalCreation, result: CreationResult) -> None:
             raise errors.UnknownConversation(creation.session_id, "its source is deleted")
         case "beyond":
             raise errors.UnknownEntry(creation.session_id, "its source does not have these entries")
-
-
-def _last_wake(page: JournalPage) -> tuple[int, list[int]]:
-    """The journal, and the end of the last wake on a page that has no more than that."""
-    return page.journal_id, [each.seq for each in page.entries]
 
 
 def _home_beside(own: JournalLineage, source: str, beside: bool | None) -> str | None:

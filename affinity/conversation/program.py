@@ -168,7 +168,6 @@ class Program:
     delegations: list[Delegation] = field(default_factory=list)
     delegated: list[str] = field(default_factory=list)
     children: ChildrenDone | None = None
-    status: str | None = None
     signal: DurableFuture[Any] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -178,7 +177,6 @@ class Program:
         self.delegations, self.delegated = start.get("delegations", []), start.get("delegated", [])
         self.cancelled = start.get("cancelled_wakes", [])
         self.children, self.is_due = start.get("children"), start.get("due", False)
-        self.status = "failed" if self.is_failed else None
         self.signal = self.ctx.schedule_wait(SIGNAL)
 
     @property
@@ -333,10 +331,8 @@ class Program:
                 task["delegations"] = self.delegations = outcome["delegations"]
             if "delegated" in outcome:
                 task["delegated"] = self.delegated = outcome["delegated"]
-            self._show("rescheduling")
             if not await self._pause(pause):
                 break
-        self._show(None)
         self.is_due = True
 
     async def _attempt(self, task: WakeTask) -> WakeOutcome | None:
@@ -404,7 +400,6 @@ class Program:
             if is_last:
                 await self.ctx.schedule_timer(CLOSING.delay(attempt))
                 continue
-            self._show("rescheduling")
             self.is_unread = True
             self.wakes += 1  # counts as a wake: an execution has a bounded number
             if not await self._pause(CLOSING.delay(attempt), until_due=True) or self.is_due or self._is_long:
@@ -424,7 +419,6 @@ class Program:
             self.start["home"] = outcome["home"]
         # A signal that came while the wake ran may be of an input that it has processed.
         self.is_due = outcome.get("more", False) or self._has_news(self.processed) or self.is_resumed
-        self._show(None)
 
     def _fail(self, outcome: WakeOutcome) -> None:
         self.next_due = outcome.get("next_due")
@@ -435,7 +429,6 @@ class Program:
         self.is_due = self._has_news(outcome.get("read", self.signalled))
         if "attempt" in outcome:
             self.cancelled = []
-        self._show("failed")
 
     async def _pause(self, seconds: float, *, until_due: bool = False) -> bool:
         """Wait before the next attempt, or until `resume`, or an input; False: interrupted, or terminated."""
@@ -451,9 +444,3 @@ class Program:
         going_on = self.terminated is None and not self.is_interrupted
         self.is_resumed = False
         return going_on
-
-    def _show(self, status: str | None) -> None:
-        """Set the custom status, where it differs from the one before."""
-        if status != self.status:
-            self.status = status
-            self.ctx.set_custom_status(status)

@@ -20,10 +20,11 @@ from affinity.conversation.events import (
     kind_of,
 )
 from affinity.errors import InvalidInput, UnknownConversation, UnknownEntry
-from affinity.journal import Entry, JournalPage, JournalQuery
+from affinity.journal import Entry, JournalPage, JournalQuery, JournalWake
 from affinity.limits import MAX_PAGE, check_id
 
 Read: TypeAlias = Callable[[JournalQuery], Awaitable[JournalPage | None]]
+ReadWakes: TypeAlias = Callable[[str, int], Awaitable[Sequence[JournalWake]]]
 
 DEFAULT_ENTRIES: Final = 100
 
@@ -77,6 +78,14 @@ async def open_delegations(read: Read, session_id: str, after: int, processed: i
         elif each.seq <= processed:
             found.pop(delegation, None)
     return [*found]
+
+
+async def all_wakes(read: ReadWakes, session_id: str, after: int = 0) -> AsyncIterator[JournalWake]:
+    """How all wakes have ended whose last entry is behind ``after``, read page by page."""
+    while page := await read(session_id, after):
+        for each in page:
+            yield each
+        after = page[-1].seq
 
 
 class EntryReader:

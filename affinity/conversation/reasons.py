@@ -36,14 +36,15 @@ async def _between_wakes(
     explainer: Explainer, info: InstanceInfo, outstanding: Outstanding, page: JournalPage
 ) -> Explanation | None:
     """After a wake that has failed, or with inputs that no wake has read."""
-    match info.custom_status:
-        case '"rescheduling"':
+    listed = await explainer.provider.list_journals(JournalFilter(session_id=info.instance_id), 1)
+    match [each.status for each in listed]:
+        case ["rescheduling"]:
             due = await explainer.next_timer(info, outstanding.timers)
             at = "soon" if due is None else f"at {time_text(due)}"
             return explainer.reason(
                 "wake_retrying", f"has a wake that failed, and that runs again {at}", {"due_at": due}
             )
-        case '"failed"':
+        case ["failed"]:
             text = "has a wake that failed for good: the next input, or `affinity conversation resume {}`, tries again"
             return explainer.reason("wake_failed", text.format(info.instance_id))
     return explainer.reason("turn", "waits for a worker to begin its wake") if page.entries else None

@@ -6,18 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Final
+from typing import ClassVar
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from affinity.conversation.events import AgentMessage, EventTypes, JournalEntry, JournalEvent, RequestEvent
-from affinity.conversation.follow import SPAN_COMPLETED, fields_of
+from affinity.conversation.follow import entries_removed
 from affinity.conversation.trace import TRACE_KINDS
-from affinity.errors import WakeFailed
-from affinity.journal import Entry, JournalPage
-
-CONVERSATION_IDLE: Final = "conversation.idle"
-STATUS_CHANGED: Final = "conversation.status_changed"
+from affinity.errors import ConversationTerminated, UnknownEntry, WakeFailed
+from affinity.journal import Entry, JournalPage, JournalWake
+from affinity.provider.contract import FINISHED
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class Reply:
     processed: int
     """The number up to which all inputs are processed."""
     stop_reason: str
-    """Why the wake has ended: see `ConversationIdle`; empty if that is not recorded."""
+    """Why the wake has ended: see `ConversationIdle`."""
     _entries: Sequence[Entry] = field(repr=False)
     _types: EventTypes = field(repr=False)
 
@@ -80,89 +78,31 @@ class Reply:
         return to_json({name: getattr(self, name) for name in names}).decode()
 
 
-class ReplyReader:
-    """Finds the reply to an input in the pages of its journal: the entries of the first wake that has processed it."""
+def check_awaited(conversation_id: str, seq: int, page: JournalPage, after: int) -> None:
+    """Raise unless the page has the reply to an entry, or one is to come. ``after``: the last entry of it before.
 
-    def __init__(self, conversation_id: str, seq: int, types: EventTypes, *, is_new: bool = True) -> None:
-        """``is_new``: the input was appended just now; otherwise its own entry is read too."""
-        self.position: int = seq if is_new else max(seq - 1, 0)
-        """Up to where entries are read."""
-        self.is_input = True if is_new else None
-        """False: the entry is none, or was processed before it became one of this journal. None: it was not read."""
-        self.failure: WakeFailed | None = None
-        """Of the last wake that was to process the input, if it has failed for good, and none is to try again."""
-        self._conversation_id = conversation_id
-        self._seq = seq
-        self._types = types
-        self._wake: list[Entry] = []  # entries of the last wake so far: the entries of a wake stand together
-        self._span: dict[str, Any] = {}  # the end of that wake; none of one that a merge has copied
-        self._inputs = {seq} if is_new else set[int]()  # numbers of the inputs that were read
-
-    def read(self, page: JournalPage) -> Reply | None:
-        """The reply, if the page completes it."""
-        for entry in page.entries:
-            if self._wake and entry.wake_id != self._wake[0].wake_id:
-                if self._is_reply():
-                    return self._reply()
-                if entry.wake_id is not None:  # an input may come between two parts of a wake
-                    self._wake, self._span = [], {}
-            self.position = entry.seq
-            if entry.is_input:
-                self._inputs.add(entry.seq)
-            if entry.seq == self._seq:
-                self.is_input = entry.is_input
-            elif entry.wake_id is not None:
-                self._add(entry)
-            elif entry.is_input or _is_resumed(entry):  # a later wake tries again
-                self.failure = None
-        return self._reply() if not page.more and self._is_reply() else None
-
-    def _add(self, entry: Entry) -> None:
-        self._wake.append(entry)
-        if entry.is_copied:
-            return
-        if entry.kind == SPAN_COMPLETED:
-            fields = fields_of(entry)
-            if fields.get("processed") is not None:
-                self._span = fields
-        elif entry.kind == CONVERSATION_IDLE and self._concerns("read"):
-            self.failure = failure_of(self._conversation_id, entry)
-
-    def _is_reply(self) -> bool:
-        # An imported conversation's own wakes process its new inputs; imported wakes have processed the others.
-        is_of_same = self.is_input is None or (self._span.get("processed") in self._inputs) == self.is_input
-        return is_of_same and self._concerns("processed")
-
-    def _concerns(self, name: str) -> bool:
-        """Whether the wake has read (``read``) or processed (``processed``) the input, as far as is recorded.
-
-        Not so in a fork that was cut between the input and its reply.
-        """
-        last, base = self._span.get(name), self._span.get("base")
-        return bool(self._span) and (last is None or last >= self._seq) and (base is None or base < self._seq)
-
-    def _reply(self) -> Reply:
-        idle = next((each for each in reversed(self._wake) if each.kind == CONVERSATION_IDLE), None)
-        return Reply(
-            conversation_id=self._conversation_id,
-            seq=self._seq,
-            wake_id=self._wake[0].wake_id or "",
-            processed=self._span["processed"],
-            stop_reason="" if idle is None else fields_of(idle).get("stop_reason", ""),
-            _entries=self._wake,
-            _types=self._types,
-        )
+    Raises:
+        UnknownEntry, EntriesRemoved, WakeFailed, ConversationTerminated: see `ConversationHandle.reply`.
+    """
+    wake = page.wake
+    if page.last_seq < seq:
+        raise UnknownEntry(conversation_id, f"its journal has no entry {seq}")
+    if page.first_seq > max(after, seq) + 1:
+        raise entries_removed(conversation_id, max(after, seq), page.first_seq)
+    if not page.is_input:
+        text = f"the reply to entry {seq}, if it is an input, is in one that it was made from"
+        raise UnknownEntry(conversation_id, text)
+    if page.processed >= seq:
+        if wake is None:
+            raise UnknownEntry(conversation_id, f"it was forked before the reply to entry {seq}")
+        return
+    if wake is not None and wake.outcome == "failed":
+        raise failure_of(conversation_id, wake)
+    if page.closed or page.instance_status in {None, *FINISHED}:
+        raise ConversationTerminated(conversation_id, f"entry {seq} was not processed before its end")
 
 
-def _is_resumed(entry: Entry) -> bool:
-    """Whether `ConversationHandle.resume` has written the entry."""
-    return entry.kind == STATUS_CHANGED and fields_of(entry).get("status") == "running"
-
-
-def failure_of(conversation_id: str, entry: Entry) -> WakeFailed | None:
-    """The error of a wake with this last entry; None: it has not failed."""
-    idle = fields_of(entry)
-    if idle.get("stop_reason") != "failed":
-        return None
-    error = idle.get("error") or {}
-    return WakeFailed(conversation_id, error.get("type", ""), error.get("message", ""), error.get("stack", ""))
+def failure_of(conversation_id: str, wake: JournalWake) -> WakeFailed:
+    """The error of a wake that has failed."""
+    error = from_json(wake.error or "{}")
+    return WakeFailed(conversation_id, *[error.get(name, "") for name in ("type", "message", "stack")])

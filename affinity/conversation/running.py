@@ -37,6 +37,7 @@ from affinity.conversation.wake_parts import WakeInputs, WakeParts, handling
 from affinity.conversation.writing import WakeWriting, end_of_delegation
 from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict
 from affinity.journal import (
+    EndOutcome,
     Entry,
     HomeLease,
     JournalAccess,
@@ -45,6 +46,7 @@ from affinity.journal import (
     JournalQuery,
     NewEntry,
     PendingWork,
+    WakeEnd,
 )
 from affinity.limits import MAX_BATCH_BYTES, MAX_PAGE, MAX_STEP_CHILDREN, MAX_WAKE_ENTRIES
 from affinity.orchestration import ActivityContext, RetryPolicy
@@ -440,7 +442,7 @@ class _Attempt(Generic[S]):
         self._count_delegated(wake)
         await self._count_cycles(reason)
         reason = self._stop_reason(wake)  # without the revisits that these have ended
-        self._close(self.read)
+        self._close("done", reason=reason)
         requests = {"requests": [each.request_id for each in wake.requests]} if wake.requests else {}
         self.writing.record("conversation.idle", {"stop_reason": reason, **requests})
         self.ctx.enlist(self.writing)
@@ -548,7 +550,7 @@ class _Attempt(Generic[S]):
         return pause
 
     def _close_trace(self, error: ev.SpanError, pause: float | None) -> WakeOutcome:
-        self._close(self.work.processed, error)
+        self._close("failed" if pause is None else "retried", error)
         if pause is None:
             self.writing.note(ev.ConversationIdle("failed", [each.request_id for each in self.work.requests], error))
             for each in self.delegations:
@@ -581,7 +583,7 @@ class _Attempt(Generic[S]):
         if not (self.writing.appends or self.task.get("cancelled_wakes") or self.work.steps):
             return self._outcome("nothing")
         self.writing.is_over = True
-        self._close(self.work.processed)
+        self._close("done")
         self.ctx.enlist(self.writing)
         return self._outcome("done")
 
@@ -596,11 +598,13 @@ class _Attempt(Generic[S]):
 
     # --
 
-    def _close(self, processed: int, error: ev.SpanError | None = None) -> None:
+    def _close(self, outcome: EndOutcome, error: ev.SpanError | None = None, reason: str = "") -> None:
         """Close the trace."""
         completed = self.trace.completed(self.begun, self.read_at, error)
-        seqs = {"processed": processed, "read": self.read, "base": self.work.processed}
+        seqs = {"processed": self.writing.processed, "read": self.read, "base": self.work.processed}
         self.writing.record("span.completed", completed | seqs)
+        text = None if error is None else error.model_dump_json()
+        self.writing.end = WakeEnd(outcome=outcome, reason=reason, read=self.read, attempt=self.number, error=text)
 
     def _outcome(self, outcome: str) -> WakeOutcome:
         result = WakeOutcome(outcome=outcome, processed=self.writing.processed)  # type: ignore[typeddict-item]

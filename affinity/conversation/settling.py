@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Final
 
 from affinity.client.journals import Journals
-from affinity.conversation.follow import JournalIdentity, check_timeline, fields_of, has_ended, unknown_conversation
+from affinity.conversation.follow import JournalIdentity, check_timeline, has_ended, unknown_conversation
 from affinity.conversation.reading import all_entries, open_delegations
-from affinity.conversation.reply import CONVERSATION_IDLE, Reply, failure_of
+from affinity.conversation.reply import Reply, failure_of
 from affinity.errors import ConversationTerminated, UnknownConversation
-from affinity.journal import Entry, JournalFilter, JournalPage, JournalQuery
+from affinity.journal import JournalFilter, JournalPage, JournalQuery, JournalWake
 from affinity.limits import MAX_PAGE
 
 _DONE: Final = frozenset({"end_turn", "truncated"})
@@ -32,21 +32,19 @@ async def settled_reply(journals: Journals, reply: Reply, journal: JournalIdenti
         TimelineChanged: the database may have lost what the conversation had.
     """
     me = reply.conversation_id
-    asked = journals.read(JournalQuery(session_id=me, kinds=(CONVERSATION_IDLE,), newest_first=True, limit=1))
-    inputs = await journals.read(JournalQuery(session_id=me, pending=True, limit=1))
-    page = await asked
+    last = next(iter(await journals.wakes(me, newest_first=True, limit=1)), None)  # None: retention has removed it
+    page = await journals.read(JournalQuery(session_id=me, pending=True, limit=1))
     check_timeline(journals, me, journal.timeline)
-    if page is None or inputs is None:
+    if page is None:
         raise unknown_conversation(me)
     if page.journal_id != journal.journal_id:
         raise UnknownConversation(me, "it was deleted, and another one has its id")
-    last = next(iter(page.entries), None)  # None: retention has removed it
-    if last is not None and last.seq == page.last_seq and (failure := failure_of(me, last)) is not None:
-        raise failure
-    reason = reply.stop_reason if last is None else fields_of(last).get("stop_reason", "")
-    has_inputs = bool(inputs.entries) or inputs.processed != page.processed
+    if last is not None and last.outcome == "failed" and last.seq == page.last_seq:
+        raise failure_of(me, last)
+    reason, processed = (reply.stop_reason, page.processed) if last is None else (last.reason, last.processed)
+    has_inputs = bool(page.entries) or processed != page.processed  # another wake has ended since
     if reason in _DONE and not has_inputs and not await _has_open_delegations(journals, me, page):
-        return reply if last is None else await _reply_of(journals, reply, last, page)
+        return reply if last is None else await _reply_of(journals, reply, last)
     if page.closed or has_ended(page):
         raise ConversationTerminated(me, "it has ended with work left")
     return None
@@ -61,11 +59,11 @@ async def _has_open_delegations(journals: Journals, me: str, page: JournalPage) 
     return bool(await open_delegations(journals.read, me, base, page.processed))
 
 
-async def _reply_of(journals: Journals, reply: Reply, last: Entry, page: JournalPage) -> Reply:
-    """The reply of the wake with this last entry."""
-    if last.wake_id is None or last.wake_id == reply.wake_id:
+async def _reply_of(journals: Journals, reply: Reply, wake: JournalWake) -> Reply:
+    """The reply of another wake."""
+    if wake.wake_id == reply.wake_id:
         return reply
-    query = JournalQuery(session_id=reply.conversation_id, wake_id=last.wake_id, limit=MAX_PAGE)
+    query = JournalQuery(session_id=reply.conversation_id, wake_id=wake.wake_id, limit=MAX_PAGE)
     entries = [each async for each in all_entries(journals.read, query)]
-    reason = fields_of(last).get("stop_reason", "")
-    return replace(reply, wake_id=last.wake_id, processed=page.processed, stop_reason=reason, _entries=entries)
+    about = {"wake_id": wake.wake_id, "processed": wake.processed, "stop_reason": wake.reason}
+    return replace(reply, **about, _entries=entries)

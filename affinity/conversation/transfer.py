@@ -1,15 +1,17 @@
 """Export and import of conversations: one JSON object a line.
 
 The first line is the conversation (``conversation``), then come its ancestors, nearest first (``ancestor``), its record
-of state (``record``, as `affinity.session.transfer` has it), and its entries, oldest first (``entry``).
+of state (``record``, as `affinity.session.transfer` has it), its ended wakes (``wake``) and its entries (``entry``),
+oldest first.
 
 An import makes a conversation with these entries, numbered from 1, and this state. It has no parents; the lineage that
-it had, as far as its nearest ancestors, is kept in its extras. Requests and revisits are not exported. When the export
-does not begin with entry 1, the numbers of inputs in the spans of wakes are changed as the numbers of the entries.
+it had, as far as its nearest ancestors, is kept in its extras. Requests and revisits are not exported. Numbers in
+payloads, such as in the spans of wakes, stay the numbers of the exported conversation.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,9 +21,8 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, JsonV
 from pydantic_core import from_json, to_json
 
 from affinity.conversation.events import check_kind
-from affinity.conversation.follow import SPAN_COMPLETED
 from affinity.errors import InvalidInput, problem_of
-from affinity.journal import Entry, JournalLineage, JournalPage, NewEntry
+from affinity.journal import EndOutcome, Entry, JournalLineage, JournalPage, JournalWake, NewEntry
 from affinity.limits import check_depth, check_id, check_payload
 from affinity.records import RecordTimes, SessionRecord, SessionState
 from affinity.session.transfer import Time, line_of, read_line
@@ -34,9 +35,6 @@ _MOST: Final = 20
 """Ancestors whose ids an import keeps in the extras, which are bounded."""
 
 _KEPT: Final = {"conversation_id", "journal_id", "lineage", "operator", "distance", "created_at", "last_seq"}
-
-_SEQS: Final = ("processed", "read", "base")
-"""Fields of the end of a wake that are numbers of entries."""
 
 _Id = Annotated[str, AfterValidator(partial(check_id, what="it"))]
 
@@ -78,8 +76,23 @@ class _Entry(BaseModel):
     event_id: _Id | None = None
     wake_id: _Id | None = None
     is_input: bool = False
-    is_copied: bool = False  # by a merge
     recorded_at: Time
+
+
+class _Wake(BaseModel):
+    """How a wake has ended: see `JournalWake`."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
+
+    seq: int
+    wake_id: _Id
+    base: int
+    read: int
+    processed: int
+    outcome: EndOutcome
+    reason: str
+    attempt: int
+    error: str | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,7 +104,8 @@ class Imported:
     record: SessionState | None = None
     times: RecordTimes | None = None  # of the record
     entries: list[NewEntry] = field(default_factory=list)
-    last_seq: int = 0
+    seqs: list[int] = field(default_factory=list)  # numbers of the entries in the export
+    ended: dict[int, _Wake] = field(default_factory=dict)
     event_ids: set[str] = field(default_factory=set)
 
     @property
@@ -103,8 +117,31 @@ class Imported:
         usage = self.conversation.model_dump(mode="json", include={"usage", "usage_by_writer"})
         return {**self.conversation.extras, "exported": nodes, **usage}
 
+    @property
+    def last_seq(self) -> int:
+        """Number of the last entry in the export."""
+        return self.seqs[-1] if self.seqs else 0
+
+    @property
+    def processed(self) -> int:
+        """The watermark."""
+        return bisect_right(self.seqs, self.conversation.processed)
+
+    @property
+    def wakes(self) -> list[JournalWake]:
+        """How the wakes have ended whose last entry is there, with the numbers that their entries have now."""
+        place = partial(bisect_right, self.seqs)
+        return [
+            JournalWake(
+                *(place(seq), each.wake_id, place(each.base), place(each.read), place(each.processed)),
+                *(each.outcome, each.reason, each.attempt, each.error),
+            )
+            for seq in self.seqs
+            if (each := self.ended.get(seq)) is not None
+        ]
+
     def add(self, entry: _Entry) -> None:
-        """Add an entry behind the others; an input that was processed is none any more.
+        """Add an entry behind the others.
 
         Raises:
             ValueError: it does not belong there, or is too large.
@@ -113,17 +150,16 @@ class Imported:
             raise ValueError(f"entry {entry.seq} comes behind entry {self.last_seq}")
         if entry.event_id in self.event_ids:
             raise ValueError(f"the event id {entry.event_id!r} comes twice")
-        self.last_seq = entry.seq
+        self.seqs.append(entry.seq)
         self.event_ids.update([] if entry.event_id is None else [entry.event_id])
-        moved = len(self.entries) + 1 - entry.seq
-        payload = to_json(_moved(entry, moved)).decode()
+        payload = to_json(entry.payload).decode()
         self.entries.append(
             NewEntry(
                 kind=entry.kind,
                 payload=check_payload(check_depth(payload, "it"), "it"),
                 event_id=entry.event_id,
                 wake_id=entry.wake_id,
-                is_input=entry.is_input and entry.seq > self.conversation.processed,
+                is_input=entry.is_input,
                 recorded_at=entry.recorded_at,
             )
         )
@@ -143,6 +179,11 @@ def record_line(record: SessionRecord) -> str:
     return f'{{"record":{line_of(record)}}}'
 
 
+def wake_line(wake: JournalWake) -> str:
+    """The line of an ended wake."""
+    return _line("wake", wake._asdict())
+
+
 def entry_line(entry: Entry) -> str:
     """The line of an entry."""
     about = {
@@ -152,7 +193,6 @@ def entry_line(entry: Entry) -> str:
         "wake_id": entry.wake_id,
         "is_input": entry.is_input,
         "recorded_at": entry.recorded_at,
-        **({"is_copied": True} if entry.is_copied else {}),
     }
     return f'{{"entry":{to_json(about).decode()[:-1]},"payload":{entry.payload}}}}}'
 
@@ -194,23 +234,14 @@ def _take(found: Imported | None, number: int, line: str | bytes) -> Imported:
         found.ancestors.append(_Node.model_validate(value))
     elif what == "record":
         found.record, found.times = read_line(number, to_json(value))
+    elif what == "wake":
+        wake = _Wake.model_validate(value)
+        found.ended[wake.seq] = wake
     elif what == "entry":
         found.add(_Entry.model_validate(value))
     else:
         raise ValueError(f"{what!r} is not expected here")
     return found
-
-
-def _moved(entry: _Entry, by: int) -> dict[str, JsonValue]:
-    """The payload of an entry whose number changes by so many: the end of a wake names numbers of inputs.
-
-    An entry that a merge has copied loses them: they were numbers of another conversation.
-    """
-    if entry.kind != SPAN_COMPLETED:
-        return entry.payload
-    names = [] if entry.is_copied else _SEQS
-    seqs = {name: seq + by for name in names if isinstance(seq := entry.payload.get(name), int)}
-    return {name: value for name, value in entry.payload.items() if name not in _SEQS} | seqs
 
 
 def _node(row: JournalLineage) -> dict[str, Any]:

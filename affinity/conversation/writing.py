@@ -22,6 +22,7 @@ from affinity.journal import (
     NewRevisit,
     PendingWork,
     Step,
+    WakeEnd,
 )
 from affinity.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
 
@@ -70,6 +71,8 @@ class WakeWriting:
     """They commit with the next part."""
     held: list[NewEntry] = field(default_factory=list)
     """Entries that only the end of the wake may commit."""
+    end: WakeEnd | None = None
+    """How the attempt has ended."""
     is_over: bool = False
     """The wake has come to its end: its steps are of no use any more."""
     lost: BaseException | None = None
@@ -227,6 +230,7 @@ class WakeWriting:
             home=self.home,
             clear_stream=True,
             attempt=self.attempt,
+            end=self.end,
             clear_steps=self.is_over and (self.has_parts or bool(self.work.steps)),
         )
         return self._write

@@ -15,11 +15,12 @@ from affinity.journal import (
     JournalLineage,
     JournalPage,
     JournalQuery,
+    JournalWake,
     JournalWrite,
     PendingWork,
     StreamPart,
 )
-from affinity.limits import MAX_BATCH
+from affinity.limits import MAX_BATCH, MAX_PAGE
 from affinity.worker.services import WorkerServices
 
 READ_AHEAD_SECONDS: Final = 0.25
@@ -86,6 +87,13 @@ class WorkerJournals:
         """A page of a journal."""
         (page,) = await self._retry(partial(self._provider.read_journal, [query]))
         return page
+
+    async def wakes(
+        self, session_id: str, after: int = 0, *, newest_first: bool = False, limit: int = MAX_PAGE
+    ) -> Sequence[JournalWake]:
+        """How wakes of a journal have ended."""
+        get = self._provider.get_wakes
+        return await self._retry(partial(get, session_id, after=after, newest_first=newest_first, limit=limit))
 
     async def list(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
         """One page of journals."""

@@ -40,7 +40,7 @@ from affinity.errors import (
     WaitTimeout,
     WakeFailed,
 )
-from affinity.journal import JournalWrite, NewEntry, NewRequest, StreamPart
+from affinity.journal import JournalWrite, NewEntry, NewRequest, StreamPart, WakeEnd
 from affinity.provider.contract import Provider
 from tests.client.conftest import Puppet
 
@@ -90,6 +90,12 @@ class Agent:
             ],
             clear_stream=True,
             attempt=1,
+            end=WakeEnd(
+                outcome="failed" if fails else "done",
+                reason=idle.stop_reason,
+                read=read,
+                error=None if error is None else error.model_dump_json(),
+            ),
         )
         await self.puppet.write(write)
         await self.journals.notify_journals(["chat-7"])

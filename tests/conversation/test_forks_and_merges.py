@@ -435,8 +435,8 @@ async def test_content_state_and_lineage_go_together(url: str) -> None:
         assert itself.lineage == "import"
         assert [(node["conversation_id"], node["operator"]) for node in exported] == [("b", "try"), ("a", "")]
         assert await say(copy, "three") == "re: three"
-    assert heads[:3] == ["conversation", "ancestor", "record"]
-    assert set(heads[3:]) == {"entry"}
+    assert heads[:5] == ["conversation", "ancestor", "record", "wake", "wake"]
+    assert set(heads[5:]) == {"entry"}
 
 
 def with_fields(line: str, **fields: Any) -> str:

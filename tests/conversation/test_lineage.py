@@ -301,7 +301,7 @@ async def test_an_export_that_retention_overtakes_fails(url: str) -> None:
         assert "record" in await anext(lines)
         assert await found.client.prune_conversations(max_entries=1)
         with pytest.raises(EntriesRemoved):
-            await anext(lines)
+            [line async for line in lines]
 
 
 async def test_an_export_that_was_changed_is_refused(idle: Stage) -> None:

@@ -13,9 +13,9 @@ import pytest
 from affinity.conversation import AgentMessage, JournalEntry, Retracted, Streamed, ToolConfirmation
 from affinity.conversation.events import EventTypes
 from affinity.conversation.follow import FeedItem, FeedPosition, PageReader, read_position
-from affinity.conversation.reply import ReplyReader
-from affinity.errors import InvalidInput
-from affinity.journal import Entry, JournalPage, StreamCursor, StreamPart
+from affinity.conversation.reply import Reply, check_awaited
+from affinity.errors import ConversationTerminated, EntriesRemoved, InvalidInput, UnknownEntry, WakeFailed
+from affinity.journal import Entry, JournalPage, JournalWake, StreamCursor, StreamPart
 
 TYPES = EventTypes()
 AT = datetime(2026, 11, 23, tzinfo=UTC)
@@ -160,46 +160,54 @@ def test_a_position_is_checked(text: str) -> None:
         read_position(text)
 
 
-def test_the_reply_is_that_of_the_first_wake_that_has_processed_the_input() -> None:
-    reader = ReplyReader("s", 3, TYPES)
-    early, right = wake(4, "w1", processed=2, text="early"), wake(9, "w2", processed=3, text="right")
-    late = wake(13, "w3", processed=8, text="late")
-    assert reader.read(page([*early, entry(8, "user.message", content="next")])) is None
-    reply = reader.read(page([*right, *late], more=True))
-    assert reply is not None
-    assert (reply.wake_id, reply.text, reply.stop_reason, reply.requires_action) == ("w2", "right", "end_turn", False)
-    assert [each.seq for each in reply.entries] == [9, 10, 11, 12]
-    assert reply.events == [AgentMessage("right")]
+def reply(entries: Sequence[Entry], reason: str = "end_turn") -> Reply:
+    return Reply("s", 1, "w1", 1, reason, entries, TYPES)
 
 
-def test_a_reply_in_two_pages_is_whole() -> None:
-    reader = ReplyReader("s", 1, TYPES)
-    entries = wake(2, "w1", processed=1, text="text")
-    assert reader.read(page(entries[:3], more=True)) is None
-    assert reader.position == 4
-    reply = reader.read(page(entries[3:]))
-    assert reply is not None
-    assert (len(reply.entries), reply.text) == (4, "text")
+def test_a_reply_is_read_from_its_entries() -> None:
+    found = reply(wake(2, "w1", processed=1, text="right"))
+    assert (found.text, found.stop_reason, found.requires_action) == ("right", "end_turn", False)
+    assert [each.seq for each in found.entries] == [2, 3, 4, 5]
+    assert found.events == [AgentMessage("right")]
+    assert (reply([]).text, reply([]).events) == ("", [])
 
 
 def test_a_reply_has_the_requests_of_the_wake() -> None:
     first, second, third, _ = wake(2, "w1", processed=1, text="may I?")
     request = entry(4, "agent.tool_confirmation", "w1", tool="refund", request_id="r1")
     idle = entry(6, "conversation.idle", "w1", stop_reason="requires_action", requests=["r1"])
-    reply = ReplyReader("s", 1, TYPES).read(page([first, second, request, third._replace(seq=5), idle]))
-    assert reply is not None
-    assert reply.requires_action
-    assert reply.requests == [ToolConfirmation("refund", request_id="r1")]
+    found = reply([first, second, request, third._replace(seq=5), idle], "requires_action")
+    assert found.requires_action
+    assert found.requests == [ToolConfirmation("refund", request_id="r1")]
 
 
-def test_a_wake_that_failed_for_good_concerns_senders_whose_input_it_had() -> None:
-    failed = wake(4, "w1", processed=0, read=2)
-    reader, later = ReplyReader("s", 2, TYPES), ReplyReader("s", 3, TYPES)
-    assert reader.read(page(failed)) is None
-    assert later.read(page(failed)) is None
-    assert reader.failure is not None
-    assert (reader.failure.error_type, reader.failure.message) == ("OSError", "no")
-    assert later.failure is None
+def test_a_wake_that_failed_for_good_is_raised() -> None:
+    error = '{"type": "OSError", "message": "no"}'
+    failed = JournalWake(5, "w1", 1, 3, 1, "failed", "", 1, error)
+    now = replace(page(), wake=failed, processed=1, last_seq=5)
+    with pytest.raises(WakeFailed, match="no") as caught:
+        check_awaited("s", 2, now, 0)
+    assert caught.value.error_type == "OSError"
+    check_awaited("s", 2, replace(now, wake=failed._replace(outcome="retried")), 0)
+
+
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ({"last_seq": 1}, UnknownEntry),
+        ({"first_seq": 4}, EntriesRemoved),
+        ({"is_input": False}, UnknownEntry),
+        ({"processed": 2}, UnknownEntry),
+        ({"closed": True}, ConversationTerminated),
+        ({"instance_status": None}, ConversationTerminated),
+        ({"instance_status": "cancelled"}, ConversationTerminated),
+    ],
+)
+def test_what_no_wake_will_process_is_not_waited_for(where: dict[str, Any], error: type[Exception]) -> None:
+    waiting = replace(page(), last_seq=3)
+    check_awaited("s", 2, waiting, 0)
+    with pytest.raises(error):
+        check_awaited("s", 2, replace(waiting, **where), 0)
 
 
 def test_retracted_and_streamed_have_a_form_for_server_sent_events() -> None:

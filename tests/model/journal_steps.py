@@ -17,6 +17,7 @@ from affinity.journal import (
     NewRequest,
     NewRevisit,
     PendingWork,
+    WakeEnd,
 )
 from tests.model import steps as do
 from tests.model.cluster_state import NAMES, ClusterState, SimulatedWorker, expect
@@ -105,6 +106,7 @@ class JournalSteps(ClusterState):
                 base=work.processed,
                 processed=max([work.processed, *inputs]),
                 wake_id=self._tag("wake"),
+                end=WakeEnd(read=max([work.processed, *inputs])),
                 entries=entries,
                 requests=[
                     NewRequest(request_id=each, kind="confirm", payload="1", expires_in=expires_in) for each in asks
@@ -144,6 +146,7 @@ class JournalSteps(ClusterState):
             found = (page.processed, page.last_seq, page.closed, [(e.seq, e.payload) for e in page.entries])
             recorded = [(entry.seq, entry.text) for entry in journal.entries]
             expect(f"journal of {name}", found, (journal.processed, journal.last_seq, journal.closed, recorded))
+            expect(f"wakes of {name}", await self.provider.get_wakes(name, limit=MANY), journal.wakes)
             expect(f"revisits of {name}", {one.key for one in work.revisits}, set(journal.revisits))
 
 

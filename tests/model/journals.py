@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from affinity.journal import JournalAppend, JournalWrite, NewEntry
+from affinity.journal import JournalAppend, JournalWake, JournalWrite, NewEntry
 
 
 @dataclass
@@ -39,6 +39,7 @@ class ModelJournal:
     dropped: int = 0
     closed: bool = False
     entries: list[ModelEntry] = field(default_factory=list)  # the kept ones
+    wakes: list[JournalWake] = field(default_factory=list)  # the kept ones
     requests: dict[str, ModelRequest] = field(default_factory=dict)
     revisits: dict[str, float] = field(default_factory=dict)  # when they are due
 
@@ -80,6 +81,9 @@ class ModelJournal:
         for entry in write.entries:
             self.add(entry)
         self.processed = write.processed
+        if (end := write.end) is not None:
+            ended = (write.base, end.read, write.processed, end.outcome, end.reason, end.attempt, end.error)
+            self.wakes.append(JournalWake(self.last_seq, write.wake_id, *ended))
         for name in write.ended_requests:
             self.requests.pop(name, None)
         for key in write.ended_revisits:
@@ -98,4 +102,5 @@ class ModelJournal:
         end = min([*kept, self.last_seq - most + 1])
         before = len(self.entries)
         self.entries = [entry for entry in self.entries if entry.seq >= end]
+        self.wakes = [wake for wake in self.wakes if wake.seq >= end]
         return before - len(self.entries)

@@ -179,7 +179,7 @@ def _journals(db: Tables) -> Iterator[str]:
             if db.is_live(row["session_id"]) and not db.is_suspended(row["session_id"]):
                 yield f"{me!r} is closed, and its instance is {db.instances[row['session_id']]['status']}"
         elif waiting := [*db.waiting_inputs(row)]:
-            yield from (f"{me!r}: {waiting} wait: {each}" for each in _unheard(db, row["session_id"]))
+            yield from (f"{me!r}: {waiting} wait: {each}" for each in _unheard(db, row))
 
 
 def _wrong_numbers(db: Tables, row: Row) -> Iterator[str]:
@@ -196,8 +196,9 @@ def _wrong_numbers(db: Tables, row: Row) -> Iterator[str]:
         yield f"has processed {row['processed']} of {first} to {last}"
 
 
-def _unheard(db: Tables, me: str) -> Iterator[str]:
+def _unheard(db: Tables, journal: Row) -> Iterator[str]:
     """Why no wake will process the inputs of a conversation."""
+    me = journal["session_id"]
     instance = db.instances.get(me)
     if instance is None or instance["status"] == "cancelled":
         return  # by an operator; once it is deleted, the next input begins another one
@@ -205,8 +206,14 @@ def _unheard(db: Tables, me: str) -> Iterator[str]:
         yield f"the instance is {instance['status']}"
     elif instance["status"] != "suspended" and db.workers and instance["unknown_since"] is None:
         queued = [row for row in db.rows["worker_queue"] if row["instance_id"] == me]
-        if not queued and instance["custom_status"] not in {'"failed"', '"rescheduling"'}:
-            yield f"nothing will wake it ({instance['custom_status']})"
+        if not queued and (outcome := _last_outcome(db, journal["journal_id"])) not in {"failed", "retried"}:
+            yield f"nothing will wake it, whose last wake is {outcome}"
+
+
+def _last_outcome(db: Tables, journal_id: int) -> str | None:
+    """How its last wake has ended."""
+    wakes = {row["seq"]: row["outcome"] for row in db.rows["journal_wakes"] if row["journal_id"] == journal_id}
+    return wakes[max(wakes)] if wakes else None
 
 
 @RULES.of("journal_entries")
@@ -217,6 +224,22 @@ def _journal_entries(db: Tables) -> Iterator[str]:
             yield f"{row['journal_id']}/{row['seq']} is of no journal"
         if (row["origin_id"] is None) != (row["origin_seq"] is None):
             yield f"{row['journal_id']}/{row['seq']} comes from {row['origin_id']}/{row['origin_seq']}"
+
+
+@RULES.of("journal_wakes")
+def _journal_wakes(db: Tables) -> Iterator[str]:
+    """Its last entry is there; it begins at a watermark that the wakes before it have reached, and has read on."""
+    marks: dict[int, int] = {}
+    for row in sorted(db.rows["journal_wakes"], key=lambda row: (row["journal_id"], row["seq"])):
+        journal_id, base, read, processed = (row[name] for name in ("journal_id", "base", "read", "processed"))
+        entry = db.entries[journal_id].get(row["seq"])
+        if journal_id not in db.journals or entry is None or entry["wake_id"] != row["wake_id"]:
+            yield f"{journal_id}/{row['seq']}: its last entry is {entry}"
+        elif not marks.get(journal_id, base) <= base <= read < row["seq"] or processed not in {base, read}:
+            yield f"{journal_id}/{row['seq']} has read {base} to {read}, and processed up to {processed}"
+        elif processed > db.journals[journal_id]["processed"]:
+            yield f"{journal_id}/{row['seq']} has processed {processed}, which is behind the watermark"
+        marks[journal_id] = processed
 
 
 def _of_open_journal(db: Tables, row: Row) -> Iterator[str]:
@@ -231,7 +254,7 @@ def _is_stuck(db: Tables, journal_id: int) -> bool:
     instance = db.instances.get(me)
     if not db.workers or instance is None or instance["status"] in {"suspended", *FINISHED}:
         return True
-    return bool(instance["custom_status"] == '"failed"')
+    return _last_outcome(db, journal_id) == "failed"
 
 
 @RULES.of("journal_requests")

@@ -332,6 +332,12 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
         lambda at: at.copy("journal_entries", {}, journal_id=99),
         lambda at: at.change("journal_entries", {}, origin_id=1, origin_seq=None),
     ),
+    "journal_wakes": (
+        lambda at: at.change("journal_wakes", {}, journal_id=99),
+        lambda at: at.change("journal_wakes", {}, wake_id="other"),
+        lambda at: at.change("journal_wakes", {}, base=-1, processed=-2),
+        lambda at: at.change("journal_wakes", {}, read=99, processed=99),
+    ),
     "journal_requests": (
         lambda at: at.change("journal_requests", at.of("ask"), journal_id=99),
         lambda at: at.change("journal_requests", at.of("ask"), seq=99),

@@ -40,7 +40,7 @@ CLIENT_VERBS: Final = frozenset({
     "get_replies", "list_instances", "read_history", "list_sessions",
     "list_workers", "desired_workers", "get_quotas", "read_origins",
     "list_work_items", "list_executions", "list_tree", "measure_queues", "count_instances", "notify_workers",
-    "append_journal", "read_journal", "list_journals", "get_pending",
+    "append_journal", "read_journal", "get_wakes", "list_journals", "get_pending",
     "notify_journals", "get_lineage",
 })  # fmt: skip
 """The verbs that `affinity.Client` needs to start, raise, cancel and read."""

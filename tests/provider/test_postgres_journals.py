@@ -28,11 +28,11 @@ from affinity.journal import (
     NewRevisit,
     StreamCursor,
     StreamPart,
+    WakeEnd,
 )
 from affinity.provider import listing
 from affinity.provider.contract import InstanceUpdate, OrchestrationItem, WorkAck, WorkItem
 from affinity.provider.postgres import PostgresProvider
-from affinity.provider.postgres.journals import _read_any, _read_plain
 from affinity.provider.postgres.streams import _JournalListener, _notices
 from affinity.records import SessionState
 from affinity.testing.conformance.providers.builders import (
@@ -107,6 +107,8 @@ def crowd_journals(admin: psycopg.Connection[Any], crowd: Crowd) -> None:
         f"INSERT INTO journal_revisits SELECT i, 'k', clock(), 0, '', 'null', 'w' FROM generate_series(1, {MANY}) i",
         f"INSERT INTO journal_parents SELECT i, 1, i + 1 FROM generate_series(1, {MANY}) i",
         f"INSERT INTO journal_streams SELECT i, 'w', 1, 1, '1' FROM generate_series(1, {MANY}) i",
+        "INSERT INTO journal_wakes (journal_id, seq, base, read, processed, attempt, outcome, reason, wake_id)"
+        " SELECT journal_id, seq, 0, seq - 1, 0, 1, 'failed', '', coalesce(wake_id, 'w') FROM journal_entries",
         "INSERT INTO journal_steps (journal_id, wake_id, key, arguments, result)"
         f" SELECT i, 'w', 'k', '', '1' FROM generate_series(1, {MANY}) i",
     ):
@@ -157,11 +159,13 @@ async def test_statements_on_journals_read_what_they_need(
                 revisits=[NewRevisit(key="k", delay=60)],
                 appends=[said("t", "from s"), said("child")],
                 clear_stream=True,
+                end=WakeEnd(read=pending.last_seq),
             )
             own = replace(peer, provider=watched)
             assert (
                 await check(partial(own.commit_one, at, journals=[write], work_items=[work_item(at, 1, "s")]))
             ).committed
+            await check_replies(watched, check, pending.last_seq)
             refused = await check(
                 partial(own.commit_one, replace(at, event_count=at.event_count + 1), journals=[write])
             )
@@ -287,40 +291,15 @@ async def check_reads(watched: PostgresProvider, check: Any, last_seq: int) -> N
         (page,) = await check(partial(watched.read_journal, [query]))
         assert len(page.entries) == found, fields
         assert len(page.stream) == (2 if "stream" in fields else 0)
+    for more in ({"after": 50, "limit": 20}, {"newest_first": True, "limit": 20}):
+        assert len(await check(partial(watched.get_wakes, "s", **more))) == 20
 
 
-async def test_plain_pages_equal_pages_of_the_statement_for_all_queries(postgres_migrated: str) -> None:
-    """With any bounds; of a fork, whose page has entries of its base or none, of pruned entries, and of
-    unknown ones.
-    """
-    async with opened(postgres_migrated) as provider:
-        texts = [said("s", entry=NewEntry(kind="note", payload=f'"{"x" * n}"')) for n in range(12)]
-        (first, *_) = await provider.append_journal([*texts, said("t"), said("pruned"), said("pruned")])
-        base = JournalRange(first.journal_id, 6)
-        fork = JournalCreation(
-            session_id="fork", kind="chat", start=start("fork"), lineage="fork", operator="fork", base=base
-        )
-        assert [each.outcome for each in await provider.create_journals([fork])] == ["created"]
-        await provider.append_journal([replace(said("fork"), start=None) for _ in range(3)])
-        with administrator(postgres_migrated) as admin:
-            admin.execute("UPDATE journals SET first_seq = 2 WHERE session_id = 'pruned'")
-            admin.execute("DELETE FROM instances WHERE instance_id = 't'")
-        batches = [
-            [JournalQuery(session_id=name, after=after, before=before, limit=limit) for name in names]
-            for names in (["s"], ["pruned", "s", "none", "t", "s"], ["fork"], ["t", "fork"])
-            for after in (0, 1, 5, 6, 8, 100)
-            for before in (None, 8)
-            for limit in (0, 1, 3, 100)
-        ]
-        plain = 0
-        for queries, most in [(each, most) for each in batches for most in (1, 15, 60, 10_000)]:
-            light = await _read_plain(provider, queries, most)
-            plain += light is not None
-            assert light in (None, await _read_any(provider, queries, most)), (queries, most)
-        assert plain > len(batches)
-        (page,) = await provider.read_journal([JournalQuery(session_id="fork", after=4)])
-        assert page is not None
-        assert [entry.seq for entry in page.entries] == [5, 6, 7, 8, 9]
+async def check_replies(watched: PostgresProvider, check: Any, last: int) -> None:
+    """Of inputs that a wake has processed, the last of them too, and of one that none has."""
+    queries = [JournalQuery(session_id="s", reply_to=seq) for seq in (1, 50_000, last, last + 9)]
+    pages = await check(partial(watched.read_journal, queries))
+    assert [page.wake and page.wake.seq for page in pages] == [*[last + 2] * 3, None]
 
 
 RARE: Final[tuple[dict[str, Any], ...]] = (

@@ -18,6 +18,7 @@ from affinity.journal import (
     JournalPruning,
     JournalQuery,
     JournalRetention,
+    JournalWake,
     PendingWork,
     StreamPart,
 )
@@ -84,6 +85,14 @@ class JournalProvider(ProviderConnection, Protocol):
         """
         ...
 
+    async def get_wakes(
+        self, session_id: str, *, after: int = 0, newest_first: bool = False, limit: int
+    ) -> Sequence[JournalWake]:
+        """The ended wakes of a journal whose last entry is behind ``after``, in order; also of the journals that it
+        continues. Empty: there is none, or no journal. Reads only, by the key.
+        """
+        ...
+
     async def write_stream(self, parts: Sequence[StreamPart]) -> None:
         """Add provisional parts. Parts of other wakes of the journal, and of lower attempts, are removed. Subscribers
         are notified. Parts need not survive a crash of the database.
@@ -118,7 +127,7 @@ class JournalProvider(ProviderConnection, Protocol):
         ...
 
     async def delete_journal(self, session_ids: Sequence[str]) -> Sequence[bool]:
-        """Remove journals with their entries, requests, revisits and streams, but for entries that a fork continues.
+        """Remove journals with their entries, wakes, requests, revisits and streams, but for what a fork continues.
         False: there is none. The instances stay: delete them first.
         """
         ...

@@ -13,7 +13,7 @@ WITH page AS MATERIALIZED (
       AND (%(after_time)s::timestamptz IS NULL OR (j.created_at, j.session_id) < (%(after_time)s, %(after_id)s))
     ORDER BY j.created_at DESC, j.session_id DESC LIMIT %(window)s
 ), counted AS MATERIALIZED (
-    SELECT p.*, i.status AS instance, i.custom_status,
+    SELECT p.*, i.status AS instance, w.outcome AS wake, w.seq AS wake_seq,
         row_number() OVER (ORDER BY p.created_at DESC, p.session_id DESC) AS place,
         CASE WHEN p.processed < p.base_seq
              THEN (SELECT f.seq FROM find_entries(
@@ -26,7 +26,10 @@ WITH page AS MATERIALIZED (
     FROM page p
     -- OFFSET 0: by the key, whatever statistics say of the number of instances.
     LEFT JOIN LATERAL (
-        SELECT n.status, n.custom_status FROM instances n WHERE n.instance_id = p.session_id OFFSET 0) i ON true
+        SELECT n.status FROM instances n WHERE n.instance_id = p.session_id OFFSET 0) i ON true
+    LEFT JOIN LATERAL (
+        SELECT o.outcome, o.seq FROM journal_wakes o WHERE o.journal_id = p.journal_id
+        ORDER BY o.processed DESC, o.seq DESC LIMIT 1) w ON true
 ), judged AS MATERIALIZED (
     SELECT p.*, CASE
         WHEN p.closed OR p.instance IN ('completed', 'failed', 'cancelled') THEN 'terminated'
@@ -34,7 +37,8 @@ WITH page AS MATERIALIZED (
         WHEN p.instance = 'suspended' THEN 'failed'
         -- No EXISTS, for which all of the queue may be read.
         WHEN (SELECT true FROM worker_queue q WHERE q.instance_id = p.session_id LIMIT 1) THEN 'running'
-        WHEN p.custom_status IN ('"failed"', '"rescheduling"') THEN trim('"' FROM p.custom_status)
+        WHEN p.wake = 'failed' AND p.wake_seq = p.last_seq THEN 'failed'
+        WHEN p.wake = 'retried' THEN 'rescheduling'
         WHEN p.pending_from IS NOT NULL THEN 'running'
         WHEN p.requests > 0 THEN 'requires_action'
         ELSE 'idle' END AS status

@@ -114,7 +114,7 @@ def _bounce(place: int, append: JournalAppend, entry: NewEntry) -> Mapping[str, 
 
 def plain_write_values(write: JournalWrite) -> dict[LiteralString, Packed] | None:
     """Its values among the arguments of ``commit_turn``; None for one that does more than that function."""
-    if write.creations or write.home or write.appends or write.is_part or _is_rare(write):
+    if write.end is None or write.creations or write.home or write.appends or _is_rare(write):
         return None
     for entry in write.entries:
         if entry.event_id is not None or entry.is_input or entry.wake_id != write.wake_id:
@@ -130,6 +130,11 @@ def plain_write_values(write: JournalWrite) -> dict[LiteralString, Packed] | Non
         "entry": Texts([entry.payload for entry in write.entries]),
         "size": Int(sum([_bytes(entry.payload) for entry in write.entries])),
         "clear": Bool(write.clear_stream),
+        "outcome": Text(write.end.outcome),
+        "reason": Text(write.end.reason),
+        "read": Int(write.end.read),
+        "number": Int(write.end.attempt),
+        "error": Text(write.end.error),
     }
 
 
@@ -157,6 +162,15 @@ def write_params(writes: Sequence[JournalWrite], also: Collection[str] = ()) -> 
         params["clear"] = Ints(cleared)
     if parts := [n for n, write in enumerate(writes, 1) if write.is_part]:
         params["part"] = Ints(parts)
+    ends = [write.end for write in writes]
+    if any(ends):
+        params |= {
+            "outcome": Texts([end and end.outcome for end in ends]),
+            "reason": Texts([end and end.reason for end in ends]),
+            "read": Ints([end and end.read for end in ends]),
+            "number": Ints([end and end.attempt for end in ends]),
+            "error": Texts([end and end.error for end in ends]),
+        }
     if any(_is_rare(write) for write in writes):
         params["rare"] = json.dumps(_rare(writes), ensure_ascii=False)
     sent = {one.session_id for write in writes for each in write.appends for one in (each, each.if_refused) if one}

@@ -20,6 +20,7 @@ from affinity.journal import (
     JournalAppend,
     JournalPage,
     JournalQuery,
+    JournalWake,
     PendingWork,
     Request,
     Revisit,
@@ -64,12 +65,12 @@ class _PendingRow(NamedTuple):
     steps: str | None  # JSON
 
 
-class _PlainRow(NamedTuple):
-    """What a row of ``read_plain`` begins with."""
+class _ReplyRow(NamedTuple):
+    """What a row of ``read_replies`` begins with."""
 
     n: int
-    is_inherited: bool  # some of the entries: they are not here
     has_more: bool  # entries behind this one
+    is_input: bool | None
 
 
 class _ReadRow(NamedTuple):
@@ -99,7 +100,7 @@ class _JournalRow(NamedTuple):
 
 
 _PENDING, _INPUT = columns(_PendingRow, Entry)
-_PLAIN, _PLAIN_JOURNAL, _PLAIN_ENTRY = columns(_PlainRow, _JournalRow, Entry)
+_REPLY, _REPLY_JOURNAL, _REPLY_WAKE, _REPLY_ENTRY = columns(_ReplyRow, _JournalRow, JournalWake, Entry)
 _READ, _READ_JOURNAL, _READ_ENTRY = columns(_ReadRow, _JournalRow, Entry)
 
 
@@ -144,30 +145,40 @@ async def get_pending(
 async def read_journal(
     db: Database, queries: Sequence[JournalQuery], *, max_bytes: int = MAX_BATCH_BYTES
 ) -> Sequence[JournalPage | None]:
-    if not queries:
-        return []
-    found = await _read_plain(db, queries, max_bytes) if all(map(_is_plain, queries)) else None
-    if found is None:
-        found = await _read_any(db, queries, max_bytes)
-    return [found.get(n) for n in range(1, len(queries) + 1)]
+    found: dict[int, JournalPage] = {}
+    for read, numbers in (
+        (_read_replies, [n for n, query in enumerate(queries) if query.reply_to is not None]),
+        (_read_any, [n for n, query in enumerate(queries) if query.reply_to is None]),
+    ):
+        if numbers:
+            pages = await read(db, [queries[n] for n in numbers], max_bytes)
+            found |= {numbers[n - 1]: page for n, page in pages.items()}
+            max_bytes = max(0, max_bytes - sum([len(one.payload) for page in pages.values() for one in page.entries]))
+    return [found.get(n) for n in range(len(queries))]
 
 
-async def _read_plain(db: Database, queries: Sequence[JournalQuery], max_bytes: int) -> dict[int, JournalPage] | None:
-    """Pages by the number of their query; None: one of them needs entries that its journal inherits."""
+async def _read_replies(db: Database, queries: Sequence[JournalQuery], max_bytes: int) -> dict[int, JournalPage]:
     params = {
         "session": Texts(query.session_id for query in queries),
+        "input": Ints(query.reply_to for query in queries),
         "after": Ints(query.after for query in queries),
-        "before": Ints(_NO_BOUND if query.before is None else query.before for query in queries),
         "limit": Ints(query.limit for query in queries),
         "max_bytes": Int8(max_bytes),
     }
     found: dict[int, JournalPage] = {}
-    for n, group in groupby(await db.connections.quick.run(_SQL["read_plain"], params), itemgetter(0)):
-        page = _to_plain_page(list(group), queries[n - 1].limit)
-        if page is None:
-            return None
-        found[n] = page
+    for n, rows in groupby(await db.connections.quick.run(_SQL["read_replies"], params), itemgetter(0)):
+        found[n] = _to_reply(list(rows), queries[n - 1].limit)
     return found
+
+
+async def get_wakes(
+    db: Database, session_id: str, *, after: int = 0, newest_first: bool = False, limit: int
+) -> Sequence[JournalWake]:
+    statement = _SQL["wakes"]
+    if newest_first:
+        statement = statement.replace("processed, w.seq LIMIT", "processed DESC, w.seq DESC LIMIT")
+    params = {"session": session_id, "after": Int8(after), "limit": Int8(limit)}
+    return [JournalWake._make(row) for row in await db.connections.quick.run(statement, params)]
 
 
 async def _read_any(db: Database, queries: Sequence[JournalQuery], max_bytes: int) -> dict[int, JournalPage]:
@@ -321,29 +332,16 @@ def _to_pending(rows: Sequence[Row], limit: int) -> PendingWork:
     )
 
 
-def _is_plain(query: JournalQuery) -> bool:
-    """By number, oldest first, and without provisional output: what a client reads for a reply."""
-    return not (
-        query.kinds
-        or query.pending
-        or query.newest_first
-        or query.wake_id is not None
-        or query.event_id is not None
-        or query.stream is not None
-    )
-
-
-def _to_plain_page(rows: Sequence[Row], limit: int) -> JournalPage | None:
-    """None: some of its entries are inherited."""
-    last = _PlainRow._make(rows[-1][_PLAIN])
-    if last.is_inherited:
-        return None
-    entries = [Entry._make(entry) for entry in present(rows, _PLAIN_ENTRY)]
+def _to_reply(rows: Sequence[Row], limit: int) -> JournalPage:
+    wake = rows[0][_REPLY_WAKE]
+    first, last = (_ReplyRow._make(row[_REPLY]) for row in (rows[0], rows[-1]))
+    entries = [Entry._make(entry) for entry in present(rows, _REPLY_ENTRY)]
     return JournalPage(
-        **_JournalRow._make(rows[0][_PLAIN_JOURNAL])._asdict(),
+        **_JournalRow._make(rows[0][_REPLY_JOURNAL])._asdict(),
         entries=entries[:limit],
         more=last.has_more or len(entries) > limit,
-        stream=[],
+        wake=None if wake[0] is None else JournalWake._make(wake),
+        is_input=first.is_input is not False,
     )
 
 

@@ -47,33 +47,52 @@ FROM (
 WHERE p.place = 1 OR p.place <= %(limit)s AND p.before < %(max_bytes)s
 ORDER BY p.n, p.seq
 
--- read_plain: as `read`, of pages by number, oldest first, without streams and without what a journal inherits
--- On its own: it takes three fifths of the time that `read` takes for the same page.
-SELECT p.n, p.is_inherited, p.has_next OR p.seq IS NOT NULL AND NOT p.fits AS has_more,
+-- read_replies: the wakes that have processed inputs, with their entries, or were given them; a row for each entry, or one
+SELECT p.n, p.has_next OR p.entry_seq IS NOT NULL AND NOT p.fits AS has_more,
+    CASE WHEN NOT p.is_first THEN NULL WHEN p.input <= p.base_seq THEN is_inherited_input(p.journal_id, p.input)
+         ELSE (SELECT e.is_input FROM journal_entries e WHERE e.journal_id = p.journal_id AND e.seq = p.input) END,
     p.journal_id, p.kind, p.processed, p.first_seq, p.last_seq, p.closed, p.parent, p.parent_journal,
     CASE WHEN p.is_first THEN (SELECT i.status FROM instances i WHERE i.instance_id = p.session_id) END,
-    CASE WHEN p.fits THEN p.seq END, p.entry_kind, CASE WHEN p.fits THEN p.payload END, p.event_id, p.wake_id,
-    p.is_input, p.recorded_at, p.is_copied
+    p.seq, p.wake_id, p.base, p.read, p.wake_processed, p.outcome, p.reason, p.attempt, p.error,
+    CASE WHEN p.fits THEN p.entry_seq END, p.entry_kind, CASE WHEN p.fits THEN p.payload END, p.event_id, p.wake_id,
+    false, p.recorded_at, p.is_copied
 FROM (
-    SELECT q.n, q.session_id, j.journal_id, j.kind, j.processed, j.first_seq, j.last_seq, j.closed, j.parent, j.parent_journal,
-        b.is_inherited, f.seq, f.kind AS entry_kind, f.payload, f.event_id, f.wake_id, f.is_input, f.recorded_at,
-        f.origin_id IS NOT NULL AS is_copied,
+    SELECT q.n, q.session_id, q.input, j.journal_id, j.kind, j.processed, j.first_seq, j.last_seq, j.closed, j.parent,
+        j.parent_journal, j.base_seq,
+        w.seq, w.wake_id, w.base, w.read, w.processed AS wake_processed, w.outcome, w.reason, w.attempt, w.error,
+        f.seq AS entry_seq, f.kind AS entry_kind, f.payload, f.event_id, f.recorded_at, f.origin_id IS NOT NULL AS is_copied,
         lag(q.n) OVER in_order IS DISTINCT FROM q.n AS is_first,
         lead(q.n) OVER in_order IS NOT DISTINCT FROM q.n AS has_next,
         coalesce(sum(octet_length(f.payload)) OVER in_order, 0) < %(max_bytes)s AS fits
-    FROM unnest(%(session)s, %(after)s, %(before)s, %(limit)s) WITH ORDINALITY AS q (session_id, after, before, lim, n)
+    FROM unnest(%(session)s, %(input)s, %(after)s, %(limit)s) WITH ORDINALITY AS q (session_id, input, after, lim, n)
     CROSS JOIN LATERAL (SELECT o.* FROM journals o WHERE o.session_id = q.session_id OFFSET 0) j
-    CROSS JOIN LATERAL (SELECT (greatest(q.after, j.first_seq - 1) < j.base_seq) IS TRUE AS is_inherited) b
+    LEFT JOIN LATERAL (
+        (SELECT r.* FROM journal_wakes r
+         WHERE r.journal_id = j.journal_id AND (r.processed, r.seq) >= (
+             least(q.input, j.processed), CASE WHEN q.input > j.processed THEN j.last_seq ELSE 0 END)
+         ORDER BY r.processed, r.seq LIMIT 1)
+        UNION ALL
+        SELECT r.* FROM find_inherited_reply(j.journal_id, q.input) r WHERE q.input <= j.base_seq
+    ) w ON w.base < q.input AND greatest(w.read, w.processed) >= q.input
     LEFT JOIN LATERAL (
         SELECT e.* FROM journal_entries e
-        WHERE NOT b.is_inherited
-          AND e.journal_id = j.journal_id AND e.seq > greatest(q.after, j.first_seq - 1) AND e.seq < q.before
+        WHERE w.processed >= q.input AND e.journal_id = w.journal_id AND e.wake_id = w.wake_id
+          AND e.seq > greatest(q.after, w.base, j.first_seq - 1) AND e.seq <= w.seq
         ORDER BY e.seq LIMIT q.lim + 1
     ) f ON true
     WINDOW in_order AS (ORDER BY q.n, f.seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 ) p
 WHERE p.is_first OR p.fits
-ORDER BY p.n, p.seq
+ORDER BY p.n, p.entry_seq
+
+-- wakes: ended wakes of a journal, and of the journals that it continues
+SELECT w.seq, w.wake_id, w.base, w.read, w.processed, w.outcome, w.reason, w.attempt, w.error
+FROM journals j CROSS JOIN LATERAL journal_segments(j.journal_id) s CROSS JOIN LATERAL (
+    SELECT w.* FROM journal_wakes w
+    WHERE w.journal_id = s.journal_id AND w.seq > greatest(s.low, j.first_seq - 1, %(after)s) AND w.seq <= s.high
+    ORDER BY w.processed, w.seq LIMIT %(limit)s) w
+WHERE j.session_id = %(session)s
+ORDER BY w.processed, w.seq LIMIT %(limit)s
 
 -- read: a page of each journal, and the stream that is under way; a row for each entry, or one
 SELECT p.n, p.found, t.wake_id, t.attempt, t.number, parts.numbers, parts.payloads,

@@ -71,6 +71,8 @@ def creation_document(creation: JournalCreation) -> Mapping[str, Any]:
         "requests": None
         if creation.requests is None
         else [(*each[:-1], each.created_at.isoformat()) for each in creation.requests],
+        "processed": creation.processed,
+        "wakes": list(creation.wakes),
         "copies_state": creation.copies_state,
         "home": creation.home,
         **({} if creation.state is None else _state_document(creation.state, creation.state_times)),

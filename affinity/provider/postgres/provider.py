@@ -253,6 +253,7 @@ class PostgresProvider(Database):
     append_journal: Final = journals.append_journal
     get_pending: Final = journals.get_pending
     read_journal: Final = journals.read_journal
+    get_wakes: Final = journals.get_wakes
     write_stream: Final = streams.write_stream
     create_journals: Final = lineage.create_journals
     get_lineage: Final = lineage.get_lineage

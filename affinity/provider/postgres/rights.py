@@ -63,8 +63,8 @@ RIGHTS: Final[Sequence[Rights]] = (
     Rights(
         "TABLE",
         "parked_items ended_executions history instance_counts instance_sizes instances instances_by_status"
-        " journal_entries journal_parents journal_requests journal_revisits journal_steps journal_streams journals"
-        " message_keys resources session_holds session_moves session_states session_watches sessions"
+        " journal_entries journal_parents journal_requests journal_revisits journal_steps journal_streams journal_wakes"
+        " journals message_keys resources session_holds session_moves session_states session_watches sessions"
         " suspensions sweeps workers",
         client=_READ,
         worker=_CHANGE,
@@ -90,7 +90,9 @@ RIGHTS: Final[Sequence[Rights]] = (
         worker=_RUN,
     ),
     # What a client reads with.
-    Rights("FUNCTION", "find_entries journal_segments", client=_RUN, worker=_RUN),
+    Rights(
+        "FUNCTION", "find_entries find_inherited_reply is_inherited_input journal_segments", client=_RUN, worker=_RUN
+    ),
     # With the owner's rights: a timeline begins for the number that a worker gives.
     Rights("FUNCTION", "establish_timeline create_journal", worker=_RUN),
     Rights(

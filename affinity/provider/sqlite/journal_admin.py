@@ -83,6 +83,7 @@ def remove(tx: Tx, journal_ids: Sequence[int]) -> None:
         if is_parent and is_empty:
             continue
         tx.run(SQL["trim"], at)
+        tx.run(SQL["trim_wakes"], at)
         if is_parent and not is_continued:
             tx.run(SQL["set_empty"], at)
         elif not is_continued:
@@ -175,9 +176,9 @@ def _cut(tx: Tx, at: _Bounds, retention: JournalRetention, room: int) -> int:
     """Remove the first entries of a journal, up to ``room``; their number."""
     first_seq, size = _find_end(tx, at, retention, room)
     _keep_usage(tx, at, first_seq)
-    tx.run(SQL["cut"], {"journal_id": at.journal_id, "first_seq": first_seq})
     moved = {"journal_id": at.journal_id, "first_seq": first_seq, "size": at.size - size}
-    tx.run(SQL["set_first"], moved)
+    for name in ("cut", "cut_wakes", "set_first"):
+        tx.run(SQL[name], moved)
     return first_seq - at.first_seq
 
 

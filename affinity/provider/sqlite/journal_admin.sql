@@ -12,7 +12,7 @@ WITH page AS MATERIALIZED (
     LIMIT :window
 ),
 counted AS MATERIALIZED (
-    SELECT p.*, i.status AS instance, i.custom_status,
+    SELECT p.*, i.status AS instance, w.outcome AS wake, w.seq AS wake_seq,
            row_number() OVER (ORDER BY p.created_at DESC, p.session_id DESC) AS place,
            (SELECT count(*) FROM journal_requests AS q
             WHERE q.journal_id = p.journal_id AND (q.expires_at IS NULL OR q.expires_at > :now)) AS requests,
@@ -29,6 +29,10 @@ counted AS MATERIALIZED (
                 ORDER BY e.seq LIMIT 1
             )) FROM part AS u) AS pending_from
     FROM page AS p LEFT JOIN instances AS i ON i.instance_id = p.session_id
+    LEFT JOIN journal_wakes AS w ON w.journal_id = p.journal_id
+        AND (w.processed, w.seq) = (
+            SELECT o.processed, o.seq FROM journal_wakes AS o WHERE o.journal_id = p.journal_id
+            ORDER BY o.processed DESC, o.seq DESC LIMIT 1)
 ),
 judged AS MATERIALIZED (
     SELECT p.*, CASE
@@ -36,7 +40,8 @@ judged AS MATERIALIZED (
         WHEN p.instance IS NULL THEN 'idle'
         WHEN p.instance = 'suspended' THEN 'failed'
         WHEN EXISTS (SELECT 1 FROM worker_queue AS q WHERE q.instance_id = p.session_id) THEN 'running'
-        WHEN p.custom_status IN ('"failed"', '"rescheduling"') THEN trim(p.custom_status, '"')
+        WHEN p.wake = 'failed' AND p.wake_seq = p.last_seq THEN 'failed'
+        WHEN p.wake = 'retried' THEN 'rescheduling'
         WHEN p.pending_from IS NOT NULL THEN 'running'
         WHEN p.requests > 0 THEN 'requires_action'
         ELSE 'idle' END AS status
@@ -87,6 +92,10 @@ DELETE FROM journal_parents WHERE journal_id = :journal_id;
 
 -- trim: remove the entries of a journal behind the ones that others continue; all, if none does
 DELETE FROM journal_entries WHERE journal_id = :journal_id AND seq > coalesce((
+    SELECT max(f.base_seq) FROM journals AS f WHERE f.base_id = :journal_id AND f.first_seq <= f.base_seq), 0);
+
+-- trim_wakes: the same of their ends
+DELETE FROM journal_wakes WHERE journal_id = :journal_id AND seq > coalesce((
     SELECT max(f.base_seq) FROM journals AS f WHERE f.base_id = :journal_id AND f.first_seq <= f.base_seq), 0);
 
 -- set_empty: a journal without entries
@@ -180,6 +189,9 @@ UPDATE journals SET used = :used WHERE journal_id = :journal_id;
 
 -- cut: remove the first entries of a journal
 DELETE FROM journal_entries WHERE journal_id = :journal_id AND seq < :first_seq;
+
+-- cut_wakes: and their ends
+DELETE FROM journal_wakes WHERE journal_id = :journal_id AND processed < :first_seq AND seq < :first_seq;
 
 -- set_first: the journal begins there now
 UPDATE journals SET first_seq = :first_seq, size = size - :size WHERE journal_id = :journal_id;

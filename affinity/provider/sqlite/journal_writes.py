@@ -82,6 +82,7 @@ def _add(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:
     requests = []
     revisits = []
     steps = [(head.journal_id, *step) for head, write in writes for step in write.steps]
+    wakes = []
     for head, write in writes:
         for entry in write.entries:
             if writer.find(head, entry) is None:
@@ -90,6 +91,9 @@ def _add(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:
             head.processed = write.processed
         head.ended_wake, head.ended_attempt = write.wake_id, write.attempt
         writer.change(head)
+        if (end := write.end) is not None:
+            wake = (head.last_seq, write.wake_id, write.base, end.read, write.processed)
+            wakes.append((head.journal_id, *wake, end.outcome, end.reason, end.attempt, end.error))
         if head.dropped > write.processed:
             continue
         requests += [
@@ -104,3 +108,4 @@ def _add(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:
     tx.many(SQL["request"], requests, {"now": tx.now})
     tx.many(SQL["revisit"], revisits, {"now": tx.now})
     tx.many(SQL["steps"], steps)
+    tx.many(SQL["wakes"], wakes)

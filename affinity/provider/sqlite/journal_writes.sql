@@ -10,6 +10,12 @@ FROM json_each(:rows)
 WHERE true
 ON CONFLICT (journal_id, request_id) DO NOTHING;
 
+-- wakes: how wakes have ended
+INSERT INTO journal_wakes (journal_id, seq, wake_id, base, read, processed, outcome, reason, attempt, error)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, value ->> 7, value ->> 8,
+       value ->> 9
+FROM json_each(:rows);
+
 -- steps: steps, each in place of the one of its wake and key
 INSERT INTO journal_steps (journal_id, wake_id, key, arguments, result)
 SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4

@@ -21,6 +21,7 @@ from affinity.journal import (
     JournalPage,
     JournalQuery,
     JournalStart,
+    JournalWake,
     NewEntry,
     PendingWork,
     Request,
@@ -48,7 +49,10 @@ from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "journals.sql")
 
-_NEWEST_FIRST: Final = {name: sql.replace("ORDER BY seq", "ORDER BY seq DESC") for name, sql in SQL.items()}
+_NEWEST_FIRST: Final = {
+    name: sql.replace("ORDER BY seq", "ORDER BY seq DESC").replace("BY processed, seq", "BY processed DESC, seq DESC")
+    for name, sql in SQL.items()
+}
 
 _NO_BOUND: Final = 2**63 - 1
 
@@ -428,7 +432,9 @@ def read(tx: Tx, queries: Sequence[JournalQuery], *, max_bytes: int = MAX_BATCH_
 
 def _read_page(tx: Tx, head: Head, query: JournalQuery, max_bytes: int) -> tuple[JournalPage, int]:
     """A page, and the bytes of its entries."""
-    places = _find(tx, head, query)
+    wake = None if query.reply_to is None else _find_wake(tx, head, query.reply_to)
+    is_input = query.reply_to is None or _is_input(tx, head, query.reply_to)
+    places = _find(tx, head, query if query.reply_to is None else _reply_query(query, query.reply_to, wake))
     entries, size = _read_entries(tx, places[: query.limit], max_bytes)
     stream, streaming = ([], None) if query.stream is None else streams.read(tx, head, query.stream)
     page = JournalPage(
@@ -443,6 +449,8 @@ def _read_page(tx: Tx, head: Head, query: JournalQuery, max_bytes: int) -> tuple
         instance_status=head.instance_status,
         entries=entries,
         more=len(entries) < len(places),
+        wake=wake,
+        is_input=is_input,
         stream=stream,
         streaming=streaming,
     )
@@ -455,25 +463,30 @@ def _find(tx: Tx, head: Head, query: JournalQuery) -> list[tuple[int, int]]:
     before = head.last_seq + 1 if query.before is None else min(query.before, head.last_seq + 1)
     if before - after <= 1 or query.limit < 1:
         return []
-    segments = read_segments(tx, head) if (head.base_seq or 0) > after else [Segment(head.journal_id, 0, head.last_seq)]
     found: list[tuple[int, int]] = []
-    for segment in segments if query.newest_first else reversed(segments):
-        bounds = (max(after, segment.after), min(before, segment.upto + 1))
-        if bounds[1] - bounds[0] > 1:
-            rest = query.limit + 1 - len(found)
-            found += [(segment.journal_id, seq) for seq in islice(_find_in(tx, segment, query, bounds, rest), rest)]
+    for segment in _segments(tx, head, after, before, newest_first=query.newest_first):
+        rest = query.limit + 1 - len(found)
+        found += [(segment.journal_id, seq) for seq in islice(_find_in(tx, segment, query, rest), rest)]
         if len(found) > query.limit:
             break
     return found
 
 
-def _find_in(tx: Tx, segment: Segment, query: JournalQuery, bounds: tuple[int, int], limit: int) -> Iterator[int]:
+def _segments(tx: Tx, head: Head, after: int, before: int, *, newest_first: bool = False) -> list[Segment]:
+    """A range of a journal's numbers, in parts that are in one row of ``journals`` each."""
+    segments = read_segments(tx, head) if (head.base_seq or 0) > after else [Segment(head.journal_id, 0, head.last_seq)]
+    parts = [Segment(each.journal_id, max(after, each.after), min(before - 1, each.upto)) for each in segments]
+    found = [each for each in parts if each.after < each.upto]
+    return found if newest_first else found[::-1]
+
+
+def _find_in(tx: Tx, segment: Segment, query: JournalQuery, limit: int) -> Iterator[int]:
     """Numbers in one row of ``journals``, by the index of the condition that is met by the fewest entries."""
     statements = _NEWEST_FIRST if query.newest_first else SQL
     values = {
         "journal_id": segment.journal_id,
-        "after": bounds[0],
-        "before": bounds[1],
+        "after": segment.after,
+        "before": segment.upto + 1,
         "limit": limit,
         "any_kind": not query.kinds,
         "kinds": to_json(list(query.kinds)),
@@ -493,6 +506,39 @@ def _find_in(tx: Tx, segment: Segment, query: JournalQuery, bounds: tuple[int, i
     else:
         name = "by_number"
     return iter(tx.gather(statements[name], values))
+
+
+def get_wakes(tx: Tx, session_id: str, *, after: int = 0, newest_first: bool = False, limit: int) -> list[JournalWake]:
+    statement = (_NEWEST_FIRST if newest_first else SQL)["wakes"]
+    found: list[list[Any]] = []
+    for head in read_heads(tx, [session_id]).values():
+        after = max(after, head.first_seq - 1)
+        for segment in _segments(tx, head, after, head.last_seq + 1, newest_first=newest_first):
+            found += tx.gather(statement, {**segment._asdict(), "limit": limit - len(found)})
+    return [JournalWake(*row) for row in found]
+
+
+def _find_wake(tx: Tx, head: Head, seq: int) -> JournalWake | None:
+    """See `JournalPage.wake`."""
+    values = {"input": seq, "mark": min(seq, head.processed), "from": 0 if seq <= head.processed else head.last_seq}
+    after = max(seq, head.first_seq - 1, head.base_seq or 0 if seq > head.processed else 0)
+    segments = _segments(tx, head, after, head.last_seq + 1)
+    found = [tx.row(SQL["reply"], {**each._asdict(), **values}) for each in segments]
+    return next((JournalWake(*row) for row in found if row is not None), None)
+
+
+def _is_input(tx: Tx, head: Head, seq: int) -> bool:
+    """Whether an entry is an input, as far as it is there."""
+    places = _find(tx, head, JournalQuery(session_id=head.session_id, after=seq - 1, before=seq + 1))
+    return all(tx.value(SQL["is_input"], place) for place in places)
+
+
+def _reply_query(query: JournalQuery, seq: int, wake: JournalWake | None) -> JournalQuery:
+    """The entries of a wake, if it has processed this input."""
+    found = JournalQuery(session_id=query.session_id, after=query.after, limit=0)
+    if wake is None or wake.processed < seq:
+        return found
+    return replace(found, before=wake.seq + 1, wake_id=wake.wake_id, limit=query.limit)
 
 
 def _read_entries(tx: Tx, places: Collection[tuple[int, int]], max_bytes: int) -> tuple[list[Entry], int]:

@@ -112,6 +112,23 @@ SELECT json_group_array(seq) FROM (
     LIMIT :limit
 );
 
+-- wakes: ended wakes of a journal in a range
+SELECT json_group_array(json_array(seq, wake_id, base, read, processed, outcome, reason, attempt, error)) FROM (
+    SELECT * FROM journal_wakes
+    WHERE journal_id = :journal_id AND seq > :after AND seq <= :upto
+    ORDER BY processed, seq
+    LIMIT :limit
+);
+
+-- reply: the first one behind a watermark and a number, if it was given an input and is in the range
+SELECT seq, wake_id, base, read, processed, outcome, reason, attempt, error FROM (
+    SELECT * FROM journal_wakes WHERE journal_id = :journal_id AND (processed, seq) >= (:mark, :from)
+    ORDER BY processed, seq LIMIT 1
+) WHERE base < :input AND max(read, processed) >= :input AND seq > :after AND seq <= :upto;
+
+-- is_input: whether an entry is an input
+SELECT is_input FROM journal_entries WHERE journal_id = ? AND seq = ?;
+
 -- entries: entries by journal id and number, in order, as many as fit; each with the bytes of all up to it
 WITH sized AS MATERIALIZED (
     SELECT j.key AS place, e.journal_id, e.seq, length(CAST(e.payload AS BLOB)) AS size

@@ -24,6 +24,8 @@ from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "lineage.sql")
 
+WRITES: Final = load_statements(__package__, "journal_writes.sql")
+
 
 class _Source(NamedTuple):
     """A journal that another one is made from."""
@@ -135,7 +137,7 @@ def _add_journal(tx: Tx, creation: JournalCreation, sources: dict[int, _Source])
         "parent": creation.start.parent,
         "first_seq": 1 if base is None else base.first_seq,
         "last_seq": last_seq,
-        "processed": 0 if base is None else min(base.processed, last_seq),
+        "processed": creation.processed if base is None else min(base.processed, last_seq),
         "base_id": None if base is None else base.journal_id,
         "base_seq": base_seq,
         "home": creation.home,
@@ -166,6 +168,7 @@ def _add_journal(tx: Tx, creation: JournalCreation, sources: dict[int, _Source])
         for seq, entry in enumerate(creation.entries, last_seq + 1)
     ]
     tx.many(SQL["add_entries"], rows, {"now": tx.now})
+    tx.many(WRITES["wakes"], [(creation.start.journal_id, *wake) for wake in creation.wakes])
     last_seq += len(rows)
     tx.run(SQL["finish"], {"journal_id": creation.start.journal_id, "last_seq": last_seq})
     return last_seq

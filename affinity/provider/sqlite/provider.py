@@ -364,6 +364,7 @@ class SqliteProvider:
 
     get_pending: Final = _reads(journals.get_pending)
     read_journal: Final = _reads(journals.read)
+    get_wakes: Final = _reads(journals.get_wakes)
 
     async def write_stream(self, parts: Sequence[StreamPart]) -> None:
         await self._writer.call(Database.write_unsynced, streams.write, parts)

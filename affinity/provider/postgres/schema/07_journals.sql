@@ -66,6 +66,22 @@ CREATE INDEX journal_entries_wake ON journal_entries (journal_id, wake_id, seq) 
 CREATE INDEX journal_entries_inputs ON journal_entries (journal_id, seq) WHERE is_input;
 CREATE INDEX journal_entries_origin ON journal_entries (origin_id, origin_seq) WHERE origin_id IS NOT NULL;
 
+-- How attempts of wakes have ended (`JournalWake` in affinity/journal.py). seq: the last entry. base, processed: the watermark
+-- before and behind it, which only grows: so the key has them in the order of their entries.
+CREATE TABLE journal_wakes (
+    journal_id bigint NOT NULL,
+    processed bigint NOT NULL,
+    seq bigint NOT NULL,
+    base bigint NOT NULL,
+    read bigint NOT NULL,
+    attempt bigint NOT NULL,
+    outcome text COLLATE "C" NOT NULL,
+    reason text COLLATE "C" NOT NULL,
+    wake_id text COLLATE "C" NOT NULL,
+    error text,
+    PRIMARY KEY (journal_id, processed, seq)
+) WITH (autovacuum_vacuum_insert_scale_factor = 0.05);
+
 -- seq: the first entry of the wake that made it. place: among the requests that were added with it.
 CREATE TABLE journal_requests (
     journal_id bigint NOT NULL,
@@ -221,6 +237,22 @@ BEGIN
         LIMIT 1);
 END $$;
 
+-- Of the journals that a journal continues: the wake that has processed an input; whether an entry is an input.
+CREATE FUNCTION find_inherited_reply(_journal bigint, _input bigint) RETURNS SETOF journal_wakes LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN QUERY SELECT w.* FROM journal_segments(_journal) s CROSS JOIN LATERAL (
+        SELECT o.* FROM journal_wakes o WHERE o.journal_id = s.journal_id AND o.processed >= _input
+        ORDER BY o.processed, o.seq LIMIT 1) w
+    WHERE s.depth > 1 AND w.base < _input AND w.seq > s.low AND w.seq <= s.high;
+END $$;
+
+CREATE FUNCTION is_inherited_input(_journal bigint, _seq bigint) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN (
+        SELECT e.is_input FROM journal_segments(_journal) s
+        JOIN journal_entries e ON e.journal_id = s.journal_id AND e.seq = _seq AND _seq > s.low AND _seq <= s.high);
+END $$;
+
 -- Creating.
 CREATE FUNCTION creation_parents(_creation jsonb) RETURNS bigint[] LANGUAGE sql IMMUTABLE AS $$
     SELECT ARRAY (
@@ -353,7 +385,7 @@ BEGIN
         lineage, operator, extras, used, oldest_at, created_at, updated_at)
     VALUES (_id, _session, _creation ->> 'kind', _creation ->> 'parent',
         coalesce((SELECT j.first_seq FROM journals j WHERE j.journal_id = _base), 1), created_seq,
-        least(base.processed, _base_seq, created_seq), _base, _base_seq, _creation ->> 'home', _creation ->> 'lineage',
+        CASE WHEN _base IS NULL THEN (_creation ->> 'processed')::bigint ELSE least(base.processed, _base_seq) END, _base, _base_seq, _creation ->> 'home', _creation ->> 'lineage',
         _creation ->> 'operator', _creation ->> 'extras',
         coalesce(merged.used, '{}') || coalesce(base.used, '{}'), _now, _now, _now);
     INSERT INTO journal_parents (journal_id, position, parent_id)
@@ -392,6 +424,10 @@ BEGIN
     FROM jsonb_array_elements(_creation -> 'entries') WITH ORDINALITY AS e (entry, n);
     GET DIAGNOSTICS copied = ROW_COUNT;
     created_seq := created_seq + copied;
+    INSERT INTO journal_wakes (journal_id, seq, wake_id, base, read, processed, outcome, reason, attempt, error)
+    SELECT _id, (w.wake ->> 0)::bigint, w.wake ->> 1, (w.wake ->> 2)::bigint, (w.wake ->> 3)::bigint, (w.wake ->> 4)::bigint,
+        w.wake ->> 5, w.wake ->> 6, (w.wake ->> 7)::bigint, w.wake ->> 8
+    FROM jsonb_array_elements(_creation -> 'wakes') AS w (wake);
     UPDATE journals j SET last_seq = created_seq, size = (
         SELECT coalesce(sum(octet_length(e.payload)), 0) FROM journal_entries e WHERE e.journal_id = _id),
         oldest_at = least(oldest_at, CASE WHEN _base IS NULL
@@ -864,6 +900,8 @@ BEGIN
             RETURNING j.journal_id, j.base_id
         ), emptied AS (
             DELETE FROM journal_entries e USING removed r WHERE e.journal_id = r.journal_id
+        ), forgotten AS (
+            DELETE FROM journal_wakes w USING removed r WHERE w.journal_id = r.journal_id
         ), orphaned AS (
             DELETE FROM journal_parents p USING removed r WHERE p.journal_id = r.journal_id RETURNING p.parent_id
         )
@@ -875,12 +913,14 @@ BEGIN
         PERFORM FROM journals j WHERE j.journal_id = ANY (gone) AND j.session_id IS NULL
         ORDER BY j.journal_id FOR UPDATE;
     END LOOP;
-    -- Of journals that are kept, the entries after the last one that another journal continues.
-    DELETE FROM journal_entries e
-    USING (
-        SELECT j.journal_id, (SELECT max(f.base_seq) FROM journals f WHERE f.base_id = j.journal_id) AS seq
-        FROM journals j WHERE j.session_id IS NULL AND j.journal_id = ANY (kept)) k
-    WHERE e.journal_id = k.journal_id AND e.seq > coalesce(k.seq, 0);
+    -- Of journals that are kept, the entries after the last one that another journal continues, and their wakes.
+    WITH kept_to AS (
+        SELECT j.journal_id, coalesce((SELECT max(f.base_seq) FROM journals f WHERE f.base_id = j.journal_id), 0) AS seq
+        FROM journals j WHERE j.session_id IS NULL AND j.journal_id = ANY (kept)
+    ), forgotten AS (
+        DELETE FROM journal_wakes w USING kept_to k WHERE w.journal_id = k.journal_id AND w.seq > k.seq
+    )
+    DELETE FROM journal_entries e USING kept_to k WHERE e.journal_id = k.journal_id AND e.seq > k.seq;
     RETURN deleted;
 END $$;
 
@@ -1029,6 +1069,7 @@ BEGIN
             ) added
             WHERE c.journal_id = one AND added.used IS NOT NULL;
             DELETE FROM journal_entries e WHERE e.journal_id = one AND e.seq > low AND e.seq <= upto;
+            DELETE FROM journal_wakes w WHERE w.journal_id = one AND w.processed < upto AND w.seq <= upto;
             UPDATE journals c
             SET first_seq = upto + 1, size = c.size - bytes,
                 oldest_at = CASE WHEN upto < c.base_seq THEN c.oldest_at ELSE coalesce(

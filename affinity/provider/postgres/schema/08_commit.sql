@@ -308,6 +308,7 @@ CREATE FUNCTION commit_turn(
     -- The wake.
     _session text = NULL, _journal bigint = NULL, _base bigint = NULL, _processed bigint = NULL, _wake text = NULL,
     _attempt bigint = NULL, _entry_kind text[] = NULL, _entry text[] = NULL, _size bigint = NULL, _clear boolean = NULL,
+    _outcome text = NULL, _reason text = NULL, _read bigint = NULL, _number bigint = NULL, _error text = NULL,
     _state_session text = NULL, _state_base bigint = NULL, _state_epoch bigint = NULL, _state bytea = NULL,
     _state_encoding text = NULL, _state_schema bigint = NULL, _state_kind text = NULL, _state_name text = NULL,
     _state_parent text = NULL, _state_labels text = NULL, _state_messages bigint = NULL,
@@ -396,6 +397,8 @@ BEGIN
     SELECT _journal, last + e.k, moment, false, e.kind, _wake, e.entry
     FROM (
         SELECT generate_series(1, cardinality(_entry)) AS k, unnest(_entry_kind) AS kind, unnest(_entry) AS entry) e;
+    INSERT INTO journal_wakes (journal_id, seq, base, read, processed, attempt, outcome, reason, wake_id, error)
+    VALUES (_journal, last + cardinality(_entry), _base, _read, _processed, _number, _outcome, _reason, _wake, _error);
     IF _clear THEN
         DELETE FROM journal_streams s WHERE s.journal_id = _journal;
     END IF;
@@ -421,7 +424,8 @@ END $$;
 
 -- Writes what wakes add to their journals: see `JournalWrite`. The writes come in the order of the keys of their sessions, at
 -- most one of each. An entry belongs to the write of number _entry_write, and is the one of number _entry_place there;
--- _added and _size are the number of a write's entries and their bytes. Columns that a batch has no use for are NULL. `_rare`
+-- _added and _size are the number of a write's entries and their bytes. _outcome, _reason, _read, _number and _error are how its wake has
+-- ended; without an outcome it goes on. Columns that a batch has no use for are NULL. `_rare`
 -- has new and ended requests and revisits, steps, and the numbers of writes that clear these. `_part` has the numbers of writes
 -- whose wakes go on. `_also` has the sessions of other journals that the statement appends to afterwards:
 -- all are locked together. With `_only`, writes of other numbers are left out.
@@ -430,7 +434,8 @@ CREATE FUNCTION write_journals(
     _added bigint[], _size bigint[],
     _entry_write bigint[], _entry_place bigint[], _entry_kind text[], _entry_wake text[], _entry text[],
     _entry_event text[] = NULL, _entry_input boolean[] = NULL, _clear bigint[] = NULL, _rare json = NULL,
-    _also text[] = NULL, _only bigint[] = NULL, _part bigint[] = NULL
+    _also text[] = NULL, _only bigint[] = NULL, _part bigint[] = NULL,
+    _outcome text[] = NULL, _reason text[] = NULL, _read bigint[] = NULL, _number bigint[] = NULL, _error text[] = NULL
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     passed bigint := 0; place bigint; last bigint; lasts bigint[];
@@ -486,6 +491,11 @@ BEGIN
         _entry_kind[e.k], _entry_event[e.k], _entry_wake[e.k], _entry[e.k]
     FROM unnest(_entry_write) WITH ORDINALITY AS e (n, k)
     WHERE lasts[e.n] IS NOT NULL AND _entry_place[e.k] IS NOT NULL;
+    INSERT INTO journal_wakes (journal_id, seq, base, read, processed, attempt, outcome, reason, wake_id, error)
+    SELECT _journal[w.n], lasts[w.n] + _added[w.n], _base[w.n], _read[w.n], _processed[w.n], _number[w.n], w.outcome,
+        _reason[w.n], _wake[w.n], _error[w.n]
+    FROM unnest(_outcome) WITH ORDINALITY AS w (outcome, n)
+    WHERE w.outcome IS NOT NULL AND lasts[w.n] IS NOT NULL;
     IF _clear IS NOT NULL THEN
         cleared := ARRAY (SELECT _journal[c.n] FROM unnest(_clear) AS c (n) WHERE _only IS NULL OR c.n = ANY (_only));
         DELETE FROM journal_streams s WHERE s.journal_id = ANY (cleared);

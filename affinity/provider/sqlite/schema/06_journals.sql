@@ -63,6 +63,22 @@ CREATE INDEX journal_entries_by_origin ON journal_entries (origin_id, origin_seq
 CREATE INDEX journal_entries_by_wake ON journal_entries (journal_id, wake_id, seq) WHERE wake_id IS NOT NULL;
 CREATE INDEX journal_entries_inputs ON journal_entries (journal_id, seq) WHERE is_input;
 
+-- How attempts of wakes have ended (`JournalWake` in affinity/journal.py). seq: the last entry. base, processed: the watermark
+-- before and behind it, which only grows: so the key has them in the order of their entries.
+CREATE TABLE journal_wakes (
+    journal_id INTEGER NOT NULL,
+    processed  INTEGER NOT NULL,
+    seq        INTEGER NOT NULL,
+    wake_id    TEXT NOT NULL,
+    base       INTEGER NOT NULL,
+    read       INTEGER NOT NULL,
+    outcome    TEXT NOT NULL,
+    reason     TEXT NOT NULL,
+    attempt    INTEGER NOT NULL,
+    error      TEXT,
+    PRIMARY KEY (journal_id, processed, seq)
+) STRICT, WITHOUT ROWID;
+
 -- seq: the first entry of the wake that made it.
 CREATE TABLE journal_requests (
     id         INTEGER PRIMARY KEY,

@@ -175,6 +175,7 @@ _READS: Final[dict[str, Callable[[Provider, str], Awaitable[Any]]]] = {
     "read_journal": lambda provider, name: journals(provider).read_journal(
         [JournalQuery(session_id=name, stream=StreamCursor(), newest_first=True)]
     ),
+    "get_wakes": lambda provider, name: journals(provider).get_wakes(name, limit=10),
     "list_journals": lambda provider, _: journals(provider).list_journals(JournalFilter(), 10),
     "get_lineage": lambda provider, name: journals(provider).get_lineage(name),
 }

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from affinity.journal import (
+    EndOutcome,
     JournalCreation,
     JournalFilter,
     JournalPruning,
@@ -14,6 +15,7 @@ from affinity.journal import (
     JournalRetention,
     NewRequest,
     NewRevisit,
+    WakeEnd,
 )
 from affinity.provider import listing
 from affinity.provider.contract import InstanceUpdate
@@ -153,14 +155,16 @@ class JournalAdministrationRules(Rules):
             work_items=[work_item(works.at, 1)],
             update=InstanceUpdate(status="running"),
         )
-        for name in ("failed", "rescheduling"):
+        ends: dict[str, EndOutcome] = {"failed": "failed", "resumed": "failed", "rescheduling": "retried"}
+        for name, outcome in ends.items():
             paused = await done(name, requests=[request])
             await paused.conversation.append()
-            await paused.commit(
-                await paused.new_write(wake_id="w2", processed=1), custom_status=f'"{name}"', consumed=()
-            )
+            failing = {"wake_id": "w2", "processed": 1, "entries": [output(wake_id="w2")]}
+            await paused.commit(await paused.new_write(end=WakeEnd(outcome=outcome, read=2), **failing), consumed=())
+            if name != "failed":
+                await paused.conversation.append()
         other = await done("other")
-        await other.commit(await other.new_write(wake_id="w2"), custom_status='"of the application"')
+        await other.commit(await other.new_write(wake_id="w2"), custom_status='"failed"')
         suspended = await done("suspended", requests=[request])
         assert await suspended.peer.suspend(suspended.at)
         closed = await done("closed", requests=[request])
@@ -173,7 +177,7 @@ class JournalAdministrationRules(Rules):
         expected = {
             "idle": {"idle", "expired", "other", "gone"},
             "requires_action": {"asks"},
-            "running": {"waits", "works"},
+            "running": {"waits", "works", "resumed"},
             "failed": {"failed", "suspended"},
             "rescheduling": {"rescheduling"},
             "terminated": {"closed", "ended"},

@@ -15,6 +15,7 @@ from affinity.journal import (
     JournalQuery,
     JournalRetention,
     JournalStart,
+    JournalWake,
     JournalWrite,
     NewEntry,
     PendingWork,
@@ -22,6 +23,7 @@ from affinity.journal import (
     Revisit,
     StreamCursor,
     StreamPart,
+    WakeEnd,
 )
 from affinity.provider.contract import OrchestrationItem, Provider, TurnResult
 from affinity.provider.contract.journal_side import JournalProvider
@@ -105,6 +107,10 @@ class Conversation:
         """Payloads of entries, without their quotes."""
         return [entry.payload.strip('"') for entry in await self.entries(**query)]
 
+    async def wakes(self, **query: Any) -> Sequence[JournalWake]:
+        """How its wakes have ended."""
+        return await self.journals.get_wakes(self.session_id, **{"limit": MANY, **query})
+
     async def requests(self) -> Sequence[Request]:
         """The pending requests."""
         return (await self.pending(0)).open_requests
@@ -164,11 +170,14 @@ class ConversationOwner:
         return await cls.take(cluster, session_id)
 
     async def new_write(self, **fields: Any) -> JournalWrite:
-        """The write of a wake that has processed all inputs."""
+        """The write of a wake that has processed all inputs. It ends with it, if it has entries and is no part."""
         work = await self.conversation.pending()
         processed = work.inputs[-1].seq if work.inputs else work.processed
         fence = {"session_id": self.conversation.session_id, "journal_id": work.journal_id, "base": work.processed}
-        return JournalWrite(**{**fence, "processed": processed, "wake_id": "w1", "attempt": 1, **fields})
+        write = JournalWrite(**{**fence, "processed": processed, "wake_id": "w1", "attempt": 1, **fields})
+        if "end" in fields or write.is_part or all(each.event_id is not None for each in write.entries):
+            return write
+        return replace(write, end=WakeEnd(read=write.processed))
 
     async def commit(self, write: JournalWrite, **step: Any) -> TurnResult:
         """Commit a turn with a write."""

@@ -21,6 +21,7 @@ from affinity.testing.conformance.providers.journal_reading import JournalReadin
 from affinity.testing.conformance.providers.journal_requests import JournalRequestRules
 from affinity.testing.conformance.providers.journal_steps import JournalStepRules
 from affinity.testing.conformance.providers.journal_streams import JournalStreamRules
+from affinity.testing.conformance.providers.journal_wakes import JournalWakeRules
 from affinity.testing.conformance.providers.journal_writes import JournalWriteRules
 from affinity.testing.conformance.providers.journals import JournalRules
 from affinity.testing.conformance.providers.lineage import LineageRules
@@ -114,6 +115,7 @@ class ProviderConformance(
     JournalRequestRules,
     JournalReadingRules,
     JournalWriteRules,
+    JournalWakeRules,
     ParkingRules,
     JournalStepRules,
     JournalStreamRules,
