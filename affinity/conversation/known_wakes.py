@@ -7,10 +7,9 @@ instance, or a reset runs the activity of an earlier execution again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from affinity.conversation import events as ev
-from affinity.conversation.events import kind_of, meta_of
+from affinity.conversation.events import meta_of
 from affinity.conversation.program import Delegation, WakeOutcome, WakeTask
 from affinity.conversation.reading import CHILD_ENDED, all_entries, all_wakes, open_delegations
 from affinity.journal import JournalAccess, JournalQuery, PendingWork

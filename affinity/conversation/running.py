@@ -442,7 +442,7 @@ class _Attempt(Generic[S]):
         self._count_delegated(wake)
         await self._count_cycles(reason)
         reason = self._stop_reason(wake)  # without the revisits that these have ended
-        self._close("done", reason=reason)
+        self._end("done", reason=reason)
         requests = {"requests": [each.request_id for each in wake.requests]} if wake.requests else {}
         self.writing.record("conversation.idle", {"stop_reason": reason, **requests})
         self.ctx.enlist(self.writing)
@@ -550,7 +550,7 @@ class _Attempt(Generic[S]):
         return pause
 
     def _close_trace(self, error: ev.SpanError, pause: float | None) -> WakeOutcome:
-        self._close("failed" if pause is None else "retried", error)
+        self._end("failed" if pause is None else "retried", error)
         if pause is None:
             self.writing.note(ev.ConversationIdle("failed", [each.request_id for each in self.work.requests], error))
             for each in self.delegations:
@@ -583,7 +583,7 @@ class _Attempt(Generic[S]):
         if not (self.writing.appends or self.task.get("cancelled_wakes") or self.work.steps):
             return self._outcome("nothing")
         self.writing.is_over = True
-        self._close("done")
+        self._close()
         self.ctx.enlist(self.writing)
         return self._outcome("done")
 
@@ -598,13 +598,17 @@ class _Attempt(Generic[S]):
 
     # --
 
-    def _close(self, outcome: EndOutcome, error: ev.SpanError | None = None, reason: str = "") -> None:
+    def _end(self, outcome: EndOutcome, error: ev.SpanError | None = None, reason: str = "") -> None:
+        """Close the trace, and end the attempt."""
+        self._close(error)
+        text = None if error is None else error.model_dump_json()
+        self.writing.end = WakeEnd(outcome=outcome, reason=reason, read=self.read, attempt=self.number, error=text)
+
+    def _close(self, error: ev.SpanError | None = None) -> None:
         """Close the trace."""
         completed = self.trace.completed(self.begun, self.read_at, error)
         seqs = {"processed": self.writing.processed, "read": self.read, "base": self.work.processed}
         self.writing.record("span.completed", completed | seqs)
-        text = None if error is None else error.model_dump_json()
-        self.writing.end = WakeEnd(outcome=outcome, reason=reason, read=self.read, attempt=self.number, error=text)
 
     def _outcome(self, outcome: str) -> WakeOutcome:
         result = WakeOutcome(outcome=outcome, processed=self.writing.processed)  # type: ignore[typeddict-item]

@@ -65,5 +65,5 @@ async def _reply_of(journals: Journals, reply: Reply, wake: JournalWake) -> Repl
         return reply
     query = JournalQuery(session_id=reply.conversation_id, wake_id=wake.wake_id, limit=MAX_PAGE)
     entries = [each async for each in all_entries(journals.read, query)]
-    about = {"wake_id": wake.wake_id, "processed": wake.processed, "stop_reason": wake.reason}
-    return replace(reply, **about, _entries=entries)
+    about = replace(reply, wake_id=wake.wake_id, processed=wake.processed, stop_reason=wake.reason)
+    return replace(about, _entries=entries)

@@ -291,8 +291,8 @@ async def check_reads(watched: PostgresProvider, check: Any, last_seq: int) -> N
         (page,) = await check(partial(watched.read_journal, [query]))
         assert len(page.entries) == found, fields
         assert len(page.stream) == (2 if "stream" in fields else 0)
-    for more in ({"after": 50, "limit": 20}, {"newest_first": True, "limit": 20}):
-        assert len(await check(partial(watched.get_wakes, "s", **more))) == 20
+    for newest_first in (False, True):
+        assert len(await check(partial(watched.get_wakes, "s", after=50, newest_first=newest_first, limit=20))) == 20
 
 
 async def check_replies(watched: PostgresProvider, check: Any, last: int) -> None:

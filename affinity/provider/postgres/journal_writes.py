@@ -165,11 +165,11 @@ def write_params(writes: Sequence[JournalWrite], also: Collection[str] = ()) -> 
     ends = [write.end for write in writes]
     if any(ends):
         params |= {
-            "outcome": Texts([end and end.outcome for end in ends]),
-            "reason": Texts([end and end.reason for end in ends]),
-            "read": Ints([end and end.read for end in ends]),
-            "number": Ints([end and end.attempt for end in ends]),
-            "error": Texts([end and end.error for end in ends]),
+            "outcome": Texts([end.outcome if end else None for end in ends]),
+            "reason": Texts([end.reason if end else None for end in ends]),
+            "read": Ints([end.read if end else None for end in ends]),
+            "number": Ints([end.attempt if end else None for end in ends]),
+            "error": Texts([end.error if end else None for end in ends]),
         }
     if any(_is_rare(write) for write in writes):
         params["rare"] = json.dumps(_rare(writes), ensure_ascii=False)

@@ -172,9 +172,9 @@ class JournalWakeRules(Rules):
         pages = await talk.journals.read_journal(queries)
         found = [None if page is None else [entry.seq for entry in page.entries] for page in pages]
         assert found == [[10, 11], [*range(2, 12)], None, [], [10, 11]]
-        (page,) = await talk.journals.read_journal([asked], max_bytes=4)
-        assert page is not None
-        assert (len(page.entries), page.more, page.wake is not None) == (2, True, True)
+        (part,) = await talk.journals.read_journal([asked], max_bytes=4)
+        assert part is not None
+        assert (len(part.entries), part.more, part.wake is not None) == (2, True, True)
 
     async def test_rows_go_with_their_last_entry(self, cluster: Cluster) -> None:
         """A wake of which entries are left has the row, and the rest of them (contract: JournalWake)."""
