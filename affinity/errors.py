@@ -586,8 +586,9 @@ class EntriesRemoved(UnknownEntry):
 
 
 class WakeFailed(ConversationError, ReportedError):
-    """The wake that was to process the event has failed for good. The event stays pending: the next one, or a resume,
-    tries again. It reports the exception that the handler raised last; see `ReportedError`.
+    """The wake that was to process the event has failed for good. A resume tries again; when the next event comes
+    first, this one becomes a dead letter, which `ConversationHandle.retry` sends again. It reports the exception that
+    the handler raised last; see `ReportedError`.
     """
 
     def __init__(self, conversation_id: str, error_type: str, message: str, stack: str = "") -> None:

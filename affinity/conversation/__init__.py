@@ -29,6 +29,7 @@ from affinity.conversation.events import (
     ConversationStatusChanged,
     CustomToolResult,
     CustomToolUse,
+    DeadLetters,
     DefineOutcome,
     JournalEntry,
     JournalEvent,
@@ -55,7 +56,7 @@ from affinity.conversation.lineage import Ancestor
 from affinity.conversation.reply import Reply
 from affinity.conversation.reply_stream import Heartbeat, ReplyItem, ReplyStream
 from affinity.conversation.stream import Retracted, Streamed, Streams, StreamWriter, ToolEnded, ToolStarted
-from affinity.conversation.views import PendingRequest, PendingRevisit
+from affinity.conversation.views import DeadLetter, PendingRequest, PendingRevisit
 from affinity.conversation.wake import Delegate, Wake
 from affinity.journal import ConversationStatus
 
@@ -76,6 +77,8 @@ __all__ = [
     "Conversations",
     "CustomToolResult",
     "CustomToolUse",
+    "DeadLetter",
+    "DeadLetters",
     "DefineOutcome",
     "Delegate",
     "EventFeed",

@@ -141,9 +141,9 @@ class Conversations(Sessions[S]):
         Args:
             handler: the function, if the decorator is used without arguments.
             retry: when it raises. By default `RetryPolicy`: three attempts. Then the conversation has the status
-                "failed": its inputs stay pending, and the next one, or a resume, tries again. As of an activity, what
-                cannot be stored (`PayloadTooLarge`, `NotSerializable`) is not retried, nor is a `WakeMisuse` or an
-                `ActivityMisuse`. Of a ``total_timeout`` the time in the queue is no part.
+                "failed": a resume tries its inputs again; with the next one they become dead letters. As of an
+                activity, what cannot be stored (`PayloadTooLarge`, `NotSerializable`) is not retried, nor is a
+                `WakeMisuse` or an `ActivityMisuse`. Of a ``total_timeout`` the time in the queue is no part.
             max_cycles: wakes of one delegation, by default: see `Wake.delegate`.
             timeout: seconds, or a timedelta, that one attempt may take.
 

@@ -284,6 +284,17 @@ class ConversationIdle(JournalEvent):
     kind: Literal["conversation.idle"] = "conversation.idle"
 
 
+class DeadLetters(JournalEvent):
+    """What a wake was given that has failed for good: it was not processed, and later wakes go on behind it. See
+    `ConversationHandle.dead_letters`.
+    """
+
+    inputs: list[int]  # numbers
+    revisits: list[str]  # keys
+    error: SpanError
+    kind: Literal["conversation.dead_letters"] = "conversation.dead_letters"
+
+
 class RevisitDue(JournalEvent):
     """The agent comes back: `run_loop` appends it, for the model, for each revisit that is due."""
 
@@ -392,6 +403,7 @@ class ChildEnded(JournalEvent):
 
 
 ConversationIdle.model_rebuild()
+DeadLetters.model_rebuild()
 
 BUILT_IN: Final[tuple[type[JournalEvent], ...]] = (
     UserMessage,
@@ -409,6 +421,7 @@ BUILT_IN: Final[tuple[type[JournalEvent], ...]] = (
     CustomToolUse,
     ConversationStatusChanged,
     ConversationIdle,
+    DeadLetters,
     RequestExpired,
     SpanStarted,
     SpanCompleted,

@@ -13,9 +13,11 @@ import anyio
 from affinity import errors
 from affinity.client.calls import check_delivery, check_timeout
 from affinity.client.changes import Change
+from affinity.conversation.dead_letters import dead_letters, retry_id
 from affinity.conversation.events import (
     NO_META,
     AnswerEvent,
+    ChildEnded,
     ConfirmationAnswer,
     ConversationStatusChanged,
     CustomToolResult,
@@ -42,7 +44,7 @@ from affinity.conversation.reply import Reply, check_awaited
 from affinity.conversation.reply_stream import ReplyPageReader, ReplyStream
 from affinity.conversation.settling import settled_reply
 from affinity.conversation.trace import traceparent
-from affinity.conversation.views import PendingRequest, PendingRevisit, request_of, revisit_of
+from affinity.conversation.views import DeadLetter, PendingRequest, PendingRevisit, request_of, revisit_of
 from affinity.conversation.wake_parts import blocked_journals, waiting_for
 from affinity.errors import Explanation, WaitTimeout
 from affinity.journal import (
@@ -124,8 +126,8 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
                 wake: no input, no request that waits for an answer, no revisit, and no child that works for it.
 
         Raises:
-            WakeFailed: the wake has failed for good. The event stays pending: the next one, or `resume`, tries again,
-                and from then on `ask` waits for the reply of the new attempt.
+            WakeFailed: the wake has failed for good. `resume` tries again, and from then on `ask` waits for the reply
+                of the new attempt. With the next event this one becomes a dead letter: see `retry`.
             WaitTimeout: there is no reply yet, or the conversation has not settled; ``waits_for`` says why. The event,
                 if it was sent, is processed: ask again with the same id, or wait for the `reply`.
             ConversationTerminated: before the event was processed; or an operator has ended the instance.
@@ -307,18 +309,48 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
         return await self.send(event, event_id=event_id)
 
     async def resume(self) -> bool:
-        """Have a conversation that has failed, or waits for its next attempt, try again now. False: there is nothing to
-        try again, and nothing was written.
+        """Have a conversation that has failed, or waits for its next attempt, try again now. One whose instance an
+        operator has deleted gets another one. False: there is nothing to try again, and nothing was written.
 
         Raises:
             UnknownConversation, ConversationTerminated: as for `send`.
         """
-        if await self.status() in {"idle", "requires_action"}:
+        page = await self._page(JournalQuery(session_id=self.conversation_id, limit=1))
+        if page.instance_status is not None and await self.status() in {"idle", "requires_action"}:
             return False
         event = ConversationStatusChanged(status="running", reason="resumed")
         entry = self._entry(event, self._client.journals.new_event_id(), is_input=False)
         await self._append(self._new(entry=entry, message=RESUME_MESSAGE))
         return True
+
+    async def dead_letters(self) -> Sequence[DeadLetter]:
+        """The inputs of wakes that have failed for good, which later wakes have gone on behind, oldest first; as far as
+        retention has kept them.
+
+        Raises:
+            UnknownConversation: there is none.
+        """
+        return await dead_letters(self)
+
+    async def retry(self, seq: int) -> int:
+        """Send a dead letter again, behind all that has come since; a second time it is the same event.
+
+        Returns:
+            Its new number: see `reply`.
+
+        Raises:
+            UnknownEntry: this entry is no dead letter.
+            RequestNotPending: it is an answer, and its request does not wait any more.
+            ConversationTerminated, UnknownConversation: as for `send`.
+        """
+        letter = next((each for each in await self.dead_letters() if each.seq == check_seq(seq)), None)
+        if letter is None:
+            raise errors.UnknownEntry(self.conversation_id, f"entry {seq} is no dead letter: `dead_letters` has them")
+        if not isinstance(letter.event, ChildEnded):
+            return await self.send(letter.event, event_id=retry_id(seq))
+        timeline = self._client.journals.timeline  # clients send no events of children of their own
+        appended = await self._send_input(self._entry(letter.event, retry_id(seq)))
+        return EntryNumber.of(appended.seq, JournalIdentity(appended.journal_id, timeline))
 
     async def terminate(self, *, reason: str = "", cascade: bool = False) -> None:
         """End the conversation: it takes no more events, a wake under way is cancelled, and pending requests and

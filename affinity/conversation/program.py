@@ -96,6 +96,7 @@ class WakeTask(Outstanding):
     failures: NotRequired[int]  # attempts that ended in an error
     elapsed: NotRequired[float]  # seconds that these took, with the pauses behind them
     failed: NotRequired[Failure]  # close the trace of the wake, which has ended with this error
+    aside: NotRequired[bool]  # what the last wake was given, which has failed for good, becomes dead letters
     was_parked: NotRequired[bool]  # the first cancelled wake was parked, unless there are inputs
     terminated: NotRequired[bool]  # the conversation was; True: its children are to be
 
@@ -312,6 +313,8 @@ class Program:
     async def _wake(self) -> None:
         """Run one wake, with all its attempts; parked until there is an input, unless it is due."""
         task = self._new_task()
+        if self.is_failed and not self.is_resumed:
+            task["aside"] = True
         self.is_parked = not self.is_due
         self.is_due = self.is_interrupted = self.is_resumed = False
         self.received = self.announced = 0
@@ -412,7 +415,8 @@ class Program:
         self.delegations = outcome.get("delegations", self.delegations)
         self.delegated = outcome.get("delegated", self.delegated)
         self.cancelled = outcome.get("cancelled_wakes", [])
-        self.is_failed, self.children = False, outcome.get("children")
+        self.is_failed &= outcome["outcome"] == "nothing"
+        self.children = outcome.get("children")
         # A wake that finds its journal closed reads nothing: what ends the conversation reads the rest.
         self.is_closed = self.is_unread = outcome.get("closed", False)
         if "home" in outcome:
@@ -425,7 +429,7 @@ class Program:
         self.delegations = outcome.get("delegations", self.delegations)
         self.delegated = outcome.get("delegated", self.delegated)
         self.is_failed = self.is_unread = True
-        # The wake's inputs are tried again with the next signal, and not for one that came meanwhile.
+        # Signals that came meanwhile, of inputs that the wake was given, begin no other one.
         self.is_due = self._has_news(outcome.get("read", self.signalled))
         if "attempt" in outcome:
             self.cancelled = []

@@ -92,12 +92,12 @@ def check_awaited(conversation_id: str, seq: int, page: JournalPage, after: int)
     if not page.is_input:
         text = f"the reply to entry {seq}, if it is an input, is in one that it was made from"
         raise UnknownEntry(conversation_id, text)
+    if wake is not None and wake.outcome == "failed":  # a dead letter, if a wake has processed it
+        raise failure_of(conversation_id, wake)
     if page.processed >= seq:
         if wake is None:
             raise UnknownEntry(conversation_id, f"it was forked before the reply to entry {seq}")
         return
-    if wake is not None and wake.outcome == "failed":
-        raise failure_of(conversation_id, wake)
     if page.closed or page.instance_status in {None, *FINISHED}:
         raise ConversationTerminated(conversation_id, f"entry {seq} was not processed before its end")
 

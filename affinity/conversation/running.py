@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import anyio
+from pydantic_core import from_json
 
 from affinity.conversation import events as ev
 from affinity.conversation.events import kind_of, meta_of
@@ -27,7 +28,7 @@ from affinity.conversation.kinds import ConversationKind, interrupt_message, sta
 from affinity.conversation.known_wakes import delegation_of, drop_ended_wakes, task_of_execution, unchanged
 from affinity.conversation.lineage import CreationPlanner, LineageState
 from affinity.conversation.program import ChildrenDone, Delegation, Failure, WakeOutcome, WakeTask
-from affinity.conversation.reading import all_entries
+from affinity.conversation.reading import CHILD_ENDED, all_entries
 from affinity.conversation.steps import PART
 from affinity.conversation.stream import Streams, StreamWriter
 from affinity.conversation.trace import TRACE_KINDS, WAKE_SPAN, Trace, error_of, root_span
@@ -67,6 +68,7 @@ interrupts does not count; the next one has a greater epoch, so its number is gr
 """
 
 USER_INTERRUPT: Final = kind_of(ev.UserInterrupt)
+SPAN_STARTED: Final = kind_of(ev.SpanStarted)
 
 TOO_MANY_ENDS: Final = (
     f"the ends of other delegations by the same wake have its result, and as many bytes as they may: "
@@ -223,6 +225,8 @@ class _Attempt(Generic[S]):
             return await self._end_children(self.task["terminated"])
         if "failed" in self.task:
             return self._record_failure(self.task["failed"])
+        if "aside" in self.task and (outcome := await self._set_aside()) is not None:
+            return outcome
         expired = [each for each in self.work.requests if each.expired]
         if not (self.work.inputs or self.work.due or expired):
             return self._outcome("nothing")
@@ -565,6 +569,41 @@ class _Attempt(Generic[S]):
         if pause is not None:
             outcome["retry_after"], outcome["elapsed"] = pause, self.elapsed
         return outcome
+
+    async def _set_aside(self) -> WakeOutcome | None:
+        """Record as dead letters what the last wake was given, which has failed for good: the next wake goes on behind
+        it. None: nothing of it is left.
+        """
+        last = next(iter(await self.journals.wakes(self.writing.session_id, newest_first=True, limit=1)), None)
+        if last is None or last.outcome != "failed":
+            return None
+        keys = await self._revisits_of(last.wake_id)
+        inputs = [each for each in self.work.inputs if each.seq <= last.read]
+        due = [each for each in self.work.due if each.key in keys]
+        if not inputs and not due:
+            return None
+        self.work = replace(self.work, inputs=inputs, due=due)
+        ended = {from_json(each.payload)["delegation"] for each in inputs if each.kind == CHILD_ENDED}
+        self.delegations = [*self.task.get("delegations", [])]  # those of these inputs have ended
+        self.delegated = [each for each in self.delegated if each not in ended]
+        self.begun = self.trace.started(read=self.read)
+        self._note_begin()
+        self.writing.processed = self.read
+        self.writing.ended_revisits += [each.key for each in due]
+        self.writing.is_over = True
+        error = ev.SpanError.model_validate_json(last.error or "{}")
+        self.writing.note(ev.DeadLetters([each.seq for each in inputs], [each.key for each in due], error))
+        self._end("failed", error)
+        self.ctx.enlist(self.writing)
+        outcome = self._outcome("done")
+        outcome["more"] = True
+        return outcome
+
+    async def _revisits_of(self, wake_id: str) -> Collection[str]:
+        """Keys of the revisits that a wake was given."""
+        query = JournalQuery(session_id=self.writing.session_id, wake_id=wake_id, kinds=[SPAN_STARTED], limit=MAX_PAGE)
+        begins = [from_json(each.payload) async for each in all_entries(self.journals.read, query)]
+        return {key for each in begins if each["span"] == WAKE_SPAN for key in each.get("revisits", ())}
 
     # -- the end of the conversation
 

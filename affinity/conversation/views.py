@@ -6,7 +6,7 @@ import json
 from datetime import datetime
 from typing import Any
 
-from affinity.conversation.events import EventTypes, JournalEvent
+from affinity.conversation.events import EventTypes, JournalEvent, SpanError
 from affinity.journal import Request, Revisit
 from affinity.records import copied, frozen
 
@@ -32,6 +32,17 @@ class PendingRevisit:
     reason: str
     note: Any  # JSON
     wake_id: str | None  # that requested it
+
+
+@frozen(kw_only=True)
+class DeadLetter:
+    """An input that a wake was given which has failed for good: later wakes have gone on behind it."""
+
+    seq: int  # its number
+    event: JournalEvent
+    error: SpanError  # of the wake
+    failed_at: datetime  # when it was set aside
+    retried_as: int | None  # its number as it was sent again; None: it was not
 
 
 def request_of(request: Request, types: EventTypes) -> PendingRequest:

@@ -251,8 +251,7 @@ async def test_the_parent_is_notified_by_an_instance_that_was_created_again(url:
         assert ended.event.outcome == "terminated"
 
 
-@pytest.mark.parametrize("how", ["resume", "send"])
-async def test_an_ask_waits_for_the_attempt_that_was_requested(url: str, how: str) -> None:
+async def test_an_ask_waits_for_the_attempt_that_was_requested(url: str) -> None:
     """Not for the one that has failed; the call fails as the new attempt does."""
     go = anyio.Event()
     runs = 0
@@ -267,21 +266,18 @@ async def test_an_ask_waits_for_the_attempt_that_was_requested(url: str, how: st
             raise ValueError("second")
         await echo(wake, chat)
 
-    async def again(talk: affinity.ConversationHandle) -> None:
-        await (talk.resume() if how == "resume" else talk.send(UserMessage("two")))
-
     async with stage(url, handler, retry=affinity.RetryPolicy(max_attempts=1)) as on:
         talk = on.talk()
         for number, expected in enumerate(["first", "second"]):
             if number:
-                await again(talk)
+                await talk.resume()
                 with pytest.raises(WaitTimeout):
                     await talk.ask(UserMessage("one"), event_id="m-1", timeout=0.5)
                 go.set()
             with pytest.raises(WakeFailed, match=expected):
                 await talk.ask(UserMessage("one"), event_id="m-1", timeout=30)
         go = anyio.Event()
-        await again(talk)
+        await talk.resume()
         with pytest.raises(WaitTimeout):
             await talk.ask(UserMessage("one"), event_id="m-1", timeout=0.5)
         go.set()
@@ -366,11 +362,13 @@ async def test_a_conversation_goes_on_when_an_operator_has_deleted_its_instance(
     async with stage(url, handler) as on:
         talk = on.talk()
         await talk.ask(UserMessage("one"), timeout=30)
-        for call in (talk.interrupt, talk.resume):
+        for resumes in (False, True):
             await on.client.delete("c", force=True)
             assert await talk.status() == "idle"
-            if (seq := await call()) is not None:
-                assert (await talk.reply(seq, timeout=30)).text == "interrupted: True"
+            if resumes:
+                assert await talk.resume()
+            else:
+                assert (await talk.reply(await talk.interrupt(), timeout=30)).text == "interrupted: True"
             await on.client.status("c")
         await on.client.delete("c", force=True)
         await talk.terminate()

@@ -257,6 +257,13 @@ def _is_stuck(db: Tables, journal_id: int) -> bool:
     return _last_outcome(db, journal_id) == "failed"
 
 
+def _asked_at(db: Tables, request: Row) -> int:
+    """The last entry of its kind by the wake that made it, of which an earlier attempt may have begun long before."""
+    same = ("journal_id", "wake_id", "kind")
+    found = [each["seq"] for each in db.rows["journal_entries"] if all(each[name] == request[name] for name in same)]
+    return max(found, default=request["seq"])
+
+
 @RULES.of("journal_requests")
 def _journal_requests(db: Tables) -> Iterator[str]:
     """Of an open conversation, whose wake made it with an entry that is kept; it has not expired."""
@@ -269,7 +276,7 @@ def _journal_requests(db: Tables) -> Iterator[str]:
             yield f"{journal['session_id']!r}/{row['request_id']} came with entry {row['seq']}, which is gone"
         if row["expires_at"] is not None and row["expires_at"] <= db.now and not _is_stuck(db, row["journal_id"]):
             yield f"{journal['session_id']!r}/{row['request_id']} has expired"
-        if row["seq"] <= journal.get("dropped", journal.get("dropped_seq", 0)):
+        if _asked_at(db, row) <= journal.get("dropped", journal.get("dropped_seq", 0)):
             yield f"{journal['session_id']!r}/{row['request_id']} was dropped"
 
 

@@ -126,6 +126,19 @@ def interrupt(shell: Shell, *, conversation_id: str, **how: Any) -> None:
     _show_seq(shell, with_conversation(shell, conversation_id, lambda talk: talk.interrupt(**how)))
 
 
+@command(short_help="Send a dead letter again.")
+@click.argument("conversation_id", metavar="ID")
+@click.argument("seq", type=click.IntRange(min=1), metavar="NUMBER")
+def retry(shell: Shell, *, conversation_id: str, seq: int) -> None:
+    """Send the dead letter with this number again to the conversation ID, behind all that has come since. A second time
+    changes nothing.
+
+    Example:
+      affinity conversation retry chat-7 17
+    """
+    _show_seq(shell, with_conversation(shell, conversation_id, lambda talk: talk.retry(seq)))
+
+
 @command(short_help="Have a conversation that has failed try again.")
 @click.argument("conversation_id", metavar="ID")
 def resume(shell: Shell, *, conversation_id: str) -> None:

@@ -17,6 +17,7 @@ from affinity.client import Client, ConversationInfo, ConversationPage
 from affinity.conversation import (
     ConversationHandle,
     ConversationStatus,
+    DeadLetter,
     JournalEntry,
     PendingRequest,
     PendingRevisit,
@@ -29,6 +30,7 @@ from affinity.conversation.follow import FeedItem
 from affinity.errors import UnknownEntry, UnknownInstance
 
 _COLUMNS = ("CONVERSATION", "KIND", "STATUS", "ENTRIES", "PENDING FROM", "REQUESTS", "REVISITS", "PARENT", "UPDATED")
+_DEAD_LETTERS = ("NUMBER", "KIND", "ERROR", "FAILED", "RETRIED AS")
 _REQUESTS = ("REQUEST", "KIND", "WHAT", "SINCE", "UNTIL")
 _META = frozenset({"kind", "usage", "message_id", "span", "started_at", "worker", "attempt"})
 
@@ -104,6 +106,19 @@ def requests(shell: Shell, *, conversation_id: str) -> None:
     """
     found = with_conversation(shell, conversation_id, ConversationHandle.requests)
     shell.show(found, lambda: table(_REQUESTS, map(_request_row, found), empty="no requests"))
+
+
+@command("dead-letters", short_help="Show the inputs of wakes that have failed for good.")
+@click.argument("conversation_id", metavar="ID")
+def dead_letters(shell: Shell, *, conversation_id: str) -> None:
+    """Show the inputs of the conversation ID whose wake has failed for good, and which later wakes have gone on behind;
+    `affinity conversation retry` sends one again.
+
+    Example:
+      affinity conversation dead-letters chat-7 --json
+    """
+    found = with_conversation(shell, conversation_id, ConversationHandle.dead_letters)
+    shell.show(found, lambda: table(_DEAD_LETTERS, map(_dead_letter_row, found), empty="no dead letters"))
 
 
 @command(short_help="Show what happened in a conversation.")
@@ -209,6 +224,11 @@ def _text_of(event: Any) -> str:
 def _plain(value: Any) -> dict[str, Any]:
     found: dict[str, Any] = to_jsonable_python(value)
     return found
+
+
+def _dead_letter_row(found: DeadLetter) -> tuple[object, ...]:
+    error = f"{found.error.type}: {found.error.message}"
+    return found.seq, found.event.kind, error, found.failed_at, found.retried_as
 
 
 def _request_row(found: PendingRequest) -> tuple[object, ...]:

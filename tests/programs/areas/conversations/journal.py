@@ -9,7 +9,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from affinity.client import Client
-from affinity.conversation import JournalEvent
+from affinity.conversation import DeadLetters, JournalEvent
 from affinity.conversation.events import EventTypes
 from affinity.conversation.trace import WAKE_SPAN
 from affinity.journal import Entry, JournalLineage, JournalPage, JournalQuery
@@ -42,6 +42,11 @@ class Attempt:
     def events(self) -> list[JournalEvent]:
         """The events that the handler has appended."""
         return [read(each) for each in self.entries if is_of_handler(each)]
+
+    @property
+    def dead_letters(self) -> DeadLetters | None:
+        """What it records that an earlier wake has failed for."""
+        return next((event for each in self.entries if isinstance(event := read(each), DeadLetters)), None)
 
     @property
     def expired(self) -> list[str]:

@@ -12,6 +12,7 @@ from affinity.conversation import (
     ChildDelegated,
     ChildEnded,
     CustomToolUse,
+    DeadLetters,
     JournalEvent,
     ToolConfirmation,
 )
@@ -166,9 +167,25 @@ class Fold:
         else:
             error = done["error"]["type"] if result == "error" else None
             assert error in {None, *ERRORS}, f"has failed: {done['error']}"
-            assert processed == base, f"has processed {base} to {processed} without the handler's entries"
+            if attempt.dead_letters is not None:
+                self._dead_letters(attempt, attempt.dead_letters)
+            else:
+                assert processed == base, f"has processed {base} to {processed} without the handler's entries"
             assert not attempt.events, f"has failed, and left {attempt.events}"
         now.mark = processed
+
+    def _dead_letters(self, attempt: Attempt, letters: DeadLetters) -> None:
+        """They are what the last wake was given that has failed for good."""
+        base, processed = attempt.completed["base"], attempt.completed["processed"]
+        inputs = [each.seq for each in self.journal.inputs(base, processed)]
+        known = base + 1 >= self.journal.page.first_seq
+        assert letters.inputs == inputs or not known, f"sets aside {letters.inputs}, not {inputs}"
+        before = [each for each in self.journal.attempts if each.first < attempt.first]
+        failed = before[-1].completed if before else {"result": "error", "read": processed}
+        assert failed.get("result") == "error" or not self.knows_all, f"sets aside {letters}, and no wake has failed"
+        assert failed["read"] >= processed or not self.knows_all, f"sets aside {letters}, which no wake was given"
+        for key in letters.revisits:
+            assert self.now.revisits.pop(key, None) or not self.knows_all, f"sets aside revisit {key}, which is none"
 
     def _skip(self, attempt: Attempt) -> None:
         """Retention has removed inputs of the wake."""

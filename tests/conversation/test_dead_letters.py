@@ -1,0 +1,154 @@
+"""Inputs of wakes that have failed for good: later wakes go on behind them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import affinity
+from affinity import AgentMessage, RetryPolicy, UserMessage
+from affinity.conversation import ChildEnded, DeadLetters
+from affinity.errors import UnknownEntry, WakeFailed
+from tests.conversation.application import Chat, make, stage, status, until
+
+pytestmark = pytest.mark.anyio
+
+ONCE = RetryPolicy(max_attempts=1)
+
+
+class Poisoned:
+    """A handler that cannot read one text, until it is mended."""
+
+    def __init__(self) -> None:
+        self.broken = True
+
+    async def handle(self, wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            text = event.text if isinstance(event, UserMessage) else str(event.kind)
+            if self.broken and text == "poison":
+                raise ValueError("cannot read this")
+            chat.received.append(text)
+            wake.append(AgentMessage(f"re: {text}"))
+
+
+async def test_later_inputs_go_on_behind_a_poisoned_one(url: str) -> None:
+    """Its sender learns of the failure, then and later; it is listed, and sent again by hand, once."""
+    handler = Poisoned()
+    async with stage(url, handler.handle, retry=ONCE) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("one"), timeout=30)
+        with pytest.raises(WakeFailed, match="cannot read this"):
+            await talk.ask(UserMessage("poison"), event_id="p", timeout=30)
+        assert await talk.status() == "failed"
+        assert await talk.dead_letters() == []
+        assert (await talk.ask(UserMessage("two"), timeout=30)).text == "re: two"
+        assert await talk.status() == "idle"
+        with pytest.raises(WakeFailed, match="cannot read this"):
+            await talk.ask(UserMessage("poison"), event_id="p", timeout=30)
+        (letter,) = await talk.dead_letters()
+        assert (letter.event, letter.error.type, letter.retried_as) == (UserMessage("poison"), "ValueError", None)
+        handler.broken = False
+        number = await talk.retry(letter.seq)
+        assert (await talk.reply(number, timeout=30)).text == "re: poison"
+        assert await talk.retry(letter.seq) == number
+        assert [each.retried_as for each in await talk.dead_letters()] == [number]
+        with pytest.raises(UnknownEntry, match="is no dead letter"):
+            await talk.retry(number)
+        assert (await on.state()).received == ["one", "two", "poison"]
+
+
+async def test_resume_tries_the_same_inputs_again(url: str) -> None:
+    handler = Poisoned()
+    async with stage(url, handler.handle, retry=ONCE) as on:
+        talk = on.talk()
+        seq = await talk.send(UserMessage("poison"))
+        await until(lambda: status(talk, "failed"))
+        handler.broken = False
+        assert await talk.resume()
+        assert (await talk.reply(seq, timeout=30)).text == "re: poison"
+        assert await talk.dead_letters() == []
+
+
+async def test_a_second_poisoned_input_becomes_a_second_dead_letter(url: str) -> None:
+    handler = Poisoned()
+    async with stage(url, handler.handle, retry=ONCE) as on:
+        talk = on.talk()
+        for number in range(2):
+            with pytest.raises(WakeFailed):
+                await talk.ask(UserMessage("poison"), event_id=f"p{number}", timeout=30)
+        await talk.ask(UserMessage("one"), timeout=30)
+        assert len(await talk.dead_letters()) == 2
+        assert [len(each.event.inputs) for each in await _records(talk)] == [1, 1]
+
+
+async def test_a_revisit_that_fails_holds_up_no_later_input(url: str) -> None:
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        if wake.due:
+            raise ValueError("cannot come back")
+        wake.append(AgentMessage("here"))
+        if wake.events == [UserMessage("come back")]:
+            wake.revisit(0.01, key="nudge")
+
+    async with stage(url, handler, retry=ONCE) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("come back"), timeout=30)
+        await until(lambda: status(talk, "failed"))
+        assert (await talk.ask(UserMessage("two"), timeout=30)).text == "here"
+        (record,) = await _records(talk)
+        assert (record.event.inputs, record.event.revisits) == ([], ["nudge"])
+        assert await talk.revisits() == []
+
+
+async def test_the_end_of_a_child_that_cannot_be_read_is_a_dead_letter_too(url: str) -> None:
+    """The conversation has settled then; sent again, it is read."""
+    broken = True
+
+    async def work(wake: affinity.Wake, chat: Chat) -> None:
+        wake.append(AgentMessage("done"))
+
+    child = make(work, kind="child")
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, ChildEnded):
+                if broken:
+                    raise ValueError("cannot read this")
+                wake.append(AgentMessage(f"child: {event.result}"))
+            elif event == UserMessage("work"):
+                await wake.delegate(child, "c/one", event)
+
+    async with stage(url, handler, child, retry=ONCE) as on:
+        talk = on.talk()
+        await talk.send(UserMessage("work"))
+        await until(lambda: status(talk, "failed"))
+        await talk.ask(UserMessage("go on"), timeout=30, until="settled")
+        (letter,) = await talk.dead_letters()
+        broken = False
+        number = await talk.retry(letter.seq)
+        assert (await talk.reply(number, timeout=30)).text == "child: done"
+
+
+async def test_a_delegation_that_has_failed_is_not_taken_up_again(url: str) -> None:
+    """The parent was notified of its failure: the child goes on with the next one."""
+    poisoned = Poisoned()
+    child = make(poisoned.handle, kind="child", retry=ONCE)
+    ends: list[str] = []
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, ChildEnded):
+                ends.append(f"{event.outcome} {event.result}")
+            else:
+                await wake.delegate(child, "c/one", event)
+
+    async with stage(url, handler, child) as on:
+        talk = on.talk()
+        for text in ("poison", "one"):
+            await talk.ask(UserMessage(text), timeout=30, until="settled")
+        assert ends == ["failed None", "completed re: one"]
+        assert len(await on.talk("c/one", child).dead_letters()) == 1
+
+
+async def _records(talk: affinity.ConversationHandle) -> Any:
+    return await talk.history(kinds=[DeadLetters])
