@@ -41,6 +41,7 @@ class ModelJournal:
     entries: list[ModelEntry] = field(default_factory=list)  # the kept ones
     wakes: list[JournalWake] = field(default_factory=list)  # the kept ones
     requests: dict[str, ModelRequest] = field(default_factory=dict)
+    answered: dict[int, int] = field(default_factory=dict)  # by number of the answer, the first entry of the request
     revisits: dict[str, float] = field(default_factory=dict)  # when they are due
 
     @property
@@ -68,7 +69,7 @@ class ModelJournal:
         assert new.entry is not None
         self.add(new.entry)
         if new.answers is not None:
-            del self.requests[new.answers.request_id]
+            self.answered[self.last_seq] = self.requests.pop(new.answers.request_id).seq
         if new.drops:
             self.requests.clear()
             self.revisits.clear()
@@ -99,6 +100,7 @@ class ModelJournal:
     def prune(self, most: int) -> int:
         """Remove the oldest entries, so that ``most`` are kept; returns how many go."""
         kept = [entry.seq for entry in self.pending] + [request.seq for request in self.requests.values()]
+        kept += [first for answer, first in self.answered.items() if answer > self.processed]
         end = min([*kept, self.last_seq - most + 1])
         before = len(self.entries)
         self.entries = [entry for entry in self.entries if entry.seq >= end]
