@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 import httpx2 as httpx
@@ -18,21 +12,14 @@ import pytest
 
 import affinity
 from examples.chat_api.chat import app, chats
-from tests.support.worker_processes import PATIENCE, ROOT, WorkerProcess, Workers, open_workers
+from tests.support.web import ServerEvent, events_of, holder_of, post, serve, until
+from tests.support.worker_processes import PATIENCE, Workers, open_workers
 
 APP = "examples.chat_api.chat:app"
 
 pytestmark = pytest.mark.parametrize(
     "any_url", ["sqlite", pytest.param("new", marks=pytest.mark.slow)], indirect=True, ids=str
 )
-
-
-class ServerEvent(NamedTuple):
-    """An event of the stream."""
-
-    id: str
-    kind: str
-    data: Any
 
 
 @pytest.fixture
@@ -47,61 +34,15 @@ def workers(any_url: str) -> Iterator[Workers]:
 @pytest.fixture
 def http(workers: Workers) -> Iterator[httpx.Client]:
     """A client of the service, which runs in a process of its own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "uvicorn", "--factory", "examples.chat_api.service:create", "--port", str(port)]
-    server = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"AFFINITY_URL": workers.url})
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
-            _wait_for(client, server)
-            yield client
-    finally:
-        server.terminate()
-        server.wait(PATIENCE)
-
-
-def _wait_for(client: httpx.Client, server: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        assert server.poll() is None, "the server has ended"
-        try:
-            client.get("/chats/unknown")
-        except httpx.ConnectError:
-            time.sleep(0.05)
-        else:
-            return
-    raise AssertionError("the server does not answer")
+    with serve("examples.chat_api.service:create", workers.url, "/chats/unknown") as found:
+        yield found
 
 
 def events(http: httpx.Client, chat: str, after: str | None = None) -> Iterator[ServerEvent]:
     """The events of a chat as they come."""
     headers = {} if after is None else {"Last-Event-ID": after}
     with http.stream("GET", f"/chats/{chat}/events", headers=headers) as response:
-        fields: dict[str, str] = {}
-        for line in response.iter_lines():
-            if line:
-                name, _, value = line.partition(": ")
-                fields[name] = value
-            else:
-                yield ServerEvent(fields["id"], fields["event"], json.loads(fields["data"]))
-                fields = {}
-
-
-def until(stream: Iterator[ServerEvent], kind: str) -> list[ServerEvent]:
-    """The events up to the first of a kind."""
-    found: list[ServerEvent] = []
-    for event in stream:
-        found.append(event)
-        if event.kind == kind:
-            return found
-    raise AssertionError(f"the stream has ended without {kind}")
-
-
-def post(http: httpx.Client, path: str, **body: Any) -> Any:
-    response = http.post(path, json=body)
-    assert response.is_success, response.text
-    return response.json()
+        yield from events_of(response)
 
 
 def test_a_question_has_one_answer_however_often_it_is_sent(http: httpx.Client) -> None:
@@ -181,7 +122,7 @@ def test_a_killed_worker_costs_the_stream_and_not_the_answer(http: httpx.Client,
     post(http, "/chats/ann/messages", text=text)
     stream = events(http, "ann")
     seen = until(stream, "stream.part")
-    _holder(workers).send(signal.SIGKILL)
+    holder_of(workers, "ann").send(signal.SIGKILL)
     seen += until(stream, "conversation.idle")
     kinds = [event.kind for event in seen]
     assert kinds.count("agent.message") == 1
@@ -191,17 +132,6 @@ def test_a_killed_worker_costs_the_stream_and_not_the_answer(http: httpx.Client,
     assert retracted == [False, True]
     seqs = [event.data["seq"] for event in seen if "seq" in event.data]
     assert seqs == list(range(1, len(seqs) + 1))
-
-
-def _holder(workers: Workers) -> WorkerProcess:
-    """The worker that holds the chat's session."""
-
-    async def holder() -> str:
-        async with affinity.Client(workers.url) as client:
-            return next(s.worker_id for s in [each async for each in client.sessions()] if s.session_id == "ann")
-
-    name = anyio.run(holder)
-    return next(worker for worker in workers.running() if worker.name == name)
 
 
 def test_a_person_allows_what_the_model_wants_to_do(http: httpx.Client) -> None:
