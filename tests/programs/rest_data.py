@@ -260,8 +260,10 @@ def _is_stuck(db: Tables, journal_id: int) -> bool:
 def _asked_at(db: Tables, request: Row) -> int:
     """The last entry of its kind by the wake that made it, of which an earlier attempt may have begun long before."""
     same = ("journal_id", "wake_id", "kind")
-    found = [each["seq"] for each in db.rows["journal_entries"] if all(each[name] == request[name] for name in same)]
-    return max(found, default=request["seq"])
+    found: list[int] = [
+        each["seq"] for each in db.rows["journal_entries"] if all(each[name] == request[name] for name in same)
+    ]
+    return max([request["seq"], *found])
 
 
 @RULES.of("journal_requests")
