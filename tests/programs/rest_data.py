@@ -260,10 +260,9 @@ def _is_stuck(db: Tables, journal_id: int) -> bool:
 def _asked_at(db: Tables, request: Row) -> int:
     """The last entry of its kind by the wake that made it, of which an earlier attempt may have begun long before."""
     same = ("journal_id", "wake_id", "kind")
-    found: list[int] = [
-        each["seq"] for each in db.rows["journal_entries"] if all(each[name] == request[name] for name in same)
-    ]
-    return max([request["seq"], *found])
+    entries = [each for each in db.rows["journal_entries"] if all(each[name] == request[name] for name in same)]
+    found: int = max(each["seq"] for each in (request, *entries))
+    return found
 
 
 @RULES.of("journal_requests")
