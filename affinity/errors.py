@@ -534,7 +534,9 @@ class ConversationKindMismatch(ConversationError):
 
 
 class ConversationExists(ConversationError):
-    """The id of a conversation that is to be made from others belongs to another one, a record or an instance."""
+    """The id of a conversation that is to be created, or made from others, belongs to another one, a record or an
+    instance.
+    """
 
 
 class NotAParent(ConversationError):

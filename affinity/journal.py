@@ -17,12 +17,20 @@ has another. Forks name the journal that they continue, not its session.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 from datetime import datetime
-from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
 
-from affinity.limits import MAX_PAGE, check_conditions
+from affinity.limits import (
+    MAX_PAGE,
+    MAX_TITLE_BYTES,
+    check_conditions,
+    check_id,
+    check_labels,
+    check_payload,
+    check_text,
+)
 from affinity.records import RecordTimes, SessionState, frozen
 
 SEQ_MARK: Final = '"$SEQ"'
@@ -72,6 +80,37 @@ class NewEntry:
     recorded_at: datetime | None = None  # of a `JournalCreation`; None, and elsewhere: now
 
 
+class Description(TypedDict, total=False):
+    """What describes a conversation in listings. What is left out is not set, or stays as it is when others change."""
+
+    title: str | None
+    """For people; at most `limits.MAX_TITLE_BYTES`."""
+    owner: str | None
+    """Whose conversation it is: an id of the application."""
+    labels: Mapping[str, str]
+    """At most `limits.MAX_LABELS`; keys and values are bounded like ids."""
+
+
+def check_description(about: Description) -> Description:
+    """Return a copy, if each value may be stored.
+
+    Raises:
+        InvalidId: the title or the owner, or a key or value of a label.
+        PayloadTooLarge: the title.
+        InvalidOptions: there are too many labels.
+    """
+    checked = about.copy()
+    if unknown := sorted(about.keys() - Description.__annotations__.keys()):
+        raise TypeError(f"a conversation has a title, an owner and labels, and no {unknown[0]!r}")
+    if (title := about.get("title")) is not None:
+        check_payload(check_text(title, "title"), "title", MAX_TITLE_BYTES)
+    if (owner := about.get("owner")) is not None:
+        check_id(owner, "owner")
+    if "labels" in about:
+        checked["labels"] = check_labels(about["labels"])
+    return checked
+
+
 @frozen(kw_only=True)
 class JournalStart:
     """Creates the journal and its instance, when the session has no journal, or its instance is gone."""
@@ -84,6 +123,7 @@ class JournalStart:
     # Session whose wake creates it: only that session, and clients, may append inputs. The journal keeps the journal id
     # that this session has then, too: see `JournalPage.parent_journal`.
     parent: str | None = None
+    about: Description | None = None  # of a new journal
 
 
 @frozen(kw_only=True)
@@ -276,8 +316,8 @@ class JournalRange(NamedTuple):
 
 @frozen(kw_only=True)
 class JournalCreation:
-    """Creates a journal from others, which must exist. So lineage has no cycles. It writes as many rows as it has
-    parents and entries, for a base of any length.
+    """Creates a journal, empty or from others, which must exist. So lineage has no cycles. It writes as many rows as it
+    has parents and entries, for a base of any length.
 
     It has no revisits. Inputs that the base has not processed are pending in it too, and so are ``requests``, which are
     answered here and there independently.
@@ -288,8 +328,8 @@ class JournalCreation:
     start: JournalStart  # of its instance, which is created with it
     # Sent to the instance if inputs are pending, or a request that expires; `SEQ_MARK` becomes the last number.
     message: str | None = None
-    lineage: LineageKind
-    operator: str  # what made it, for people
+    lineage: LineageKind | None  # None: it begins empty
+    operator: str  # what made it, for people; of one that begins empty: an empty text
     parents: Sequence[int] = ()  # journal ids, in order; a detached journal has none
     extras: str = "{}"  # JSON object
     base: JournalRange | None = None  # its first entries are this range, with the same numbers; its own follow
@@ -304,6 +344,7 @@ class JournalCreation:
     state_times: RecordTimes | None = None  # of its record; a time in the future becomes now. None: now
     requests: Sequence[InheritedRequest] | None = ()  # None: the requests that are pending in the base, after the turn
     home: str | None = None  # session on whose lease its wakes run; None: its own
+    about: Description | None = None
 
     @property
     def size(self) -> int:
@@ -349,6 +390,14 @@ class JournalLineage:
     # "usage" of a payload, an object of numbers. A writer is the beginning of a wake's id, without its last two words,
     # which hyphens separate; an input counts for the wake behind it. Of a journal that continues others: their sum.
     used: str = "{}"
+    title: str | None = None
+    owner: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def about(self) -> Description:
+        """Title, owner and labels."""
+        return {"title": self.title, "owner": self.owner, "labels": self.labels}
 
 
 class HomeLease(NamedTuple):
@@ -531,6 +580,9 @@ class JournalInfo:
     pending_revisits: int
     created_at: datetime
     updated_at: datetime
+    title: str | None
+    owner: str | None
+    labels: Mapping[str, str]
 
 
 @frozen(kw_only=True)
@@ -545,6 +597,8 @@ class JournalFilter:
     parent_journal: int | None = None  # as `JournalPage.parent_journal`
     closed: bool | None = None
     with_requests: bool = False  # with pending requests
+    owner: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)  # has all of these
     after: tuple[datetime, str] | None = None  # keyset cursor
 
     def __post_init__(self) -> None:

@@ -172,7 +172,10 @@ COMPRESS_STATE_ABOVE: Final = 32 * 1024
 """Bytes from which a state is compressed: below, compression costs more time than it saves space."""
 
 MAX_LABELS: Final = 32
-"""Labels of one session; keys and values are bounded like ids."""
+"""Labels of one session or conversation; keys and values are bounded like ids."""
+
+MAX_TITLE_BYTES: Final = 1024
+"""UTF-8 bytes of the title of a conversation: each row of a listing has it."""
 
 MAX_PARTICIPANTS: Final = 256
 """Participants named in one session's metadata."""
@@ -273,6 +276,18 @@ def check_tag(value: object) -> str:
     if (size := len(tag.encode())) > MAX_TAG_BYTES:
         raise InvalidId(f"tag has {size} bytes as UTF-8, over the limit of {MAX_TAG_BYTES}")
     return tag
+
+
+def check_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels, if keys and values are bounded like ids.
+
+    Raises:
+        InvalidOptions: there are more than `MAX_LABELS`.
+        InvalidId: a key or a value is no id.
+    """
+    if len(labels) > MAX_LABELS:
+        raise InvalidOptions(f"{len(labels)} labels, over the limit of {MAX_LABELS}")
+    return {check_id(key, "label key"): check_id(value, f"label {key!r}") for key, value in labels.items()}
 
 
 def check_payload(json_text: str, what: str, limit: int = MAX_PAYLOAD_BYTES) -> str:

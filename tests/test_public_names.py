@@ -26,6 +26,7 @@ NOT_PUBLIC: Final = {
     "ConversationConditions": "the keyword arguments of a call",
     "ConversationKind": "of a constructor that only `Conversations` calls",
     "Entry": "of a constructor that only `ConversationHandle` calls",
+    "Description": "the keyword arguments of a call",
     "Destroyable": "a protocol that Resource fulfils",
     "EventTypes": "of constructors that only conversations call",
     "Hydrate": "what a worker takes from a cache of sessions",

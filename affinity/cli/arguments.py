@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -99,3 +99,15 @@ SESSION_ID: Final = Parsed("id", lambda text: check_id(text, "it"))
 
 LIMIT: Final = Parsed("number|none", _limit)
 """A number from 1, or ``none``, which is 0 here."""
+
+
+def labels_of(given: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """The labels that a row must have.
+
+    Raises:
+        click.UsageError: two of one key, which no row has.
+    """
+    labels = dict(given)
+    if len(labels) < len(set(given)):
+        raise click.UsageError("there is one label of a key; give --label once for each")
+    return labels

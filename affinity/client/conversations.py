@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import field, replace
 from datetime import datetime
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack, get_args
 
@@ -46,6 +46,9 @@ class ConversationInfo:
     pending_revisits: int
     created_at: datetime
     updated_at: datetime
+    title: str | None = None
+    owner: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @frozen(kw_only=True)
@@ -68,6 +71,9 @@ class ConversationConditions(TypedDict, total=False):
     """Id of the conversation that created them; if there is none, the children of deleted ones with this id."""
     terminated: bool | None
     """Only terminated conversations, or only others."""
+    owner: str | None
+    labels: Mapping[str, str]
+    """All of which it has."""
     with_requests: bool
     """Only conversations with a request that waits for an answer."""
 

@@ -22,6 +22,7 @@ from affinity.errors import ProviderError
 from affinity.journal import (
     Appended,
     CreationResult,
+    Description,
     JournalAppend,
     JournalCreation,
     JournalFilter,
@@ -140,6 +141,12 @@ class Journals:
             self._hints.notify_all()
             self._notify({creation.session_id: True})
         return result
+
+    async def describe(self, session_id: str, kind: str, changes: Description) -> bool:
+        """See `JournalProvider.describe_journal`."""
+        found = await self._retry(partial(self._provider.describe_journal, session_id, kind, changes))
+        self._notify({session_id: True})
+        return found
 
     async def lineage(self, session_id: str) -> Sequence[JournalLineage]:
         """See `JournalProvider.get_lineage`."""

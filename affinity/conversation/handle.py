@@ -6,13 +6,14 @@ import sys
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Unpack
 
 import anyio
 
 from affinity import errors
 from affinity.client.calls import check_delivery, check_timeout
 from affinity.client.changes import Change
+from affinity.conversation.creating import CreationCalls
 from affinity.conversation.dead_letters import dead_letters, retry_id
 from affinity.conversation.events import (
     NO_META,
@@ -38,7 +39,6 @@ from affinity.conversation.follow import (
     unknown_conversation,
 )
 from affinity.conversation.kinds import RESUME_MESSAGE, WAKE_MESSAGE, interrupt_message, terminate_message
-from affinity.conversation.lineage_calls import LineageCalls
 from affinity.conversation.reading import all_entries, check_seq, kinds_of
 from affinity.conversation.reply import Reply, check_awaited
 from affinity.conversation.reply_stream import ReplyPageReader, ReplyStream
@@ -51,12 +51,14 @@ from affinity.journal import (
     Answer,
     Appended,
     ConversationStatus,
+    Description,
     Entry,
     JournalAppend,
     JournalFilter,
     JournalPage,
     JournalQuery,
     NewEntry,
+    check_description,
 )
 from affinity.limits import MAX_PAGE, MAX_UNREAD_EVENTS, check_id
 from affinity.orchestration.app import MISSING
@@ -69,7 +71,7 @@ DELETE_SECONDS: Final = 30.0
 """Default of the time that a child may take to end before it is removed."""
 
 
-class ConversationHandle(LineageCalls["ConversationHandle"]):
+class ConversationHandle(CreationCalls["ConversationHandle"]):
     """A conversation, as its clients see it.
 
     ::
@@ -85,13 +87,15 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
 
     # -- sending
 
-    async def send(self, event: JournalEvent, *, event_id: str | None = None) -> int:
+    async def send(self, event: JournalEvent, *, event_id: str | None = None, **about: Unpack[Description]) -> int:
         """Append an event, and wake the conversation, which begins with its first event.
 
         Args:
             event: of kind ``user.*``, or of a kind of the application. An answer must fit a pending request; an
                 interrupt drops pending requests and revisits.
             event_id: under which it is one event, however often it is sent.
+            about: ``title``, ``owner`` and ``labels`` of a conversation that begins with this event; see `create`. One
+                that is there keeps its own: `describe` changes them.
 
         Returns:
             The number of its entry, an integer that knows its journal: for `reply`, and for `events`.
@@ -105,7 +109,7 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
             TooManyUnreadEvents, QuotaExceeded: it was refused; send it again later.
             InvalidInput: the event or its id is refused; the subclass is the reason.
         """
-        return (await self._send(event, event_id))[0]
+        return (await self._send(event, event_id, about))[0]
 
     async def ask(
         self,
@@ -114,6 +118,7 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
         event_id: str | None = None,
         timeout: float | None = None,
         until: Literal["wake", "settled"] = "wake",
+        **about: Unpack[Description],
     ) -> Reply:
         """Send an event, and wait for the wake that processes it. The same event id again gives the same
         reply. After a failover the event is sent again, under its id: the database may have lost it.
@@ -124,6 +129,7 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
             timeout: seconds; None: forever.
             until: "settled": wait on until the conversation has nothing left to do, and return the reply of its last
                 wake: no input, no request that waits for an answer, no revisit, and no child that works for it.
+            about: as for `send`.
 
         Raises:
             WakeFailed: the wake has failed for good. `resume` tries again, and from then on `ask` waits for the reply
@@ -149,7 +155,7 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
             async with self._client.journals.changes(self.conversation_id, only_wakes=True) as change:
                 event_id = event_id or self._client.journals.new_event_id()
                 while True:
-                    seq, appended = await self._send(event, event_id)
+                    seq, appended = await self._send(event, event_id, about)
                     with suppress(errors.TimelineChanged):
                         reply = await self._reply(change, seq, appended)
                         return reply if until == "wake" else await self._settle(change, reply, seq)
@@ -170,6 +176,7 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
         event_id: str | None = None,
         after: int | str = 0,
         heartbeat: float | None = None,
+        **about: Unpack[Description],
     ) -> ReplyStream:
         """Send an event, and follow what belongs to it: parts that are streamed, calls of tools, retractions, and
         entries of the wakes that have read the event, in the order of `events`. The `Reply` comes last.
@@ -187,6 +194,7 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
             event_id: as for `send`.
             after: 0; or `ReplyStream.position` of an earlier call with this event id.
             heartbeat: seconds after which a wait for an item gives a `Heartbeat`; None: it waits for an item.
+            about: as for `send`.
 
         Raises:
             InvalidInput: neither an event nor an event id is given, ``after`` is no position, or ``heartbeat`` is not a
@@ -204,7 +212,7 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
         sent_as = event_id or self._client.journals.new_event_id()
         return ReplyStream(
             self.conversation_id,
-            lambda: self._open_reply(event, sent_as, position),
+            lambda: self._open_reply(event, sent_as, position, about),
             self.reply,
             self._check_not_blocked,
             position=str(position),
@@ -212,9 +220,9 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
         )
 
     async def _open_reply(
-        self, event: JournalEvent | None, event_id: str, after: FeedPosition
+        self, event: JournalEvent | None, event_id: str, after: FeedPosition, about: Description
     ) -> tuple[int, EventFeed]:
-        seq = await self._anchor(event_id) if event is None else await self.send(event, event_id=event_id)
+        seq = await (self._anchor(event_id) if event is None else self.send(event, event_id=event_id, **about))
         position = after if after.seq >= seq else read_position(seq)
         pages = ReplyPageReader(self._kind.types, position, seq)
         if position.seq > seq:
@@ -377,12 +385,14 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
                 await self._client.delete(self.conversation_id)
         await self._check(append, appended)
 
-    async def _send(self, event: JournalEvent, event_id: str | None) -> tuple[EntryNumber, Appended]:
+    async def _send(
+        self, event: JournalEvent, event_id: str | None, about: Description
+    ) -> tuple[EntryNumber, Appended]:
         timeline = self._client.journals.timeline
-        appended = await self._send_event(event, event_id)
+        appended = await self._send_event(event, event_id, check_description(about) if about else None)
         return EntryNumber.of(appended.seq, JournalIdentity(appended.journal_id, timeline)), appended
 
-    async def _send_event(self, event: JournalEvent, event_id: str | None) -> Appended:
+    async def _send_event(self, event: JournalEvent, event_id: str | None, about: Description | None) -> Appended:
         check_input(event, event_id)
         entry = self._entry(event, event_id or self._client.journals.new_event_id())
         if isinstance(event, AnswerEvent):
@@ -391,10 +401,10 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
         elif isinstance(event, UserInterrupt):
             append = self._new(entry=entry, message=interrupt_message(cancel=event.cancel), drops=True)
         else:
-            return await self._send_input(entry)
+            return await self._send_input(entry, about)
         return await self._append(append)
 
-    async def _send_input(self, entry: NewEntry) -> Appended:
+    async def _send_input(self, entry: NewEntry, about: Description | None) -> Appended:
         """Append an input. What would create the conversation goes with it, unless it is known to be there."""
         journals = self._client.journals
         append = self._new(entry=entry, message=WAKE_MESSAGE, unread_limit=MAX_UNREAD_EVENTS)
@@ -402,7 +412,7 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
             appended = await journals.append(append)
             if appended.outcome != "unknown":
                 return await self._check(append, appended)
-        return await self._append(replace(append, start=self._kind.start()))
+        return await self._append(replace(append, start=replace(self._kind.start(), about=about)))
 
     def _new(self, **fields: Any) -> JournalAppend:
         return JournalAppend(session_id=self.conversation_id, kind=self._kind.name, **fields)
@@ -454,11 +464,7 @@ class ConversationHandle(LineageCalls["ConversationHandle"]):
             raise errors.ConversationKindMismatch(
                 self.conversation_id, "an instance of another orchestration has this id: use another id"
             )
-        raise errors.ConversationKindMismatch(
-            self.conversation_id,
-            f"it is of kind {page.kind!r}, not {self._kind.name!r}: connect with the Conversations of its kind, or use "
-            "another id",
-        )
+        self._refuse_kind(page.kind)
 
     # -- reading
 

@@ -3,7 +3,8 @@
 A conversation that is made from others begins with their entries, or with a summary of them, and then goes its own way:
 its journal, its state and its requests are its own. Inputs that the others have not processed wait in it too. A fork,
 or a detached copy, also has the requests that were pending at the entry with which it begins: each side answers its
-own. A merge and a summary have none. The revisits stay with the source.
+own. A merge and a summary have none. The revisits stay with the source. Title, owner and labels are copied, for a merge
+from the left side.
 
 Its state is the first of these: the state that the application gives; a copy of the record, unless it begins with an
 earlier entry; the state that ``Conversations(rebuild=...)`` returns for the entries; an initial state.
@@ -173,6 +174,7 @@ class CreationPlanner:
             lineage=lineage,
             added=extras_of(spent) if is_carried else {},
             parents=[own.journal_id] if lineage == "fork" else [],
+            about=own.about,
             base=JournalRange(own.journal_id, at),
             copies_state=copies,
             state=state,
@@ -218,6 +220,7 @@ class CreationPlanner:
             new_id,
             made_by,
             lineage="merge",
+            about=one.about,
             parents=[one.journal_id, other.journal_id],
             base=base,
             merged=JournalRange(other.journal_id),
@@ -254,6 +257,7 @@ class CreationPlanner:
             made_by,
             lineage="compress",
             added={"compression": compression, **extras_of(spent)},
+            about=own.about,
             parents=[own.journal_id],
             entries=[entry],
             state=await self._using(source, given),
@@ -302,6 +306,7 @@ class CreationPlanner:
             MadeBy(extras=found.extras),
             lineage="import",
             home=None,
+            about=found.conversation.about,
             parents=[],
             processed=found.processed,
             wakes=found.wakes,

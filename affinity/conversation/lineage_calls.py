@@ -33,7 +33,8 @@ class CommonCalls(EntryReader, Generic[M]):
         self._kind, self._planner = kind, planner
 
     async def fork(self, new_id: str, *, at: int | None = None, **made_by: Unpack[MadeBy]) -> M:
-        """A conversation that goes on from an entry of this one. The cost does not grow with the length.
+        """A conversation that goes on from an entry of this one. The cost does not grow with the length. It has the
+        title, the owner and the labels of this one, as have a detached copy and a compression.
 
         It has the requests that were pending there, each with its id. They are answered here and there independently,
         and expire at the same time; a request that this conversation has resolved since then does not expire there.
@@ -117,7 +118,7 @@ class LineageCalls(CommonCalls[M], Generic[M]):
         """Merge another conversation with this one, the left side, into a new one.
 
         It has the entries of this one, then the entries of the other one that this one does not have: common entries
-        come once.
+        come once. It has the title, the owner and the labels of this one.
 
         Args:
             other: the right side.
@@ -149,8 +150,9 @@ class LineageCalls(CommonCalls[M], Generic[M]):
 
     @uninterrupted
     async def export(self) -> AsyncIterator[str]:
-        """The conversation as lines of JSON, without the newline: itself and its ancestors, its record of state, and
-        its entries as far as they are there at the beginning, which fit each other. `import_` reads them.
+        """The conversation as lines of JSON, without the newline: itself, with title, owner and labels, its ancestors,
+        its record of state, and its entries as far as they are there at the beginning, which fit each other. `import_`
+        reads them.
 
         Raises:
             UnknownConversation, ConversationKindMismatch: as for `fork`; or it was deleted meanwhile.

@@ -15,14 +15,23 @@ from bisect import bisect_right
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, ClassVar, Final, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, JsonValue
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, JsonValue, model_validator
 from pydantic_core import from_json, to_json
 
 from affinity.conversation.events import check_kind
 from affinity.errors import InvalidInput, problem_of
-from affinity.journal import EndOutcome, Entry, JournalLineage, JournalPage, JournalWake, NewEntry
+from affinity.journal import (
+    Description,
+    EndOutcome,
+    Entry,
+    JournalLineage,
+    JournalPage,
+    JournalWake,
+    NewEntry,
+    check_description,
+)
 from affinity.limits import check_depth, check_id, check_payload
 from affinity.records import RecordTimes, SessionRecord, SessionState
 from affinity.session.transfer import Time, line_of, read_line
@@ -63,6 +72,19 @@ class _Conversation(_Node):
     last_seq: int  # of its entries; 0: it has none
     usage: dict[str, int]  # of what compressions have left out
     usage_by_writer: dict[str, tuple[int, dict[str, int]]]  # the same
+    title: str | None = None
+    owner: str | None = None
+    labels: dict[str, str] = {}
+
+    @property
+    def about(self) -> Description:
+        """Title, owner and labels, which are bounded as when they are written."""
+        return {"title": self.title, "owner": self.owner, "labels": self.labels}
+
+    @model_validator(mode="after")
+    def _check_about(self) -> Self:
+        check_description(self.about)
+        return self
 
 
 class _Entry(BaseModel):
@@ -169,7 +191,7 @@ def lineage_lines(lineage: Sequence[JournalLineage], page: JournalPage, usage: M
     """The first lines of an export; ``usage``: the extras that carry what compressions have left out."""
     own, *ancestors = lineage
     last_seq = page.last_seq if page.last_seq >= page.first_seq else 0
-    about = {"kind": page.kind, "processed": page.processed, "last_seq": last_seq, **usage}
+    about = {"kind": page.kind, "processed": page.processed, "last_seq": last_seq, **own.about, **usage}
     head = {"format": FORMAT, **about, **_node(own)}
     return [_line("conversation", head), *[_line("ancestor", _node(each)) for each in ancestors]]
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from affinity.journal import JournalLineage, JournalRange
+from affinity.records import labels_of
 
 
 def to_lineage(
@@ -18,7 +19,7 @@ def to_lineage(
 
     Args:
         rows: session id, journal id, kind, lineage, operator, parents, extras, id and number of the base, home, time of
-            creation, what removed entries have used; in any order.
+            creation, what removed entries have used, title, owner, labels as JSON; in any order.
         session_id: of the journal.
         instant: converts a time.
     """
@@ -35,7 +36,8 @@ def to_lineage(
 
 
 def _to_lineage(row: Sequence[Any], instant: Callable[[Any], datetime]) -> JournalLineage:
-    session_id, journal_id, kind, lineage, operator, parents, extras, base_id, base_seq, home, created_at, used = row
+    session_id, journal_id, kind, lineage, operator, parents, extras, base_id, base_seq, home, created_at, *others = row
+    used, title, owner, labels = others
     return JournalLineage(
         session_id=session_id,
         journal_id=journal_id,
@@ -49,4 +51,7 @@ def _to_lineage(row: Sequence[Any], instant: Callable[[Any], datetime]) -> Journ
         distance=0,
         created_at=instant(created_at),
         used=used,
+        title=title,
+        owner=owner,
+        labels=labels_of(labels),
     )

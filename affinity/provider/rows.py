@@ -83,10 +83,15 @@ def _reader(cls: type) -> Callable[[Columns, Time | None], Any]:
 
 to_key_state: Final = partial(to_record, KeyState)
 to_execution: Final = partial(to_record, ExecutionInfo)
-to_journal_info: Final = partial(to_record, JournalInfo)
 to_session: Final = partial(to_record, SessionInfo)
 to_session_move: Final = partial(to_record, SessionMove)
 to_tree_member: Final = partial(to_record, TreeMember)
+
+
+def to_journal_info(row: Columns, time: Time) -> JournalInfo:
+    """A journal of a listing."""
+    *own, labels = row
+    return to_record(JournalInfo, [*own, labels_of(labels)], time)
 
 
 def to_instance(row: Columns, time: Time) -> InstanceInfo:

@@ -13,7 +13,7 @@ import anyio.to_thread
 
 from affinity import errors
 from affinity.errors import problem_of
-from affinity.limits import MAX_LABELS, MAX_PARTICIPANTS, check_id, check_integer
+from affinity.limits import MAX_PARTICIPANTS, check_id, check_integer, check_labels
 from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore, SessionSummary
 from affinity.session.codec import FieldOverrides, Projection, StateCodec, pack, unpack
 from affinity.session.migrations import Migrations
@@ -366,7 +366,7 @@ def override_metadata(
     if labels is None:
         return stored
     kept = {key: value for key, value in stored.labels.items() if key.startswith(LABEL)}
-    return replace(stored, labels=_checked_labels({**_own(labels), **kept}))
+    return replace(stored, labels=check_labels({**_own(labels), **kept}))
 
 
 def _add_described(metadata: SessionMetadata, described: SessionMetadata) -> SessionMetadata:
@@ -392,7 +392,7 @@ def _add_described(metadata: SessionMetadata, described: SessionMetadata) -> Ses
         name=metadata.name if described.name is None else check_id(described.name, "session name"),
         message_count=metadata.message_count if described.message_count is None else described.message_count,
         participants=_checked_participants(described.participants) if described.participants else metadata.participants,
-        labels=_checked_labels({**metadata.labels, **_own(described.labels)}),
+        labels=check_labels({**metadata.labels, **_own(described.labels)}),
     )
 
 
@@ -408,12 +408,6 @@ def _own(labels: Mapping[str, str]) -> Mapping[str, str]:
             f"label {found!r:.80}: labels that begin with {LABEL!r} name the resources of a session"
         )
     return labels
-
-
-def _checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    if len(labels) > MAX_LABELS:
-        raise errors.InvalidOptions(f"{len(labels)} labels, over the limit of {MAX_LABELS}")
-    return {check_id(key, "label key"): check_id(value, f"label {key!r}") for key, value in labels.items()}
 
 
 def _checked_participants(participants: object) -> tuple[str, ...]:

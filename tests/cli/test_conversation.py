@@ -14,6 +14,7 @@ import affinity
 from affinity.cli.conversation.show import line_of
 from affinity.cli.help import MISUSED, REFUSED, TIMED_OUT, UNKNOWN
 from affinity.conversation import ToolEnded, ToolStarted, UserMessage
+from affinity.journal import Description
 from affinity.limits import MAX_PAGE
 from examples.chat_api.chat import chats
 from tests.cli.conftest import refused, succeed
@@ -68,6 +69,24 @@ def test_a_request_is_shown_and_answered_once(url: str) -> None:
     assert request["event"]["arguments"] == {"cents": 300}
     output(url, "answer", "c3", request["request_id"], "--allow")
     refused(REFUSED, "conversation", "answer", "c3", request["request_id"], "--refuse", "--url", url)
+
+
+def test_a_list_finds_by_owner_and_labels(url: str) -> None:
+    """And shows them, as does the page of one."""
+
+    async def create() -> None:
+        async with affinity.Client(url) as client:
+            about: Description = {"title": "Lost parcel", "owner": "ann", "labels": {"team": "eu", "tier": "gold"}}
+            await client.conversation(chats, "c22").create(**about)
+
+    anyio.run(create)
+    for words in (["--owner", "ann"], ["--label", "team=eu"], ["--label", "team=eu", "--label", "tier=gold"]):
+        (found,) = output(url, "list", *words)["items"]
+        assert found == {**found, "title": "Lost parcel", "owner": "ann", "labels": {"team": "eu", "tier": "gold"}}
+    assert output(url, "list", "--label", "team=us")["items"] == []
+    assert "Lost parcel" in succeed("conversation", "list", "--owner", "ann", "--url", url)
+    shown = succeed("conversation", "show", "c22", "--url", url)
+    assert all(each in shown for each in ("Lost parcel", "ann", "team", "gold"))
 
 
 def test_a_list_shows_the_status_and_what_waits(url: str) -> None:

@@ -143,6 +143,17 @@ def _session_labels(db: Tables) -> Iterator[str]:
     yield from _differences(there, {*db.by("session_labels", "key", "value", "session_id")})
 
 
+@RULES.of("journal_labels")
+def _journal_labels(db: Tables) -> Iterator[str]:
+    """The labels of the journals, to be found by."""
+    there = {
+        (key, value, me)
+        for me, row in db.by("journals", "journal_id").items()
+        for key, value in parsed(row["labels"]).items()
+    }
+    yield from _differences(there, {*db.by("journal_labels", "key", "value", "journal_id")})
+
+
 @RULES.of("session_participants")
 def _session_participants(db: Tables) -> Iterator[str]:
     """The participants of the records, to be found by."""

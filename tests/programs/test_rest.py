@@ -17,7 +17,7 @@ from tests.programs.rest_work import misplaced
 from tests.programs.tables import Row, Tables, read_tables
 
 ONLY: Final = {
-    "sqlite": {"counters", "session_labels", "session_participants", "sqlite_sequence"},
+    "sqlite": {"counters", "journal_labels", "session_labels", "session_participants", "sqlite_sequence"},
     "postgres": {"granted_roles", "instance_counts", "instances_by_status", "sweeps"},
 }
 """Tables of one database only."""
@@ -107,7 +107,7 @@ async def fill(env: Env) -> None:
     await (await client.start(remembering, "s", instance_id="r")).wait()
     await client.start(again, 2, instance_id="a")
     talk = client.conversation(support, "c")
-    await talk.ask(affinity.UserMessage("hello"))
+    await talk.ask(affinity.UserMessage("hello"), title="Hello", owner="ann", labels={"tier": "gold"})
     for text in ("ask", "delegate"):
         await client.conversation(support, text).ask(affinity.UserMessage(text))
     await (await talk.fork("f1")).ask(affinity.UserMessage("more"))
@@ -310,6 +310,10 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
     "session_labels": (
         lambda at: at.drop("session_labels", session_id="s"),
         lambda at: at.copy("session_labels", {"session_id": "s"}, session_id="gone"),
+    ),
+    "journal_labels": (
+        lambda at: at.drop("journal_labels", **at.of("c")),
+        lambda at: at.copy("journal_labels", at.of("c"), journal_id=99),
     ),
     "session_participants": (
         lambda at: at.drop("session_participants", session_id="s"),

@@ -15,6 +15,7 @@ import pytest
 from affinity.errors import ConnectionLost, Contention
 from affinity.journal import (
     Answer,
+    Description,
     JournalAppend,
     JournalCreation,
     JournalFilter,
@@ -98,8 +99,9 @@ def crowd_journals(admin: psycopg.Connection[Any], crowd: Crowd) -> None:
         " SELECT j.journal_id, j.last_seq + i, clock(), false, 'agent.message', 'w' || i / 4, '\"x\"'"
         f" FROM journals j, generate_series(1, {LENGTH}) i WHERE j.session_id = 's'",
         f"UPDATE journals SET last_seq = last_seq + {LENGTH} WHERE session_id = 's'",
-        "INSERT INTO journals (journal_id, session_id, kind, last_seq, oldest_at, created_at, updated_at)"
-        f" SELECT i, 'other' || i, 'common', 1, clock(), '2001-01-01', clock() FROM generate_series(1, {MANY}) i",
+        "INSERT INTO journals (journal_id, session_id, kind, last_seq, owner, labels, oldest_at, created_at,"
+        " updated_at) SELECT i, 'other' || i, 'common', 1, 'o' || i % 100, '{\"tier\": \"common\"}', clock(),"
+        f" '2001-01-01', clock() FROM generate_series(1, {MANY}) i",
         "INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, event_id, payload)"
         f" SELECT i, 1, clock(), true, 'user.message', 'e', '\"x\"' FROM generate_series(1, {MANY}) i",
         "INSERT INTO journal_requests SELECT i, 'q', 'confirm', 'w', 1, 1, clock(), NULL, '1'"
@@ -308,6 +310,9 @@ RARE: Final[tuple[dict[str, Any], ...]] = (
     {"kind": "common"},
     {"prefix": "rare"},
     {"parent": "rare"},
+    {"owner": "rare"},
+    {"labels": {"team": "rare"}},
+    {"labels": {"team": "rare", "tier": "common"}},
     {"closed": True, "kind": "chat"},
     {"session_id": "s"},
     {"status": "running"},
@@ -323,7 +328,9 @@ async def test_a_page_of_journals_costs_the_same_among_many(
     """With each filter; and so does a step of their retention: of the others none is read."""
     monkeypatch.setattr(listing, "MAX_PAGE", 100)
     async with opened(postgres_migrated) as provider:
-        children = [said(f"rare{n}", start=replace(start(f"rare{n}"), parent="rare")) for n in range(5)]
+        about: Description = {"owner": "rare", "labels": {"team": "rare", "tier": "common"}}
+        starts = [replace(start(f"rare{n}"), parent="rare", about=about) for n in range(5)]
+        children = [said(f"rare{n}", start=each) for n, each in enumerate(starts)]
         await provider.append_journal([said("s", closes=True), *children])
         crowd_journals(admin, "mixed")
         for statement in (

@@ -159,6 +159,7 @@ async def test_a_commit_behind_a_stream_waits_for_the_disk(tmp_path: Path) -> No
         (journal_admin.BY_ID, "sqlite_autoindex_journals_1"),
         (journal_admin.BY_KIND, "journals_by_kind"),
         (journal_admin.BY_PARENT, "journals_by_parent"),
+        (journal_admin.BY_OWNER, "journals_by_owner"),
     ],
 )
 async def test_a_listing_reads_the_index_of_its_condition(tmp_path: Path, statement: str, index: str) -> None:
@@ -174,6 +175,8 @@ async def test_a_listing_reads_the_index_of_its_condition(tmp_path: Path, statem
         "parent",
         "parent_journal",
         "closed",
+        "owner",
+        "labels",
         "now",
         "window",
         "limit",

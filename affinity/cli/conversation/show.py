@@ -10,6 +10,7 @@ from typing import Any, get_args
 import click
 from pydantic_core import to_jsonable_python
 
+from affinity.cli.arguments import LABEL, labels_of
 from affinity.cli.conversation.opening import open_conversation, with_conversation
 from affinity.cli.output import clock, compact, counted, pairs, printable, table
 from affinity.cli.shell import PageOptions, Shell, command, paged, with_client
@@ -29,7 +30,10 @@ from affinity.conversation import (
 from affinity.conversation.follow import FeedItem
 from affinity.errors import UnknownEntry, UnknownInstance
 
-_COLUMNS = ("CONVERSATION", "KIND", "STATUS", "ENTRIES", "PENDING FROM", "REQUESTS", "REVISITS", "PARENT", "UPDATED")
+_COLUMNS = (
+    *("CONVERSATION", "KIND", "STATUS", "ENTRIES", "PENDING FROM", "REQUESTS", "REVISITS", "PARENT", "UPDATED"),
+    *("OWNER", "TITLE"),
+)
 _DEAD_LETTERS = ("NUMBER", "KIND", "ERROR", "FAILED", "RETRIED AS")
 _REQUESTS = ("REQUEST", "KIND", "WHAT", "SINCE", "UNTIL")
 _META = frozenset({"kind", "usage", "message_id", "span", "started_at", "worker", "attempt"})
@@ -40,17 +44,21 @@ _META = frozenset({"kind", "usage", "message_id", "span", "started_at", "worker"
 @click.option("--status", type=click.Choice(get_args(ConversationStatus)), help="That have this status now.")
 @click.option("--prefix", help="Whose id begins so.")
 @click.option("--parent", help="Children of this conversation.")
+@click.option("--owner", help="Of this owner.")
+@click.option("--label", "labels", multiple=True, type=LABEL, help="With this label; may be repeated.")
 @click.option("--terminated/--open", default=None, help="Only terminated ones, or only others.")
 @click.option("--requests", "with_requests", is_flag=True, help="Only with a request that waits for an answer.")
 @paged("Conversations")
-def list_conversations(shell: Shell, *, page: PageOptions, **where: Any) -> None:
+def list_conversations(shell: Shell, *, page: PageOptions, labels: Sequence[tuple[str, str]], **where: Any) -> None:
     """List conversations, newest first.
 
     Examples:
       affinity conversation list --kind support --requests
       affinity conversation list --status failed
+      affinity conversation list --owner ann --label team=eu
       affinity conversation list --prefix chat- --open --json
     """
+    where["labels"] = labels_of(labels)
 
     async def read(client: Client) -> ConversationPage:
         if page.everything:
@@ -65,7 +73,7 @@ def list_conversations(shell: Shell, *, page: PageOptions, **where: Any) -> None
 def _row(found: ConversationInfo) -> tuple[object, ...]:
     waits = (found.pending_from, found.pending_requests or None, found.pending_revisits or None)
     about = (found.conversation_id, found.kind, found.status, found.last_seq)
-    return *about, *waits, found.parent, found.updated_at
+    return *about, *waits, found.parent, found.updated_at, found.owner, found.title
 
 
 @command(short_help="Show how a conversation is.")

@@ -8,9 +8,8 @@ from typing import Any, cast
 
 import click
 
-from affinity.cli.arguments import DURATION, LABEL
+from affinity.cli.arguments import DURATION, LABEL, labels_of
 from affinity.cli.output import counted, printable
-from affinity.cli.sessions.filters import labels_of
 from affinity.cli.shell import Progress, Shell, command, confirm, remove, with_client
 from affinity.client import Client
 from affinity.errors import SessionNotFound

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import click
 
-from affinity.cli.arguments import DURATION, INSTANT, LABEL, SESSION_ID
+from affinity.cli.arguments import DURATION, INSTANT, LABEL, SESSION_ID, labels_of
 from affinity.records import SessionFilter
 
 R = TypeVar("R")
@@ -41,15 +41,3 @@ def filters(function: Callable[..., R]) -> Callable[..., R]:
 def filter_of(chosen: dict[str, Any]) -> SessionFilter:
     """The filter that the options of `filters` make."""
     return SessionFilter(**{**chosen, "labels": labels_of(chosen["labels"])})
-
-
-def labels_of(given: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """The labels that a record must have.
-
-    Raises:
-        click.UsageError: two of one key, which no record has.
-    """
-    labels = dict(given)
-    if len(labels) < len(set(given)):
-        raise click.UsageError("a session has one label of a key; give --label once for each")
-    return labels

@@ -9,6 +9,7 @@ from typing import Protocol
 from affinity.journal import (
     Appended,
     CreationResult,
+    Description,
     JournalAppend,
     JournalCreation,
     JournalFilter,
@@ -123,6 +124,12 @@ class JournalProvider(ProviderConnection, Protocol):
     async def get_lineage(self, session_id: str) -> Sequence[JournalLineage]:
         """The journal and its ancestors, nearest first, each once; empty: there is none. A deleted one is among them as
         long as another names it.
+        """
+        ...
+
+    async def describe_journal(self, session_id: str, kind: str, changes: Description) -> bool:
+        """Change title, owner and labels, as far as ``changes`` has them; None removes. False: the session has no
+        journal of this kind.
         """
         ...
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
 from psycopg.types.numeric import Int8
 
-from affinity.journal import JournalFilter, JournalInfo, JournalPruning, JournalRetention
+from affinity.journal import Description, JournalFilter, JournalInfo, JournalPruning, JournalRetention
 from affinity.limits import PRUNE_WINDOW
 from affinity.provider.listing import list_portions
 from affinity.provider.postgres.driver.arrays import Texts
@@ -34,12 +35,20 @@ async def _read_portion(db: Database, where: JournalFilter, window: int, limit: 
         "parent": where.parent,
         "parent_journal": where.parent_journal,
         "closed": where.closed,
+        "owner": where.owner,
+        "labels": json.dumps(dict(where.labels)) if where.labels else None,
         "with_requests": where.with_requests or where.status == "requires_action",
         "after_time": after_time,
         "after_id": after_id,
         "limit": Int8(limit),
     }
     return await db.connections.misc.run(_SQL["list"], params)
+
+
+async def describe_journal(db: Database, session_id: str, kind: str, changes: Description) -> bool:
+    params = {"session": session_id, "kind": kind, "changes": json.dumps(changes)}
+    ((found,),) = await db.connections.misc.run(_SQL["describe"], params)
+    return bool(found)
 
 
 async def delete_journal(db: Database, session_ids: Sequence[str]) -> Sequence[bool]:

@@ -8,6 +8,8 @@ WITH page AS MATERIALIZED (
       AND (%(parent)s::text IS NULL OR j.parent = %(parent)s)
       AND (%(parent_journal)s::bigint IS NULL OR j.parent_journal = %(parent_journal)s)
       AND (%(closed)s::boolean IS NULL OR j.closed = %(closed)s)
+      AND (%(owner)s::text IS NULL OR j.owner = %(owner)s)
+      AND (%(labels)s::jsonb IS NULL OR j.labels <> '{}' AND j.labels @> %(labels)s::jsonb)
       AND (NOT %(with_requests)s OR j.journal_id = ANY (ARRAY (
           SELECT r.journal_id FROM journal_requests r WHERE (r.expires_at > (SELECT clock())) IS NOT FALSE)))
       AND (%(after_time)s::timestamptz IS NULL OR (j.created_at, j.session_id) < (%(after_time)s, %(after_id)s))
@@ -46,10 +48,14 @@ WITH page AS MATERIALIZED (
 )
 SELECT p.place, p.session_id, p.journal_id, p.kind, p.parent, p.processed, p.first_seq, p.last_seq, p.size, p.closed,
     p.status, p.pending_from, p.requests,
-    (SELECT count(*) FROM journal_revisits r WHERE r.journal_id = p.journal_id), p.created_at, p.updated_at
+    (SELECT count(*) FROM journal_revisits r WHERE r.journal_id = p.journal_id), p.created_at, p.updated_at,
+    p.title, p.owner, p.labels::text
 FROM judged p
 WHERE %(status)s::text IS NULL OR p.status = %(status)s OR p.place = %(window)s
 ORDER BY p.place LIMIT %(limit)s
+
+-- describe: change title, owner and labels of a journal
+SELECT describe_journal(%(session)s, %(kind)s, %(changes)s::jsonb)
 
 -- delete: journals, but for what others continue
 SELECT delete_journals(%(session)s)

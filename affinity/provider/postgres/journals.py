@@ -272,7 +272,9 @@ def call_of(
 
 def _start_params(appends: Sequence[JournalAppend]) -> Params:
     starts = [one.start for one in appends]
-    return {
+    abouts = [None if start is None else start.about for start in starts]
+    described = {"start_about": Texts(json.dumps(about) if about else None for about in abouts)} if any(abouts) else {}
+    return described | {
         "start_name": Texts(start.name if start else None for start in starts),
         "start": Texts(start.start if start else None for start in starts),
         "start_generation": Texts(start.generation if start else None for start in starts),

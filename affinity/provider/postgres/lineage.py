@@ -75,6 +75,7 @@ def creation_document(creation: JournalCreation) -> Mapping[str, Any]:
         "wakes": list(creation.wakes),
         "copies_state": creation.copies_state,
         "home": creation.home,
+        "about": creation.about,
         **({} if creation.state is None else _state_document(creation.state, creation.state_times)),
     }
 

@@ -259,6 +259,7 @@ class PostgresProvider(Database):
     get_lineage: Final = lineage.get_lineage
     retract_stream: Final = streams.retract_stream
     list_journals: Final = journal_admin.list_journals
+    describe_journal: Final = journal_admin.describe_journal
     delete_journal: Final = journal_admin.delete_journal
     prune_journals: Final = journal_admin.prune_journals
     watch_journals: Final = streams.watch_journals

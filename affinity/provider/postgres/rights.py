@@ -85,7 +85,7 @@ RIGHTS: Final[Sequence[Rights]] = (
     Rights(
         "FUNCTION",
         "create_instances restart_instances send_messages send_keyed_messages append_input append_journals"
-        " create_journal_for_client read_timeline",
+        " create_journal_for_client describe_journal read_timeline",
         client=_RUN,
         worker=_RUN,
     ),

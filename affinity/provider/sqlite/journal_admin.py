@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from affinity.journal import JournalFilter, JournalPruning, JournalRetention
+from affinity.journal import Description, JournalFilter, JournalPruning, JournalRetention
 from affinity.limits import PRUNE_WINDOW
 from affinity.provider.sqlite.driver.transaction import Row, Tx, to_json
 from affinity.provider.statements import load_statements
@@ -21,6 +21,12 @@ INDEXED_BYTES: Final = 65536
 BY_ID: Final = SQL["list"].replace("(:session_id IS NULL OR j.session_id = :session_id)", "j.session_id = :session_id")
 BY_KIND: Final = SQL["list"].replace("(:kind IS NULL OR j.kind = :kind)", "j.kind = :kind")
 BY_PARENT: Final = SQL["list"].replace("(:parent IS NULL OR j.parent = :parent)", "j.parent = :parent")
+BY_OWNER: Final = SQL["list"].replace("(:owner IS NULL OR j.owner = :owner)", "j.owner = :owner")
+BY_LABEL: Final = SQL["list"].replace(
+    "FROM journals AS j\n",
+    "FROM journal_labels AS f CROSS JOIN journals AS j ON j.journal_id = f.journal_id"
+    " AND f.key = :label_key AND f.value = :label_value\n",
+)
 WITH_REQUESTS: Final = SQL["list"].replace(
     "FROM journals AS j\n",
     "FROM (SELECT DISTINCT journal_id FROM journal_requests WHERE expires_at IS NULL OR expires_at > :now) AS r"
@@ -30,6 +36,7 @@ WITH_REQUESTS: Final = SQL["list"].replace(
 
 def list_journals(tx: Tx, where: JournalFilter, window: int, limit: int) -> list[Row]:
     """See `affinity.provider.listing.ReadPortion`."""
+    label_key, label_value = next(iter(where.labels.items()), (None, None))
     before, before_id = (math.inf, "") if where.after is None else (where.after[0].timestamp(), where.after[1])
     arguments = {
         "before": before,
@@ -41,6 +48,10 @@ def list_journals(tx: Tx, where: JournalFilter, window: int, limit: int) -> list
         "parent": where.parent,
         "parent_journal": where.parent_journal,
         "closed": where.closed,
+        "owner": where.owner,
+        "labels": to_json(dict(where.labels)),
+        "label_key": label_key,
+        "label_value": label_value,
         "now": tx.now,
         "window": window,
         "limit": limit,
@@ -51,9 +62,18 @@ def list_journals(tx: Tx, where: JournalFilter, window: int, limit: int) -> list
         statement = WITH_REQUESTS
     elif where.parent is not None:
         statement = BY_PARENT
+    elif where.owner is not None:
+        statement = BY_OWNER
+    elif where.labels:
+        statement = BY_LABEL
     else:
         statement = SQL["list"] if where.kind is None else BY_KIND
     return tx.rows(statement, arguments)
+
+
+def describe_journal(tx: Tx, session_id: str, kind: str, changes: Description) -> bool:
+    values = {"session_id": session_id, "kind": kind, "changes": to_json(changes), "now": tx.now}
+    return bool(tx.run(SQL["describe"], values))
 
 
 # -- deletion

@@ -7,7 +7,11 @@ WITH page AS MATERIALIZED (
       AND (:kind IS NULL OR j.kind = :kind) AND (:parent IS NULL OR j.parent = :parent)
       AND (:parent_journal IS NULL OR j.parent_journal = :parent_journal)
       AND (:prefix IS NULL OR substr(j.session_id, 1, length(:prefix)) = :prefix)
-      AND (:closed IS NULL OR j.closed = :closed)
+      AND (:closed IS NULL OR j.closed = :closed) AND (:owner IS NULL OR j.owner = :owner)
+      AND NOT EXISTS (
+          SELECT 1 FROM json_each(:labels) AS w WHERE NOT EXISTS (
+              SELECT 1 FROM journal_labels AS l
+              WHERE l.key = w.key AND l.value = w.value AND l.journal_id = j.journal_id))
     ORDER BY j.created_at DESC, j.session_id DESC
     LIMIT :window
 ),
@@ -50,7 +54,7 @@ judged AS MATERIALIZED (
 SELECT p.place, p.session_id, p.journal_id, p.kind, p.parent, p.processed, p.first_seq, p.last_seq, p.size, p.closed,
        p.status, p.pending_from, p.requests,
        (SELECT count(*) FROM journal_revisits AS v WHERE v.journal_id = p.journal_id),
-       p.created_at, p.updated_at
+       p.created_at, p.updated_at, p.title, p.owner, p.labels
 FROM judged AS p
 WHERE :status IS NULL OR p.status = :status OR p.place = :window
 ORDER BY p.place
@@ -60,8 +64,16 @@ LIMIT :limit;
 SELECT json_group_array(json_array(j.session_id, j.journal_id))
 FROM json_each(:session_ids) AS a CROSS JOIN journals AS j ON j.session_id = a.value;
 
+-- describe: change title, owner and labels of a journal, as far as the changes have them
+UPDATE journals SET
+    title = iif(json_type(:changes, '$.title') IS NULL, title, :changes ->> 'title'),
+    owner = iif(json_type(:changes, '$.owner') IS NULL, owner, :changes ->> 'owner'),
+    labels = coalesce(:changes -> 'labels', labels),
+    updated_at = :now
+WHERE session_id = :session_id AND kind = :kind;
+
 -- delete: take journals from their sessions; a row stays until no fork continues it and its entries are gone
-UPDATE journals SET session_id = NULL WHERE journal_id IN (SELECT value FROM json_each(:rows));
+UPDATE journals SET session_id = NULL, title = NULL, owner = NULL, labels = '{}' WHERE journal_id IN (SELECT value FROM json_each(:rows));
 
 -- delete_requests: of journals
 DELETE FROM journal_requests WHERE journal_id IN (SELECT value FROM json_each(:rows));

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from affinity.journal import NewEntry
+from affinity.journal import Description, NewEntry
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements
 
@@ -92,9 +92,10 @@ class EntryWriter:
         """The number of the entry that has this one's event id."""
         return None if entry.event_id is None else self._numbers.get((head.journal_id, entry.event_id))
 
-    def create(self, head: Head) -> None:
+    def create(self, head: Head, about: Description) -> None:
         """Create a journal."""
-        self._created.append((head.journal_id, head.session_id, head.kind, head.parent))
+        described = (about.get("title"), about.get("owner"), about.get("labels") or {})
+        self._created.append((head.journal_id, head.session_id, head.kind, head.parent, *described))
 
     def change(self, head: Head) -> None:
         """Write a head that is changed, before or after this call."""

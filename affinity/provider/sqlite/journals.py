@@ -185,7 +185,7 @@ class _AppendBatch:
             assert one.start is not None
             head = Head(one.start.journal_id, one.session_id, one.kind, one.start.parent)
             self._heads[one.session_id] = head
-            self._writer.create(head)
+            self._writer.create(head, one.start.about or {})
         if one.start is not None and one.session_id not in self._instances:
             self._create_instance(one.session_id, one.start)
         if one.entry is not None:

@@ -130,6 +130,7 @@ def _add_journal(tx: Tx, creation: JournalCreation, sources: dict[int, _Source])
     base = None if creation.base is None else sources[creation.base.journal_id]
     base_seq = None if base is None or creation.base is None else base.end_of(creation.base)
     last_seq = base_seq or 0
+    about = creation.about or {}
     new: dict[str, Any] = {
         "journal_id": creation.start.journal_id,
         "session_id": creation.session_id,
@@ -144,6 +145,9 @@ def _add_journal(tx: Tx, creation: JournalCreation, sources: dict[int, _Source])
         "lineage": creation.lineage,
         "operator": creation.operator,
         "extras": creation.extras,
+        "title": about.get("title"),
+        "owner": about.get("owner"),
+        "labels": to_json(about.get("labels") or {}),
         "merged_id": None if creation.merged is None else creation.merged.journal_id,
         "now": tx.now,
     }

@@ -19,11 +19,11 @@ FROM json_each(:journal_ids) AS a CROSS JOIN journals AS j ON j.journal_id = a.v
 -- create: a journal, as it is before its own entries
 INSERT INTO journals (
     journal_id, session_id, kind, parent, first_seq, last_seq, processed, base_id, base_seq, home, lineage, operator,
-    extras, created_at, updated_at, used
+    extras, title, owner, labels, created_at, updated_at, used
 )
 VALUES (
     :journal_id, :session_id, :kind, :parent, :first_seq, :last_seq, :processed, :base_id, :base_seq, :home, :lineage,
-    :operator, :extras, :now, :now, json_patch(
+    :operator, :extras, :title, :owner, :labels, :now, :now, json_patch(
         coalesce((SELECT used FROM journals WHERE journal_id = :merged_id), '{}'),
         coalesce((SELECT used FROM journals WHERE journal_id = :base_id), '{}'))
 );
@@ -121,5 +121,6 @@ SELECT json_group_array(json_array(
     j.session_id, j.journal_id, j.kind, j.lineage, j.operator, json((
         SELECT json_group_array(p.parent_id) FROM (
             SELECT parent_id FROM journal_parents WHERE journal_id = j.journal_id ORDER BY position) AS p)),
-    j.extras, j.base_id, j.base_seq, j.home, j.created_at, j.used))
+    j.extras, j.base_id, j.base_seq, j.home, j.created_at, j.used,
+    j.title, j.owner, j.labels))
 FROM up AS u CROSS JOIN journals AS j ON j.journal_id = u.journal_id;

@@ -383,6 +383,7 @@ class SqliteProvider:
 
         return await list_portions(read, where, limit, instant)
 
+    describe_journal: Final = _writes(journal_admin.describe_journal)
     delete_journal: Final = _writes(journal_admin.delete_journals)
 
     async def prune_journals(

@@ -4,7 +4,8 @@
 -- to that number. first_seq: the first entry that is kept. size: bytes of the payloads of its own entries. dropped_seq: the
 -- last entry that dropped requests. ended_wake, ended_attempt: the last attempt whose stream has ended. oldest_at: no
 -- entry of its own is older. home: the session on whose lease the wakes run; NULL: its own. lineage, operator, extras: how it
--- was made from others (`JournalCreation` in affinity/journal.py). All that changes with each entry is in no index.
+-- was made from others (`JournalCreation` in affinity/journal.py). title, owner, labels: its `Description`. All that changes
+-- with each entry is in no index.
 CREATE TABLE journals (
     journal_id bigint PRIMARY KEY,
     session_id text COLLATE "C",
@@ -15,6 +16,9 @@ CREATE TABLE journals (
     lineage text COLLATE "C",
     operator text COLLATE "C" NOT NULL DEFAULT '',
     extras text NOT NULL DEFAULT '{}',
+    title text COLLATE "C",
+    owner text COLLATE "C",
+    labels jsonb NOT NULL DEFAULT '{}',
     base_id bigint,
     base_seq bigint,
     first_seq bigint NOT NULL DEFAULT 1,
@@ -40,6 +44,8 @@ CREATE UNIQUE INDEX journals_session ON journals (session_id);
 CREATE INDEX journals_created ON journals (created_at, session_id) WHERE session_id IS NOT NULL;
 CREATE INDEX journals_kind ON journals (kind, created_at, session_id) WHERE session_id IS NOT NULL;
 CREATE INDEX journals_parent ON journals (parent, created_at, session_id) WHERE parent IS NOT NULL AND session_id IS NOT NULL;
+CREATE INDEX journals_owner ON journals (owner, created_at, session_id) WHERE owner IS NOT NULL AND session_id IS NOT NULL;
+CREATE INDEX journals_labels ON journals USING gin (labels jsonb_path_ops) WHERE labels <> '{}';
 CREATE INDEX journals_base ON journals (base_id, base_seq) WHERE base_id IS NOT NULL;
 CREATE INDEX journals_oldest ON journals (oldest_at);
 CREATE INDEX journals_entries_class ON journals (entries_class, journal_id);
@@ -272,7 +278,7 @@ DECLARE
     merged journals;
     same boolean;
 BEGIN
-    SELECT coalesce(j.lineage = _creation ->> 'lineage', false) AND j.operator = _creation ->> 'operator' AND _parents = ARRAY (
+    SELECT j.lineage IS NOT DISTINCT FROM _creation ->> 'lineage' AND j.operator = _creation ->> 'operator' AND _parents = ARRAY (
         SELECT p.parent_id FROM journal_parents p WHERE p.journal_id = j.journal_id ORDER BY p.position)
     INTO same FROM journals j WHERE j.session_id = _session;
     IF FOUND THEN
@@ -382,11 +388,13 @@ BEGIN
     created_id := _id;
     created_seq := coalesce(_base_seq, 0);
     INSERT INTO journals (journal_id, session_id, kind, parent, first_seq, last_seq, processed, base_id, base_seq, home,
-        lineage, operator, extras, used, oldest_at, created_at, updated_at)
+        lineage, operator, extras, title, owner, labels, used, oldest_at, created_at, updated_at)
     VALUES (_id, _session, _creation ->> 'kind', _creation ->> 'parent',
         coalesce((SELECT j.first_seq FROM journals j WHERE j.journal_id = _base), 1), created_seq,
-        CASE WHEN _base IS NULL THEN (_creation ->> 'processed')::bigint ELSE least(base.processed, _base_seq) END, _base, _base_seq, _creation ->> 'home', _creation ->> 'lineage',
-        _creation ->> 'operator', _creation ->> 'extras',
+        CASE WHEN _base IS NULL THEN (_creation ->> 'processed')::bigint ELSE least(base.processed, _base_seq) END, _base, _base_seq,
+        _creation ->> 'home', _creation ->> 'lineage',
+        _creation ->> 'operator', _creation ->> 'extras', _creation #>> '{about,title}', _creation #>> '{about,owner}',
+        coalesce(_creation #> '{about,labels}', '{}'),
         coalesce(merged.used, '{}') || coalesce(base.used, '{}'), _now, _now, _now);
     INSERT INTO journal_parents (journal_id, position, parent_id)
     SELECT _id, p.n, p.id FROM unnest(_parents) WITH ORDINALITY AS p (id, n);
@@ -484,7 +492,8 @@ END $$;
 -- Creates the journals and instances that appends are to start, as far as they are missing; returns the new journals.
 CREATE FUNCTION start_journals(
     _session text[], _kind text[], _entry_kind text[], _event text[], _sender text[], _start_name text[], _start text[],
-    _start_generation text[], _start_version text[], _start_journal bigint[], _start_parent text[], _only bigint[]
+    _start_generation text[], _start_version text[], _start_journal bigint[], _start_parent text[], _start_about text[],
+    _only bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     of_wakes bigint[]; -- places of elements that need an instance: no quota refuses what a wake starts
@@ -528,10 +537,13 @@ BEGIN
     END IF;
     IF wanted IS NOT NULL THEN
         WITH added AS (
-            INSERT INTO journals (journal_id, session_id, kind, parent, parent_journal, oldest_at, created_at, updated_at)
+            INSERT INTO journals (journal_id, session_id, kind, parent, parent_journal, title, owner, labels, oldest_at,
+                created_at, updated_at)
             SELECT _start_journal[w.k], i.instance_id, _kind[w.k], _start_parent[w.k],
-                (SELECT p.journal_id FROM journals p WHERE p.session_id = _start_parent[w.k]), c.now, c.now, c.now
+                (SELECT p.journal_id FROM journals p WHERE p.session_id = _start_parent[w.k]),
+                a.about ->> 'title', a.about ->> 'owner', coalesce(a.about -> 'labels', '{}'), c.now, c.now, c.now
             FROM unnest(wanted) AS w (k) CROSS JOIN (SELECT clock() AS now) c
+            CROSS JOIN LATERAL (SELECT _start_about[w.k]::jsonb AS about) a
             JOIN instances i ON i.instance_id = _session[w.k] AND i.name = _start_name[w.k]
             ORDER BY i.instance_id
             ON CONFLICT (session_id) DO NOTHING
@@ -540,6 +552,18 @@ BEGIN
         SELECT array_agg(a.journal_id) INTO created FROM added a;
     END IF;
     RETURN created;
+END $$;
+
+-- Changes title, owner and labels of a journal, as far as `_changes` has them. False: the session has no journal of this kind.
+CREATE FUNCTION describe_journal(_session text, _kind text, _changes jsonb) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    UPDATE journals j
+    SET title = CASE WHEN _changes ? 'title' THEN _changes ->> 'title' ELSE j.title END,
+        owner = CASE WHEN _changes ? 'owner' THEN _changes ->> 'owner' ELSE j.owner END,
+        labels = coalesce(_changes -> 'labels', j.labels), updated_at = clock()
+    WHERE j.session_id = _session AND j.kind = _kind;
+    RETURN FOUND;
 END $$;
 
 -- Appending.
@@ -586,7 +610,7 @@ CREATE FUNCTION append_journals(
     _session text[], _kind text[], _entry_kind text[], _entry text[], _event text[], _wake text[], _input boolean[],
     _message text[], _unread_limit bigint[],
     _start_name text[] = NULL, _start text[] = NULL, _start_generation text[] = NULL, _start_version text[] = NULL,
-    _start_journal bigint[] = NULL, _start_parent text[] = NULL,
+    _start_journal bigint[] = NULL, _start_parent text[] = NULL, _start_about text[] = NULL,
     _answer text[] = NULL, _answer_kind text[] = NULL, _answer_wake text[] = NULL, _drops boolean[] = NULL,
     _closes boolean[] = NULL, _sender text[] = NULL,
     _round bigint[] = NULL, _rounds bigint = 1, _only bigint[] = NULL, _journal bigint[] = NULL,
@@ -614,7 +638,7 @@ BEGIN
                 SELECT FROM journals j JOIN instances i ON i.instance_id = j.session_id WHERE j.session_id = s.session_id))
         THEN
             fresh := start_journals(_session, _kind, _entry_kind, _event, _sender, _start_name, _start, _start_generation,
-                _start_version, _start_journal, _start_parent, _only);
+                _start_version, _start_journal, _start_parent, _start_about, _only);
         END IF;
     END IF;
     PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
@@ -886,7 +910,8 @@ BEGIN
     FROM (
         SELECT j.journal_id, j.session_id FROM journals j
         WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR UPDATE) l;
-    UPDATE journals j SET session_id = NULL, updated_at = clock() WHERE j.journal_id = ANY (gone);
+    UPDATE journals j SET session_id = NULL, title = NULL, owner = NULL, labels = '{}', updated_at = clock()
+    WHERE j.journal_id = ANY (gone);
     DELETE FROM journal_requests r WHERE r.journal_id = ANY (gone);
     DELETE FROM journal_revisits r WHERE r.journal_id = ANY (gone);
     DELETE FROM journal_steps s WHERE s.journal_id = ANY (gone);

@@ -4,9 +4,9 @@
 -- number. first_seq: the first entry that is kept; greater than last_seq if there is none. size: bytes of the payloads of its
 -- own entries. ended_wake, ended_attempt: the last attempt that has committed or was retracted; late parts of its stream are
 -- ignored. dropped: the last entry that has dropped requests and revisits. home: the session on whose lease the wakes run;
--- NULL: its own. lineage, operator, extras: how it was made from others (`JournalCreation`). used: what entries have used that
--- were removed, by writer, the number of these entries with a usage, and its sum by name: {"WRITER": [3, {"tokens": 30}]}. A
--- writer is the beginning that the ids of the wakes of one instance share.
+-- NULL: its own. lineage, operator, extras: how it was made from others (`JournalCreation`). title, owner, labels: its
+-- `Description`. used: what entries have used that were removed, by writer, the number of these entries with a usage, and its
+-- sum by name: {"WRITER": [3, {"tokens": 30}]}. A writer is the beginning that the ids of the wakes of one instance share.
 CREATE TABLE journals (
     journal_id    INTEGER PRIMARY KEY,
     session_id    TEXT UNIQUE,
@@ -17,6 +17,9 @@ CREATE TABLE journals (
     lineage       TEXT,
     operator      TEXT NOT NULL DEFAULT '',
     extras        TEXT NOT NULL DEFAULT '{}',
+    title         TEXT,
+    owner         TEXT,
+    labels        TEXT NOT NULL DEFAULT '{}',
     base_id       INTEGER,
     base_seq      INTEGER,
     first_seq     INTEGER NOT NULL DEFAULT 1,
@@ -36,10 +39,32 @@ CREATE INDEX journals_by_age ON journals (created_at, session_id) WHERE session_
 CREATE INDEX journals_by_base ON journals (base_id, base_seq) WHERE base_id IS NOT NULL;
 CREATE INDEX journals_by_kind ON journals (kind, created_at, session_id) WHERE session_id IS NOT NULL;
 CREATE INDEX journals_by_parent ON journals (parent, created_at, session_id) WHERE parent IS NOT NULL;
+CREATE INDEX journals_by_owner ON journals (owner, created_at, session_id) WHERE owner IS NOT NULL;
 CREATE INDEX journals_deleted ON journals (journal_id) WHERE session_id IS NULL;
 -- Retention finds journals that are over a bound of entries or bytes by these. Short ones are in neither.
 CREATE INDEX journals_by_entries ON journals (last_seq - first_seq) WHERE last_seq - first_seq >= 64;
 CREATE INDEX journals_by_size ON journals (size) WHERE size > 65536;
+
+-- The labels once more, to be found by.
+CREATE TABLE journal_labels (
+    key        TEXT NOT NULL,
+    value      TEXT NOT NULL,
+    journal_id INTEGER NOT NULL,
+    PRIMARY KEY (key, value, journal_id)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX journal_labels_by_journal ON journal_labels (journal_id);
+
+CREATE TRIGGER journal_labelled AFTER INSERT ON journals WHEN NEW.labels <> '{}'
+BEGIN
+    INSERT INTO journal_labels (key, value, journal_id) SELECT key, value, NEW.journal_id FROM json_each(NEW.labels);
+END;
+
+CREATE TRIGGER journal_relabelled AFTER UPDATE OF labels ON journals WHEN NEW.labels <> OLD.labels
+BEGIN
+    DELETE FROM journal_labels WHERE journal_id = NEW.journal_id;
+    INSERT INTO journal_labels (key, value, journal_id) SELECT key, value, NEW.journal_id FROM json_each(NEW.labels);
+END;
 
 -- origin_id, origin_seq: the entry that a merge has copied. request_seq: of an answer, the seq of its request.
 CREATE TABLE journal_entries (

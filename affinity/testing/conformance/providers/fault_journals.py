@@ -8,6 +8,7 @@ from typing import Any, Final
 from affinity.journal import (
     Appended,
     CreationResult,
+    Description,
     JournalFilter,
     JournalPruning,
     JournalQuery,
@@ -21,6 +22,7 @@ from affinity.provider.contract import Provider
 from affinity.testing.conformance.providers.builders import payloads
 from affinity.testing.conformance.providers.fault_fixtures import Attempt, FaultFixtures, once, returns, same
 from affinity.testing.conformance.providers.journal_driver import (
+    KIND,
     Conversation,
     ConversationOwner,
     journals,
@@ -113,6 +115,18 @@ async def create_journals(fixtures: FaultFixtures) -> Attempt:
     return attempt
 
 
+async def describe_journal(fixtures: FaultFixtures) -> Attempt:
+    talk = await _conversation(fixtures)
+
+    async def then() -> None:
+        (row,) = await talk.journals.list_journals(JournalFilter(session_id=talk.session_id), 1)
+        assert (row.title, row.owner) == ("now", "ann")
+        await _remove(fixtures, talk.session_id)
+
+    changes: Description = {"title": "now", "owner": "ann"}
+    return returns(True, lambda: journals(fixtures.provider).describe_journal(talk.session_id, KIND, changes), then)
+
+
 async def watch_journals(fixtures: FaultFixtures) -> Attempt:
     async def subscribe() -> None:
         async with journals(fixtures.provider).watch_journals() as watch:
@@ -199,6 +213,7 @@ JOURNAL_VERBS: Final = {
     "create_journals": create_journals,
     "write_stream": write_stream,
     "retract_stream": retract_stream,
+    "describe_journal": describe_journal,
     "delete_journal": delete_journal,
     "prune_journals": prune_journals,
     "watch_journals": watch_journals,
