@@ -605,6 +605,57 @@ class JournalFilter:
         check_conditions(self)
 
 
+RequestCursor: TypeAlias = tuple[datetime, int, int, str]
+"""Where a page of requests ends: ``created_at``, ``journal_id``, ``place`` and ``request_id`` of its last one."""
+
+
+@frozen(kw_only=True)
+class OpenRequest:
+    """A request that waits for an answer, with its conversation."""
+
+    session_id: str
+    journal_id: int
+    journal_kind: str  # of the conversation
+    title: str | None
+    owner: str | None
+    request_id: str
+    kind: str
+    payload: str
+    wake_id: str | None  # that made it
+    created_at: datetime
+    expires_at: datetime | None
+    place: int  # among requests of one time and journal
+    labels: Mapping[str, str]
+
+    @property
+    def cursor(self) -> RequestCursor:
+        """Its place in the order of a listing."""
+        return self.created_at, self.journal_id, self.place, self.request_id
+
+
+@frozen(kw_only=True)
+class OpenRequestPage:
+    """Some requests, oldest first by `OpenRequest.cursor`."""
+
+    requests: Sequence[OpenRequest]
+    after: RequestCursor | None  # where the next page begins; None: this was the last
+
+
+@frozen(kw_only=True)
+class RequestFilter:
+    """Which requests to list: pending ones that have not expired, of conversations that take an answer."""
+
+    kinds: Collection[str] = ()  # of the requests; empty: any
+    owner: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)  # of the conversation: it has all of these
+    prefix: str | None = None  # of the session id
+    session_ids: Collection[str] | None = None  # only of these
+    after: RequestCursor | None = None
+
+    def __post_init__(self) -> None:
+        check_conditions(self)
+
+
 @frozen(kw_only=True)
 class JournalRetention:
     """Which processed entries of journals may be removed, oldest first; None: no such bound.

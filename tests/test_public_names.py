@@ -46,6 +46,8 @@ NOT_PUBLIC: Final = {
     "PendingWork": "of a method that only workers call",
     "Provider": "who writes one imports the contract, `affinity.provider.contract`, with all of its types",
     "Repeat": "two words",
+    "RequestConditions": "the keyword arguments of a call",
+    "RequestFilter": "of a constructor that only `Client` calls",
     "Runtime": "the parts of a running worker, for the tests of the worker",
     "Scheduler": "the engine's; makes the context and the futures",
     "SessionContext": "a protocol that ActivityContext fulfils",

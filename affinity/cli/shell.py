@@ -95,6 +95,10 @@ class PageOptions:
     everything: bool
 
 
+FIRST_PAGE: Final = PageOptions(DEFAULT_PAGE, None, False)
+"""Without any option."""
+
+
 def paged(items: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Give a command that lists ``items`` the options of paging, and call it with ``page``, the `PageOptions`."""
 

@@ -4,6 +4,7 @@ from affinity.client.activities import Activity, ActivityStatus
 from affinity.client.administration import EndedStatus, PrunedInstances, SessionMoveOutcome
 from affinity.client.client import Client, Handle, open_store
 from affinity.client.conversations import Connectable, ConversationInfo, ConversationPage
+from affinity.client.inbox import ConversationRequest, RequestChange, RequestFeed, RequestPage
 from affinity.client.requests import ExternalEvent, IfEnded, Start, StartOutcome
 from affinity.client.views import (
     ExecutionSummary,
@@ -24,6 +25,7 @@ __all__ = [
     "Connectable",
     "ConversationInfo",
     "ConversationPage",
+    "ConversationRequest",
     "EndedStatus",
     "ExecutionSummary",
     "ExternalEvent",
@@ -36,6 +38,9 @@ __all__ = [
     "Page",
     "PrunedInstances",
     "Quotas",
+    "RequestChange",
+    "RequestFeed",
+    "RequestPage",
     "SessionMoveOutcome",
     "Start",
     "StartOutcome",

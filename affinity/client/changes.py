@@ -20,7 +20,7 @@ import anyio
 
 from affinity.errors import ClientError, ProviderError
 from affinity.limits import MAX_BATCH
-from affinity.provider.contract.journal_side import JournalWatch
+from affinity.provider.contract.journal_side import JournalWatch, merge_changes
 from affinity.tasks import check_loop
 
 logger: logging.Logger = logging.getLogger("affinity.client")
@@ -30,6 +30,12 @@ SAFETY_SECONDS: Final = 1.0
 
 LINGER_SECONDS: Final = 10.0
 """How long the subscription stays open when nothing waits: the next wait need not open it."""
+
+MAX_CHANGED: Final = 10_000
+"""Journals that are noted for one `AllChanges`; beyond, any may have changed."""
+
+ALL: Final = ""
+"""In place of a session's id: all journals."""
 
 Watch = Callable[[], AbstractAsyncContextManager[JournalWatch]]
 
@@ -57,8 +63,8 @@ class Change:
         """It was not notified since it began to wait."""
         return self._waiting is not None and not self._waiting.done()
 
-    def notify(self, now: float) -> None:
-        """There may be something new to read."""
+    def notify(self, now: float, changed: Mapping[str, bool] | None = None) -> None:
+        """There may be something new to read. ``changed``: as `JournalWatch.wait` gives it; None: not known."""
         self._has_changed = True
         self.notified_at = now
         if self._waiting is not None and not self._waiting.done():
@@ -78,6 +84,42 @@ class Change:
             finally:
                 self._waiting = None
         self._has_changed = False
+
+
+class AllChanges(Change):
+    """Waits for changes of any journal, from its making until `leave`."""
+
+    __slots__ = ("_any", "_changed", "_changes")
+
+    def __init__(self, changes: Changes, now: float) -> None:
+        super().__init__(ALL, False, now)
+        self._changes = changes
+        self._changed: dict[str, bool] = {}
+        self._any = False
+
+    def notify(self, now: float, changed: Mapping[str, bool] | None = None) -> None:
+        if changed is not None and not self._any:
+            merge_changes(self._changed, changed)
+            self._any = not changed or len(self._changed) > MAX_CHANGED
+        super().notify(now)
+
+    def take(self) -> Mapping[str, bool] | None:
+        """Which have changed since the last call, as `JournalWatch.wait` gives it; None: any may have."""
+        changed, self._changed = self._changed, {}
+        is_any, self._any = self._any, False
+        return None if is_any else changed
+
+    async def opened(self) -> None:
+        """See `Changes.opened`."""
+        await self._changes.opened()
+
+    def leave(self) -> None:
+        """Get no more notices."""
+        self._changes.remove(self)
+
+    def leave_soon(self) -> None:
+        """Get no more notices; from any thread."""
+        self._changes.remove_soon(self)
 
 
 class Changes:
@@ -107,6 +149,23 @@ class Changes:
         """
         check_loop(self._loop, "client")
         return ChangeScope(self, session_id, only_wakes)
+
+    async def of_all(self) -> AllChanges:
+        """Changes of all journals from now on.
+
+        Raises:
+            WrongEventLoop: the caller does not run on its loop.
+            ClientError: the client was closed.
+        """
+        check_loop(self._loop, "client")
+        change = AllChanges(self, self._loop.time())
+        self.add(change)
+        try:
+            await self.opened()
+        except BaseException:
+            self.remove(change)
+            raise
+        return change
 
     def add(self, change: Change) -> None:
         """Notify it of changes."""
@@ -139,6 +198,8 @@ class Changes:
     def notify(self, changed: Mapping[str, bool]) -> None:
         """These may have changed, as `JournalWatch.wait` gives them."""
         now = asyncio.get_running_loop().time()
+        for change in self._changes.get(ALL, ()):
+            change.notify(now, changed)
         for session_id, of_wake in (changed or dict.fromkeys(self._changes, True)).items():
             for change in self._changes.get(session_id, ()):
                 if of_wake or not change.only_wakes:
@@ -146,7 +207,7 @@ class Changes:
 
     @property
     def awaited(self) -> list[str]:
-        """The sessions whose journals are waited for."""
+        """The sessions whose journals are waited for, `ALL` among them."""
         return [each.session_id for changes in self._changes.values() for each in changes if each.is_waiting]
 
     def fail(self, error: Exception) -> None:

@@ -19,6 +19,7 @@ from affinity.client.administration import Administration
 from affinity.client.background import IsAwaited, has_ended
 from affinity.client.calls import batches, check_delivery, check_timeout, retry, retry_on, unknown_instance
 from affinity.client.conversations import Connectable, ConversationCalls
+from affinity.client.inbox import RequestCalls
 from affinity.client.requests import (
     ExternalEvent,
     IfEnded,
@@ -68,7 +69,7 @@ class StartOptions(TypedDict, total=False):
     if_ended: IfEnded
 
 
-class Client(Administration, ConversationCalls):
+class Client(Administration, ConversationCalls, RequestCalls):
     """Starts orchestrations, sends them events and waits for them, through the database.
 
     ::

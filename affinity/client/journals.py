@@ -16,7 +16,7 @@ from cachetools import LRUCache
 
 from affinity.client.batching import Batcher
 from affinity.client.calls import retry_on
-from affinity.client.changes import Changes, ChangeScope
+from affinity.client.changes import AllChanges, Changes, ChangeScope
 from affinity.client.hints import HintSender
 from affinity.errors import ProviderError
 from affinity.journal import (
@@ -33,7 +33,9 @@ from affinity.journal import (
     JournalQuery,
     JournalRetention,
     JournalWake,
+    OpenRequestPage,
     PendingWork,
+    RequestFilter,
 )
 from affinity.limits import MAX_PAGE, PRUNE_EVENTS
 from affinity.provider.contract import Hint
@@ -107,6 +109,10 @@ class Journals:
         """Waits for changes of a journal from now on; see `Changes.of`."""
         return self._changes.of(session_id, only_wakes=only_wakes)
 
+    async def all_changes(self) -> AllChanges:
+        """Waits for changes of all journals from now on; see `Changes.of_all`."""
+        return await self._changes.of_all()
+
     @property
     def awaited(self) -> list[str]:
         """The sessions whose journals are waited for."""
@@ -128,6 +134,10 @@ class Journals:
     async def list(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
         """See `JournalProvider.list_journals`."""
         return await self._retry(partial(self._provider.list_journals, where, limit))
+
+    async def requests(self, where: RequestFilter, limit: int) -> OpenRequestPage:
+        """See `JournalProvider.list_requests`."""
+        return await self._retry(partial(self._provider.list_requests, where, limit))
 
     async def pending(self, session_id: str) -> PendingWork | None:
         """The requests and revisits of a session, without its inputs; see `JournalProvider.get_pending`."""

@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
 
-from affinity.client import Client
+from pydantic_core import to_json
+
+from affinity.client import Client, ConversationRequest
 from affinity.conversation.events import EventTypes, JournalEntry, JournalEvent
 from affinity.conversation.handle import ConversationHandle
 from affinity.conversation.home import HomedScope
@@ -194,6 +196,10 @@ class Conversations(Sessions[S]):
     def connect(self, client: Client, conversation_id: str) -> ConversationHandle:
         """The handle of a conversation; see `Client.conversation`."""
         return ConversationHandle(client, self.spec, conversation_id, self)
+
+    def read_request(self, request: ConversationRequest) -> JournalEvent:
+        """The event of a request of the inbox; an `UnknownEvent` if these conversations do not know its kind."""
+        return self.spec.types.decode(request.kind, to_json(request.event).decode())
 
     def open_state(self, ctx: ActivityContext, work: PendingWork) -> OpenSession[S]:
         """The state of the conversation, for a wake."""

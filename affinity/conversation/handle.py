@@ -404,7 +404,7 @@ class ConversationHandle(CreationCalls["ConversationHandle"]):
             return await self._send_input(entry, about)
         return await self._append(append)
 
-    async def _send_input(self, entry: NewEntry, about: Description | None) -> Appended:
+    async def _send_input(self, entry: NewEntry, about: Description | None = None) -> Appended:
         """Append an input. What would create the conversation goes with it, unless it is known to be there."""
         journals = self._client.journals
         append = self._new(entry=entry, message=WAKE_MESSAGE, unread_limit=MAX_UNREAD_EVENTS)

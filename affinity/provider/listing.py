@@ -1,14 +1,17 @@
-"""Listings of journals by a condition that no index has, in portions."""
+"""Listings of journals, and of their requests, by conditions that no index has, in portions."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from affinity.journal import JournalFilter, JournalInfo
+from affinity.journal import JournalFilter, JournalInfo, OpenRequestPage
 from affinity.limits import MAX_PAGE
-from affinity.provider.rows import Time, to_journal_info
+from affinity.provider.rows import Time, to_journal_info, to_open_request
+
+REQUEST_WINDOW: Final = MAX_PAGE
+"""Requests that one statement looks at."""
 
 ReadPortion: TypeAlias = Callable[[JournalFilter, int, int], Awaitable[Sequence[Sequence[Any]]]]
 """Looks at the next journals in the order of the listing. Arguments: a filter, the number to look at, and the number of
@@ -30,3 +33,15 @@ async def list_portions(read: ReadPortion, where: JournalFilter, limit: int, tim
             break
         where = replace(where, after=(infos[-1].created_at, infos[-1].session_id))
     return found
+
+
+def to_request_page(rows: Sequence[Sequence[Any]], limit: int, time: Time) -> OpenRequestPage:
+    """A page of requests from the rows of a statement that has looked at `REQUEST_WINDOW` of them at most.
+
+    There is a row for each that fits, and for the last one that it may look at. A row has its place, from 1, and
+    whether it fits, before what `to_open_request` takes.
+    """
+    found = [to_open_request(columns, time) for _, _, *columns in rows]
+    more = len(rows) == limit or max((place for place, *_ in rows), default=0) == REQUEST_WINDOW
+    fitting = [each for each, (_, fits, *_) in zip(found, rows, strict=True) if fits]
+    return OpenRequestPage(requests=fitting, after=found[-1].cursor if more and found else None)

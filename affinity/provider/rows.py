@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from affinity.errors import SessionWriteConflict, WorkerFenced
-from affinity.journal import JournalInfo
+from affinity.journal import JournalInfo, OpenRequest
 from affinity.provider.contract import (
     LEFT,
     EventOrigin,
@@ -92,6 +92,12 @@ def to_journal_info(row: Columns, time: Time) -> JournalInfo:
     """A journal of a listing."""
     *own, labels = row
     return to_record(JournalInfo, [*own, labels_of(labels)], time)
+
+
+def to_open_request(row: Columns, time: Time) -> OpenRequest:
+    """A request of a listing."""
+    *own, labels = row
+    return to_record(OpenRequest, [*own, labels_of(labels)], time)
 
 
 def to_instance(row: Columns, time: Time) -> InstanceInfo:

@@ -124,6 +124,8 @@ class WorkerJournals:
             self._notifier.hint_owner(append.session_id)
             if append.if_refused is not None:  # it may have been
                 self._notifier.hint_owner(append.if_refused.session_id)
+        for creation in write.creations:
+            self._notifier.notify_journals(creation.session_id)
         if any(append.start is not None for append in write.appends) or write.creations:
             self._notifier.hint(None)  # instances that no worker owns yet
 

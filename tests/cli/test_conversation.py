@@ -89,6 +89,39 @@ def test_a_list_finds_by_owner_and_labels(url: str) -> None:
     assert all(each in shown for each in ("Lost parcel", "ann", "team", "gold"))
 
 
+def test_what_waits_over_all_conversations_is_shown(url: str) -> None:
+    """With conditions and in pages; these are not of the requests of one."""
+    for name in ("c23", "c24"):
+        ask(url, name, "refund 300")
+
+    async def describe() -> None:
+        async with affinity.Client(url) as client:
+            about: Description = {"title": "Big refund", "owner": "eve", "labels": {"tier": "two"}}
+            await client.conversation(chats, "c24").describe(**about)
+
+    anyio.run(describe)
+    found = output(url, "requests", "--prefix", "c2")["items"]
+    assert {"c23", "c24"} <= {each["conversation_id"] for each in found}
+    for words in (
+        ["--owner", "eve"],
+        ["--label", "tier=two"],
+        ["--prefix", "c24", "--kind", "agent.tool_confirmation"],
+    ):
+        (one,) = output(url, "requests", *words)["items"]
+        assert (one["conversation_id"], one["title"], one["event"]["arguments"]) == (
+            "c24",
+            "Big refund",
+            {"cents": 300},
+        )
+    assert output(url, "requests", "--owner", "eve", "--kind", "other.kind")["items"] == []
+    page = output(url, "requests", "--prefix", "c23", "--limit", "1")
+    assert len(page["items"]) == 1
+    assert output(url, "requests", "--prefix", "c23", "--after", page["next"])["items"] == []
+    text = succeed("conversation", "requests", "--owner", "eve", "--url", url)
+    assert all(each in text for each in ("c24", one["request_id"], "300", "Big refund"))
+    assert "of all conversations" in refused(MISUSED, "conversation", "requests", "c24", "--owner", "eve", "--url", url)
+
+
 def test_a_list_shows_the_status_and_what_waits(url: str) -> None:
     ask(url, "c20", "hello")
     ask(url, "c21", "refund 300")

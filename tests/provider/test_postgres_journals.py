@@ -27,6 +27,7 @@ from affinity.journal import (
     NewEntry,
     NewRequest,
     NewRevisit,
+    RequestFilter,
     StreamCursor,
     StreamPart,
     WakeEnd,
@@ -360,6 +361,40 @@ async def test_a_page_of_journals_costs_the_same_among_many(
             for bounds in sized:
                 prune = partial(watched.prune_journals, bounds, limit=100)
                 assert (await check(prune)).entries == 100, bounds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("crowd", CROWDS)
+async def test_a_page_of_requests_reads_no_other_journals(
+    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
+) -> None:
+    """By an index of the requests in their order, and by the key of each one's journal, among 20,000 of both."""
+    monkeypatch.setattr(listing, "REQUEST_WINDOW", 100)
+    about: Description = {"owner": "rare", "labels": {"team": "rare"}}
+    async with opened(postgres_migrated) as provider:
+        await provider.append_journal(
+            [said("s"), *(said(f"t{n}", start=replace(start("t"), about=about)) for n in "12")]
+        )
+        crowd_tables(admin, crowd)
+        crowd_journals(admin, crowd)
+        admin.execute(
+            "INSERT INTO journal_requests SELECT journal_id, 'r' || i, 'rare', 'w', 1, i, '2001-01-01', NULL, '1'"
+            " FROM journals, generate_series(1, 5) i WHERE owner = 'rare'"
+        )
+        async with check_plans(postgres_migrated, monkeypatch) as (watched, check):
+            cases: list[tuple[dict[str, Any], int]] = [
+                ({}, 20),
+                ({"kinds": ["rare"]}, 10),
+                ({"owner": "rare"}, 10),
+                ({"labels": {"team": "rare"}}, 10),
+                ({"prefix": "t2"}, 5),
+                ({"session_ids": ["t1", "s", "none", "other7"]}, 6),
+            ]
+            for fields, number in cases:
+                page = await check(partial(watched.list_requests, RequestFilter(**fields), 20))
+                assert len(page.requests) == number, fields
+                rest = await check(partial(watched.list_requests, RequestFilter(**fields, after=page.after), 20))
+                assert rest.requests == [] or "session_ids" in fields or not fields
 
 
 # --- what concurrent statements do to each other ----------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import statistics
 import subprocess
@@ -17,8 +18,9 @@ import anyio
 import pytest
 
 from affinity.journal import StreamCursor
-from affinity.provider.sqlite import Clock, SqliteProvider, journal_admin
+from affinity.provider.sqlite import Clock, SqliteProvider, journal_admin, open_requests
 from affinity.provider.sqlite.driver.database import Database, connect
+from affinity.provider.statements import with_parts
 from affinity.testing.conformance.providers.builders import message_ids
 from affinity.testing.conformance.providers.journal_driver import Conversation, ConversationOwner, new_input, output
 from tests.provider.sqlite_files import create_file
@@ -187,3 +189,33 @@ async def test_a_listing_reads_the_index_of_its_condition(tmp_path: Path, statem
     read, behind = plan[plan.index("MATERIALIZE page") + 1 :][:2]
     assert read.startswith(f"SEARCH j USING INDEX {index} ("), plan
     assert "TEMP B-TREE" not in behind, plan
+
+
+@pytest.mark.parametrize(
+    ("part", "reads"),
+    [
+        ("all", ["SEARCH r USING INDEX journal_requests_by_creation ((created_at,journal_id)>(?,?))"]),
+        (
+            "some",
+            [
+                "SCAN s VIRTUAL TABLE INDEX 1:",
+                "SEARCH j USING COVERING INDEX sqlite_autoindex_journals_1 (session_id=?)",
+                "SEARCH r USING INDEX sqlite_autoindex_journal_requests_1 (journal_id=?)",
+            ],
+        ),
+    ],
+)
+async def test_a_page_of_requests_reads_an_index_of_them(tmp_path: Path, part: str, reads: list[str]) -> None:
+    """And the journal and the instance of each by their keys."""
+    path = tmp_path / "affinity.db"
+    create_file(path)
+    statement = with_parts(open_requests.LIST, frozenset({part}))
+    arguments = dict.fromkeys(re.findall(r":([a-z_]+)", statement))
+    with closing(sqlite3.connect(path)) as connection:
+        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", arguments)]
+    assert [line for line in plan if re.match("(SCAN|SEARCH) [rsji] ", line)] == [
+        *reads,
+        "SEARCH j USING INTEGER PRIMARY KEY (rowid=?)",
+        "SEARCH i USING INDEX sqlite_autoindex_instances_1 (instance_id=?)",
+    ]
+    assert part == "some" or "TEMP B-TREE" not in "".join(plan[: plan.index("MATERIALIZE judged")])

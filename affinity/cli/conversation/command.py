@@ -17,6 +17,7 @@ def conversation() -> None:
 
     Examples:
       affinity conversation list --kind support --requests    # conversations that wait for a person
+      affinity conversation requests --label team=eu          # what they wait for
       affinity conversation ask chat-7 'where is my order?'   # send, and print the reply
       affinity conversation events chat-7 --follow            # what happens, as it happens
       affinity conversation answer chat-7 1.4.1 --allow       # let the agent use a tool

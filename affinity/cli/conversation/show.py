@@ -13,8 +13,8 @@ from pydantic_core import to_jsonable_python
 from affinity.cli.arguments import LABEL, labels_of
 from affinity.cli.conversation.opening import open_conversation, with_conversation
 from affinity.cli.output import clock, compact, counted, pairs, printable, table
-from affinity.cli.shell import PageOptions, Shell, command, paged, with_client
-from affinity.client import Client, ConversationInfo, ConversationPage
+from affinity.cli.shell import FIRST_PAGE, PageOptions, Shell, command, paged, with_client
+from affinity.client import Client, ConversationInfo, ConversationPage, ConversationRequest, RequestPage
 from affinity.conversation import (
     ConversationHandle,
     ConversationStatus,
@@ -36,6 +36,7 @@ _COLUMNS = (
 )
 _DEAD_LETTERS = ("NUMBER", "KIND", "ERROR", "FAILED", "RETRIED AS")
 _REQUESTS = ("REQUEST", "KIND", "WHAT", "SINCE", "UNTIL")
+_INBOX = ("CONVERSATION", *_REQUESTS, "OWNER", "TITLE")
 _META = frozenset({"kind", "usage", "message_id", "span", "started_at", "worker", "attempt"})
 
 
@@ -105,15 +106,43 @@ def show(shell: Shell, *, conversation_id: str) -> None:
 
 
 @command(short_help="Show what waits for an answer.")
-@click.argument("conversation_id", metavar="ID")
-def requests(shell: Shell, *, conversation_id: str) -> None:
-    """Show the requests of the conversation ID that wait for an answer; `affinity conversation answer` gives it.
+@click.argument("conversation_id", metavar="[ID]", required=False)
+@click.option("--kind", "kinds", multiple=True, help="Only requests of this kind; repeat it for several.")
+@click.option("--owner", help="Only of conversations of this owner.")
+@click.option("--label", "labels", multiple=True, type=LABEL, help="Only of conversations with this label.")
+@click.option("--prefix", help="Only of conversations whose id begins so.")
+@paged("Requests")
+def requests(
+    shell: Shell,
+    *,
+    conversation_id: str | None,
+    page: PageOptions,
+    labels: Sequence[tuple[str, str]],
+    **where: Any,
+) -> None:
+    """Show the requests of the conversation ID that wait for an answer, or of all conversations, oldest first;
+    `affinity conversation answer` gives it.
 
-    Example:
+    Examples:
       affinity conversation requests chat-7 --json
+      affinity conversation requests --label team=eu --kind agent.tool_confirmation
     """
-    found = with_conversation(shell, conversation_id, ConversationHandle.requests)
-    shell.show(found, lambda: table(_REQUESTS, map(_request_row, found), empty="no requests"))
+    if conversation_id is not None:
+        if labels or any(where.values()) or page != FIRST_PAGE:
+            raise click.UsageError("the other options are of requests of all conversations: give them, or the ID")
+        found = with_conversation(shell, conversation_id, ConversationHandle.requests)
+        shell.show(found, lambda: table(_REQUESTS, map(_request_row, found), empty="no requests"))
+        return
+    where["labels"] = labels_of(labels)
+
+    async def read(client: Client) -> RequestPage:
+        if page.everything:
+            return RequestPage(items=[each async for each in client.requests(**where)], next=None)
+        return await client.requests_page(**where, limit=page.limit, after=page.after)
+
+    inbox = with_client(shell, read)
+    shell.show(inbox, lambda: table(_INBOX, map(_inbox_row, inbox.items), empty="no requests"))
+    shell.show_cursor(inbox.next)
 
 
 @command("dead-letters", short_help="Show the inputs of wakes that have failed for good.")
@@ -241,6 +270,11 @@ def _dead_letter_row(found: DeadLetter) -> tuple[object, ...]:
 
 def _request_row(found: PendingRequest) -> tuple[object, ...]:
     return found.request_id, found.event.kind, _text_of(found.event), found.created_at, found.expires_at
+
+
+def _inbox_row(found: ConversationRequest) -> tuple[object, ...]:
+    about = (found.conversation_id, found.request_id, found.kind, _text_of(found.event))
+    return *about, found.created_at, found.expires_at, found.owner, found.title
 
 
 def _print_requests(found: Sequence[PendingRequest]) -> None:

@@ -20,7 +20,9 @@ from affinity.journal import (
     JournalQuery,
     JournalRetention,
     JournalWake,
+    OpenRequestPage,
     PendingWork,
+    RequestFilter,
     StreamPart,
 )
 from affinity.limits import MAX_BATCH_BYTES
@@ -113,6 +115,15 @@ class JournalProvider(ProviderConnection, Protocol):
 
     async def list_journals(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
         """One page, newest first; the cursor of the next is the last row's (created_at, session_id)."""
+        ...
+
+    async def list_requests(self, where: RequestFilter, limit: int) -> OpenRequestPage:
+        """One page of the requests that wait for an answer, over all journals, oldest first. Reads only, by an index of
+        the requests: no other journal is read.
+
+        At most `limits.MAX_PAGE` pending requests are looked at, so that a page may have fewer than ``limit``, or none,
+        and others follow.
+        """
         ...
 
     async def create_journals(self, creations: Sequence[JournalCreation]) -> Sequence[CreationResult]:

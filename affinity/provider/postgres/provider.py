@@ -15,6 +15,7 @@ from affinity.provider.postgres import (
     management,
     messages,
     moves,
+    open_requests,
     orchestrations,
     planned_moves,
     quotas,
@@ -260,6 +261,7 @@ class PostgresProvider(Database):
     retract_stream: Final = streams.retract_stream
     list_journals: Final = journal_admin.list_journals
     describe_journal: Final = journal_admin.describe_journal
+    list_requests: Final = open_requests.list_requests
     delete_journal: Final = journal_admin.delete_journal
     prune_journals: Final = journal_admin.prune_journals
     watch_journals: Final = streams.watch_journals

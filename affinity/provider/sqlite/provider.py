@@ -51,6 +51,7 @@ from affinity.provider.sqlite import (
     lineage,
     management,
     moves,
+    open_requests,
     orchestrations,
     planned_moves,
     quotas,
@@ -383,6 +384,7 @@ class SqliteProvider:
 
         return await list_portions(read, where, limit, instant)
 
+    list_requests: Final = _reads(open_requests.list_requests)
     describe_journal: Final = _writes(journal_admin.describe_journal)
     delete_journal: Final = _writes(journal_admin.delete_journals)
 

@@ -101,6 +101,7 @@ CREATE TABLE journal_requests (
     payload text NOT NULL,
     PRIMARY KEY (journal_id, request_id)
 ) WITH (fillfactor = 70, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0.05);
+CREATE INDEX journal_requests_created ON journal_requests (created_at, journal_id, place, request_id);
 
 CREATE TABLE journal_revisits (
     journal_id bigint NOT NULL,

@@ -118,6 +118,8 @@ CREATE TABLE journal_requests (
     UNIQUE (journal_id, request_id)
 ) STRICT;
 
+CREATE INDEX journal_requests_by_creation ON journal_requests (created_at, journal_id);
+
 CREATE TABLE journal_revisits (
     journal_id INTEGER NOT NULL,
     key        TEXT NOT NULL,

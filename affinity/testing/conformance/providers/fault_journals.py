@@ -16,6 +16,7 @@ from affinity.journal import (
     JournalWrite,
     NewRequest,
     NewRevisit,
+    RequestFilter,
     StreamCursor,
 )
 from affinity.provider.contract import Provider
@@ -191,6 +192,7 @@ _READS: Final[dict[str, Callable[[Provider, str], Awaitable[Any]]]] = {
     ),
     "get_wakes": lambda provider, name: journals(provider).get_wakes(name, limit=10),
     "list_journals": lambda provider, _: journals(provider).list_journals(JournalFilter(), 10),
+    "list_requests": lambda provider, _: journals(provider).list_requests(RequestFilter(), 10),
     "get_lineage": lambda provider, name: journals(provider).get_lineage(name),
 }
 

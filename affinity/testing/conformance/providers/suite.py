@@ -32,6 +32,7 @@ from affinity.testing.conformance.providers.locks import LockRules
 from affinity.testing.conformance.providers.management import ManagementRules
 from affinity.testing.conformance.providers.mixed_batches import MixedBatchRules
 from affinity.testing.conformance.providers.moves import MoveRules
+from affinity.testing.conformance.providers.open_requests import OpenRequestRules
 from affinity.testing.conformance.providers.ordering import OrderRules
 from affinity.testing.conformance.providers.origins import OriginRules
 from affinity.testing.conformance.providers.own_fetches import OwnFetchRules
@@ -122,6 +123,7 @@ class ProviderConformance(
     JournalStreamRules,
     JournalAdministrationRules,
     JournalDescriptionRules,
+    OpenRequestRules,
     JournalForkRules,
     LineageRules,
     ResourceRules,

@@ -1,0 +1,305 @@
+"""The client's inbox: what waits for a person over all conversations, and a feed of its changes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Final, Literal, Self, TypeAlias, TypedDict, Unpack
+
+import anyio
+
+from affinity.async_block import AsyncBlock
+from affinity.client.background import ClientBase
+from affinity.client.changes import SAFETY_SECONDS, AllChanges
+from affinity.client.journals import Journals
+from affinity.errors import ClientError, InvalidInput
+from affinity.journal import META_FIELD, OpenRequest, RequestCursor, RequestFilter
+from affinity.limits import MAX_BATCH, MAX_PAGE
+from affinity.paging import PageIterator
+from affinity.records import copied, frozen
+
+PAUSE_SECONDS: Final = 0.05
+"""Between two reads of a feed: changes meanwhile are read together."""
+
+_Key: TypeAlias = tuple[int, str, datetime]
+
+
+@frozen(kw_only=True)
+class ConversationRequest:
+    """A request that waits for an answer, with its conversation."""
+
+    conversation_id: str
+    conversation_kind: str
+    title: str | None
+    owner: str | None
+    labels: Mapping[str, str]
+    request_id: str
+    kind: str  # of the request, such as "agent.tool_confirmation"
+    event: Mapping[str, Any]  # the request, as the JSON object of its event
+    wake_id: str | None  # that made it
+    created_at: datetime
+    expires_at: datetime | None  # then it counts as refused
+
+
+@frozen(kw_only=True)
+class RequestPage:
+    """Some requests, oldest first."""
+
+    items: Sequence[ConversationRequest]
+    next: str | None  # the cursor of the page after this one; None at the end
+
+
+@frozen(kw_only=True)
+class RequestChange:
+    """A change of the inbox."""
+
+    change: Literal["asked", "gone"]  # it waits from now on; it is answered, or waits no more
+    request: ConversationRequest
+
+
+class RequestConditions(TypedDict, total=False):
+    """The requests to list; all conditions hold."""
+
+    kinds: Collection[str]
+    """Of the requests, such as "agent.tool_confirmation"."""
+    owner: str | None
+    """Of their conversations."""
+    labels: Mapping[str, str]
+    """All of which their conversations have."""
+    prefix: str | None
+    """Of the ids of their conversations."""
+
+
+class RequestCalls(ClientBase):
+    """What waits for a person, over all conversations."""
+
+    async def requests_page(
+        self, *, after: str | None = None, limit: int = 100, **where: Unpack[RequestConditions]
+    ) -> RequestPage:
+        """Some requests that wait for an answer, oldest first.
+
+        Args:
+            after: `RequestPage.next` of the page before.
+            limit: requests on the page, from 1 to `limits.MAX_PAGE`.
+            where: conditions; see `RequestConditions`.
+
+        Raises:
+            InvalidInput: a limit out of range, a cursor that is none, kinds that are no texts, or a text that no store
+                can keep.
+        """
+        if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
+            raise InvalidInput(f"limit must be from 1 to {MAX_PAGE}, not {limit!r}")
+        wanted = replace(_filter(where), after=None if after is None else _read_cursor(after))
+        items: list[OpenRequest] = []
+        while True:
+            page = await self.journals.requests(wanted, limit - len(items))
+            items += page.requests
+            if page.after is None or len(items) == limit:
+                return RequestPage(items=[*map(_request_of, items)], next=page.after and _cursor_text(page.after))
+            wanted = replace(wanted, after=page.after)
+
+    def requests(self, **where: Unpack[RequestConditions]) -> AsyncIterator[ConversationRequest]:
+        """All requests that wait for an answer, oldest first, read page by page; see `requests_page`."""
+
+        async def read(after: str) -> tuple[Sequence[ConversationRequest], str | None]:
+            page = await self.requests_page(**where, after=after or None, limit=MAX_PAGE)
+            return page.items, page.next
+
+        return PageIterator(read, "")
+
+    def watch_requests(self, **where: Unpack[RequestConditions]) -> RequestFeed:
+        """What waits for an answer now, oldest first, then each change as it comes; see `RequestFeed`.
+
+        Args:
+            where: as for `requests`.
+
+        Raises:
+            InvalidInput: as for `requests_page`.
+        """
+        return RequestFeed(self.journals, _filter(where))
+
+
+class RequestFeed(AsyncBlock, AsyncIterator[RequestChange]):
+    """Requests that wait for an answer as they come and go: `Client.watch_requests`. For one task at a time. It has no
+    end, and can be left at any time.
+
+    ::
+
+        async for change in client.watch_requests(labels={"team": "eu"}):
+            if change.change == "asked":
+                show(change.request)
+            else:
+                hide(change.request)
+
+    A request comes once, and goes once: when it is answered, dropped, or expired, when its conversation ends, or fits
+    the conditions no more. One that comes and goes between two reads is left out. The wait for a change may be
+    cancelled, as by a timeout, and begun again.
+
+    Only conversations are read whose journals have changed. About once a second, and with 1,000 requests for each page
+    less often, all requests are read, as hints of changes may be lost.
+    """
+
+    def __init__(self, journals: Journals, where: RequestFilter) -> None:
+        """Called by `Client.watch_requests`."""
+        self._journals = journals
+        self._where = where
+        self._known: dict[str, dict[_Key, OpenRequest]] = {}  # by conversation
+        self._items = deque[RequestChange]()
+        self._wanted: set[str] = set()  # conversations to read
+        self._all_wanted = True
+        self._read_at = self._all_read_at = -math.inf
+        self._pages = 1  # at the last read of all
+        self._changes: AllChanges | None = None
+        self._is_reading = False
+        self._has_ended = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RequestChange:
+        """The next change; waits for it.
+
+        Raises:
+            ProviderError: the database has failed for `calls.RETRY_SECONDS`; the feed may be read on.
+            ClientError: the client was closed, or another task waits for an item of this feed.
+        """
+        if self._is_reading:
+            raise ClientError("another task waits for an item of this feed: use a feed for each task")
+        self._is_reading = True
+        try:
+            while not self._items:
+                if self._has_ended:
+                    raise StopAsyncIteration
+                await self._read_on()
+            return self._items.popleft()
+        finally:
+            self._is_reading = False
+
+    async def aclose(self) -> None:
+        """Free what the feed holds."""
+        self._has_ended = True
+        changes, self._changes = self._changes, None
+        if changes is not None:
+            changes.leave()
+
+    def __del__(self) -> None:
+        if self._changes is not None:  # it was left without `aclose`, as by a ``break``
+            self._changes.leave_soon()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _read_on(self) -> None:
+        """Wait for changes, and read them. A cancelled wait loses none."""
+        if self._changes is None:
+            self._changes = await self._journals.all_changes()
+        if not self._all_wanted and not self._wanted:
+            await self._changes.wait()
+        self._note(self._changes.take())
+        await self._changes.opened()
+        now = asyncio.get_running_loop().time()
+        if self._all_wanted or now - self._all_read_at >= SAFETY_SECONDS * self._pages:
+            await self._pause(self._all_read_at + PAUSE_SECONDS * self._pages)
+            await self._read_all()
+        elif self._wanted:
+            await self._pause(self._read_at + PAUSE_SECONDS)
+            await self._read_some(sorted(self._wanted)[:MAX_BATCH])
+
+    def _note(self, changed: Mapping[str, bool] | None) -> None:
+        """Conversations may have changed; None: any. What only gets inputs asks for nothing new."""
+        if changed is None:
+            self._all_wanted = True
+            return
+        prefix = self._where.prefix or ""
+        fitting = [(each, of_wake) for each, of_wake in changed.items() if each.startswith(prefix)]
+        self._wanted.update(each for each, of_wake in fitting if of_wake or each in self._known)
+
+    async def _pause(self, until: float) -> None:
+        await anyio.sleep(max(0.0, until - asyncio.get_running_loop().time()))
+
+    async def _read_all(self) -> None:
+        found, self._pages = await self._read(self._where)
+        self._all_wanted, self._all_read_at = False, self._read_at
+        self._wanted.clear()
+        self._compare(found, [*self._known])
+
+    async def _read_some(self, session_ids: Sequence[str]) -> None:
+        found, _ = await self._read(replace(self._where, session_ids=session_ids))
+        self._wanted.difference_update(session_ids)
+        self._compare(found, session_ids)
+
+    async def _read(self, where: RequestFilter) -> tuple[list[OpenRequest], int]:
+        """All requests, and the number of their pages."""
+        found: list[OpenRequest] = []
+        pages = 0
+        after: RequestCursor | None = None
+        while not pages or after is not None:
+            page = await self._journals.requests(replace(where, after=after), MAX_PAGE)
+            found += page.requests
+            pages, after = pages + 1, page.after
+        self._read_at = asyncio.get_running_loop().time()
+        return found, pages
+
+    def _compare(self, found: Iterable[OpenRequest], session_ids: Iterable[str]) -> None:
+        """Give the changes of these conversations, and of others in ``found``."""
+        now: defaultdict[str, dict[_Key, OpenRequest]] = defaultdict(dict)
+        for each in found:
+            now[each.session_id][each.journal_id, each.request_id, each.created_at] = each
+        known = self._known
+        gone = [
+            each for name in session_ids for key, each in known.get(name, {}).items() if key not in now.get(name, {})
+        ]
+        asked = [each for name, rows in now.items() for key, each in rows.items() if key not in known.get(name, {})]
+        asked.sort(key=lambda each: each.cursor)
+        for name in session_ids:
+            known.pop(name, None)
+        known.update(now)
+        self._items += [RequestChange(change="gone", request=_request_of(each)) for each in gone]
+        self._items += [RequestChange(change="asked", request=_request_of(each)) for each in asked]
+
+
+def _filter(where: RequestConditions) -> RequestFilter:
+    kinds = where.get("kinds", ())
+    if isinstance(kinds, str) or not all(isinstance(each, str) for each in kinds):
+        raise InvalidInput(f"kinds = {kinds!r:.80}: must be several texts, such as ['agent.tool_confirmation']")
+    return RequestFilter(**where)
+
+
+def _request_of(row: OpenRequest) -> ConversationRequest:
+    """A row as a view."""
+    try:
+        read = json.loads(row.payload)
+    except (ValueError, RecursionError):  # a stored value may be anything
+        read = None
+    event = {name: value for name, value in read.items() if name != META_FIELD} if isinstance(read, dict) else {}
+    return copied(
+        ConversationRequest,
+        row,
+        conversation_id=row.session_id,
+        conversation_kind=row.journal_kind,
+        event={**event, "kind": row.kind},
+    )
+
+
+def _cursor_text(cursor: RequestCursor) -> str:
+    created_at, journal_id, place, request_id = cursor
+    return f"{created_at.isoformat()}/{journal_id}/{place}/{request_id}"
+
+
+def _read_cursor(text: str) -> RequestCursor:
+    try:
+        created_at, journal_id, place, request_id = text.split("/", 3)
+        return datetime.fromisoformat(created_at).astimezone(UTC), int(journal_id), int(place), request_id
+    except (ValueError, OverflowError):
+        raise InvalidInput(f"{text!r} is not a cursor of this listing") from None

@@ -1,0 +1,37 @@
+"""The requests that wait for an answer, over all journals."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from psycopg.types.numeric import Int8
+
+from affinity.journal import OpenRequestPage, RequestFilter
+from affinity.provider import listing
+from affinity.provider.postgres.driver.arrays import Texts
+from affinity.provider.postgres.operations import Database, same_time
+from affinity.provider.statements import load_statements, with_parts
+
+_SQL: Final = load_statements(__package__, "open_requests.sql")
+
+
+async def list_requests(db: Database, where: RequestFilter, limit: int) -> OpenRequestPage:
+    time, journal_id, place, request_id = where.after or ("-infinity", 0, 0, "")
+    params: dict[str, Any] = {
+        "after_time": time,
+        "after_journal": Int8(journal_id),
+        "after_place": Int8(place),
+        "after_id": request_id,
+        "kinds": Texts(where.kinds),
+        "owner": where.owner,
+        "labels": json.dumps(dict(where.labels)) if where.labels else None,
+        "prefix": where.prefix,
+        "window": Int8(listing.REQUEST_WINDOW),
+        "limit": Int8(limit),
+    }
+    if where.session_ids is not None:
+        params["sessions"] = Texts(where.session_ids)
+    part = "all" if where.session_ids is None else "some"
+    rows = await db.connections.misc.run(with_parts(_SQL["list"], frozenset({part})), params)
+    return listing.to_request_page(rows, limit, same_time)

@@ -1,0 +1,33 @@
+-- list: pending requests, oldest first, with their conversations, and the last one that was looked at
+-- Parts: `all` of all journals, or `some` of the journals of some sessions.
+WITH page AS MATERIALIZED (
+    SELECT r.*
+-- [all
+    FROM journal_requests r
+-- all]
+-- [some
+    FROM unnest(%(sessions)s) AS s (session_id)
+    CROSS JOIN LATERAL (SELECT o.journal_id FROM journals o WHERE o.session_id = s.session_id OFFSET 0) j
+    CROSS JOIN LATERAL (SELECT q.* FROM journal_requests q WHERE q.journal_id = j.journal_id OFFSET 0) r
+-- some]
+    WHERE (r.created_at, r.journal_id, r.place, r.request_id) >
+          (%(after_time)s::timestamptz, %(after_journal)s, %(after_place)s, %(after_id)s)
+    ORDER BY r.created_at, r.journal_id, r.place, r.request_id LIMIT %(window)s
+), judged AS MATERIALIZED (
+    SELECT p.*, row_number() OVER (ORDER BY p.created_at, p.journal_id, p.place, p.request_id) AS n, j.session_id, j.kind AS journal_kind, j.title, j.owner, j.labels,
+        (NOT j.closed AND (p.expires_at > (SELECT clock())) IS NOT FALSE
+         AND (%(kinds)s = '{}'::text[] OR p.kind = ANY (%(kinds)s))
+         AND (%(owner)s::text IS NULL OR j.owner = %(owner)s)
+         AND (%(labels)s::jsonb IS NULL OR j.labels @> %(labels)s::jsonb)
+         AND (%(prefix)s::text IS NULL OR starts_with(j.session_id, %(prefix)s))
+         -- An instance that is gone is created again by the answer.
+         AND coalesce((SELECT i.status FROM instances i WHERE i.instance_id = j.session_id), '')
+             NOT IN ('completed', 'failed', 'cancelled')) IS TRUE AS fits
+    FROM page p
+    -- OFFSET 0: by the key, whatever statistics say of the number of journals.
+    CROSS JOIN LATERAL (SELECT o.* FROM journals o WHERE o.journal_id = p.journal_id OFFSET 0) j
+)
+SELECT w.n, w.fits, w.session_id, w.journal_id, w.journal_kind, w.title, w.owner, w.request_id, w.kind, w.payload, w.wake_id,
+    w.created_at, w.expires_at, w.place, w.labels::text
+FROM judged w WHERE w.fits OR w.n = %(window)s
+ORDER BY w.n LIMIT %(limit)s

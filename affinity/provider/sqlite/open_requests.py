@@ -1,0 +1,35 @@
+"""The requests that wait for an answer, over all journals."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from affinity.journal import OpenRequestPage, RequestFilter
+from affinity.provider import listing
+from affinity.provider.sqlite.driver.clock import instant
+from affinity.provider.sqlite.driver.transaction import Tx, to_json
+from affinity.provider.statements import load_statements, with_parts
+
+LIST: Final = load_statements(__package__, "open_requests.sql")["list"]
+
+
+def list_requests(tx: Tx, where: RequestFilter, limit: int) -> OpenRequestPage:
+    time, journal_id, place, _ = where.after or (None, 0, 0, "")
+    arguments = {
+        "after_time": -math.inf if time is None else time.timestamp(),
+        "after_journal": journal_id,
+        "after_place": place,
+        "any_kind": not where.kinds,
+        "kinds": to_json(list(where.kinds)),
+        "owner": where.owner,
+        "labels": to_json(dict(where.labels)),
+        "prefix": where.prefix,
+        "session_ids": to_json(list(where.session_ids or ())),
+        "now": tx.now,
+        "window": listing.REQUEST_WINDOW,
+        "limit": limit,
+    }
+    part = "all" if where.session_ids is None else "some"
+    rows = tx.rows(with_parts(LIST, frozenset({part})), arguments)
+    return listing.to_request_page(rows, limit, instant)

@@ -1,0 +1,36 @@
+-- list: pending requests, oldest first, with their conversations, and the last one that was looked at
+-- Parts: `all` of all journals, or `some` of the journals of some sessions.
+WITH page AS MATERIALIZED (
+    SELECT r.*
+-- [all
+    FROM journal_requests AS r INDEXED BY journal_requests_by_creation
+-- all]
+-- [some
+    FROM json_each(:session_ids) AS s
+    CROSS JOIN journals AS j ON j.session_id = s.value
+    CROSS JOIN journal_requests AS r ON r.journal_id = j.journal_id
+-- some]
+    WHERE (r.created_at, r.journal_id, r.id) > (:after_time, :after_journal, :after_place)
+    ORDER BY r.created_at, r.journal_id, r.id
+    LIMIT :window
+),
+judged AS MATERIALIZED (
+    SELECT p.*, row_number() OVER (ORDER BY p.created_at, p.journal_id, p.id) AS n, j.session_id, j.kind AS journal_kind, j.title, j.owner, j.labels,
+           coalesce(NOT j.closed AND (p.expires_at IS NULL OR p.expires_at > :now)
+               AND (:any_kind OR p.kind IN (SELECT value FROM json_each(:kinds)))
+               AND (:owner IS NULL OR j.owner = :owner)
+               AND NOT EXISTS (
+                   SELECT 1 FROM json_each(:labels) AS w WHERE NOT EXISTS (
+                       SELECT 1 FROM journal_labels AS l
+                       WHERE l.key = w.key AND l.value = w.value AND l.journal_id = j.journal_id))
+               AND (:prefix IS NULL OR substr(j.session_id, 1, length(:prefix)) = :prefix)
+               -- An instance that is gone is created again by the answer.
+               AND coalesce((SELECT i.status FROM instances AS i WHERE i.instance_id = j.session_id), '')
+                   NOT IN ('completed', 'failed', 'cancelled'), 0) AS fits
+    FROM page AS p CROSS JOIN journals AS j ON j.journal_id = p.journal_id
+)
+SELECT w.n, w.fits, w.session_id, w.journal_id, w.journal_kind, w.title, w.owner, w.request_id, w.kind, w.payload, w.wake_id,
+       w.created_at, w.expires_at, w.id, w.labels
+FROM judged AS w WHERE w.fits OR w.n = :window
+ORDER BY w.n
+LIMIT :limit;

@@ -1,0 +1,140 @@
+"""The requests that wait for an answer, over all journals."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from affinity.journal import Answer, Description, JournalRange, OpenRequest, RequestFilter
+from affinity.provider import listing
+from affinity.provider.contract import InstanceUpdate
+from affinity.testing.conformance.providers.base import Rules
+from affinity.testing.conformance.providers.cluster import Cluster
+from affinity.testing.conformance.providers.journal_driver import KIND, Conversation, ConversationOwner, new_start
+from affinity.testing.conformance.providers.journal_requests import answer, new_request
+from affinity.testing.conformance.providers.lineage import creation_of
+
+
+class OpenRequestRules(Rules):
+    """`list_requests` (contract: JournalProvider)."""
+
+    async def test_requests_of_all_journals_are_listed_oldest_first(self, cluster: Cluster) -> None:
+        """With their conversations; requests of one wake in its order (contract: OpenRequest)."""
+        about: Description = {"title": "Refund", "owner": "ann", "labels": {"team": "eu"}}
+        first = await self._ask(cluster, "b", new_request("2", expires_in=60.0), new_request("10"), about=about)
+        await cluster.advance(1)
+        await self._ask(cluster, "a", new_request("r", kind="tool", payload="7"))
+        found = await self._open(first)
+        assert [(one.session_id, one.request_id) for one in found] == [("b", "2"), ("b", "10"), ("a", "r")]
+        one, _, other = found
+        page = await first.page()
+        assert (one.journal_id, one.journal_kind, one.title, one.owner, one.labels) == (
+            page.journal_id, KIND, "Refund", "ann", {"team": "eu"}
+        )  # fmt: skip
+        assert (one.kind, one.payload, one.wake_id) == ("confirm", '{"tool":"refund"}', "w1")
+        (row, _) = await first.requests()
+        assert (one.created_at, one.expires_at) == (row.created_at, row.created_at + timedelta(seconds=60))
+        assert (other.title, other.owner, other.labels, other.expires_at) == (None, None, {}, None)
+        assert (other.kind, other.payload) == ("tool", "7")
+
+    async def test_what_takes_no_answer_is_not_listed(self, cluster: Cluster) -> None:
+        """Answered, dropped, expired and resolved requests, and requests of what has ended or is deleted. An answer
+        creates an instance that is gone again (contract: RequestFilter).
+        """
+        talks = {}
+        for name in ("answered", "dropped", "closed", "deleted", "gone", "open"):
+            talks[name] = await self._ask(cluster, name, new_request())
+        await self._ask(cluster, "expired", new_request(expires_in=10.0))
+        ended = await ConversationOwner.begin(cluster, "ended")
+        await ended.commit_wake(requests=[new_request()])
+        resolved = await ConversationOwner.begin(cluster, "resolved")
+        await resolved.commit_wake(requests=[new_request()])
+        talk = talks["open"]
+        assert len(await self._open(talk)) == 9
+        assert (await answer(talks["answered"])).outcome == "appended"
+        await talks["dropped"].append(drops=True)
+        await talks["closed"].append(closes=True)
+        for name in ("deleted", "gone"):
+            await talk.provider.delete_instance([name], force=True)
+        await talks["deleted"].delete()
+        await ended.commit(await ended.new_write(wake_id="w2"), update=InstanceUpdate(status="cancelled"))
+        await resolved.commit_wake(ended_requests=["r"], wake_id="w2")
+        await cluster.advance(11)
+        assert {one.session_id for one in await self._open(talk)} == {"gone", "open"}
+        again = await talks["gone"].append(answers=Answer(request_id="r", kind="confirm"))
+        assert again.outcome == "appended"
+
+    async def test_requests_are_found_by_what_they_are(self, cluster: Cluster) -> None:
+        """By their kinds, and by owner, labels and id of their conversation (contract: RequestFilter)."""
+        eu: Description = {"owner": "ann", "labels": {"team": "eu", "tier": "gold"}}
+        us: Description = {"owner": "bob", "labels": {"team": "us", "eu": "team"}}
+        await self._ask(cluster, "x/1", new_request("r"), new_request("t", kind="tool"), about=eu)
+        await self._ask(cluster, "x/2", new_request("r", kind="tool"), about=us)
+        talk = await self._ask(cluster, "x%3", new_request("r", kind="other"))
+        wanted: list[tuple[dict[str, Any], set[tuple[str, str]]]] = [
+            ({"kinds": ["tool"]}, {("x/1", "t"), ("x/2", "r")}),
+            ({"kinds": ["tool", "other", "none"]}, {("x/1", "t"), ("x/2", "r"), ("x%3", "r")}),
+            ({"owner": "ann"}, {("x/1", "r"), ("x/1", "t")}),
+            ({"owner": "an"}, set()),
+            ({"labels": {"team": "eu"}}, {("x/1", "r"), ("x/1", "t")}),
+            ({"labels": {"eu": "team"}}, {("x/2", "r")}),
+            ({"labels": {"team": "eu", "tier": "gold"}, "kinds": ["tool"]}, {("x/1", "t")}),
+            ({"labels": {"team": "us", "tier": "gold"}}, set()),
+            ({"prefix": "x%"}, {("x%3", "r")}),
+            ({"prefix": "x/", "owner": "bob"}, {("x/2", "r")}),
+            ({"session_ids": ["x/2", "x%3", "none"]}, {("x/2", "r"), ("x%3", "r")}),
+            ({"session_ids": ["x/1"], "kinds": ["tool"], "owner": "ann"}, {("x/1", "t")}),
+            ({"session_ids": []}, set()),
+        ]
+        for where, names in wanted:
+            found = await self._open(talk, **where)
+            assert {(one.session_id, one.request_id) for one in found} == names, where
+        await talk.journals.describe_journal("x/1", KIND, {"owner": "bob"})
+        assert {one.session_id for one in await self._open(talk, owner="bob")} == {"x/1", "x/2"}
+
+    async def test_pages_have_each_request_once(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However many of the requests that are looked at do not fit (contract: list_requests)."""
+        monkeypatch.setattr(listing, "REQUEST_WINDOW", 3)
+        rare = {"0", "1", "7", "9"}
+        for name in map(str, range(10)):
+            about: Description = {"owner": "ann" if name in rare else "bob"}
+            talk = await self._ask(cluster, name, new_request("b"), new_request("a"), about=about)
+        order = [(name, request_id) for name in map(str, range(10)) for request_id in "ba"]
+        for limit in (1, 2, 3, 100):
+            assert [(one.session_id, one.request_id) for one in await self._open(talk, limit)] == order
+            found = [(one.session_id, one.request_id) for one in await self._open(talk, limit, owner="ann")]
+            assert found == [one for one in order if one[0] in rare]
+            some = await self._open(talk, limit, session_ids=["7", "1", "4"], owner="ann")
+            assert [one.session_id for one in some] == ["1", "1", "7", "7"]
+
+    async def test_requests_of_a_fork_are_listed_beside_their_originals(self, cluster: Cluster) -> None:
+        """They are as old, and answered independently (contract: JournalCreation.requests)."""
+        talk = await self._ask(cluster, "s", new_request())
+        await cluster.advance(1)
+        await self._ask(cluster, "t", new_request())
+        base = (await talk.page()).journal_id
+        creation = creation_of("f", base, base=JournalRange(base), requests=None)
+        await talk.journals.create_journals([creation])
+        found = [(one.session_id, one.request_id) for one in await self._open(talk, 1)]
+        assert (set(found[:2]), found[2:]) == ({("s", "r"), ("f", "r")}, [("t", "r")])
+        await answer(talk)
+        assert [one.session_id for one in await self._open(talk, 1)] == ["f", "t"]
+
+    async def _ask(self, cluster: Cluster, name: str, *requests: Any, about: Description | None = None) -> Conversation:
+        """A conversation whose wake has made these requests."""
+        owner = await ConversationOwner.begin(cluster, name, start=new_start(name, about=about))
+        await owner.commit_wake(requests=requests)
+        return owner.conversation
+
+    async def _open(self, talk: Conversation, limit: int = 100, **where: Any) -> list[OpenRequest]:
+        """All pages."""
+        found: list[OpenRequest] = []
+        page = await talk.journals.list_requests(RequestFilter(**where), limit)
+        while True:
+            assert len(page.requests) <= limit
+            found += page.requests
+            if page.after is None:
+                return found
+            page = await talk.journals.list_requests(RequestFilter(**where, after=page.after), limit)
