@@ -300,7 +300,11 @@ class _Attempt(Generic[S]):
         return [each for each in pending if each.seq not in answers or each.seq > last]
 
     async def _last_interrupt(self, after: int) -> int:
-        """Number of the last interrupt behind an entry that no wake has processed; 0: there is none."""
+        """Number of the last interrupt behind an entry that no wake has processed; 0: there is none.
+
+        Raises:
+            SessionWriteConflict: this attempt is out of date.
+        """
         query = JournalQuery(
             session_id=self.writing.session_id,
             after=after,
@@ -310,6 +314,9 @@ class _Attempt(Generic[S]):
             limit=1,
         )
         page = await self.journals.read(query)
+        if page is not None and page.processed > self.work.processed:  # it may have processed an interrupt too
+            text = "another wake has processed what this one was given"
+            raise SessionWriteConflict(self.writing.session_id, None, None, text)
         return page.entries[0].seq if page is not None and page.entries else 0
 
     def _time_left(self) -> float | None:
