@@ -155,6 +155,8 @@ class Checks:
         """No parent waits for a child that waits for nothing."""
         if self.infos[name].status == "terminated":
             return
+        if self._was(name, "cancel") and self._was(name, "remove"):  # between the two it has refused all events
+            return
         for delegation, child in self.folded[name].delegations.items():
             assert self._has_reason(child, {name}), f"{name} waits for {delegation} of {child}, {self.infos.get(child)}"
 
