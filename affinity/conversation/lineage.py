@@ -328,6 +328,11 @@ class CreationPlanner:
         """See `CommonCalls.ancestors`."""
         return [_ancestor(each) for each in await self._lineage(source)]
 
+    async def resources(self, source: str) -> dict[str, str]:
+        """See `CommonCalls.resources`."""
+        found = _resources_of(await self._records.load(source))
+        return {label.removeprefix(LABEL): resource_id for label, resource_id in found.items()}
+
     async def usage(self, source: str) -> dict[str, int]:
         """See `LineageCalls.usage`."""
         return total_of(await self._spent(source))

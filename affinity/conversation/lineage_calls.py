@@ -88,6 +88,12 @@ class CommonCalls(EntryReader, Generic[M]):
         """
         return await self._planner.ancestors(self.conversation_id)
 
+    async def resources(self) -> dict[str, str]:
+        """The resources that outlive the process and are attached to this conversation: their ids, by name; "closed":
+        it has closed the one of this name. (The session on whose lease its wakes run is `Ancestor.home`.)
+        """
+        return await self._planner.resources(self.conversation_id)
+
     async def _derive(self, new_id: str, plan: Any, *args: Any, **options: Any) -> M:
         """Make the conversation that ``plan`` gives for this one and these arguments."""
         raise NotImplementedError

@@ -223,3 +223,37 @@ async def test_reading_a_result_waits_until_it_is_there(url: str) -> None:
             group.start_soon(read)
             await anyio.sleep(0.05)
             gate.set()
+
+
+async def test_what_is_attached_is_listed(url: str) -> None:
+    """By its name; a fork has it too, and knows what it has closed."""
+    made: list[str] = []
+
+    def create(resource_id: str, _: str) -> str:
+        made.append(resource_id)
+        return resource_id
+
+    box: affinity.Resource[str] = affinity.Resource(name="box", create=create, destroy=lambda *_: None)
+
+    async def act(wake: affinity.Wake, chat: Chat) -> None:
+        if wake.events == [UserMessage("use")]:
+            await wake.resource(box)
+        elif wake.events == [UserMessage("close")]:
+            await wake.close_resource(box)
+        wake.append(AgentMessage("ok"))
+
+    conversations = make(act)
+    app = affinity.App("boxes")
+    app.include(conversations)
+    app.include(box)
+    async with affinity.Worker(app, url), affinity.Client(url) as client:
+        talk = client.conversation(conversations, "a")
+        assert await talk.resources() == {}
+        await talk.ask(UserMessage("plain"), timeout=30)
+        assert await talk.resources() == {}
+        await talk.ask(UserMessage("use"), timeout=30)
+        assert await talk.resources() == {"box": made[0]}
+        fork = await talk.fork("b")
+        await talk.ask(UserMessage("close"), timeout=30)
+        assert await talk.resources() == {"box": "closed"}
+        assert await fork.resources() == {"box": made[0]}
