@@ -261,6 +261,15 @@ class Revisit(NamedTuple):
     wake_id: str | None  # that requested it
 
 
+class OpenDelegation(NamedTuple):
+    """Work that wakes of a journal have given to a child. It ends with `JournalWrite.ended_delegations`, and with the
+    journal of the child, or of its own. A journal that continues another, or was made from it, has none of its.
+    """
+
+    delegation_id: str  # unique in its journal
+    child: str  # session
+
+
 class Step(NamedTuple):
     """What a wake has done once, or has begun to do: its next attempt finds it."""
 
@@ -427,6 +436,8 @@ class JournalWrite:
     revisits: Sequence[NewRevisit] = ()
     ended_requests: Sequence[str] = ()  # ids of expired requests, which the wake itself resolves
     ended_revisits: Sequence[str] = ()  # keys of revisits that it has processed; removed before ``revisits`` are added
+    delegations: Sequence[OpenDelegation] = ()  # new ones
+    ended_delegations: Sequence[str] = ()  # ids; an unknown one is ignored
     # To other journals: children, the parent. In place of one that is refused, its ``if_refused`` is appended.
     appends: Sequence[JournalAppend] = ()
     creations: Sequence[JournalCreation] = ()  # after the entries and the state; when one is refused, the fence fails
@@ -471,6 +482,7 @@ class PendingWork:
     # With a home: the greater one of the journal's own session, which changes when its record is written by others, and
     # of its record, which outlasts that session's row.
     epoch: int = 0
+    delegations: Sequence[OpenDelegation] = ()  # at most `limits.MAX_DELEGATIONS_READ`
     has_record: bool = True  # the session may have a record of its state; False: it has had none so far
     steps: Sequence[
         Step
@@ -550,14 +562,18 @@ class JournalPage:
     streaming: StreamCursor | None = None
 
 
-ConversationStatus: TypeAlias = Literal["idle", "running", "rescheduling", "requires_action", "failed", "terminated"]
+ConversationStatus: TypeAlias = Literal[
+    "idle", "running", "rescheduling", "requires_action", "waiting", "failed", "terminated"
+]
 """``running``: a wake runs, or inputs wait for one. ``rescheduling``: a wake has failed, and runs again later.
-``requires_action``: it waits for an answer. ``failed``: a wake has failed for good; the next input tries again.
+``requires_action``: it waits for an answer. ``waiting``: for the end of a delegation, or a revisit. ``failed``: a wake
+has failed for good; the next input tries again.
 
 It is not stored. It is the first of these that holds. ``terminated``: the journal is closed, or its instance has ended.
 ``idle``: there is no instance. ``failed``: the instance is suspended. ``running``: it has a work item. ``failed``: the
 last wake of this journal has, and it has no later entry. ``rescheduling``: the last wake is "retried". ``running``: an
-input waits. ``requires_action``: a request is pending. ``idle``.
+input waits. ``requires_action``: a request is pending. ``waiting``: an `OpenDelegation`, or a revisit, is there.
+``idle``.
 """
 
 

@@ -219,6 +219,11 @@ MAX_REQUESTS: Final = 1_000
 MAX_REVISITS: Final = 1_000
 """Pending revisits of a conversation at most: each wake reads all of them."""
 
+MAX_DELEGATIONS_READ: Final = MAX_WAKE_ENTRIES + 1
+"""Open delegations of one conversation that a wake reads: one more than it can end, so that it knows whether one is
+left.
+"""
+
 MAX_CYCLES: Final = 1_000
 """Wakes of a child for one delegation."""
 

@@ -324,7 +324,7 @@ class ConversationHandle(CreationCalls["ConversationHandle"]):
             UnknownConversation, ConversationTerminated: as for `send`.
         """
         page = await self._page(JournalQuery(session_id=self.conversation_id, limit=1))
-        if page.instance_status is not None and await self.status() in {"idle", "requires_action"}:
+        if page.instance_status is not None and await self.status() in {"idle", "requires_action", "waiting"}:
             return False
         event = ConversationStatusChanged(status="running", reason="resumed")
         entry = self._entry(event, self._client.journals.new_event_id(), is_input=False)

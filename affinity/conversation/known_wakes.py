@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from affinity.conversation import events as ev
 from affinity.conversation.events import meta_of
 from affinity.conversation.program import Delegation, WakeOutcome, WakeTask
-from affinity.conversation.reading import CHILD_ENDED, all_entries, all_wakes, open_delegations
+from affinity.conversation.reading import all_entries, all_wakes
+from affinity.conversation.writing import CHILD_ENDED
 from affinity.journal import JournalAccess, JournalQuery, PendingWork
 from affinity.limits import MAX_PAGE
 from affinity.orchestration import ActivityContext
@@ -32,8 +33,6 @@ def unchanged(task: WakeTask, work: PendingWork) -> WakeOutcome:
     outcome = WakeOutcome(outcome="nothing", processed=work.processed)
     if "delegations" in task:
         outcome["delegations"] = task["delegations"]
-    if "delegated" in task:
-        outcome["delegated"] = task["delegated"]
     if "cancelled_wakes" in task:
         outcome["cancelled_wakes"] = task["cancelled_wakes"]
     return outcome
@@ -81,8 +80,7 @@ async def _find_unclosed(
 
 async def _add_begun(task: WakeTask, work: PendingWork, session_id: str, journals: JournalAccess) -> None:
     """Add what wakes have begun whose results the orchestration does not have, and what has not ended: they had ended
-    before they were cancelled; or an operator has reset or deleted the instance. These are delegations of the parent,
-    and delegations to children.
+    before they were cancelled; or an operator has reset or deleted the instance. These are delegations of the parent.
 
     Entries that a journal has from another one are none of its own.
     """
@@ -98,8 +96,6 @@ async def _add_begun(task: WakeTask, work: PendingWork, session_id: str, journal
         meta = meta_of(each.payload) if each.is_input and not each.is_copied else ev.NO_META
         if meta.delegation and meta.delegation not in known and not await _has_end(journals, meta):
             task["delegations"] = [*task.get("delegations", []), delegation_of(meta, cycles=1)]
-    if work.parent is not None:
-        task["delegated"] = await open_delegations(journals.read, session_id, base, work.processed)
 
 
 async def _has_end(journals: JournalAccess, meta: ev.EventMeta) -> bool:

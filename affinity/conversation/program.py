@@ -80,7 +80,6 @@ class Outstanding(TypedDict, total=False):
     """What one wake, or one execution, leaves to the next; as the activity and the orchestration have it."""
 
     delegations: list[Delegation]
-    delegated: list[str]  # ids of the delegations to its own children that have not ended
     # Ids of cancelled wakes whose trace may be open. In a task: of those since the last result; one of them may have
     # committed, and its result is dropped.
     cancelled_wakes: list[str]
@@ -167,7 +166,6 @@ class Program:
     """The journal was closed when a wake read it: the message that terminates the instance is on its way."""
     next_due: float | None = None
     delegations: list[Delegation] = field(default_factory=list)
-    delegated: list[str] = field(default_factory=list)
     children: ChildrenDone | None = None
     signal: DurableFuture[Any] = field(init=False)
 
@@ -175,8 +173,7 @@ class Program:
         start = self.start
         self.processed, self.signalled = start.get("processed", 0), start.get("signalled", 0)
         self.next_due, self.is_failed = start.get("next_due"), start.get("failed", False)
-        self.delegations, self.delegated = start.get("delegations", []), start.get("delegated", [])
-        self.cancelled = start.get("cancelled_wakes", [])
+        self.delegations, self.cancelled = start.get("delegations", []), start.get("cancelled_wakes", [])
         self.children, self.is_due = start.get("children"), start.get("due", False)
         self.signal = self.ctx.schedule_wait(SIGNAL)
 
@@ -241,8 +238,6 @@ class Program:
     def _add_outstanding(self, to: Outstanding) -> None:
         if self.delegations:
             to["delegations"] = self.delegations
-        if self.delegated:
-            to["delegated"] = self.delegated
         if self.cancelled:
             to["cancelled_wakes"] = self.cancelled
         if self.children:
@@ -332,8 +327,6 @@ class Program:
             # Also delegations of wakes that had ended before they were cancelled.
             if "delegations" in outcome:
                 task["delegations"] = self.delegations = outcome["delegations"]
-            if "delegated" in outcome:
-                task["delegated"] = self.delegated = outcome["delegated"]
             if not await self._pause(pause):
                 break
         self.is_due = True
@@ -413,7 +406,6 @@ class Program:
         self.processed = outcome.get("processed", self.processed)
         self.next_due = outcome.get("next_due")
         self.delegations = outcome.get("delegations", self.delegations)
-        self.delegated = outcome.get("delegated", self.delegated)
         self.cancelled = outcome.get("cancelled_wakes", [])
         self.is_failed &= outcome["outcome"] == "nothing"
         self.children = outcome.get("children")
@@ -427,7 +419,6 @@ class Program:
     def _fail(self, outcome: WakeOutcome) -> None:
         self.next_due = outcome.get("next_due")
         self.delegations = outcome.get("delegations", self.delegations)
-        self.delegated = outcome.get("delegated", self.delegated)
         self.is_failed = self.is_unread = True
         # Signals that came meanwhile, of inputs that the wake was given, begin no other one.
         self.is_due = self._has_news(outcome.get("read", self.signalled))

@@ -6,11 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from pydantic_core import from_json
-
 from affinity.conversation.events import (
-    ChildDelegated,
-    ChildEnded,
     DefineOutcome,
     EventTypes,
     JournalEntry,
@@ -27,9 +23,6 @@ Read: TypeAlias = Callable[[JournalQuery], Awaitable[JournalPage | None]]
 ReadWakes: TypeAlias = Callable[[str, int], Awaitable[Sequence[JournalWake]]]
 
 DEFAULT_ENTRIES: Final = 100
-
-CHILD_DELEGATED: Final = kind_of(ChildDelegated)
-CHILD_ENDED: Final = kind_of(ChildEnded)
 
 _LAST_SEQ: Final = 2**63 - 2
 
@@ -65,19 +58,6 @@ async def all_entries(read: Read, query: JournalQuery) -> AsyncIterator[Entry]:
             yield each
             query = replace(query, before=each.seq) if query.newest_first else replace(query, after=each.seq)
         more = page.more
-
-
-async def open_delegations(read: Read, session_id: str, after: int, processed: int) -> list[str]:
-    """Ids of the delegations that wakes have begun behind ``after``, and whose end none has processed."""
-    found: dict[str, None] = {}
-    query = JournalQuery(session_id=session_id, after=after, kinds=(CHILD_DELEGATED, CHILD_ENDED), limit=MAX_PAGE)
-    async for each in all_entries(read, query):
-        delegation = str(from_json(each.payload)["delegation"])
-        if each.kind == CHILD_DELEGATED:
-            found[delegation] = None
-        elif each.seq <= processed:
-            found.pop(delegation, None)
-    return [*found]
 
 
 async def all_wakes(read: ReadWakes, session_id: str, after: int = 0) -> AsyncIterator[JournalWake]:

@@ -175,8 +175,6 @@ class _Attempt(Generic[S]):
     number: int = field(init=False)
     writing: WakeWriting = field(init=False)
     delegations: list[Delegation] = field(init=False)
-    delegated: list[str] = field(init=False)
-    """Ids of the delegations to its own children that have not ended. Without a parent they are not counted."""
     children: ChildrenDone | None = None
     elapsed: float = 0.0
     """Seconds of the attempts that have failed, with the pauses."""
@@ -189,7 +187,6 @@ class _Attempt(Generic[S]):
         self.metas = [meta_of(each.payload) for each in self.work.inputs]
         self.delegations = [*self.task.get("delegations", [])]
         self.delegations += [delegation_of(each) for each in self.metas if each.delegation and not self._has(each)]
-        self.delegated = self.task.get("delegated", [])
         self.trace = Trace(f"{self.spec.name}.wake", self.number, self.ctx.worker_id)
         due: dict[str, Any] = {"revisits": [each.key for each in self.work.due]} if self.work.due else {}
         self.begun = self.trace.started(read=self.read, **due)
@@ -450,7 +447,6 @@ class _Attempt(Generic[S]):
         if self.work.more and await self._last_interrupt(self.read):
             self._drop_requests()
         reason = self._stop_reason(wake)
-        self._count_delegated(wake)
         await self._count_cycles(reason)
         reason = self._stop_reason(wake)  # without the revisits that these have ended
         self._end("done", reason=reason)
@@ -482,16 +478,10 @@ class _Attempt(Generic[S]):
             return "revisit"
         return "truncated" if self.parts.is_truncated else "end_turn"
 
-    def _count_delegated(self, wake: Wake) -> None:
-        """Leave out the delegations whose end this wake has read, and add the delegations that it has begun."""
-        if self.work.parent is not None:
-            ended = {each.delegation for each in wake.events if isinstance(each, ev.ChildEnded)}
-            self.delegated = [each for each in (*self.delegated, *self.parts.delegated) if each not in ended]
-
     async def _count_cycles(self, reason: ev.StopReason) -> None:
         """Count this wake for the delegations; end each that is done or has used up its cycles."""
         finish = self.parts.finish
-        is_done = finish.is_set or (reason in {"end_turn", "truncated"} and not self.delegated)
+        is_done = finish.is_set or (reason in {"end_turn", "truncated"} and not self.writing.has_open_delegations)
         for each in self.delegations:
             each["cycles"] += 1
         ended = [each for each in self.delegations if is_done or each["cycles"] >= each["max_cycles"]]
@@ -662,8 +652,6 @@ class _Attempt(Generic[S]):
             result["next_due"] = next_due
         if self.task.get("delegations") or self.delegations:
             result["delegations"] = self.delegations
-        if self.task.get("delegated") or self.delegated:
-            result["delegated"] = self.delegated
         if outcome == "nothing" and (cancelled := self.task.get("cancelled_wakes")):
             result["cancelled_wakes"] = cancelled
         return result

@@ -7,10 +7,10 @@ from typing import Final
 
 from affinity.client.journals import Journals
 from affinity.conversation.follow import JournalIdentity, check_timeline, has_ended, unknown_conversation
-from affinity.conversation.reading import all_entries, open_delegations
+from affinity.conversation.reading import all_entries
 from affinity.conversation.reply import Reply, failure_of
 from affinity.errors import ConversationTerminated, UnknownConversation
-from affinity.journal import JournalFilter, JournalPage, JournalQuery, JournalWake
+from affinity.journal import JournalPage, JournalQuery, JournalWake
 from affinity.limits import MAX_PAGE
 
 _DONE: Final = frozenset({"end_turn", "truncated"})
@@ -51,12 +51,9 @@ async def settled_reply(journals: Journals, reply: Reply, journal: JournalIdenti
 
 
 async def _has_open_delegations(journals: Journals, me: str, page: JournalPage) -> bool:
-    children = JournalFilter(parent=me, parent_journal=page.journal_id)
-    if not await journals.list(children, 1):
-        return False
-    own = next(iter(await journals.lineage(me)), None)
-    base = 0 if own is None or own.base is None else own.base.up_to or 0
-    return bool(await open_delegations(journals.read, me, base, page.processed))
+    """Also when the journal has changed since the page was read: it is looked at again."""
+    work = await journals.pending(me)
+    return work is None or work.last_seq != page.last_seq or bool(work.delegations)
 
 
 async def _reply_of(journals: Journals, reply: Reply, wake: JournalWake) -> Reply:

@@ -48,6 +48,7 @@ from affinity.journal import (
     NewEntry,
     NewRequest,
     NewRevisit,
+    OpenDelegation,
 )
 from affinity.limits import (
     MAX_CYCLES,
@@ -550,7 +551,7 @@ class Wake(CommonCalls[None]):
         )
         self._writing.measure(entry.payload)
         self._append(delegated.model_copy(update={"delegation": delegation}))
-        self._parts.delegated.append(delegation)
+        self._writing.delegations.append(OpenDelegation(delegation, child_id))
         self._writing.appends.append(
             JournalAppend(
                 session_id=child_id,

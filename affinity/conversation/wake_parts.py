@@ -60,8 +60,6 @@ class WakeParts:
     journals: JournalAccess
     lineage: CreationPlanner
     finish: Finish = field(default_factory=Finish)
-    delegated: list[str] = field(default_factory=list)
-    """Ids of the delegations that the wake begins."""
     opening: OpenSession[Any] | None = None
     """Of the state, while the handler runs."""
     is_truncated: bool = False

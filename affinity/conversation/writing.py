@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
-from affinity.conversation.events import ChildEnded, EventTypes, JournalEvent
+from affinity.conversation.events import ChildEnded, EventTypes, JournalEvent, kind_of
 from affinity.conversation.kinds import WAKE_MESSAGE
 from affinity.errors import InvalidInput, PayloadTooLarge, SessionWriteConflict
 from affinity.journal import (
@@ -20,11 +20,14 @@ from affinity.journal import (
     NewEntry,
     NewRequest,
     NewRevisit,
+    OpenDelegation,
     PendingWork,
     Step,
     WakeEnd,
 )
 from affinity.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
+
+CHILD_ENDED: Final = kind_of(ChildEnded)
 
 
 def end_of_delegation(event: ChildEnded, parent: str, parent_kind: str, journal_id: int | None) -> JournalAppend:
@@ -64,6 +67,7 @@ class WakeWriting:
     revisits: list[NewRevisit] = field(default_factory=list)
     ended_requests: list[str] = field(default_factory=list)
     ended_revisits: list[str] = field(default_factory=list)
+    delegations: list[OpenDelegation] = field(default_factory=list)
     appends: list[JournalAppend] = field(default_factory=list)
     creations: list[JournalCreation] = field(default_factory=list)
     home: HomeLease | None = None
@@ -79,6 +83,8 @@ class WakeWriting:
     """Why it is not known what a part has committed."""
     requested: set[str] = field(default_factory=set)
     """Ids of the requests of this attempt, in its parts too."""
+    delegated: set[str] = field(default_factory=set)
+    """Ids of the delegations of its parts."""
     later: list[float] = field(default_factory=list)
     """When what its parts have requested is due, by the clock of `JournalAccess.monotonic`."""
     has_later_revisit: bool = False
@@ -138,6 +144,7 @@ class WakeWriting:
             self.revisits,
             self.ended_requests,
             self.ended_revisits,
+            self.delegations,
             self.appends,
             self.creations,
         ):
@@ -163,6 +170,18 @@ class WakeWriting:
         self.requested.add(new.request_id)
 
     @property
+    def ended_delegations(self) -> list[str]:
+        """Ids of the delegations whose ends the wake has processed."""
+        ends = [each for each in self.work.inputs if each.kind == CHILD_ENDED and each.seq <= self.processed]
+        return [str(from_json(each.payload)["delegation"]) for each in ends]
+
+    @property
+    def has_open_delegations(self) -> bool:
+        """Delegations are left behind this wake."""
+        begun = {each.delegation_id for each in (*self.work.delegations, *self.delegations)}
+        return bool((begun | self.delegated).difference(self.ended_delegations))
+
+    @property
     def has_additions(self) -> bool:
         """There is something that a part would commit."""
         added = (self.requests, self.revisits, self.appends, self.steps)
@@ -183,18 +202,20 @@ class WakeWriting:
             requests=self.requests,
             revisits=self.revisits,
             ended_revisits=[key for key in self.ended_revisits if key in again],
+            delegations=self.delegations,
             appends=self.appends,
             clear_stream=bool(entries),
             steps=self.steps,
         )
         now = self.journals.monotonic()
+        self.delegated |= {each.delegation_id for each in self.delegations}
         self.later += [now + each.delay for each in self.revisits]
         self.later += [now + each.expires_in for each in self.requests if each.expires_in is not None]
         self.has_later_revisit |= bool(self.revisits)
         self.ended_revisits = [key for key in self.ended_revisits if key not in again]
         self._number += len(entries)
         self.entries = [*self.held]
-        self.requests, self.revisits, self.appends, self.steps = [], [], [], []
+        self.requests, self.revisits, self.delegations, self.appends, self.steps = [], [], [], [], []
         self.size = 0
         return part
 
@@ -225,6 +246,8 @@ class WakeWriting:
             revisits=self.revisits,
             ended_requests=self.ended_requests,
             ended_revisits=self.ended_revisits,
+            delegations=self.delegations,
+            ended_delegations=self.ended_delegations,
             appends=self.appends,
             creations=self.creations,
             home=self.home,

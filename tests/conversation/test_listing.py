@@ -23,6 +23,8 @@ async def test_conversations_are_listed_by_what_they_do_now(url: str) -> None:
         match wake.events[-1]:
             case UserMessage(content="ask"):
                 wake.require(ToolConfirmation("pay"))
+            case UserMessage(content="later"):
+                wake.revisit(3_600)
             case UserMessage(content="raise"):
                 raise ValueError("no")
             case UserMessage(content="wait"):
@@ -31,7 +33,7 @@ async def test_conversations_are_listed_by_what_they_do_now(url: str) -> None:
 
     patient = make(handler, kind="patient", retry=RetryPolicy(max_attempts=2, initial_interval=60.0))
     async with stage(url, handler, patient, retry=RetryPolicy(max_attempts=1)) as on:
-        for name, text in (("idle", "x"), ("requires_action", "ask"), ("terminated", "x")):
+        for name, text in (("idle", "x"), ("requires_action", "ask"), ("waiting", "later"), ("terminated", "x")):
             await on.talk(name).ask(UserMessage(text), timeout=30)
         await on.talk("terminated").terminate()
         with pytest.raises(WakeFailed):

@@ -411,24 +411,24 @@ def test_all_wakes_that_were_cancelled_since_the_last_result_are_looked_up(monke
 
 
 def test_the_next_execution_knows_what_was_cancelled_and_delegated() -> None:
-    live = begin(delegated=["d"])
+    live = begin(delegations=["d"])
     signal(live, "interrupt", seq=2, cancel=True)
     signal(live, "interrupt", seq=3, cancel=True)
     assert isinstance(live.outcome, ev.ContinuedAsNew)
     rest = json.loads(live.outcome.input)
-    assert (rest["cancelled_wakes"], rest["delegated"]) == (["s-1-1", "s-1-2"], ["d"])
+    assert (rest["cancelled_wakes"], rest["delegations"]) == (["s-1-1", "s-1-2"], ["d"])
 
 
 @pytest.mark.parametrize("outcome", ["done", "nothing", "failed"])
-def test_delegations_to_children_come_from_the_last_result(outcome: str) -> None:
+def test_delegations_come_from_the_last_result(outcome: str) -> None:
     live = begin()
-    live.complete(wake_of(live), f'{{"outcome":"{outcome}","processed":1,"attempt":1,"delegated":["d","e"]}}')
+    live.complete(wake_of(live), f'{{"outcome":"{outcome}","processed":1,"attempt":1,"delegations":["d","e"]}}')
     signal(live, "wake", seq=9)
     if outcome != "failed":
-        live.complete(wake_of(live), '{"outcome":"done","processed":2,"delegated":["e"],"more":true}')
-        assert tasks_of(live)[-1]["delegated"] == ["e"]
+        live.complete(wake_of(live), '{"outcome":"done","processed":2,"delegations":["e"],"more":true}')
+        assert tasks_of(live)[-1]["delegations"] == ["e"]
     else:
-        assert tasks_of(live)[-1]["delegated"] == ["d", "e"]
+        assert tasks_of(live)[-1]["delegations"] == ["d", "e"]
 
 
 def test_what_ends_a_conversation_is_repeated_until_it_succeeds() -> None:

@@ -26,7 +26,7 @@ async def test_a_revisit_runs_when_it_is_due_with_its_arguments(url: str) -> Non
         talk = on.talk()
         reply = await talk.ask(UserMessage("one"), timeout=30)
         assert reply.stop_reason == "revisit"
-        assert await talk.status() == "idle"
+        assert await talk.status() == "waiting"
         (pending,) = await talk.revisits()
         assert (pending.key, pending.reason, pending.note) == ("nudge", "no reply", {"n": 1})
         (said,) = await until(lambda: talk.history(kinds=["agent.message"]))

@@ -292,6 +292,18 @@ def _journal_requests(db: Tables) -> Iterator[str]:
             yield f"{journal['session_id']!r}/{row['request_id']} was dropped"
 
 
+@RULES.of("journal_delegations")
+def _journal_delegations(db: Tables) -> Iterator[str]:
+    """The journal is there; the child too, unless the end of the delegation waits to be read."""
+    sessions = {each["session_id"] for each in db.journals.values()}
+    for row in db.rows["journal_delegations"]:
+        journal = db.journals.get(row["journal_id"])
+        if journal is None or journal["session_id"] is None:
+            yield f"{row['delegation_id']!r} is of journal {row['journal_id']}, which is gone"
+        elif not (row["child"] in sessions or journal["closed"] or _is_stuck(db, row["journal_id"])):
+            yield f"{row['delegation_id']!r} of {journal['session_id']!r} waits for {row['child']!r}, which is gone"
+
+
 @RULES.of("journal_revisits")
 def _journal_revisits(db: Tables) -> Iterator[str]:
     """Of an open conversation; it is not due."""

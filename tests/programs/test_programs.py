@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from affinity import Wake
 from affinity.conversation import ConversationHandle
-from affinity.conversation.running import _Attempt
+from affinity.conversation.writing import WakeWriting
 from tests.conftest import Servers
 from tests.programs.__main__ import Look, main
 from tests.programs.areas import AREAS
@@ -51,7 +51,7 @@ async def test_a_delegation_that_ends_before_that_of_its_child_is_found(monkeypa
     steps = (("delegate", "a", 4, (inner, ("say", 2))),)
     program = Program({"conversations": ConversationScript(((Op("send", steps=steps),),))})
     await run(program)
-    monkeypatch.setattr(_Attempt, "_count_delegated", lambda attempt, wake: None)
+    monkeypatch.setattr(WakeWriting, "has_open_delegations", False)
     with pytest.raises(AssertionError, match=r"was given .* result='said 2'"):
         await run(program)
 

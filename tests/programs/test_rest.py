@@ -349,6 +349,10 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
         lambda at: at.journal("ask", closed=True),
         lambda at: at.journal("ask", dropped=99, dropped_seq=99),
     ),
+    "journal_delegations": (
+        lambda at: at.add("journal_delegations", journal_id=99, delegation_id="d", child="c"),
+        lambda at: at.add("journal_delegations", **at.of("c", delegation_id="d", child="none")),
+    ),
     "journal_revisits": (
         lambda at: at.add("journal_revisits", **at.of("c", key="k", due_at=at.now)),
         lambda at: at.add("journal_revisits", journal_id=99, key="k", due_at=at.now + 9),

@@ -27,6 +27,7 @@ from affinity.journal import (
     NewEntry,
     NewRequest,
     NewRevisit,
+    OpenDelegation,
     RequestFilter,
     StreamCursor,
     StreamPart,
@@ -114,6 +115,7 @@ def crowd_journals(admin: psycopg.Connection[Any], crowd: Crowd) -> None:
         " SELECT journal_id, seq, 0, seq - 1, 0, 1, 'failed', '', coalesce(wake_id, 'w') FROM journal_entries",
         "INSERT INTO journal_steps (journal_id, wake_id, key, arguments, result)"
         f" SELECT i, 'w', 'k', '', '1' FROM generate_series(1, {MANY}) i",
+        f"INSERT INTO journal_delegations SELECT i, 'd', 'child' || i FROM generate_series(1, {MANY}) i",
     ):
         admin.execute(statement)
     if crowd != "unknown":
@@ -160,6 +162,7 @@ async def test_statements_on_journals_read_what_they_need(
                 entries=[answered("1", "w"), replace(answered("2", "w"), event_id="mine")],
                 requests=[NewRequest(request_id="r", kind="confirm", payload="1")],
                 revisits=[NewRevisit(key="k", delay=60)],
+                delegations=[OpenDelegation("d", "t")],
                 appends=[said("t", "from s"), said("child")],
                 clear_stream=True,
                 end=WakeEnd(read=pending.last_seq),
@@ -175,6 +178,7 @@ async def test_statements_on_journals_read_what_they_need(
             assert refused.conflicts == ["s"]
             item = await own.take_one()
             again = replace(write, base=write.processed, wake_id="w2", ended_requests=["r"], ended_revisits=["k"])
+            again = replace(again, delegations=[OpenDelegation("e", "t")], ended_delegations=["d"])
             acks = [WorkAck(lock=item.lock, message="done", journal=replace(again, appends=[said("t", "again")]))]
             assert await check(partial(watched.ack_work_item, own.identity, acks, TIMEOUTS)) == [True]
             await provider.states.save(SessionState(session_id="s", state=b""))
@@ -182,7 +186,7 @@ async def test_statements_on_journals_read_what_they_need(
             at = await own.go_on(at, work_items=[work_item(at, 2, "s")])
             item = await own.take_one()
             alone = replace(again, wake_id="w4", entries=[answered("3", "w4")], requests=[], revisits=[], appends=[])
-            alone = replace(alone, ended_requests=[], ended_revisits=[])
+            alone = replace(alone, delegations=[], ended_requests=[], ended_revisits=[])
             step = {"acks": [item.lock], "journals": [alone], "states": [state_write(item, base=1)]}
             assert (await check(partial(own.commit_one, at, **step))).committed
             answer = said("s", answers=Answer(request_id="r", kind="confirm"), drops=True, closes=True)

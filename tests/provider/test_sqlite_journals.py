@@ -42,6 +42,7 @@ CROWD: Final = (
     " SELECT i, 'q', 'confirm', 'w', 1, 0, '1' FROM numbers",
     "INSERT INTO journal_revisits (journal_id, key, due_at, priority, reason, note)"
     " SELECT i, 'k', 0, 0, '', '1' FROM numbers",
+    "INSERT INTO journal_delegations (journal_id, delegation_id, child) SELECT i, 'd', 'child' || i FROM numbers",
     "INSERT INTO journal_streams (journal_id, wake_id, attempt, number, payload) SELECT i, 'w', 1, 1, '1' FROM numbers",
 )
 """A long journal, and many others."""

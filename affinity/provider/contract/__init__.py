@@ -3,9 +3,10 @@
 A provider stores opaque payloads and knows nothing of orchestrations or replay. It keeps the tables ``workers``,
 ``sessions``, ``instances``, ``suspensions``, ``history``, ``ended_executions``, ``orchestrator_queue``,
 ``message_keys``, ``worker_queue``, ``session_moves``, ``session_states``, ``session_holds``, ``session_watches``,
-``journals``, ``journal_entries``, ``journal_requests``, ``journal_revisits``, ``journal_steps``,
-``journal_streams``, ``journal_wakes``, ``journal_parents``, ``resources``, ``quotas`` and ``timeline``, and promises
-what the conformance suite (`affinity.testing.conformance.providers`) asserts, no more and no less.
+``journals``, ``journal_entries``, ``journal_requests``, ``journal_revisits``, ``journal_delegations``,
+``journal_steps``, ``journal_streams``, ``journal_wakes``, ``journal_parents``, ``resources``, ``quotas`` and
+``timeline``, and promises what the conformance suite (`affinity.testing.conformance.providers`) asserts, no more and no
+less.
 
 `Provider` is four protocols: `WorkerProvider` (worker_side.py), `ClientProvider` (client_side.py), `JournalProvider`
 (journal_side.py) and `AdministrationProvider` (administration.py); what all four have is `ProviderConnection`

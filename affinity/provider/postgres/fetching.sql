@@ -325,6 +325,7 @@ LEFT JOIN LATERAL (
       AND NOT EXISTS (SELECT FROM journal_requests r WHERE r.journal_id = j.journal_id)
       AND NOT EXISTS (SELECT FROM journal_revisits r WHERE r.journal_id = j.journal_id)
       AND NOT EXISTS (SELECT FROM journal_steps s WHERE s.journal_id = j.journal_id)
+      AND NOT EXISTS (SELECT FROM journal_delegations d WHERE d.journal_id = j.journal_id)
     OFFSET 0
 ) p ON true
 ORDER BY t.n

@@ -43,6 +43,8 @@ WITH page AS MATERIALIZED (
         WHEN p.wake = 'retried' THEN 'rescheduling'
         WHEN p.pending_from IS NOT NULL THEN 'running'
         WHEN p.requests > 0 THEN 'requires_action'
+        WHEN (SELECT true FROM journal_delegations d WHERE d.journal_id = p.journal_id LIMIT 1)
+          OR (SELECT true FROM journal_revisits r WHERE r.journal_id = p.journal_id LIMIT 1) THEN 'waiting'
         ELSE 'idle' END AS status
     FROM counted p
 )

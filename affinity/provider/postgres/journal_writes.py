@@ -215,11 +215,11 @@ def _bytes(text: str) -> int:
 
 def _is_rare(write: JournalWrite) -> bool:
     is_rare = write.requests or write.revisits or write.ended_requests or write.ended_revisits or write.steps
-    return bool(is_rare or write.clear_steps)
+    return bool(is_rare or write.clear_steps or write.delegations or write.ended_delegations)
 
 
 def _rare(writes: Sequence[JournalWrite]) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-    """New and ended requests and revisits, and steps, each with the number of its write."""
+    """New and ended requests, revisits and delegations, and steps, each with the number of its write."""
     numbered = list(enumerate(writes, 1))
     return {
         "requests": [
@@ -241,6 +241,10 @@ def _rare(writes: Sequence[JournalWrite]) -> Mapping[str, Sequence[Mapping[str, 
         ],
         "ended_requests": [{"n": n, "id": one} for n, write in numbered for one in write.ended_requests],
         "ended_revisits": [{"n": n, "key": one} for n, write in numbered for one in write.ended_revisits],
+        "delegations": [
+            {"n": n, "id": one.delegation_id, "child": one.child} for n, write in numbered for one in write.delegations
+        ],
+        "ended_delegations": [{"n": n, "id": one} for n, write in numbered for one in write.ended_delegations],
         "cleared_steps": [{"n": n} for n, write in numbered if write.clear_steps],
         "steps": [
             {"n": n, "wake": one.wake_id, "key": one.key, "arguments": one.arguments, "result": one.result}

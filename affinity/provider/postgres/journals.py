@@ -21,6 +21,7 @@ from affinity.journal import (
     JournalPage,
     JournalQuery,
     JournalWake,
+    OpenDelegation,
     PendingWork,
     Request,
     Revisit,
@@ -28,7 +29,7 @@ from affinity.journal import (
     StreamCursor,
     StreamPart,
 )
-from affinity.limits import MAX_BATCH_BYTES
+from affinity.limits import MAX_BATCH_BYTES, MAX_DELEGATIONS_READ
 from affinity.provider.contract import Hint
 from affinity.provider.postgres.driver.arrays import Bools, Int, Ints, Text, Texts
 from affinity.provider.postgres.driver.errors import BATCH_REFUSED
@@ -63,6 +64,7 @@ class _PendingRow(NamedTuple):
     epoch: int | None
     has_record: bool
     steps: str | None  # JSON
+    delegations: str | None  # JSON
 
 
 class _ReplyRow(NamedTuple):
@@ -136,6 +138,7 @@ async def get_pending(
     db: Database, session_ids: Sequence[str], *, limit: int, max_bytes: int = MAX_BATCH_BYTES
 ) -> Sequence[PendingWork | None]:
     params = {"session": Texts(session_ids), "limit": Int8(limit), "max_bytes": Int8(max_bytes)}
+    params["delegations"] = Int8(MAX_DELEGATIONS_READ)
     found: dict[int, PendingWork] = {}
     for n, rows in groupby(await db.connections.quick.run(_SQL["pending"], params), itemgetter(0)):
         found[n] = _to_pending(list(rows), limit)
@@ -331,6 +334,7 @@ def _to_pending(rows: Sequence[Row], limit: int) -> PendingWork:
         epoch=head.epoch or 0,
         has_record=head.has_record,
         steps=[Step(*step) for step in json.loads(head.steps)] if head.steps else [],
+        delegations=[OpenDelegation(*one) for one in json.loads(head.delegations)] if head.delegations else [],
     )
 
 

@@ -22,6 +22,9 @@ SELECT p.n, p.journal_id, p.kind, p.processed, p.last_seq, p.closed, p.parent, p
     CASE WHEN p.place = 1 THEN (
         SELECT json_agg(json_build_array(s.wake_id, s.key, s.arguments, s.result))::text
         FROM journal_steps s WHERE s.journal_id = p.journal_id) END,
+    CASE WHEN p.place = 1 THEN (
+        SELECT json_agg(json_build_array(d.delegation_id, d.child))::text
+        FROM (SELECT * FROM journal_delegations o WHERE o.journal_id = p.journal_id LIMIT %(delegations)s) d) END,
     p.seq, p.entry_kind, p.payload, p.event_id, p.wake_id, p.is_input, p.recorded_at, p.is_copied
 FROM (
     SELECT q.n, q.session_id, j.home, j.journal_id, j.kind, j.processed, j.last_seq, j.closed, j.parent, i.seq, i.kind AS entry_kind,

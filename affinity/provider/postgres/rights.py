@@ -63,7 +63,8 @@ RIGHTS: Final[Sequence[Rights]] = (
     Rights(
         "TABLE",
         "parked_items ended_executions history instance_counts instance_sizes instances instances_by_status"
-        " journal_entries journal_parents journal_requests journal_revisits journal_steps journal_streams journal_wakes"
+        " journal_delegations journal_entries journal_parents journal_requests"
+        " journal_revisits journal_steps journal_streams journal_wakes"
         " journals message_keys resources session_holds session_moves session_states session_watches sessions"
         " suspensions sweeps workers",
         client=_READ,

@@ -82,7 +82,8 @@ def describe_journal(tx: Tx, session_id: str, kind: str, changes: Description) -
 def delete_journals(tx: Tx, session_ids: Sequence[str]) -> list[bool]:
     found: dict[str, int] = dict(tx.gather(SQL["ids"], {"session_ids": to_json(list(session_ids))}))
     journal_ids = list(found.values())
-    for name in ("delete", "delete_requests", "delete_revisits", "delete_steps", "delete_streams"):
+    names = ("delete_delegations", "delete", "delete_requests", "delete_revisits", "delete_steps", "delete_streams")
+    for name in names:
         tx.many(SQL[name], journal_ids)
     remove(tx, journal_ids)
     return [found.pop(session_id, None) is not None for session_id in session_ids]

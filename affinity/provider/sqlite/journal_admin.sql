@@ -48,6 +48,8 @@ judged AS MATERIALIZED (
         WHEN p.wake = 'retried' THEN 'rescheduling'
         WHEN p.pending_from IS NOT NULL THEN 'running'
         WHEN p.requests > 0 THEN 'requires_action'
+        WHEN EXISTS (SELECT 1 FROM journal_delegations AS d WHERE d.journal_id = p.journal_id)
+          OR EXISTS (SELECT 1 FROM journal_revisits AS v WHERE v.journal_id = p.journal_id) THEN 'waiting'
         ELSE 'idle' END AS status
     FROM counted AS p
 )
@@ -80,6 +82,10 @@ DELETE FROM journal_requests WHERE journal_id IN (SELECT value FROM json_each(:r
 
 -- delete_revisits: of journals
 DELETE FROM journal_revisits WHERE journal_id IN (SELECT value FROM json_each(:rows));
+
+-- delete_delegations: of journals, and to them
+DELETE FROM journal_delegations WHERE journal_id IN (SELECT value FROM json_each(:rows))
+    OR child IN (SELECT j.session_id FROM json_each(:rows) AS r CROSS JOIN journals AS j ON j.journal_id = r.value);
 
 -- delete_steps: of journals
 DELETE FROM journal_steps WHERE journal_id IN (SELECT value FROM json_each(:rows));

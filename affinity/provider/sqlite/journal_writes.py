@@ -72,6 +72,9 @@ def _end(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:
     revisits = [(head.journal_id, one) for head, write in writes for one in write.ended_revisits]
     tx.many(journals.SQL["resolve"], requests)
     tx.many(SQL["end_revisits"], revisits)
+    tx.many(
+        SQL["end_delegations"], [(head.journal_id, one) for head, write in writes for one in write.ended_delegations]
+    )
     tx.many(streams.SQL["clear"], [head.journal_id for head, write in writes if write.clear_stream])
     tx.many(journal_admin.SQL["delete_steps"], [head.journal_id for head, write in writes if write.clear_steps])
 
@@ -82,6 +85,7 @@ def _add(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:
     requests = []
     revisits = []
     steps = [(head.journal_id, *step) for head, write in writes for step in write.steps]
+    delegations = [(head.journal_id, *one) for head, write in writes for one in write.delegations]
     wakes = []
     for head, write in writes:
         for entry in write.entries:
@@ -107,5 +111,6 @@ def _add(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:
     writer.write()
     tx.many(SQL["request"], requests, {"now": tx.now})
     tx.many(SQL["revisit"], revisits, {"now": tx.now})
+    tx.many(SQL["delegations"], delegations)
     tx.many(SQL["steps"], steps)
     tx.many(SQL["wakes"], wakes)

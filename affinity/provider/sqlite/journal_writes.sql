@@ -1,6 +1,16 @@
 -- end_revisits: remove some revisits
 DELETE FROM journal_revisits WHERE (journal_id, key) IN (SELECT value ->> 0, value ->> 1 FROM json_each(:rows));
 
+-- end_delegations: remove some delegations
+DELETE FROM journal_delegations
+WHERE (journal_id, delegation_id) IN (SELECT value ->> 0, value ->> 1 FROM json_each(:rows));
+
+-- delegations: new delegations
+INSERT INTO journal_delegations (journal_id, delegation_id, child)
+SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(:rows)
+WHERE true
+ON CONFLICT (journal_id, delegation_id) DO NOTHING;
+
 -- request: new requests, unless one of the id is pending
 INSERT INTO journal_requests (journal_id, request_id, kind, wake_id, seq, created_at, expires_at, payload)
 SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, coalesce((

@@ -23,12 +23,13 @@ from affinity.journal import (
     JournalStart,
     JournalWake,
     NewEntry,
+    OpenDelegation,
     PendingWork,
     Request,
     Revisit,
     Step,
 )
-from affinity.limits import MAX_BATCH_BYTES
+from affinity.limits import MAX_BATCH_BYTES, MAX_DELEGATIONS_READ
 from affinity.provider.contract import FINISHED, NewInstance, NewMessage
 from affinity.provider.contract.instances import Generation
 from affinity.provider.sqlite import messages, parking, quotas, sessions, streams
@@ -319,10 +320,10 @@ def get_pending(
         requests = _read_requests(tx, portion)
         revisits = _read_revisits(tx, portion)
         steps = _read_steps(tx, portion)
+        delegations = _read_delegations(tx, portion)
         for place, head in enumerate(portion):
-            found[head.session_id] = _pending(
-                tx, head, inputs[place], requests[place], revisits[place], steps=steps[place]
-            )
+            work = _pending(tx, head, inputs[place], requests[place], revisits[place])
+            found[head.session_id] = replace(work, steps=steps[place], delegations=delegations[place])
     return [found.get(session_id) for session_id in session_ids]
 
 
@@ -331,9 +332,7 @@ class _Inputs(NamedTuple):
     more: bool
 
 
-def _pending(
-    tx: Tx, head: Head, inputs: _Inputs, requests: list[Request], revisits: list[Revisit], *, steps: list[Step]
-) -> PendingWork:
+def _pending(tx: Tx, head: Head, inputs: _Inputs, requests: list[Request], revisits: list[Revisit]) -> PendingWork:
     now = instant(tx.now)
     due = [each for each in revisits if each.due_at <= now]
     times = [each.due_at for each in revisits if each.due_at > now]
@@ -353,7 +352,6 @@ def _pending(
         next_due=max((min(times) - now).total_seconds(), 0.0) if times else None,
         home=head.home,
         epoch=head.epoch,
-        steps=steps,
     )
 
 
@@ -410,6 +408,15 @@ def _read_steps(tx: Tx, heads: Sequence[Head]) -> list[list[Step]]:
     found: list[list[Step]] = [[] for _ in heads]
     for place, *step in tx.gather(SQL["steps"], {"journal_ids": to_json([head.journal_id for head in heads])}):
         found[place].append(Step(*step))
+    return found
+
+
+def _read_delegations(tx: Tx, heads: Sequence[Head]) -> list[list[OpenDelegation]]:
+    """The open delegations of each journal."""
+    found: list[list[OpenDelegation]] = [[] for _ in heads]
+    values = {"journal_ids": to_json([head.journal_id for head in heads]), "limit": MAX_DELEGATIONS_READ}
+    for place, *one in tx.gather(SQL["delegations"], values):
+        found[place].append(OpenDelegation(*one))
     return found
 
 

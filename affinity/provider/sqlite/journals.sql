@@ -43,6 +43,12 @@ FROM (
 SELECT json_group_array(json_array(j.key, s.wake_id, s.key, s.arguments, s.result))
 FROM json_each(:journal_ids) AS j CROSS JOIN journal_steps AS s ON s.journal_id = j.value;
 
+-- delegations: some open delegations of each journal
+SELECT json_group_array(json_array(j.key, d.delegation_id, d.child))
+FROM json_each(:journal_ids) AS j CROSS JOIN journal_delegations AS d ON d.journal_id = j.value
+WHERE d.delegation_id IN (
+    SELECT o.delegation_id FROM journal_delegations AS o WHERE o.journal_id = j.value LIMIT :limit);
+
 -- unprocessed: the next inputs of some journals behind their watermarks, one more than the limit, each with the place of
 -- its journal; the first of each journal with its payload, and the others as long as all before them have less than max_bytes
 WITH wanted (place, journal_id, processed) AS MATERIALIZED (

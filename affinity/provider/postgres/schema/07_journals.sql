@@ -114,6 +114,15 @@ CREATE TABLE journal_revisits (
     PRIMARY KEY (journal_id, key)
 ) WITH (fillfactor = 70, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0.05);
 
+-- child: session.
+CREATE TABLE journal_delegations (
+    journal_id bigint NOT NULL,
+    delegation_id text COLLATE "C" NOT NULL,
+    child text COLLATE "C" NOT NULL,
+    PRIMARY KEY (journal_id, delegation_id)
+) WITH (fillfactor = 70, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0.05);
+CREATE INDEX journal_delegations_child ON journal_delegations (child);
+
 -- result: NULL while it runs.
 CREATE TABLE journal_steps (
     journal_id bigint NOT NULL,
@@ -906,15 +915,21 @@ DECLARE
     freed bigint[];
     kept bigint[];
 BEGIN
-    -- Who makes a journal that continues one of these locks its row too.
+    -- Who makes a journal that continues one of these locks its row too. Journals that have delegated to them are locked in
+    -- the same order.
     SELECT array_agg(l.journal_id), array_agg(l.session_id) INTO gone, deleted
     FROM (
         SELECT j.journal_id, j.session_id FROM journals j
-        WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR UPDATE) l;
+        WHERE j.session_id = ANY (_session || ARRAY (
+            SELECT p.session_id FROM journal_delegations d JOIN journals p USING (journal_id)
+            WHERE d.child = ANY (_session))) ORDER BY j.session_id FOR UPDATE) l
+    WHERE l.session_id = ANY (_session);
     UPDATE journals j SET session_id = NULL, title = NULL, owner = NULL, labels = '{}', updated_at = clock()
     WHERE j.journal_id = ANY (gone);
     DELETE FROM journal_requests r WHERE r.journal_id = ANY (gone);
     DELETE FROM journal_revisits r WHERE r.journal_id = ANY (gone);
+    DELETE FROM journal_delegations d WHERE d.journal_id = ANY (gone);
+    DELETE FROM journal_delegations d WHERE d.child = ANY (deleted);
     DELETE FROM journal_steps s WHERE s.journal_id = ANY (gone);
     DELETE FROM journal_streams s WHERE s.journal_id = ANY (gone);
     LOOP

@@ -426,7 +426,7 @@ END $$;
 -- most one of each. An entry belongs to the write of number _entry_write, and is the one of number _entry_place there;
 -- _added and _size are the number of a write's entries and their bytes. _outcome, _reason, _read, _number and _error are how its wake has
 -- ended; without an outcome it goes on. Columns that a batch has no use for are NULL. `_rare`
--- has new and ended requests and revisits, steps, and the numbers of writes that clear these. `_part` has the numbers of writes
+-- has new and ended requests, revisits and delegations, steps, and the numbers of writes that clear these. `_part` has the numbers of writes
 -- whose wakes go on. `_also` has the sessions of other journals that the statement appends to afterwards:
 -- all are locked together. With `_only`, writes of other numbers are left out.
 CREATE FUNCTION write_journals(
@@ -505,6 +505,12 @@ BEGIN
         WHERE r.journal_id = _journal[x.n] AND r.request_id = x.id AND (_only IS NULL OR x.n = ANY (_only));
         DELETE FROM journal_revisits r USING json_to_recordset(_rare -> 'ended_revisits') AS x (n bigint, key text)
         WHERE r.journal_id = _journal[x.n] AND r.key = x.key AND (_only IS NULL OR x.n = ANY (_only));
+        DELETE FROM journal_delegations d USING json_to_recordset(_rare -> 'ended_delegations') AS x (n bigint, id text)
+        WHERE d.journal_id = _journal[x.n] AND d.delegation_id = x.id AND (_only IS NULL OR x.n = ANY (_only));
+        INSERT INTO journal_delegations (journal_id, delegation_id, child)
+        SELECT _journal[x.n], x.id, x.child FROM json_to_recordset(_rare -> 'delegations') AS x (n bigint, id text, child text)
+        WHERE _only IS NULL OR x.n = ANY (_only)
+        ON CONFLICT (journal_id, delegation_id) DO NOTHING;
         DELETE FROM journal_steps s USING json_to_recordset(_rare -> 'cleared_steps') AS x (n bigint)
         WHERE s.journal_id = _journal[x.n] AND (_only IS NULL OR x.n = ANY (_only));
         INSERT INTO journal_steps (journal_id, wake_id, key, arguments, result)

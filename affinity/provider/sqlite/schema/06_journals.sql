@@ -131,6 +131,16 @@ CREATE TABLE journal_revisits (
     PRIMARY KEY (journal_id, key)
 ) STRICT, WITHOUT ROWID;
 
+-- child: session.
+CREATE TABLE journal_delegations (
+    journal_id    INTEGER NOT NULL,
+    delegation_id TEXT NOT NULL,
+    child         TEXT NOT NULL,
+    PRIMARY KEY (journal_id, delegation_id)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX journal_delegations_by_child ON journal_delegations (child);
+
 -- result: NULL while it runs.
 CREATE TABLE journal_steps (
     journal_id INTEGER NOT NULL,

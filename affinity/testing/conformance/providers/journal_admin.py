@@ -15,6 +15,7 @@ from affinity.journal import (
     JournalRetention,
     NewRequest,
     NewRevisit,
+    OpenDelegation,
     WakeEnd,
 )
 from affinity.provider import listing
@@ -167,6 +168,17 @@ class JournalAdministrationRules(Rules):
         await other.commit(await other.new_write(wake_id="w2"), custom_status='"failed"')
         suspended = await done("suspended", requests=[request])
         assert await suspended.peer.suspend(suspended.at)
+        child = [OpenDelegation("d", "child")]
+        later = [NewRevisit(key="k", delay=1.0)]
+        await done("delegates", delegations=child, requests=[expired])
+        await done("later", revisits=later)
+        await done("asks too", delegations=child, revisits=later, requests=[request])
+        reads = await done("reads", delegations=child)
+        await reads.conversation.append()
+        settled = await done("settled", delegations=child, revisits=later)
+        await settled.commit_wake(ended_delegations=["d"], ended_revisits=["k"])
+        alone = await done("alone", delegations=child, revisits=later)
+        await alone.conversation.provider.delete_instance(["alone"], force=True)
         closed = await done("closed", requests=[request])
         await closed.conversation.append(closes=True)
         ended = await done("ended", requests=[request])
@@ -175,9 +187,10 @@ class JournalAdministrationRules(Rules):
         await gone.conversation.provider.delete_instance(["gone"], force=True)
         await cluster.advance(11)
         expected = {
-            "idle": {"idle", "expired", "other", "gone"},
-            "requires_action": {"asks"},
-            "running": {"waits", "works", "resumed"},
+            "idle": {"idle", "expired", "other", "gone", "settled", "alone"},
+            "waiting": {"delegates", "later"},
+            "requires_action": {"asks", "asks too"},
+            "running": {"waits", "works", "resumed", "reads"},
             "failed": {"failed", "suspended"},
             "rescheduling": {"rescheduling"},
             "terminated": {"closed", "ended"},

@@ -16,6 +16,7 @@ from affinity.testing.conformance.providers.holders import HolderRules
 from affinity.testing.conformance.providers.holds import HoldRules
 from affinity.testing.conformance.providers.ids import IdRules
 from affinity.testing.conformance.providers.journal_admin import JournalAdministrationRules
+from affinity.testing.conformance.providers.journal_delegations import JournalDelegationRules
 from affinity.testing.conformance.providers.journal_descriptions import JournalDescriptionRules
 from affinity.testing.conformance.providers.journal_forks import JournalForkRules
 from affinity.testing.conformance.providers.journal_reading import JournalReadingRules
@@ -120,6 +121,7 @@ class ProviderConformance(
     JournalWakeRules,
     ParkingRules,
     JournalStepRules,
+    JournalDelegationRules,
     JournalStreamRules,
     JournalAdministrationRules,
     JournalDescriptionRules,

@@ -103,6 +103,10 @@ class Checks:
         if info.status == "terminated":
             assert journal.page.instance_status != "running", f"{name} is terminated, and its instance runs"
             return
+        children = self.folded[name].delegations.values()
+        is_known = journal.is_whole and journal.own.lineage is None and not self._has_removed_below(name)
+        if info.status in {"idle", "waiting"} and is_known:
+            assert (info.status == "waiting") == bool(children), f"{name} is {info.status}, and waits for {[*children]}"
         explanation = await self.client.explain(name)
         code = None if explanation is None else explanation.code
         assert code in REASONS or code is None, f"{name}: {explanation}"
@@ -122,7 +126,7 @@ class Checks:
             assert not left, f"{name} is terminated, and has {left}"
         elif self.journals[name].page.instance_status is None:  # requests expire, and revisits wait
             assert requests <= set(folded.requests), f"{name}: {requests}, not some of {set(folded.requests)}"
-        elif info.status in {"idle", "requires_action"}:
+        elif info.status in {"idle", "requires_action", "waiting"}:
             expected = set(folded.requests)
             own = {each for each, seq in folded.requests.items() if seq > self.journals[name].inherited}
             complete = self.journals[name].is_whole
@@ -171,7 +175,7 @@ class Checks:
         if info.status == "requires_action":
             return True
         others = self.folded[child].delegations.values()
-        return info.status == "idle" and any(self._has_reason(each, path | {child}) for each in others)
+        return info.status in {"idle", "waiting"} and any(self._has_reason(each, path | {child}) for each in others)
 
     def _results(self, name: str) -> None:
         """A parent was given the result that the child has produced."""
@@ -183,7 +187,7 @@ class Checks:
                 found = [each for each in child.results if begun and each.processed >= begun[0]]
                 if not self._was(event.child, "reset", "remove"):  # which begin to count again
                     found = found[: event.cycles]
-                if event.outcome == "completed":
+                if event.outcome == "completed" and not self._has_removed_below(event.child):
                     found = [each for each in found if each.may_end]
                 is_known = begun and made.is_whole
                 values = [each.value for each in found]
@@ -201,6 +205,10 @@ class Checks:
     def _was(self, name: str, *done: Do) -> bool:
         """Whether a client or an operator has tried this about a conversation."""
         return any(act.name == name and act.op.do in done for act in self.played.acts)
+
+    def _has_removed_below(self, name: str) -> bool:
+        """Children, or theirs, may have been removed: what was given to these has ended."""
+        return any(act.name.startswith(f"{name}/") and act.op.do in REMOVING for act in self.played.acts)
 
     # -- clients
 

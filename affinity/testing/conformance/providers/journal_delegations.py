@@ -1,0 +1,104 @@
+"""Open delegations of journals: what wakes have given to children, until it ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from affinity.journal import JournalCreation, JournalRange, OpenDelegation
+from affinity.provider.postgres import journals as postgres_journals
+from affinity.provider.sqlite import journals as sqlite_journals
+from affinity.testing.conformance.providers.base import Rules
+from affinity.testing.conformance.providers.cluster import Cluster, concurrently
+from affinity.testing.conformance.providers.journal_driver import (
+    KIND,
+    Conversation,
+    ConversationOwner,
+    new_input,
+    new_start,
+    output,
+)
+
+
+def delegation(delegation_id: str = "d", child: str = "child") -> OpenDelegation:
+    """Work for a child."""
+    return OpenDelegation(delegation_id, child)
+
+
+async def _ids(talk: Conversation) -> list[str]:
+    """Ids of the open delegations."""
+    return sorted(each.delegation_id for each in (await talk.pending(0)).delegations)
+
+
+class JournalDelegationRules(Rules):
+    """Open delegations (contract: OpenDelegation)."""
+
+    async def test_a_delegation_is_open_until_a_wake_ends_it(self, cluster: Cluster) -> None:
+        """Each once, of its own journal; an unknown id is ignored (contract: JournalWrite.delegations,
+        JournalWrite.ended_delegations, PendingWork.delegations).
+        """
+        owner, other = [await ConversationOwner.begin(cluster, name) for name in "st"]
+        await owner.commit_wake(delegations=[delegation("a"), delegation("b", "é")])
+        await owner.commit_wake(delegations=[delegation("a"), delegation("c")], ended_delegations=["none"])
+        await other.commit_wake(delegations=[delegation("b")])
+        found = (await owner.conversation.pending()).delegations
+        assert sorted(found) == [delegation("a"), delegation("b", "é"), delegation("c")]
+        await owner.commit_wake(ended_delegations=["a", "b"])
+        assert (await _ids(owner.conversation), await _ids(other.conversation)) == (["c"], ["b"])
+
+    async def test_a_refused_write_begins_and_ends_none(self, cluster: Cluster) -> None:
+        """(contract: JournalWrite)."""
+        owner = await ConversationOwner.begin(cluster)
+        await owner.commit_wake(delegations=[delegation("a")])
+        write = await owner.new_write(base=7, delegations=[delegation("b")], ended_delegations=["a"])
+        assert not (await owner.commit(write)).committed
+        assert await _ids(owner.conversation) == ["a"]
+
+    async def test_a_delegation_ends_with_the_journal_of_the_child(self, cluster: Cluster) -> None:
+        """Whichever journals have delegated to it; of two deletions in the same moment too (contract:
+        OpenDelegation).
+        """
+        owners = [await ConversationOwner.begin(cluster, name) for name in "st"]
+        talk = owners[0].conversation
+        await talk.journals.append_journal([new_input("child"), new_input("kept"), new_input("too")])
+        for owner in owners:
+            given = [delegation("a"), delegation("b", "kept"), delegation("c", "too")]
+            await owner.commit_wake(delegations=given)
+        await concurrently(*[Conversation(talk.provider, name).delete for name in ("child", "too")])
+        assert [await _ids(owner.conversation) for owner in owners] == [["b"], ["b"]]
+
+    async def test_a_delegation_ends_with_its_own_journal(self, cluster: Cluster) -> None:
+        """Another one of this session, even of this journal id, has none (contract: delete_journal)."""
+        owner = await ConversationOwner.begin(cluster)
+        talk = owner.conversation
+        await owner.commit_wake(delegations=[delegation()])
+        journal_id = (await talk.page()).journal_id
+        assert await talk.delete()
+        await talk.journals.append_journal([new_input(start=new_start(journal_id=journal_id))])
+        assert await _ids(talk) == []
+
+    async def test_what_is_made_from_a_journal_has_none_of_its_delegations(self, cluster: Cluster) -> None:
+        """A fork waits for no child of its base (contract: OpenDelegation)."""
+        owner = await ConversationOwner.begin(cluster)
+        talk = owner.conversation
+        await owner.commit_wake(delegations=[delegation()], entries=[output()])
+        base = (await talk.page()).journal_id
+        creation = JournalCreation(
+            session_id="f",
+            kind=KIND,
+            start=new_start("f"),
+            lineage="fork",
+            operator="fork",
+            parents=[base],
+            base=JournalRange(base),
+        )
+        await talk.journals.create_journals([creation])
+        assert (await _ids(talk), await _ids(Conversation(talk.provider, "f"))) == (["d"], [])
+
+    async def test_a_wake_reads_a_bounded_number(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of each journal (contract: PendingWork.delegations)."""
+        for module in (sqlite_journals, postgres_journals):
+            monkeypatch.setattr(module, "MAX_DELEGATIONS_READ", 2)
+        owners = [await ConversationOwner.begin(cluster, name) for name in "st"]
+        for owner in owners:
+            await owner.commit_wake(delegations=[delegation(name) for name in "abc"])
+        assert [len(await _ids(owner.conversation)) for owner in owners] == [2, 2]
