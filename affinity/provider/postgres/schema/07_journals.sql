@@ -917,13 +917,14 @@ DECLARE
 BEGIN
     -- Who makes a journal that continues one of these locks its row too. Journals that have delegated to them are locked in
     -- the same order.
-    SELECT array_agg(l.journal_id), array_agg(l.session_id) INTO gone, deleted
+    SELECT array_agg(l.journal_id) FILTER (WHERE l.session_id = ANY (_session)),
+        array_agg(l.session_id) FILTER (WHERE l.session_id = ANY (_session))
+    INTO gone, deleted
     FROM (
         SELECT j.journal_id, j.session_id FROM journals j
         WHERE j.session_id = ANY (_session || ARRAY (
             SELECT p.session_id FROM journal_delegations d JOIN journals p USING (journal_id)
-            WHERE d.child = ANY (_session))) ORDER BY j.session_id FOR UPDATE) l
-    WHERE l.session_id = ANY (_session);
+            WHERE d.child = ANY (_session))) ORDER BY j.session_id FOR UPDATE) l;
     UPDATE journals j SET session_id = NULL, title = NULL, owner = NULL, labels = '{}', updated_at = clock()
     WHERE j.journal_id = ANY (gone);
     DELETE FROM journal_requests r WHERE r.journal_id = ANY (gone);
