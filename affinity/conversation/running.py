@@ -28,7 +28,7 @@ from affinity.conversation.kinds import ConversationKind, interrupt_message, sta
 from affinity.conversation.known_wakes import delegation_of, drop_ended_wakes, task_of_execution, unchanged
 from affinity.conversation.lineage import CreationPlanner, LineageState
 from affinity.conversation.program import ChildrenDone, Delegation, Failure, WakeOutcome, WakeTask
-from affinity.conversation.reading import CHILD_ENDED, all_entries
+from affinity.conversation.reading import all_entries
 from affinity.conversation.steps import PART
 from affinity.conversation.stream import Streams, StreamWriter
 from affinity.conversation.trace import TRACE_KINDS, WAKE_SPAN, Trace, error_of, root_span
@@ -580,9 +580,7 @@ class _Attempt(Generic[S]):
         if not inputs and not due:
             return None
         self.work = replace(self.work, inputs=inputs, due=due)
-        ended = {from_json(each.payload)["delegation"] for each in inputs if each.kind == CHILD_ENDED}
         self.delegations = [*self.task.get("delegations", [])]  # those of these inputs have ended
-        self.delegated = [each for each in self.delegated if each not in ended]
         self.begun = self.trace.started(read=self.read)
         self._note_begin()
         self.writing.processed = self.read
