@@ -25,6 +25,7 @@ NOT_PUBLIC: Final = {
     "Codec": "a definition's; given to futures and handles by the code that makes them",
     "ConversationConditions": "the keyword arguments of a call",
     "ConversationKind": "of a constructor that only `Conversations` calls",
+    "EndOutcome": "three words",
     "Entry": "of a constructor that only `ConversationHandle` calls",
     "Description": "the keyword arguments of a call",
     "Destroyable": "a protocol that Resource fulfils",

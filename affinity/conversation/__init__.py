@@ -56,7 +56,7 @@ from affinity.conversation.lineage import Ancestor
 from affinity.conversation.reply import Reply
 from affinity.conversation.reply_stream import Heartbeat, ReplyItem, ReplyStream
 from affinity.conversation.stream import Retracted, Streamed, Streams, StreamWriter, ToolEnded, ToolStarted
-from affinity.conversation.views import DeadLetter, PendingRequest, PendingRevisit
+from affinity.conversation.views import DeadLetter, EndedWake, PendingRequest, PendingRevisit
 from affinity.conversation.wake import Delegate, Wake
 from affinity.journal import ConversationStatus
 
@@ -81,6 +81,7 @@ __all__ = [
     "DeadLetters",
     "DefineOutcome",
     "Delegate",
+    "EndedWake",
     "EventFeed",
     "FeedItem",
     "Heartbeat",

@@ -39,12 +39,20 @@ from affinity.conversation.follow import (
     unknown_conversation,
 )
 from affinity.conversation.kinds import RESUME_MESSAGE, WAKE_MESSAGE, interrupt_message, terminate_message
-from affinity.conversation.reading import all_entries, check_seq, kinds_of
+from affinity.conversation.reading import DEFAULT_ENTRIES, all_entries, check_seq, kinds_of
 from affinity.conversation.reply import Reply, check_awaited
 from affinity.conversation.reply_stream import ReplyPageReader, ReplyStream
 from affinity.conversation.settling import settled_reply
 from affinity.conversation.trace import traceparent
-from affinity.conversation.views import DeadLetter, PendingRequest, PendingRevisit, request_of, revisit_of
+from affinity.conversation.views import (
+    DeadLetter,
+    EndedWake,
+    PendingRequest,
+    PendingRevisit,
+    request_of,
+    revisit_of,
+    wake_of,
+)
 from affinity.conversation.wake_parts import blocked_journals, waiting_for
 from affinity.errors import Explanation, WaitTimeout
 from affinity.journal import (
@@ -330,6 +338,27 @@ class ConversationHandle(CreationCalls["ConversationHandle"]):
         entry = self._entry(event, self._client.journals.new_event_id(), is_input=False)
         await self._append(self._new(entry=entry, message=RESUME_MESSAGE))
         return True
+
+    async def wakes(
+        self, *, after: int = 0, newest_first: bool = False, limit: int = DEFAULT_ENTRIES
+    ) -> Sequence[EndedWake]:
+        """How its wakes have ended, in order: a page of attempts whose last entry is behind ``after``, as far as
+        retention has kept that entry. The `EndedWake.seq` of the last one, as ``after``, gives the next page.
+
+        Args:
+            after: number of an entry.
+            newest_first: the newest ones, newest first.
+            limit: attempts at most, from 1 to `limits.MAX_PAGE`.
+
+        Raises:
+            InvalidInput: a number out of range.
+        """
+        if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
+            raise errors.InvalidInput(f"a page has from 1 to {MAX_PAGE} wakes, not {limit!r}")
+        found = await self._client.journals.wakes(
+            self.conversation_id, check_seq(after), newest_first=newest_first, limit=limit
+        )
+        return [wake_of(each) for each in found]
 
     async def dead_letters(self) -> Sequence[DeadLetter]:
         """The inputs of wakes that have failed for good, which later wakes have gone on behind, oldest first; as far as

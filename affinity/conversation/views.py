@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from affinity.conversation.events import EventTypes, JournalEvent, SpanError
-from affinity.journal import Request, Revisit
+from affinity.journal import EndOutcome, JournalWake, Request, Revisit
 from affinity.records import copied, frozen
 
 
@@ -35,6 +35,21 @@ class PendingRevisit:
 
 
 @frozen(kw_only=True)
+class EndedWake:
+    """An attempt of a wake that has ended. It has processed the inputs with base < number <= processed."""
+
+    wake_id: str
+    attempt: int  # from 1
+    seq: int  # number of its last entry
+    base: int  # up to this number all inputs were processed before it
+    read: int  # number of the last input that it was given
+    processed: int  # up to this number all are processed behind it; ``base``: it has processed none
+    outcome: EndOutcome
+    reason: str  # its stop reason: see `ConversationIdle`; empty unless the outcome is "done"
+    error: SpanError | None
+
+
+@frozen(kw_only=True)
 class DeadLetter:
     """An input that a wake was given which has failed for good: later wakes have gone on behind it."""
 
@@ -48,6 +63,12 @@ class DeadLetter:
 def request_of(request: Request, types: EventTypes) -> PendingRequest:
     """A row as a view."""
     return copied(PendingRequest, request, event=types.decode(request.kind, request.payload))
+
+
+def wake_of(wake: JournalWake) -> EndedWake:
+    """A row as a view."""
+    error = None if wake.error is None else SpanError.model_validate_json(wake.error)
+    return copied(EndedWake, wake, error=error)
 
 
 def revisit_of(revisit: Revisit) -> PendingRevisit:

@@ -9,7 +9,7 @@ import pytest
 import affinity
 from affinity import AgentMessage, RetryPolicy, UserMessage
 from affinity.conversation import ChildEnded, DeadLetters
-from affinity.errors import UnknownEntry, WakeFailed
+from affinity.errors import InvalidInput, UnknownEntry, WakeFailed
 from tests.conversation.application import Chat, make, stage, status, until
 
 pytestmark = pytest.mark.anyio
@@ -56,6 +56,31 @@ async def test_later_inputs_go_on_behind_a_poisoned_one(url: str) -> None:
         with pytest.raises(UnknownEntry, match="is no dead letter"):
             await talk.retry(number)
         assert (await on.state()).received == ["one", "two", "poison"]
+
+
+async def test_the_wakes_say_which_inputs_each_has_processed(url: str) -> None:
+    """Every attempt, in order, or the newest first; a dead letter was processed by the wake that has recorded it."""
+    handler = Poisoned()
+    async with stage(url, handler.handle, retry=RetryPolicy(max_attempts=2, initial_interval=0.01)) as on:
+        talk = on.talk()
+        assert await talk.wakes() == []
+        seqs = [await talk.send(UserMessage(text)) for text in ("one", "poison")]
+        await until(lambda: status(talk, "failed"))
+        reply = await talk.ask(UserMessage("two"), timeout=30)
+        found = await talk.wakes()
+        by_input = {seq: [each.outcome for each in found if each.base < seq <= each.processed] for seq in seqs}
+        assert by_input[seqs[1]] == ["failed"]
+        assert [each.outcome for each in found][-4:] == ["retried", "failed", "failed", "done"]
+        assert [each.attempt for each in found][-4:-2] == [1, 2]
+        last = found[-1]
+        assert (last.wake_id, last.reason, last.error) == (reply.wake_id, "end_turn", None)
+        assert last.base < reply.seq <= last.processed
+        assert found[-2].error is not None
+        assert found[-2].error.type == "ValueError"
+        assert await talk.wakes(newest_first=True, limit=1) == [last]
+        assert await talk.wakes(after=found[-2].seq) == [last]
+        with pytest.raises(InvalidInput):
+            await talk.wakes(limit=0)
 
 
 async def test_resume_tries_the_same_inputs_again(url: str) -> None:

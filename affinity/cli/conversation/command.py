@@ -33,6 +33,7 @@ for _command in (
     show.show,
     show.events,
     show.requests,
+    show.wakes,
     show.dead_letters,
     show.trace,
     send.send,

@@ -19,6 +19,7 @@ from affinity.conversation import (
     ConversationHandle,
     ConversationStatus,
     DeadLetter,
+    EndedWake,
     JournalEntry,
     PendingRequest,
     PendingRevisit,
@@ -34,6 +35,7 @@ _COLUMNS = (
     *("CONVERSATION", "KIND", "STATUS", "ENTRIES", "PENDING FROM", "REQUESTS", "REVISITS", "PARENT", "UPDATED"),
     *("OWNER", "TITLE"),
 )
+_WAKES = ("WAKE", "ATTEMPT", "OUTCOME", "PROCESSED", "WHY")
 _DEAD_LETTERS = ("NUMBER", "KIND", "ERROR", "FAILED", "RETRIED AS")
 _REQUESTS = ("REQUEST", "KIND", "WHAT", "SINCE", "UNTIL")
 _INBOX = ("CONVERSATION", *_REQUESTS, "OWNER", "TITLE")
@@ -204,6 +206,20 @@ def events(
     with_conversation(shell, conversation_id, read)
 
 
+@command(short_help="Show how the wakes of a conversation have ended.")
+@click.argument("conversation_id", metavar="ID")
+@click.option("--last", type=click.IntRange(1, 1000), default=20, show_default=True, metavar="N", help="The last N.")
+def wakes(shell: Shell, *, conversation_id: str, last: int) -> None:
+    """Show how the wakes of the conversation ID have ended, the newest first: which inputs each has processed, and why
+    it has ended. `affinity conversation trace` shows what one of them did.
+
+    Example:
+      affinity conversation wakes chat-7 --last 5
+    """
+    found = with_conversation(shell, conversation_id, lambda talk: talk.wakes(newest_first=True, limit=last))
+    shell.show(found, lambda: table(_WAKES, map(_wake_row, found), empty="no wakes"))
+
+
 @command(short_help="Show the trace of a wake.")
 @click.argument("conversation_id", metavar="ID")
 @click.argument("wake_id", metavar="[WAKE]", required=False)
@@ -219,10 +235,10 @@ def trace(shell: Shell, *, conversation_id: str, wake_id: str | None) -> None:
     async def read(talk: ConversationHandle) -> Sequence[JournalEntry]:
         if wake_id is not None:
             return await talk.trace(wake_id)
-        ends = await talk.history(last=1, kinds=["span.completed"])
-        if not ends or ends[0].wake_id is None:
+        ended = await talk.wakes(newest_first=True, limit=1)
+        if not ended:
             raise UnknownEntry(conversation_id, "it has no wake yet")
-        return await talk.trace(ends[0].wake_id)
+        return await talk.trace(ended[0].wake_id)
 
     for entry in with_conversation(shell, conversation_id, read):
         _print(shell, entry)
@@ -261,6 +277,12 @@ def _text_of(event: Any) -> str:
 def _plain(value: Any) -> dict[str, Any]:
     found: dict[str, Any] = to_jsonable_python(value)
     return found
+
+
+def _wake_row(found: EndedWake) -> tuple[object, ...]:
+    inputs = f"{found.base + 1}-{found.processed}" if found.processed > found.base else "-"
+    error = None if found.error is None else f"{found.error.type}: {found.error.message}"
+    return found.wake_id, found.attempt, found.outcome, inputs, error or found.reason
 
 
 def _dead_letter_row(found: DeadLetter) -> tuple[object, ...]:
