@@ -52,7 +52,7 @@ async def test_a_delegation_that_ends_before_that_of_its_child_is_found(monkeypa
     program = Program({"conversations": ConversationScript(((Op("send", steps=steps),),))})
     await run(program)
     monkeypatch.setattr(WakeWriting, "has_open_delegations", False)
-    with pytest.raises(AssertionError, match=r"was given .* result='said 2'"):
+    with pytest.raises(AssertionError, match=r"was given .* result='said 2 at"):
         await run(program)
 
 

@@ -96,7 +96,7 @@ class Checks:
             seqs = [each.seq for each in unread]
             assert info.status in {"failed", "terminated"}, f"{name} is {info.status}, and has not read {seqs}"
         if info.status == "failed":
-            last = journal.attempts[-1].completed if journal.attempts else {}
+            last = journal.ended[-1].completed if journal.ended else {}
             assert last.get("result") == "error" or not journal.is_whole, (
                 f"{name} has failed, and its last wake is {last}"
             )
@@ -249,11 +249,12 @@ class Checks:
             span = wake.completed
             assert span["base"] < act.seq <= span["processed"], f"{_shown(act)}: the reply comes from another wake"
             made = [each for each in reply.events if not each.kind.startswith("user.")]  # answers that have expired
-            assert made == wake.events, f"{_shown(act)}: {made}, not {wake.events}"
+            expected = journal.events_of(reply.wake_id, act.seq)
+            assert made == expected, f"{_shown(act)}: {made}, not {expected}"
             for each in act.again:
                 assert each == reply, f"{_shown(act)}, asked again: {each}, not {reply}"
         if isinstance(act.error, WakeFailed):
-            failed = [each for each in journal.attempts if not each.is_ok and each.completed["read"] >= act.seq]
+            failed = [each for each in journal.ended if not each.is_ok and each.completed["read"] >= act.seq]
             assert failed or not journal.is_whole, f"{_shown(act)} has failed, and no wake has"
 
     async def _ended(self, act: Act) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
@@ -17,6 +16,7 @@ from affinity.client import Client
 from affinity.conversation import (
     AgentMessage,
     AnswerEvent,
+    ChildDelegated,
     ChildEnded,
     ConfirmationAnswer,
     ConversationLimits,
@@ -28,6 +28,7 @@ from affinity.conversation import (
     ToolConfirmation,
     UserInterrupt,
 )
+from affinity.conversation.running import ATTEMPTS
 from affinity.errors import ClientError, InvalidInput, ProviderError, StepInterrupted
 from tests.programs import calls
 from tests.programs.areas.conversations.script import FOR_GOOD
@@ -46,6 +47,9 @@ class Chat(BaseModel):
     number: int = 0
     digest: str = ""  # of all inputs, in order
     waiting: dict[str, list[Any]] = Field(default_factory=dict)  # steps by the id of the request for which they wait
+    at_wake: str = ""  # the wake that has committed a part, while it has not ended
+    done: dict[str, int] = Field(default_factory=dict)  # how many steps it has begun, by their source
+    adds_again: bool = False  # its next attempt adds again what is committed
 
 
 class Script(JournalEvent):
@@ -56,11 +60,12 @@ class Script(JournalEvent):
 
 
 class Seen(JournalEvent):
-    """The inputs of a wake: its first entry."""
+    """The inputs of an attempt of a wake: its first entry."""
 
+    attempt: int  # also in the ids that it makes, if it goes on where another one has ended
     inputs: list[int]  # numbers
     expired: list[str]  # ids of requests
-    due: list[list[Any]]  # key and steps of each revisit
+    due: list[list[Any]]  # key, source and steps of each revisit
     before: Chat
     kind: Literal["agent.seen"] = "agent.seen"
 
@@ -77,11 +82,12 @@ class Refused(JournalEvent):
 
     what: str
     error: str
+    place: str
     kind: Literal["agent.refused"] = "agent.refused"
 
 
 class Kept(JournalEvent):
-    """The state behind a wake: its last entry."""
+    """The state behind a wake, or behind a part of it: the last entry."""
 
     chat: Chat
     kind: Literal["agent.kept"] = "agent.kept"
@@ -101,6 +107,9 @@ OWN_EVENTS: Final = (Script, Seen, Noted, Refused, Kept)
 class Port(Protocol):
     """Where the steps have their effects: a wake, or the oracle, which compares them with the entries of one."""
 
+    place: str
+    """Of the step."""
+
     async def emit(self, event: JournalEvent) -> None: ...
     async def stream(self, parts: int) -> None: ...
     async def require(self, kind: str, expires_in: float | None) -> str | None: ...
@@ -109,43 +118,102 @@ class Port(Protocol):
     async def make(self, what: str, name: str, other: int) -> None: ...
     async def call(self, what: str, to: int, steps: list[Any]) -> None: ...
     async def step(self, number: int, once: bool) -> None: ...
+    async def commit(self) -> None: ...
     async def fail(self, attempts: int, final: bool) -> None: ...
     def finish(self, result: int) -> None: ...
     def span(self) -> Any: ...
 
 
-async def perform(port: Port, chat: Chat, due: Sequence[Sequence[Any]], events: Sequence[JournalEvent]) -> None:
-    """Do what the revisits that are due, and the inputs, say."""
-    chat.wakes += 1
-    for key, steps in due:
-        _digest(chat, f"due {key}")
-        await _do(port, chat, steps)
-    for event in events:
-        _digest(chat, event.model_dump_json())
-        match event:
-            case Script():
-                await _do(port, chat, event.steps)
-            case ConfirmationAnswer() | CustomToolResult():
-                allowed = event.allowed if isinstance(event, ConfirmationAnswer) else not event.is_error
-                steps = chat.waiting.pop(event.request_id, [])
-                await port.emit(Noted(f"answered {event.request_id} {allowed}"))
-                if allowed:
-                    await _do(port, chat, steps)
-            case UserInterrupt():
-                chat.waiting.clear()
-                await port.emit(Noted("interrupted"))
-            case ChildEnded():
-                await port.emit(Noted(f"{event.child} {event.outcome} {event.result}"))
+class Place:
+    """How far an attempt has come with the steps of one source: an input, or a revisit that is due."""
+
+    def __init__(self, chat: Chat, source: str) -> None:
+        self._done, self._key = chat.done, sha256(source.encode()).hexdigest()[:6]
+        self._committed = self._done.get(self._key, 0)
+        self._number = 0
+
+    def __str__(self) -> str:
+        """The same in all attempts."""
+        return f"{self._key}.{self._number}"
+
+    def begin(self) -> bool:
+        """Begin the next step; False: an earlier attempt has committed it."""
+        self._number += 1
+        if self._number <= self._committed:
+            return False
+        self._done[self._key] = self._number
+        return True
+
+
+async def perform(
+    port: Port, chat: Chat, wake_id: str, due: Sequence[Sequence[Any]], events: Sequence[tuple[str, JournalEvent]]
+) -> None:
+    """Do what the revisits that are due, and the inputs, say; each input comes with its source. What an earlier attempt
+    has committed is left out.
+    """
+    if chat.at_wake != wake_id:
+        chat.at_wake, chat.done = wake_id, {}
+        chat.wakes += 1
+    for key, source, steps in due:
+        place = Place(chat, source)
+        if place.begin():
+            _digest(chat, f"due {key}")
+        await _do(port, chat, place, steps)
+    for source, event in events:
+        await _read(port, chat, source, event)
+    chat.at_wake, chat.done, chat.adds_again = "", {}, False
+    await port.emit(Kept(chat.model_copy(deep=True)))
+
+
+async def _read(port: Port, chat: Chat, source: str, event: JournalEvent) -> None:
+    place = Place(chat, source)
+    if place.begin():
+        _digest(chat, source if is_expired(event) else event.model_dump_json())
+        if isinstance(event, UserInterrupt):
+            chat.waiting.clear()
+        if (note := _note_of(event)) is not None:
+            await port.emit(Noted(note))
+    if isinstance(event, Script):
+        await _do(port, chat, place, event.steps)
+    elif isinstance(event, ConfirmationAnswer | CustomToolResult):
+        if is_allowed(event):
+            await _do(port, chat, place, chat.waiting.get(event.request_id, []))
+        chat.waiting.pop(event.request_id, None)
+
+
+def is_allowed(event: ConfirmationAnswer | CustomToolResult) -> bool:
+    """Whether the steps that wait for this answer are to be done."""
+    return event.allowed if isinstance(event, ConfirmationAnswer) else not event.is_error
+
+
+def _note_of(event: JournalEvent) -> str | None:
+    match event:
+        case ConfirmationAnswer() | CustomToolResult():
+            return f"answered {event.request_id} {is_allowed(event)}"
+        case UserInterrupt():
+            return "interrupted"
+        case ChildEnded():
+            return f"{event.child} {event.outcome} {event.result}"
+        case _:
+            return None
 
 
 def _digest(chat: Chat, text: str) -> None:
     chat.digest = sha256(f"{chat.digest} {text}".encode()).hexdigest()[:12]
 
 
-async def _do(port: Port, chat: Chat, steps: Sequence[Any]) -> None:
+async def _do(port: Port, chat: Chat, place: Place, steps: Sequence[Any]) -> None:
     for step in steps:
-        if not await _do_simply(port, chat, step):
-            await _do_more(port, chat, step)
+        is_new = place.begin()
+        port.place = str(place)
+        match step:
+            case ["span", inner]:
+                with port.span():
+                    await _do(port, chat, place, inner)
+            case ["finish", number]:  # not durable before the end
+                port.finish(number)
+            case _ if is_new and not await _do_simply(port, chat, step):
+                await _do_more(port, chat, step)
 
 
 async def _do_simply(port: Port, chat: Chat, step: Sequence[Any]) -> bool:
@@ -153,19 +221,21 @@ async def _do_simply(port: Port, chat: Chat, step: Sequence[Any]) -> bool:
     match step:
         case ["say", number]:
             chat.tokens += number
-            await port.emit(AgentMessage(f"said {number}", usage={"tokens": number}))
+            await port.emit(AgentMessage(f"said {number} at {port.place}", usage={"tokens": number}))
         case ["note", number]:
             await port.emit(Noted(f"note {number}"))
         case ["add", number]:
             chat.number += number
+        case ["commit", adds_again]:
+            chat.adds_again = adds_again
+            await port.emit(Kept(chat.model_copy(deep=True)))
+            await port.commit()
         case ["step", number, once]:
             await port.step(number, once)
         case ["stream", number]:
             await port.stream(number)
         case ["sleep"]:
             await port.stream(0)
-        case ["finish", number]:
-            port.finish(number)
         case ["fail", attempts, final]:
             await port.fail(attempts, final)
         case [("fork" | "detach" | "compress") as what, name]:
@@ -181,9 +251,6 @@ async def _do_simply(port: Port, chat: Chat, step: Sequence[Any]) -> bool:
 
 async def _do_more(port: Port, chat: Chat, step: Sequence[Any]) -> None:
     match step:
-        case ["span", inner]:
-            with port.span():
-                await _do(port, chat, inner)
         case [("confirm" | "tool") as kind, expires_in, inner]:
             if (request_id := await port.require(kind, expires_in)) is not None:
                 chat.waiting[request_id] = list(inner)
@@ -202,8 +269,19 @@ class WakePort:
 
     def __init__(self, wake: affinity.Wake, children: Conversations[Chat]) -> None:
         self._wake, self._children = wake, children
-        self._calls: Counter[str] = Counter()
-        self._steps: Counter[int] = Counter()
+        self.place = ""
+
+    async def add_again(self) -> None:
+        """Add what earlier attempts have committed: nothing is there twice."""
+        for event in [each.event for each in self._wake.committed]:
+            if isinstance(event, ToolConfirmation | CustomToolUse):
+                again = self._wake.require(event).request_id
+                assert again == event.request_id, f"{event.request_id}, required again, is {again}"
+            elif isinstance(event, ChildDelegated):
+                begun = await self._wake.delegate(self._children, event.child, Script([]), max_cycles=event.max_cycles)
+                assert begun == event.delegation, f"{event.delegation}, delegated again, is {begun}"
+            else:
+                self._wake.append(event)
 
     async def emit(self, event: JournalEvent) -> None:
         self._wake.append(event)
@@ -257,24 +335,23 @@ class WakePort:
                 await wake.compress(into=new_id, summarise=summarised)
 
     async def call(self, what: str, to: int, steps: list[Any]) -> None:
-        """The same call has the same id in all attempts, which may have other revisits before it."""
-        about = sha256(f"{what} {to} {steps}".encode()).hexdigest()[:12]
-        self._calls[about] += 1
-        unique = f"{self._wake.id}/{about}/{self._calls[about]}"
+        unique = f"{self._wake.id}/{self.place}"
         outcome = await calls.call(what, to, unique, steps, self._wake.conversation_id)
-        self._wake.append(Noted(f"{what} {to}: {outcome}"))
+        self._wake.append(Noted(f"{what} {to} at {self.place}: {outcome}"))
 
     async def step(self, number: int, once: bool) -> None:
         """It gives another result each time it runs: an attempt that has one must have that of the attempt before."""
-        self._steps[number] += 1
-        key = f"{number}/{self._steps[number]}"
+        place = self.place
         try:
-            result = await self._wake.step("work", _new_result, key=key, repeat="never" if once else "always")
+            result = await self._wake.step("work", _new_result, key=place, repeat="never" if once else "always")
         except StepInterrupted:
-            assert once, f"step {key} was interrupted, and may be repeated"
+            assert once, f"step {place} was interrupted, and may be repeated"
         else:
-            assert calls.note_step(f"{self._wake.id} {key}", result), f"step {key} has a second result"
+            assert calls.note_step(f"{self._wake.id} {place}", result), f"step {place} has a second result"
         await self.emit(Noted(f"step {number}"))
+
+    async def commit(self) -> None:
+        await self._wake.commit()
 
     async def fail(self, attempts: int, final: bool) -> None:
         wake = self._wake
@@ -291,7 +368,7 @@ class WakePort:
             yield
 
     def _refuse(self, what: str, error: Exception) -> None:
-        self._wake.append(Refused(what, type(error).__name__))
+        self._wake.append(Refused(what, type(error).__name__, self.place))
 
 
 async def _new_result() -> str:
@@ -314,6 +391,29 @@ def is_expired(event: JournalEvent) -> bool:
     return isinstance(event, ConfirmationAnswer | CustomToolResult) and event.expired
 
 
+def source_of(entry: JournalEntry) -> str:
+    """Names an input, in all attempts: the number of the answer to a request that has expired is not known before."""
+    event = entry.event
+    return expired_source(event.request_id) if isinstance(event, AnswerEvent) and is_expired(event) else str(entry.seq)
+
+
+def expired_source(request_id: str) -> str:
+    """Names the answer of the conversation itself to this request."""
+    return f"expired {request_id}"
+
+
+def seen_of(wake: affinity.Wake, chat: Chat) -> Seen:
+    """What an attempt is given. A revisit that a part of the wake requests has the same key, and another time."""
+    answers = [each for each in wake.events if isinstance(each, AnswerEvent)]
+    return Seen(
+        attempt=(wake.context.session_epoch or 0) * ATTEMPTS + wake.attempt,
+        inputs=[each.seq for each in wake.pending if not is_expired(each.event)],
+        expired=[each.request_id for each in answers if is_expired(each)],
+        due=[[each.key, f"due {each.key} {each.due_at.isoformat()}", each.note] for each in wake.due],
+        before=chat.model_copy(deep=True),
+    )
+
+
 def rebuilt(entries: Sequence[JournalEntry]) -> Chat:
     """The state that entries lead to."""
     return next((each.event.chat for each in reversed(entries) if isinstance(each.event, Kept)), Chat())
@@ -327,17 +427,16 @@ def make() -> tuple[Conversations[Chat], Conversations[Chat]]:
     roots, children = made
 
     async def handle(wake: affinity.Wake, chat: Chat) -> None:
-        events = wake.events
-        answers = [each for each in events if isinstance(each, AnswerEvent)]
-        seen = Seen(
-            inputs=[each.seq for each in wake.pending if not is_expired(each.event)],
-            expired=[each.request_id for each in answers if is_expired(each)],
-            due=[[each.key, each.note] for each in wake.due],
-            before=chat.model_copy(deep=True),
-        )
+        port = WakePort(wake, children)
+        if chat.at_wake == wake.id:
+            assert wake.committed[-1].event == Kept(chat), f"{wake.committed[-1].event!r} is committed, with {chat!r}"
+            if chat.adds_again:
+                await port.add_again()
+        else:
+            assert not wake.committed, f"{[*wake.committed]} is committed, without the state"
+        seen = seen_of(wake, chat)
         wake.append(seen)
-        await perform(WakePort(wake, children), chat, seen.due, events)
-        wake.append(Kept(chat.model_copy(deep=True)))
+        await perform(port, chat, wake.id, seen.due, [(source_of(each), each.event) for each in wake.pending])
 
     for each in made:
         each.on_wake(retry=RETRY, max_cycles=3)(handle)

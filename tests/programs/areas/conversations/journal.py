@@ -21,12 +21,13 @@ TYPES = EventTypes(OWN_EVENTS)
 
 @dataclass(eq=False)
 class Attempt:
-    """The commit of one attempt of a wake."""
+    """What one attempt of a wake has committed: at its end, and in parts before."""
 
     wake_id: str
     entries: Sequence[Entry]
     started: Mapping[str, Any]
     completed: Mapping[str, Any]
+    """Empty: it has not ended, and has left its parts."""
 
     @property
     def first(self) -> int:
@@ -36,7 +37,13 @@ class Attempt:
     @property
     def is_ok(self) -> bool:
         """The handler has returned."""
-        return any(each.kind == "agent.seen" for each in self.entries)
+        is_run = any(each.kind == "agent.seen" for each in self.entries)
+        return is_run and bool(self.completed) and self.completed.get("result", "ok") == "ok"
+
+    @property
+    def read(self) -> int:
+        """Number of the last input that it has read."""
+        return int(self.started["read"])
 
     @property
     def events(self) -> list[JournalEvent]:
@@ -69,6 +76,11 @@ class Journal:
     """Of its own wakes, in order."""
 
     @property
+    def ended(self) -> Sequence[Attempt]:
+        """The attempts that have not left their parts only."""
+        return [each for each in self.attempts if each.completed]
+
+    @property
     def own(self) -> JournalLineage:
         """Where it came from."""
         return self.lineage[0]
@@ -77,6 +89,11 @@ class Journal:
     def is_whole(self) -> bool:
         """Retention has removed nothing."""
         return self.page.first_seq == 1
+
+    def events_of(self, wake_id: str, after: int) -> list[JournalEvent]:
+        """The events behind an entry that the handler has appended in all attempts of a wake."""
+        attempts = [each for each in self.attempts if each.wake_id == wake_id]
+        return [read(each) for one in attempts for each in one.entries if is_of_handler(each) and each.seq > after]
 
     def inputs(self, after: int, up_to: int) -> list[Entry]:
         """The inputs between two numbers."""
@@ -124,7 +141,8 @@ async def read_journal(client: Client, name: str, imported: int | None) -> Journ
         found.inherited = 1
     elif found.own.lineage == "import":
         found.inherited = page.last_seq if imported is None else imported
-    found.attempts = list(_attempts([each for each in entries if each.seq > found.inherited]))
+    attempts = _attempts([each for each in entries if each.seq > found.inherited])
+    found.attempts = sorted(attempts, key=lambda each: each.first)
     return found
 
 
@@ -135,11 +153,19 @@ def _attempts(entries: Sequence[Entry]) -> Iterator[Attempt]:
             continue
         what = fields(entry) if entry.kind.startswith("span.") else {}
         is_root = what.get("span") == WAKE_SPAN
+        is_over = is_root and (entry.kind == "span.started" or what.get("result") == "cancelled")
+        if is_over and entry.wake_id in begun:
+            yield _attempt(begun.pop(entry.wake_id), {})
         if is_root and entry.kind == "span.started":
             begun[entry.wake_id] = []
         if entry.wake_id not in begun:
             continue  # retention has cut it, or a later wake closes its trace
         begun[entry.wake_id].append(entry)
         if is_root and entry.kind == "span.completed":
-            group = begun.pop(entry.wake_id)
-            yield Attempt(entry.wake_id, group, fields(group[0]), what)
+            yield _attempt(begun.pop(entry.wake_id), what)
+    for left in begun.values():
+        yield _attempt(left, {})
+
+
+def _attempt(entries: Sequence[Entry], completed: Mapping[str, Any]) -> Attempt:
+    return Attempt(entries[0].wake_id or "", entries, fields(entries[0]), completed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,13 +11,24 @@ from affinity.conversation import (
     AgentMessage,
     ChildDelegated,
     ChildEnded,
+    ConfirmationAnswer,
     CustomToolUse,
     DeadLetters,
     JournalEvent,
     ToolConfirmation,
 )
 from affinity.journal import Entry
-from tests.programs.areas.conversations.handler import LIMITS, Chat, Kept, Noted, Refused, Seen, perform, talk_id
+from tests.programs.areas.conversations.handler import (
+    LIMITS,
+    Chat,
+    Kept,
+    Noted,
+    Refused,
+    Seen,
+    expired_source,
+    perform,
+    talk_id,
+)
 from tests.programs.areas.conversations.journal import Attempt, Journal, fields, read
 from tests.programs.calls import NOT_CALLED
 
@@ -85,8 +96,9 @@ class Fold:
             chat = None  # a merge does not say which entries are of the side whose state it has
         if lineage != "merge" and any(each.is_copied for each in journal.entries):
             chat = None  # cut within a merge, it has the state of the last entry of either side
-        first = journal.attempts[0].completed["base"] if journal.attempts else journal.page.processed
+        first = journal.ended[0].completed["base"] if journal.ended else journal.page.processed
         self.now = Folded(0 if lineage is None and self.knows_all else first, chat)
+        self._parts: dict[str, list[JournalEvent]] = {}  # what attempts have left that did not end well, by wake
         if lineage in {"fork", "detach"}:
             self.now.requests = pending_in(inherited)
 
@@ -156,22 +168,24 @@ class Fold:
 
     async def _attempt(self, attempt: Attempt) -> None:
         now, done = self.now, attempt.completed
-        base, processed = done["base"], done["processed"]
+        base, processed = done.get("base", now.mark), done.get("processed", now.mark)
         assert base == now.mark, f"begins at {base}, not at {now.mark}"
-        result = done.get("result", "ok")
-        assert (result == "ok") or not attempt.is_ok, f"is {result}, and has the handler's entries"
-        if attempt.is_ok and base + 1 < self.journal.page.first_seq:
-            self._skip(attempt)
-        elif attempt.is_ok:
-            await self._wake(attempt, self.journal.inputs(base, processed))
+        if attempt.is_ok:
+            assert processed == attempt.read, f"has processed up to {processed}, and read up to {attempt.read}"
         else:
-            error = done["error"]["type"] if result == "error" else None
+            error = done["error"]["type"] if done.get("result") == "error" else None
             assert error in {None, *ERRORS}, f"has failed: {done['error']}"
             if attempt.dead_letters is not None:
                 self._dead_letters(attempt, attempt.dead_letters)
+                assert not attempt.events, f"sets inputs aside, and has {attempt.events}"
             else:
-                assert processed == base, f"has processed {base} to {processed} without the handler's entries"
-            assert not attempt.events, f"has failed, and left {attempt.events}"
+                assert processed == base, f"has processed {base} to {processed}, and has failed"
+        if attempt.events and base + 1 < self.journal.page.first_seq:
+            self._skip(attempt)
+        elif attempt.events:
+            await self._wake(attempt, self.journal.inputs(base, attempt.read))
+        if attempt.events and not attempt.is_ok:
+            self._parts.setdefault(attempt.wake_id, []).extend(attempt.events)
         now.mark = processed
 
     def _dead_letters(self, attempt: Attempt, letters: DeadLetters) -> None:
@@ -180,7 +194,7 @@ class Fold:
         inputs = [each.seq for each in self.journal.inputs(base, processed)]
         known = base + 1 >= self.journal.page.first_seq
         assert letters.inputs == inputs or not known, f"sets aside {letters.inputs}, not {inputs}"
-        before = [each for each in self.journal.attempts if each.first < attempt.first]
+        before = [each for each in self.journal.ended if each.first < attempt.first]
         failed = before[-1].completed if before else {"result": "error", "read": processed}
         assert failed.get("result") == "error" or not self.knows_all, f"sets aside {letters}, and no wake has failed"
         assert failed["read"] >= processed or not self.knows_all, f"sets aside {letters}, which no wake was given"
@@ -202,75 +216,113 @@ class Fold:
 
     def _is_dropped(self, attempt: Attempt) -> bool:
         """An interrupt that the wake has not read drops its requests and revisits."""
-        return bool(self.journal.interrupts(attempt.completed["processed"], attempt.first))
+        return bool(self.journal.interrupts(attempt.read, attempt.first))
 
     async def _wake(self, attempt: Attempt, inputs: Sequence[Entry]) -> None:
-        now, base, processed = self.now, attempt.completed["base"], attempt.completed["processed"]
-        assert processed == (inputs[-1].seq if inputs else base), f"has processed up to {processed}, which is no input"
+        now, read = self.now, attempt.read
+        assert read == (inputs[-1].seq if inputs else now.mark), f"has read up to {read}, which is no input"
         assert len(inputs) <= LIMITS.inputs, f"has {len(inputs)} inputs"
         seen = attempt.events[0]
         assert isinstance(seen, Seen), f"begins with {seen}"
         events = [*self._inputs(attempt, seen, inputs), *self._expired(attempt, seen)]
+        port = EntryPort(self.journal.name, attempt, seen, self._before(attempt, seen))
         due = self._due(attempt, seen)
-        port = EntryPort(self.journal.name, attempt)
         chat = now.chat.model_copy(deep=True) if now.chat is not None else seen.before.model_copy(deep=True)
         assert chat == seen.before, f"was given the state {seen.before!r}, not {chat!r}"
-        await perform(port, chat, due, events)
-        await port.emit(Kept(chat))
+        try:
+            await perform(port, chat, attempt.wake_id, due, events)
+        except Cut:
+            pass
+        else:
+            assert attempt.is_ok, "has not ended well, and has left all its entries"
         port.end()
         now.chat = chat
-        self._add(attempt, port)
+        self._add(attempt, port, {key for key, *_ in due})
 
-    def _inputs(self, attempt: Attempt, seen: Seen, inputs: Sequence[Entry]) -> Sequence[JournalEvent]:
+    def _before(self, attempt: Attempt, seen: Seen) -> Before:
+        """What earlier attempts of the wake have left, and this one does not add again itself."""
+        parts = self._parts.get(attempt.wake_id, [])
+        messages = [event.text for event in parts if isinstance(event, AgentMessage)]
+        own = [each for key, each in self.now.revisits.items() if key.startswith(f"{attempt.wake_id}.")]
+        revisits = [each.steps for each in own if each.dropped_at is None or each.dropped_at > attempt.read]
+        return Before(bool(parts), [] if seen.before.adds_again else [*parts], messages[-1:], revisits)
+
+    def _inputs(self, attempt: Attempt, seen: Seen, inputs: Sequence[Entry]) -> Sequence[tuple[str, JournalEvent]]:
         """The inputs that the handler was given: all but the answers that an interrupt has cleared."""
         given = set(seen.inputs)
         for each in inputs:
             if each.kind not in ANSWERS:
                 assert each.seq in given, f"the handler was not given input {each.seq}"
-            elif self.journal.interrupts(each.seq, attempt.completed["processed"] + 1):
+            elif self.journal.interrupts(each.seq, attempt.read + 1):
                 assert each.seq not in given, f"the handler was given answer {each.seq}, which is interrupted"
             elif not self.journal.interrupts(each.seq, attempt.first):
                 assert each.seq in given, f"the handler was not given answer {each.seq}"
         shown = [each for each in inputs if each.seq in given]
         assert [each.seq for each in shown] == seen.inputs, f"the handler was given {seen.inputs}"
-        return [read(each) for each in shown]
+        return [(str(each.seq), read(each)) for each in shown]
 
-    def _expired(self, attempt: Attempt, seen: Seen) -> Sequence[JournalEvent]:
-        assert attempt.expired == seen.expired, f"has answered {attempt.expired}, the handler was given {seen.expired}"
-        for each in seen.expired:
-            self._resolve(each, "the wake", attempt.completed["processed"])
-        return [read(each) for each in attempt.entries if each.kind.startswith("user.")]
+    def _expired(self, attempt: Attempt, seen: Seen) -> Sequence[tuple[str, JournalEvent]]:
+        """The answers to requests that have expired, which the end of the wake commits: no part does."""
+        expected = seen.expired if attempt.is_ok else []
+        assert attempt.expired == expected, f"has answered {attempt.expired}, the handler was given {seen.expired}"
+        for each in expected:
+            self._resolve(each, "the wake", attempt.read)
+        return [(expired_source(each), ConfirmationAnswer.expired_answer(each)) for each in seen.expired]
 
     def _due(self, attempt: Attempt, seen: Seen) -> Sequence[Sequence[Any]]:
-        keys = [key for key, _ in seen.due]
+        keys = [key for key, *_ in seen.due]
         assert keys == attempt.started.get("revisits", []), f"the handler was given the revisits {keys}"
-        for key, steps in seen.due:
-            known = self.now.revisits.pop(key, None)
+        for key, _, steps in seen.due:
+            known = self.now.revisits.pop(key, None) if attempt.is_ok else self.now.revisits.get(key)
             if known is None:
                 assert not self.knows_all, f"revisit {key} is due, and was not requested"
                 continue
             if known.steps != steps and not self.knows_all:
                 continue  # one of the same key was pending already, since entries that have gone
             assert known.steps == steps, f"revisit {key} has {steps}, not {known.steps}"
-            late = known.dropped_at is None or known.dropped_at > attempt.completed["processed"]
+            late = known.dropped_at is None or known.dropped_at > attempt.read
             assert late, f"revisit {key} is due, and {known.dropped_at} has dropped it"
         return seen.due
 
-    def _add(self, attempt: Attempt, port: EntryPort) -> None:
-        """The delegations that the wake has begun."""
+    def _add(self, attempt: Attempt, port: EntryPort, due: set[str]) -> None:
+        """The work that the wake has begun. A revisit that is due is pending no more: it may be requested again."""
         now = self.now
         if not self._is_dropped(attempt):
             now.requests |= dict.fromkeys(port.requests, attempt.first)
             for key, steps in port.revisits:
                 known = now.revisits.get(key)
-                if known is None or known.dropped_at is not None:
+                if known is None or known.dropped_at is not None or key in due:
                     now.revisits[key] = Revisit(steps)
+                    due.discard(key)
         now.delegations |= port.delegations
         now.made |= port.made
-        messages = [event.text for event in port.events if isinstance(event, AgentMessage)]
-        value = port.result if port.result is not None else messages[-1] if messages else None
-        may_end = port.result is not None or not now.delegations
-        now.results.append(Result(value, attempt.completed["processed"], may_end=may_end))
+        if attempt.is_ok:
+            value = port.result if port.result is not None else port.message
+            may_end = port.result is not None or not now.delegations
+            now.results.append(Result(value, attempt.read, may_end=may_end))
+
+
+class Cut(Exception):
+    """The attempt has left the parts so far, and nothing else."""
+
+
+@dataclass
+class Before:
+    """What earlier attempts of a wake have committed; what an attempt adds with the same content counts as that."""
+
+    has_parts: bool
+    left: list[JournalEvent]
+    messages: Sequence[str]
+    """The text of the last one, if there is one."""
+    revisits: list[list[Any]]
+    """Steps of those without a key."""
+
+    def take(self, is_same: Callable[[JournalEvent], bool]) -> JournalEvent | None:
+        """The first one that is left; it counts for no other."""
+        found = next(filter(is_same, self.left), None)
+        if found is not None:
+            self.left.remove(found)
+        return found
 
 
 def pending_in(entries: Sequence[Entry]) -> dict[str, int]:
@@ -299,15 +351,19 @@ def pending_in(entries: Sequence[Entry]) -> dict[str, int]:
 
 
 class EntryPort:
-    """Compares the steps with the entries that a wake has committed."""
+    """Compares the steps with the entries that an attempt has committed."""
 
-    def __init__(self, name: str, attempt: Attempt) -> None:
-        self.name, self.wake_id, self.events = name, attempt.wake_id, attempt.events[1:]
+    def __init__(self, name: str, attempt: Attempt, seen: Seen, before: Before) -> None:
+        self.name, self.wake_id, self.is_ok, self.events = name, attempt.wake_id, attempt.is_ok, attempt.events[1:]
         self.requests: list[str] = []
         self.revisits: list[tuple[str, list[Any]]] = []
         self.delegations: dict[str, str] = {}
         self.made: dict[str, str] = {}
+        self.place = ""
         self.result: Any = None
+        self.message = next(iter(before.messages), None)
+        self._before = before
+        self._ids = f"{self.wake_id}.{seen.attempt}" if before.has_parts else self.wake_id
         self._at = 0
         self._number = 0
 
@@ -319,21 +375,31 @@ class EntryPort:
     def _refused(self, what: str) -> bool:
         """Whether the step was refused."""
         event = self.events[self._at] if self._at < len(self.events) else None
-        found = isinstance(event, Refused) and event.what == what
+        found = isinstance(event, Refused) and (event.what, event.place) == (what, self.place)
         self._at += found
         return found
 
     def _new_id(self) -> str:
         self._number += 1
-        return f"{self.wake_id}.{self._number}"
+        return f"{self._ids}.{self._number}"
 
     def end(self) -> None:
         """There are no more entries."""
         assert self._at == len(self.events), f"has {self.events[self._at :]} behind what the steps give"
 
     async def emit(self, event: JournalEvent) -> None:
-        found = self._next(event)
-        assert found == event, f"has {found!r}, not {event!r}"
+        if isinstance(event, AgentMessage):
+            self.message = event.text
+        if self._before.take(lambda each: each == event) is None:
+            found = self._next(event)
+            assert found == event, f"has {found!r}, not {event!r}"
+
+    async def commit(self) -> None:
+        """Nothing may be behind the last part of an attempt that has not ended well. A wake that has made a
+        conversation commits no part any more.
+        """
+        if self._at == len(self.events) and not self.is_ok and not self.made:
+            raise Cut
 
     async def stream(self, parts: int) -> None:
         pass
@@ -345,10 +411,13 @@ class EntryPort:
         pass
 
     async def require(self, kind: str, expires_in: float | None) -> str | None:
+        of_kind = ToolConfirmation if kind == "confirm" else CustomToolUse
+        known = self._before.take(lambda each: isinstance(each, of_kind))
+        if isinstance(known, ToolConfirmation | CustomToolUse):
+            return known.request_id
         if self._refused("require"):
             return None
         found = self._next(kind)
-        of_kind = ToolConfirmation if kind == "confirm" else CustomToolUse
         assert isinstance(found, of_kind), f"has {found!r}, not {kind}"
         assert found.request_id == self._new_id(), f"has {found!r}, another id"
         self.requests.append(found.request_id)
@@ -356,15 +425,20 @@ class EntryPort:
 
     async def revisit(self, delay: float, key: str | None, steps: list[Any]) -> None:
         own = self._new_id() if key is None else key
-        if not self._refused("revisit"):
+        if key is None and steps in self._before.revisits:
+            self._before.revisits.remove(steps)
+        elif not self._refused("revisit"):
             self.revisits.append((own, steps))
 
     async def delegate(self, child: str, cycles: int, steps: list[Any]) -> None:
-        if self._refused("delegate"):
+        wanted = (f"{self.name}/{child}", cycles)
+        if self._before.take(
+            lambda each: isinstance(each, ChildDelegated) and (each.child, each.max_cycles) == wanted
+        ) or self._refused("delegate"):
             return
         found = self._next(child)
         assert isinstance(found, ChildDelegated), f"has {found!r}, not a delegation"
-        expected = (f"{self.name}/{child}", cycles, self._new_id())
+        expected = (*wanted, self._new_id())
         assert (found.child, found.max_cycles, found.delegation) == expected, f"has {found!r}"
         self.delegations[found.delegation] = found.child
 
@@ -377,7 +451,7 @@ class EntryPort:
         found = self._next(what)
         assert isinstance(found, Noted), f"has {found!r}, not what it has called"
         called, _, outcome = found.text.partition(": ")
-        assert called == f"{what} {to}", f"has {found!r}, not {what} {to}"
+        assert called == f"{what} {to} at {self.place}", f"has {found!r}, not {what} {to} at {self.place}"
         if what == "ask" and self.name == talk_id(to):
             assert outcome in {"WakeMisuse", NOT_CALLED}, f"has asked itself: {outcome}"
 

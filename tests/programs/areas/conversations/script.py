@@ -98,6 +98,7 @@ def _step(depth: int) -> st.SearchStrategy[Step]:
         st.tuples(st.just("note"), _small),
         st.tuples(st.just("step"), _small, st.booleans()),
         st.tuples(st.just("add"), _small),
+        st.tuples(st.just("commit"), st.booleans()),
         st.tuples(st.just("stream"), st.integers(1, 3)),
         st.tuples(st.just("finish"), _small),
         st.tuples(st.just("fail"), st.integers(1, FOR_GOOD), st.booleans()),
@@ -126,6 +127,7 @@ def _steps(depth: int, most: int = 3) -> st.SearchStrategy[Steps]:
 
 _on = st.sampled_from((0, 0, 0, 1, 1, 2)) | st.integers(0, 12)
 _ticks = st.sampled_from((0, 0, 1, 2, 5, 20))
+_soon = st.sampled_from((0, 0, 1, 2, 3))
 
 
 def _op(*names: Do, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Op]:
@@ -156,11 +158,10 @@ def _ops() -> st.SearchStrategy[Op]:
 def _disturbed(draw: st.DrawFn) -> tuple[Op, ...]:
     """Work for a child, which something ends or interrupts as its wake begins or ends."""
     on, child = draw(_root), draw(st.sampled_from("ab"))
-    soon = st.sampled_from((0, 0, 1, 2, 3))
     inner = draw(_steps(1))
     delegated = ("delegate", child, draw(st.integers(1, 4)), inner)
-    sent = Op("send", on, steps=(delegated,), ticks=draw(soon))
-    fields: dict[str, Any] = {"on": st.just(on), "part": st.just(f"/{child}"), "ticks": soon}
+    sent = Op("send", on, steps=(delegated,), ticks=draw(_soon))
+    fields: dict[str, Any] = {"on": st.just(on), "part": st.just(f"/{child}"), "ticks": _soon}
     ends = _op("terminate", "delete", "cancel", "remove", "reset", "move", "release", "forget", **fields)
     interrupts = _op("interrupt", yes=st.just(True), n=st.sampled_from((0, 2)), **fields)
     return (*[sent] * draw(st.integers(1, 2)), *draw(st.lists(ends | interrupts, min_size=1, max_size=3)))
@@ -180,10 +181,26 @@ def _paused(draw: st.DrawFn) -> tuple[Op, ...]:
     return (sent, *draw(st.lists(fork, max_size=2)), *draw(st.lists(own | of_any | fork, min_size=1, max_size=4)))
 
 
+@st.composite
+def _in_parts(draw: st.DrawFn) -> tuple[Op, ...]:
+    """A wake that commits a part, and does not end well, or is disturbed as it goes on."""
+    on, some = draw(_root), draw(_steps(2))
+    commit = st.tuples(st.just("commit"), st.booleans())
+    fails = st.tuples(st.just("fail"), st.sampled_from((1, 1, 1, 2, FOR_GOOD)), st.just(False))
+    stops = fails | fails | st.just(("sleep",))
+    begins, ends = (*some, draw(commit), draw(stops)), draw(st.sampled_from(((), some)) | _steps(2))
+    sent = Op("send", on, steps=(*begins, *draw(st.sampled_from(((), (draw(commit),)))), *ends), ticks=draw(_soon))
+    fields: dict[str, Any] = {"on": st.just(on), "ticks": _soon}
+    moves = _op("interrupt", yes=st.booleans(), n=st.integers(0, 3), **fields) | _op("move", "release", **fields)
+    answers = _op("answer", yes=st.just(True), n=st.integers(0, 1), **fields)
+    return (sent, *draw(st.lists(moves | answers | _op("pause", ticks=_soon), max_size=3)))
+
+
 def parts() -> st.SearchStrategy[ConversationScript]:
     """Parts, the smallest ones first."""
     begins = _op("ask", "send", steps=_steps(3, most=6))
     alone = _ops().map(lambda op: (op,))  # a pause is the smallest one
-    goes_on = st.lists(st.one_of(*[alone] * 9, _disturbed(), _paused()), min_size=5, max_size=20)
+    some = [_disturbed(), _paused(), _in_parts(), _in_parts()]
+    goes_on = st.lists(st.one_of(*[alone] * 7, *some), min_size=5, max_size=20)
     client = st.builds(lambda first, rest: (first, *chain.from_iterable(rest)), begins, goes_on)
     return st.builds(ConversationScript, st.lists(client, min_size=1, max_size=3).map(tuple))
