@@ -59,7 +59,7 @@ MAX_IMPORTED_EXTRAS: Final = 4 * MAX_EXTRAS
 _KEEP: Final = "name the side to keep, keep='left' or keep='right'"
 
 SNAPSHOTS: Final = 10
-"""Attempts to read a state with the entries that it was made from: each fails when a wake commits meanwhile."""
+"""Attempts to read a state with the entries that it was made from: each fails when another one is committed."""
 
 
 @frozen(kw_only=True)
@@ -384,21 +384,16 @@ class CreationPlanner:
 
     async def _snapshot(self, source: str) -> tuple[SessionRecord | None, JournalPage]:
         """The record of a conversation, and a page of its journal that ends with the entries that it was made from."""
-        before = await self._last_wake(source)
         for _ in range(SNAPSHOTS):
             record = await self._records.load(source)
             page = await self.page(JournalQuery(session_id=source, limit=1))
-            last = await self._last_wake(source)
-            if last == before:  # only wakes change both
+            found = await self._records.ancestors(source, 1)
+            if [*map(_version, found)] == ([] if record is None else [_version(record)]):
                 return record, page
-            before = last
         raise errors.Contention(
             f"conversation {source!r} ran a wake in each of {SNAPSHOTS} attempts to read its state with its entries: "
             "try again, while it runs less"
         )
-
-    async def _last_wake(self, source: str) -> Sequence[JournalWake]:
-        return await self._reads.wakes(source, newest_first=True, limit=1)
 
     async def _using(self, source: str, state: SessionState | None) -> SessionState | None:
         """A new state, which uses the resources that a conversation uses."""
@@ -499,6 +494,11 @@ def _home_of_merge(sides: Mapping[str, tuple[str, str | None]], keep: str | None
             f"{left!r} uses the resources of {used[0]!r}, but {right!r} of {used[1]!r}: {_KEEP}"
         )
     return used[0]
+
+
+def _version(record: SessionRecord | SessionSummary) -> tuple[str, int]:
+    """Changes with each commit of a wake, or of a part of it, that changes the state."""
+    return record.generation, record.version
 
 
 def _resources_of(record: SessionRecord | None) -> dict[str, str]:

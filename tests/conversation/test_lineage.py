@@ -243,6 +243,42 @@ async def test_a_state_is_exported_with_its_entries(url: str, monkeypatch: pytes
         assert left == []
 
 
+async def test_a_state_is_exported_with_the_entries_of_a_part(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wake that commits a part between the two reads, and goes on."""
+    app = affinity.App("parts")
+    talks = affinity.Conversations(Chat, kind="parts")
+    committed, ended = anyio.Event(), anyio.Event()
+
+    @talks.on_wake
+    async def handle(wake: affinity.Wake, chat: Chat) -> None:
+        chat.received += [event.text for event in wake.events if isinstance(event, UserMessage)]
+        wake.append(AgentMessage("so far"))
+        await wake.commit()
+        if len(chat.received) > 1:
+            committed.set()
+            await ended.wait()
+
+    app.include(talks)
+    async with affinity.Client(url) as client, affinity.Worker(app, url):
+        talk, store = client.conversation(talks, "a"), type(client.session_store)
+        await say(talk, "one")
+        load = store.load
+
+        async def late(self: Any, session_id: str) -> Any:
+            record = await load(self, session_id)
+            if not committed.is_set():
+                await talk.send(UserMessage("two"))
+                await committed.wait()
+            return record
+
+        monkeypatch.setattr(store, "load", late)
+        lines = [json.loads(line) async for line in talk.export()]
+        ended.set()
+    (record,) = [line["record"] for line in lines if "record" in line]
+    assert record["state"]["received"] == ["one", "two"]
+    assert [line["entry"]["kind"] for line in lines if "entry" in line][-1] == "agent.message"
+
+
 async def test_inputs_do_not_keep_an_export_from_its_begin(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They come all the time; only wakes change the state."""
     async with stage(url, workers=0) as found:

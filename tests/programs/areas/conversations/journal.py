@@ -90,10 +90,9 @@ class Journal:
         """Retention has removed nothing."""
         return self.page.first_seq == 1
 
-    def events_of(self, wake_id: str, after: int) -> list[JournalEvent]:
-        """The events behind an entry that the handler has appended in all attempts of a wake."""
-        attempts = [each for each in self.attempts if each.wake_id == wake_id]
-        return [read(each) for one in attempts for each in one.entries if is_of_handler(each) and each.seq > after]
+    def events_of(self, wake_id: str) -> list[JournalEvent]:
+        """The events that the handler has appended in all attempts of a wake."""
+        return [event for each in self.attempts if each.wake_id == wake_id for event in each.events]
 
     def inputs(self, after: int, up_to: int) -> list[Entry]:
         """The inputs between two numbers."""
