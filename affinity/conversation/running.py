@@ -492,7 +492,7 @@ class _Attempt(Generic[S]):
             self.writing.revisits.clear()
             pending = await self.journals.get_pending(self.writing.session_id, 0)  # the wake's parts have added some
             self.writing.ended_revisits = [each.key for each in pending.revisits] if pending else []
-            if not any(each.expires_at is not None for each in self.work.open_requests):
+            if not any(each.expires_at is not None for each in self.parts.inputs.requests):
                 self.work = replace(self.work, next_due=None)
                 self.writing.later.clear()
                 self.writing.has_later_revisit = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -117,12 +118,15 @@ class Wake(CommonCalls[None]):
         self._parts = parts
         self._requests = parts.inputs.requests
         self._revisits = parts.inputs.revisits
-        self._usage: dict[str, int] = {}
+        self._usage = Counter[str]()
         self._number = 0
-        self._left_revisits = [each for each in parts.writing.work.revisits if each.wake_id == parts.wake_id]
+        self._left_revisits = [each for each in parts.writing.work.revisits if each.key.startswith(f"{parts.wake_id}.")]
         self._steps = WakeSteps(parts)
         self._committed = Committed(parts.inputs.committed)
         self._outcome: OutcomeUpdated | None = None
+        for entry in self.committed:
+            self._note_last(entry.event)
+            self._usage.update(getattr(entry.event, "usage", {}))
         self.id: str = parts.wake_id
         self.attempt: int = parts.attempt
         self.parent: str | None = parts.inputs.parent
@@ -154,7 +158,7 @@ class Wake(CommonCalls[None]):
 
     @property
     def usage(self) -> dict[str, int]:
-        """The sum of ``usage`` of what this wake has appended."""
+        """The sum of ``usage`` of what this wake has appended, in earlier attempts too (see `committed`)."""
         return dict(self._usage)
 
     @property
@@ -243,12 +247,15 @@ class Wake(CommonCalls[None]):
         writing = self._writing
         if self._committed.take(event.kind, lambda payload: payload == self._types.encode(event)) is None:
             writing.append(event)
+            self._usage.update(getattr(event, "usage", {}))
+        self._note_last(event)
+
+    def _note_last(self, event: JournalEvent) -> None:
+        """Note an event of the wake, if it stands for the earlier ones of its kind."""
         if isinstance(event, AgentMessage) and not self._parts.finish.is_set:
             self._parts.finish.result = event.text
         if isinstance(event, OutcomeUpdated):
             self._outcome = event
-        for name, number in getattr(event, "usage", {}).items():
-            self._usage[name] = self._usage.get(name, 0) + number
 
     @contextmanager
     def span(self, name: str, /) -> Iterator[None]:
@@ -419,12 +426,12 @@ class Wake(CommonCalls[None]):
         if not isinstance(request, RequestEvent) or "request_id" not in type(request).model_fields:
             raise errors.WakeMisuse(f"require takes a RequestEvent with a field request_id, not {request!r:.80}")
         seconds = None if expires_in is None else seconds_of("expires_in", expires_in)
+        if (asked := self._find_committed(request, "request_id")) is not None:
+            return request.model_copy(update={"request_id": asked})
         if len(self._requests) >= (most := self._kind.limits.requests):
             raise errors.InvalidInput(
                 f"{len(self._requests)} requests are pending, the limit of {most} (ConversationLimits)"
             )
-        if (asked := self._find_committed(request, "request_id")) is not None:
-            return request.model_copy(update={"request_id": asked})
         found = self._new_id()
         made = request.model_copy(update={"request_id": found})
         self._append(made)
@@ -641,8 +648,11 @@ class Wake(CommonCalls[None]):
 
     async def total_usage(self) -> dict[str, int]:
         """The sum of ``usage`` of all that is committed, as `ConversationHandle.usage`, and of this wake."""
-        committed = await self._planner.usage(self.conversation_id)
-        return {name: committed.get(name, 0) + self._usage.get(name, 0) for name in {**committed, **self._usage}}
+        total = Counter(await self._planner.usage(self.conversation_id))
+        for entry in self._parts.writing.entries:  # without what `commit` has committed
+            if entry.kind in self._types.kinds_with_usage:
+                total.update(from_json(entry.payload).get("usage", {}))
+        return dict(total)
 
     async def _derive(self, new_id: str, plan: Any, *args: Any, **options: Any) -> None:
         await self._create(await plan(self.conversation_id, *args, **options))

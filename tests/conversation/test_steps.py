@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 import affinity
 from affinity import AgentMessage, RetryPolicy, UserMessage, Wake
-from affinity.conversation import ChildDelegated, ToolConfirmation
+from affinity.conversation import ChildDelegated, ChildEnded, ConversationLimits, ToolConfirmation
 from affinity.errors import SessionWriteConflict, StepInterrupted, StepMismatch, WakeFailed, WakeMisuse
 from affinity.testing import Env
 from tests.conversation.application import Chat, Handler, make
@@ -310,6 +310,91 @@ async def test_what_is_committed_stays_and_counts_once(server: str | None) -> No
         assert len(await talk.revisits()) == 1
         assert len(await talk.history(kinds=[ChildDelegated])) == 1
         assert await env.client.conversation(child, "c/child").history(kinds=[UserMessage])
+
+
+async def test_what_counts_as_committed_is_no_new_one(server: str | None) -> None:
+    """The request needs no room; and a revisit without a key does not count as one that has a key."""
+    ids: list[str] = []
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        if not isinstance(wake.events[0], UserMessage):
+            return
+        ids.append(wake.require(ToolConfirmation("refund")).request_id)
+        wake.revisit(timedelta(days=1), key="k", reason="look again")
+        await wake.commit()
+        Failing()(wake)
+        wake.revisit(timedelta(days=1), reason="look again")
+
+    async with talk_to(server, handler, limits=ConversationLimits(requests=1)) as (_, talk):
+        await talk.ask(UserMessage("x"))
+        assert len(ids) == 2
+        assert [each.request_id for each in await talk.requests()] == [*set(ids)]
+        assert sorted(each.key == "k" for each in await talk.revisits()) == [False, True]
+
+
+async def test_what_is_committed_counts_for_the_usage_once(server: str | None) -> None:
+    used: list[dict[str, int]] = []
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        wake.append(AgentMessage("a", usage={"tokens": 3}))
+        await wake.commit()
+        wake.append(AgentMessage("b", usage={"tokens": 4}))
+        used.extend([wake.usage, await wake.total_usage()])
+        Failing()(wake)
+
+    async with talk_to(server, handler) as (_, talk):
+        await talk.ask(UserMessage("x"))
+        assert used == [{"tokens": 7}] * 4
+        assert await talk.usage() == {"tokens": 7}
+
+
+async def test_the_last_message_is_the_result_for_the_parent_if_an_earlier_attempt_has_committed_it(
+    server: str | None,
+) -> None:
+    async def below(wake: Wake, chat: Chat) -> None:
+        if not wake.committed:
+            wake.append(AgentMessage("found"))
+            await wake.commit()
+        Failing()(wake)
+
+    child = make(below, kind="child", retry=RETRY)
+    results: list[Any] = []
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, ChildEnded):
+                results.append(event.result)
+            else:
+                await wake.delegate(child, "c/child", event)
+
+    async with talk_to(server, handler, child) as (env, talk):
+        await talk.send(UserMessage("x"))
+        await env.run_until_idle()
+        assert results == ["found"]
+
+
+async def test_a_request_of_a_part_expires_when_the_cycles_are_used_up(server: str | None) -> None:
+    """It is answered by the conversation, which does not wait for a revisit any more."""
+
+    async def below(wake: Wake, chat: Chat) -> None:
+        if isinstance(wake.events[0], UserMessage):
+            wake.require(ToolConfirmation("refund"), expires_in=60)
+            wake.revisit(5)
+            await wake.commit()
+        chat.received += [type(event).__name__ for event in wake.events]
+
+    child = make(below, kind="child")
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        if isinstance(wake.events[0], UserMessage):
+            await wake.delegate(child, "c/child", wake.events[0], max_cycles=1)
+
+    async with talk_to(server, handler, child) as (env, talk):
+        await talk.send(UserMessage("x"))
+        await env.run_until_idle()
+        assert await env.client.conversation(child, "c/child").requests() == []
+        record = await env.client.session_manager.show("c/child")
+        assert Chat.model_validate_json(record.state).received == ["UserMessage", "ConfirmationAnswer"]
 
 
 async def test_a_wake_that_has_made_a_conversation_commits_with_its_end(server: str | None) -> None:
