@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 from unittest.mock import AsyncMock
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from affinity import Wake
 from affinity.conversation import ConversationHandle
+from affinity.conversation.steps import Committed, WakeSteps
 from affinity.conversation.writing import WakeWriting
 from tests.conftest import Servers
 from tests.programs.__main__ import Look, main
@@ -74,6 +76,53 @@ async def test_what_a_wake_has_made_and_is_not_there_is_found(monkeypatch: pytes
     await run(program)
     monkeypatch.setattr(Wake, "_create", AsyncMock())
     with pytest.raises(AssertionError, match="has made conversations-0~x, by compress, which is not there"):
+        await run(program)
+
+
+IN_PARTS: Final = (("note", 1), ("confirm", None, ()), ("commit", True), ("fail", 1, False), ("confirm", None, ()))
+"""A wake that commits a part, and fails once: the next attempt adds that again, and goes on behind it."""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        ({"is_part": False}, "by its entries processed up to 0: processed 1"),
+        ({"entries": ()}, r"the last of what is committed is \[\]"),
+        ({"requests": ()}, "^conversations-0: {.*}, not {.*, .*}"),
+        ({"steps": ()}, r"the last of what is committed is \[\]"),
+    ],
+)
+async def test_a_part_of_a_wake_that_is_wrong_is_found(
+    monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any], found: str
+) -> None:
+    """It moves the watermark; its entries, its request, or what says that there is a part are lost."""
+    program = Program({"conversations": ConversationScript(((Op("send", steps=IN_PARTS),),))})
+    await run(program)
+    take_part = WakeWriting.take_part
+    monkeypatch.setattr(WakeWriting, "take_part", lambda writing: replace(take_part(writing), **wrong))
+    with pytest.raises(AssertionError, match=found):
+        await run(program)
+
+
+async def test_a_part_of_a_wake_without_its_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program({"conversations": ConversationScript(((Op("send", steps=IN_PARTS),),))})
+    commit = WakeSteps._commit
+    monkeypatch.setattr(WakeSteps, "_commit", lambda steps, state, part: commit(steps, None, part))
+    with pytest.raises(AssertionError, match="is committed, without the state"):
+        await run(program)
+
+
+async def test_what_is_committed_and_added_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program({"conversations": ConversationScript(((Op("send", steps=IN_PARTS),),))})
+    monkeypatch.setattr(Committed, "take", lambda *_: None)
+    with pytest.raises(AssertionError, match="required again, is"):
+        await run(program)
+
+
+async def test_an_id_of_an_earlier_attempt_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program({"conversations": ConversationScript(((Op("send", steps=IN_PARTS),),))})
+    monkeypatch.setattr(WakeSteps, "has_parts", property(lambda _: False, lambda *_: None), raising=False)
+    with pytest.raises(AssertionError, match=r"has ToolConfirmation.*, another id"):
         await run(program)
 
 

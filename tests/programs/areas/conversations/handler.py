@@ -429,7 +429,8 @@ def make() -> tuple[Conversations[Chat], Conversations[Chat]]:
     async def handle(wake: affinity.Wake, chat: Chat) -> None:
         port = WakePort(wake, children)
         if chat.at_wake == wake.id:
-            assert wake.committed[-1].event == Kept(chat), f"{wake.committed[-1].event!r} is committed, with {chat!r}"
+            last = [each.event for each in wake.committed[-1:]]
+            assert last == [Kept(chat)], f"the last of what is committed is {last}, not {chat!r}"
             if chat.adds_again:
                 await port.add_again()
         else:
