@@ -260,6 +260,7 @@ class _Attempt(Generic[S]):
         pending = [*entries, *self._expire()]
         self.writing.processed = self.read
         self.writing.ended_revisits += [each.key for each in self.work.due]
+        self.writing.is_interrupted = self.work.more and bool(await self._last_interrupt(self.read))
         wake = Wake(self._parts(pending, stream, committed))
         about = {
             "affinity.session_id": wake.conversation_id,
@@ -444,7 +445,7 @@ class _Attempt(Generic[S]):
 
     async def _succeed(self, wake: Wake) -> WakeOutcome:
         self.writing.is_over = True
-        if self.work.more and await self._last_interrupt(self.read):
+        if self.writing.is_interrupted:
             self._drop_requests()
         reason = self._stop_reason(wake)
         await self._count_cycles(reason)

@@ -89,6 +89,8 @@ class WakeWriting:
     """When what its parts have requested is due, by the clock of `JournalAccess.monotonic`."""
     has_later_revisit: bool = False
     has_parts: bool = False
+    is_interrupted: bool = False
+    """An interrupt waits that the wake has not read: it drops what the wake requests."""
     _number: int = 0  # entries of its parts
     _write: JournalWrite | None = None
 
@@ -199,8 +201,8 @@ class WakeWriting:
         again = {each.key for each in self.revisits}
         part = self._part(
             entries=entries,
-            requests=self.requests,
-            revisits=self.revisits,
+            requests=[] if self.is_interrupted else self.requests,
+            revisits=[] if self.is_interrupted else self.revisits,
             ended_revisits=[key for key in self.ended_revisits if key in again],
             delegations=self.delegations,
             appends=self.appends,

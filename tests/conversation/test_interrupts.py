@@ -35,13 +35,18 @@ async def asks(wake: affinity.Wake, chat: Chat) -> None:
     chat.received += [each.key for each in wake.due]
 
 
-async def test_an_interrupt_that_waits_in_a_fork_drops_what_the_wake_before_it_requests(url: str) -> None:
-    """The fork has both as inputs, for a wake each."""
+@pytest.mark.parametrize("commits", [False, True])
+async def test_an_interrupt_that_waits_in_a_fork_drops_what_the_wake_before_it_requests(
+    url: str, commits: bool
+) -> None:
+    """The fork has both as inputs, for a wake each. The wake may commit a part before its end."""
 
     async def handler(wake: affinity.Wake, chat: Chat) -> None:
         if wake.conversation_id == "c":
             await anyio.sleep_forever()
         await asks(wake, chat)
+        if commits:
+            await wake.commit()
 
     async with stage(url, handler, limits=ConversationLimits(inputs=1)) as on:
         talk = on.talk()

@@ -128,7 +128,7 @@ class Checks:
             assert requests <= set(folded.requests), f"{name}: {requests}, not some of {set(folded.requests)}"
         elif info.status in {"idle", "requires_action", "waiting"}:
             expected = set(folded.requests)
-            own = {each for each, seq in folded.requests.items() if seq > self.journals[name].inherited}
+            own = {each for each, seq in folded.requests.items() if seq > self.journals[name].inherited} - folded.unsure
             complete = self.journals[name].is_whole
             plain = all(each.lineage in {None, "fork"} for each in self.journals[name].lineage)
             assert (

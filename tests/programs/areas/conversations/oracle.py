@@ -71,6 +71,8 @@ class Folded:
     cleared: dict[str, int] = field(default_factory=dict)
     """Requests that an interrupt has cleared, each with the number of the interrupt."""
     resolved: set[str] = field(default_factory=set)
+    unsure: set[str] = field(default_factory=set)
+    """Requests that an interrupt may have dropped which retention has removed."""
     revisits: dict[str, Revisit] = field(default_factory=dict)
     delegations: dict[str, str] = field(default_factory=dict)
     """The children by the ids of the delegations that have not ended."""
@@ -211,6 +213,8 @@ class Fold:
         for event in attempt.events:
             if isinstance(event, ToolConfirmation | CustomToolUse) and not self._is_dropped(attempt):
                 self.now.requests[event.request_id] = attempt.first
+                if attempt.read + 1 < self.journal.page.first_seq:
+                    self.now.unsure.add(event.request_id)
             elif isinstance(event, ChildDelegated):
                 self.now.delegations[event.delegation] = event.child
 
