@@ -117,9 +117,14 @@ class Checks:
         return "no reason" if found is None else found.sentence
 
     async def _pending(self, name: str) -> None:
-        """Requests and revisits agree with the entries."""
+        """Requests and revisits agree with the entries, and the inbox has the requests that take an answer."""
         info, folded, talk = self.infos[name], self.folded[name], self.talk(name)
         requests = {each.request_id for each in await talk.requests()}
+        inbox = [each async for each in self.client.requests(prefix=name) if each.conversation_id == name]
+        open_requests = set() if info.status == "terminated" else requests
+        assert {each.request_id for each in inbox} == open_requests, (
+            f"{name}: the inbox has {inbox}, not {open_requests}"
+        )
         revisits = {each.key for each in await talk.revisits()}
         if info.terminated:
             left = [*requests, *revisits]
