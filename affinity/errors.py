@@ -540,7 +540,7 @@ class ConversationExists(ConversationError):
 
 
 class NotAParent(ConversationError):
-    """The conversation is no child of the one whose wake addresses it."""
+    """The conversation is no child of the one whose wake addresses it, or is not below the one whose handle does."""
 
 
 class EventIdConflict(ConversationError):

@@ -666,6 +666,9 @@ class RequestFilter:
     labels: Mapping[str, str] = field(default_factory=dict)  # of the conversation: it has all of these
     prefix: str | None = None  # of the session id
     session_ids: Collection[str] | None = None  # only of these
+    # Only of this session's journal and of the journals below it: its children, by `JournalPage.parent_journal`, and
+    # theirs. At most `limits.MAX_BELOW` journals are looked at, the nearest first.
+    below: str | None = None
     after: RequestCursor | None = None
 
     def __post_init__(self) -> None:

@@ -224,6 +224,9 @@ MAX_DELEGATIONS_READ: Final = MAX_WAKE_ENTRIES + 1
 left.
 """
 
+MAX_BELOW: Final = 10_000
+"""Conversations below one, whose requests are listed with its own: some tens of milliseconds."""
+
 MAX_CYCLES: Final = 1_000
 """Wakes of a child for one delegation."""
 

@@ -74,6 +74,8 @@ class RequestConditions(TypedDict, total=False):
     """All of which their conversations have."""
     prefix: str | None
     """Of the ids of their conversations."""
+    below: str | None
+    """Of this conversation, its children and theirs; of `limits.MAX_BELOW` at most, the nearest first."""
 
 
 class RequestCalls(ClientBase):
@@ -239,17 +241,11 @@ class RequestFeed(AsyncBlock, AsyncIterator[RequestChange]):
         self._wanted.difference_update(session_ids)
         self._compare(found, session_ids)
 
-    async def _read(self, where: RequestFilter) -> tuple[list[OpenRequest], int]:
+    async def _read(self, where: RequestFilter) -> tuple[Sequence[OpenRequest], int]:
         """All requests, and the number of their pages."""
-        found: list[OpenRequest] = []
-        pages = 0
-        after: RequestCursor | None = None
-        while not pages or after is not None:
-            page = await self._journals.requests(replace(where, after=after), MAX_PAGE)
-            found += page.requests
-            pages, after = pages + 1, page.after
+        found = await self._journals.all_requests(where)
         self._read_at = asyncio.get_running_loop().time()
-        return found, pages
+        return found
 
     def _compare(self, found: Iterable[OpenRequest], session_ids: Iterable[str]) -> None:
         """Give the changes of these conversations, and of others in ``found``."""

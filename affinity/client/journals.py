@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Final
@@ -33,8 +34,10 @@ from affinity.journal import (
     JournalQuery,
     JournalRetention,
     JournalWake,
+    OpenRequest,
     OpenRequestPage,
     PendingWork,
+    RequestCursor,
     RequestFilter,
 )
 from affinity.limits import MAX_PAGE, PRUNE_EVENTS
@@ -138,6 +141,17 @@ class Journals:
     async def requests(self, where: RequestFilter, limit: int) -> OpenRequestPage:
         """See `JournalProvider.list_requests`."""
         return await self._retry(partial(self._provider.list_requests, where, limit))
+
+    async def all_requests(self, where: RequestFilter) -> tuple[Sequence[OpenRequest], int]:
+        """All requests, and the number of their pages."""
+        found = deque[OpenRequest]()
+        pages = 0
+        after: RequestCursor | None = None
+        while not pages or after is not None:
+            page = await self.requests(replace(where, after=after), MAX_PAGE)
+            found += page.requests
+            pages, after = pages + 1, page.after
+        return found, pages
 
     async def pending(self, session_id: str) -> PendingWork | None:
         """The requests and revisits of a session, without its inputs; see `JournalProvider.get_pending`."""

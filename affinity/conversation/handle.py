@@ -23,6 +23,7 @@ from affinity.conversation.events import (
     ConversationStatusChanged,
     CustomToolResult,
     EventMeta,
+    EventTypes,
     JournalEvent,
     UserInterrupt,
     check_input,
@@ -38,7 +39,13 @@ from affinity.conversation.follow import (
     read_position,
     unknown_conversation,
 )
-from affinity.conversation.kinds import RESUME_MESSAGE, WAKE_MESSAGE, interrupt_message, terminate_message
+from affinity.conversation.kinds import (
+    RESUME_MESSAGE,
+    WAKE_MESSAGE,
+    ConversationKind,
+    interrupt_message,
+    terminate_message,
+)
 from affinity.conversation.reading import DEFAULT_ENTRIES, all_entries, check_seq, kinds_of
 from affinity.conversation.reply import Reply, check_awaited
 from affinity.conversation.reply_stream import ReplyPageReader, ReplyStream
@@ -66,6 +73,7 @@ from affinity.journal import (
     JournalPage,
     JournalQuery,
     NewEntry,
+    RequestFilter,
     check_description,
 )
 from affinity.limits import MAX_PAGE, MAX_UNREAD_EVENTS, check_id
@@ -273,6 +281,7 @@ class ConversationHandle(CreationCalls["ConversationHandle"]):
         is_error: bool = False,
         reason: str = "",
         event_id: str | None = None,
+        conversation_id: str | None = None,
     ) -> int:
         """Answer a request: with ``allowed`` whether a tool may be used, or with the ``result`` of a tool that the
         client has run. An answer of a kind of the application is sent by `send`.
@@ -284,11 +293,14 @@ class ConversationHandle(CreationCalls["ConversationHandle"]):
             is_error: the tool has failed; ``result`` is the error.
             reason: why it is not allowed.
             event_id: under which it is one answer, however often it is sent.
+            conversation_id: whose request it is, of ``requests(deep=True)``: a child of this conversation, or a child
+                of such a child. None: of this one.
 
         Returns:
-            The number of its entry, for `reply`.
+            The number of its entry, for `reply` of the conversation that has made the request.
 
         Raises:
+            NotAParent: the other conversation is not below this one.
             EventIdConflict: another event of the conversation has this event id, such as another answer.
             RequestNotPending: it is answered, dropped or expired already, unknown, or of the other kind.
             UnknownConversation, ConversationTerminated, InvalidInput: as for `send`.
@@ -300,7 +312,23 @@ class ConversationHandle(CreationCalls["ConversationHandle"]):
             event = ConfirmationAnswer(request_id=request_id, allowed=allowed, reason=reason)
         else:
             event = CustomToolResult(request_id=request_id, result=result, is_error=is_error)
-        return await self.send(event, event_id=event_id)
+        if conversation_id is None or conversation_id == self.conversation_id:
+            return await self.send(event, event_id=event_id)
+        return await (await self._below(check_id(conversation_id, "conversation id"))).send(event, event_id=event_id)
+
+    async def _below(self, conversation_id: str) -> ConversationHandle:
+        """The handle of a child, or of a child of such a child."""
+        me = await self._page(JournalQuery(session_id=self.conversation_id, limit=1))
+        child = page = await self._find(conversation_id)
+        if child is None:
+            raise unknown_conversation(conversation_id)
+        while page is not None and page.parent is not None and page.parent_journal != me.journal_id:
+            above = await self._find(page.parent)
+            page = above if above is not None and above.journal_id == page.parent_journal else None
+        if page is None or page.parent is None:
+            raise errors.NotAParent(conversation_id, f"it is not below {self.conversation_id!r}: use its own handle")
+        kind = ConversationKind(name=child.kind, types=EventTypes(), limits=self._kind.limits)
+        return ConversationHandle(self._client, kind, conversation_id)
 
     async def interrupt(
         self, *, cancel_running: bool = False, cascade: bool = False, reason: str = "", event_id: str | None = None
@@ -540,10 +568,19 @@ class ConversationHandle(CreationCalls["ConversationHandle"]):
             timeline=self._timeline if position.seq else "",
         )
 
-    async def requests(self) -> Sequence[PendingRequest]:
-        """The requests that wait for an answer, oldest first; none if there is no such conversation."""
-        work = await self._client.journals.pending(self.conversation_id)
-        return [request_of(each, self._kind.types) for each in work.open_requests] if work else []
+    async def requests(self, *, deep: bool = False) -> Sequence[PendingRequest]:
+        """The requests that wait for an answer, oldest first; none if there is no such conversation.
+
+        Args:
+            deep: with the requests of its children, and of theirs; of `limits.MAX_BELOW` conversations at most, the
+                nearest first. Their events are read as events of this kind.
+        """
+        journals, types, me = self._client.journals, self._kind.types, self.conversation_id
+        if deep:
+            found, _ = await journals.all_requests(RequestFilter(below=me))
+            return [request_of(each, types, each.session_id) for each in found]
+        work = await journals.pending(me)
+        return [request_of(each, types, me) for each in work.open_requests] if work else []
 
     async def revisits(self) -> Sequence[PendingRevisit]:
         """The later wakes that were requested, by due time; none if there is no such conversation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from affinity.errors import Explanation
@@ -29,7 +30,7 @@ async def conversation_reason(explainer: Explainer, info: InstanceInfo, outstand
         return wake
     if (found := await _between_wakes(explainer, info, outstanding, page)) is not None:
         return found
-    return await _idle(explainer, me, page.journal_id)
+    return await _idle(explainer, me)
 
 
 async def _between_wakes(
@@ -50,22 +51,30 @@ async def _between_wakes(
     return explainer.reason("turn", "waits for a worker to begin its wake") if page.entries else None
 
 
-async def _idle(explainer: Explainer, me: str, journal_id: int) -> Explanation:
+async def _idle(explainer: Explainer, me: str) -> Explanation:
     """All inputs are processed."""
-    provider = explainer.provider
-    (work,) = await provider.get_pending([me], limit=0)
+    (work,) = await explainer.provider.get_pending([me], limit=0)
     if work is not None and (first := next(iter(work.open_requests), None)) is not None:
         text = f"waits for the answer to the request {first.request_id!r} ({first.kind})"
         return explainer.reason("request", text, {"request_id": first.request_id, "due_at": first.expires_at})
-    children = JournalFilter(parent=me, parent_journal=journal_id, closed=False)
-    for child in await provider.list_journals(children, _CHILDREN):
-        found = await explainer.explain_child(child.session_id, "child conversation")
-        if found is not None and found.code != "input":
-            return found
+    if work is not None and work.delegations:
+        return await _working(explainer, list({each.child: None for each in work.delegations})[:_CHILDREN])
     if work is not None and work.revisits:
         due = work.revisits[0].due_at
         return explainer.reason("revisit", f"waits for a revisit, due at {time_text(due)}", {"due_at": due})
     return explainer.reason("input", "waits for its next input")
+
+
+async def _working(explainer: Explainer, children: Sequence[str]) -> Explanation:
+    """Children work for it: the first whose reason is known, and is not that it waits for a client."""
+    status = ""
+    for child in children:
+        listed = await explainer.provider.list_journals(JournalFilter(session_id=child), 1)
+        status = f" ({listed[0].status})" if listed else ""
+        found = await explainer.explain_child(child, "child", status)
+        if found is not None and found.code != "input":
+            return found
+    return explainer.reason("child", f"waits for its child {children[-1]!r}{status}")
 
 
 add_reasons(conversation_reason)

@@ -329,7 +329,7 @@ class _Attempt(Generic[S]):
         inputs = WakeInputs(
             pending=pending,
             due=[revisit_of(each) for each in self.work.due],
-            requests=[request_of(each, self.spec.types) for each in self.work.open_requests],
+            requests=[request_of(each, self.spec.types, self.ctx.instance_id) for each in self.work.open_requests],
             revisits={each.key for each in self.work.revisits if each not in self.work.due},
             parent=self.work.parent,
             committed=committed,

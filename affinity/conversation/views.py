@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from affinity.conversation.events import EventTypes, JournalEvent, SpanError
-from affinity.journal import EndOutcome, JournalWake, Request, Revisit
+from affinity.journal import EndOutcome, JournalWake, OpenRequest, Request, Revisit
 from affinity.records import copied, frozen
 
 
@@ -15,6 +15,7 @@ from affinity.records import copied, frozen
 class PendingRequest:
     """A request that waits for an answer."""
 
+    conversation_id: str
     request_id: str
     event: JournalEvent  # a `RequestEvent`, unless this code does not know its kind
     wake_id: str | None  # that made it
@@ -60,9 +61,10 @@ class DeadLetter:
     retried_as: int | None  # its number as it was sent again; None: it was not
 
 
-def request_of(request: Request, types: EventTypes) -> PendingRequest:
+def request_of(request: Request | OpenRequest, types: EventTypes, conversation_id: str) -> PendingRequest:
     """A row as a view."""
-    return copied(PendingRequest, request, event=types.decode(request.kind, request.payload))
+    event = types.decode(request.kind, request.payload)
+    return copied(PendingRequest, request, event=event, conversation_id=conversation_id)
 
 
 def wake_of(wake: JournalWake) -> EndedWake:

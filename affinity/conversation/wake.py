@@ -441,7 +441,14 @@ class Wake(CommonCalls[None]):
         now = datetime.now(UTC)
         until = None if seconds is None else now + timedelta(seconds=seconds)
         self._requests.append(
-            PendingRequest(request_id=found, event=made, wake_id=self.id, created_at=now, expires_at=until)
+            PendingRequest(
+                conversation_id=self.conversation_id,
+                request_id=found,
+                event=made,
+                wake_id=self.id,
+                created_at=now,
+                expires_at=until,
+            )
         )
         return made
 

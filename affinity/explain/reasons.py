@@ -119,16 +119,16 @@ class Explainer:
             return self.reason(*missing, tail=_other_waits(outstanding))
         return await self._outstanding(info, outstanding)
 
-    async def explain_child(self, instance_id: str, relation: str) -> Explanation | None:
+    async def explain_child(self, instance_id: str, relation: str, status: str = "") -> Explanation | None:
         """What an instance waits for that the one in question waits for: ``relation`` is "sub-orchestration" or the
-        like. None: it has ended, or it is too deep.
+        like, and ``status`` stands behind its id. None: it has ended, or it is too deep.
         """
         if len(self.path) >= MAX_DEPTH or instance_id in self.path:
             return None
         found = await Explainer(self.provider, self.path, await self._known_workers()).explain(instance_id)
         if found is None:
             return None
-        sentence = f"{self.path[-1]!r} waits for its {relation} {instance_id!r}: {found.sentence}"
+        sentence = f"{self.path[-1]!r} waits for its {relation} {instance_id!r}{status}: {found.sentence}"
         return replace(found, sentence=sentence)
 
     def reason(

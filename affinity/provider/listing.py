@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, LiteralString, TypeAlias
 
-from affinity.journal import JournalFilter, JournalInfo, OpenRequestPage
-from affinity.limits import MAX_PAGE
+from affinity.journal import JournalFilter, JournalInfo, OpenRequestPage, RequestFilter
+from affinity.limits import MAX_BELOW, MAX_PAGE
 from affinity.provider.rows import Time, to_journal_info, to_open_request
 
 REQUEST_WINDOW: Final = MAX_PAGE
 """Requests that one statement looks at."""
+
+MOST_BELOW: Final = MAX_BELOW
+"""Journals that one statement looks at for the ones below a journal."""
 
 ReadPortion: TypeAlias = Callable[[JournalFilter, int, int], Awaitable[Sequence[Sequence[Any]]]]
 """Looks at the next journals in the order of the listing. Arguments: a filter, the number to look at, and the number of
@@ -33,6 +36,13 @@ async def list_portions(read: ReadPortion, where: JournalFilter, limit: int, tim
             break
         where = replace(where, after=(infos[-1].created_at, infos[-1].session_id))
     return found
+
+
+def part_of(where: RequestFilter) -> LiteralString:
+    """The part of the statement that finds the requests to look at."""
+    if where.below is not None:
+        return "below"
+    return "all" if where.session_ids is None else "some"
 
 
 def to_request_page(rows: Sequence[Sequence[Any]], limit: int, time: Time) -> OpenRequestPage:

@@ -106,6 +106,7 @@ def test_what_waits_over_all_conversations_is_shown(url: str) -> None:
         ["--owner", "eve"],
         ["--label", "tier=two"],
         ["--prefix", "c24", "--kind", "agent.tool_confirmation"],
+        ["--below", "c24"],
     ):
         (one,) = output(url, "requests", *words)["items"]
         assert (one["conversation_id"], one["title"], one["event"]["arguments"]) == (

@@ -127,7 +127,7 @@ async def test_it_waits_for_children(url: str) -> None:
         talk = on.talk()
         first = await talk.ask(UserMessage("go"), event_id="m-1", timeout=PATIENCE)
         assert first.stop_reason == "end_turn"
-        with pytest.raises(WaitTimeout, match=r"has not settled within 0\.3 s: .*child conversation 'c/child'"):
+        with pytest.raises(WaitTimeout, match=r"has not settled within 0\.3 s: .*child 'c/child' \(running\)"):
             await talk.ask(UserMessage("go"), event_id="m-1", until="settled", timeout=0.3)
         fork = await talk.fork("fork")
         assert (await fork.ask(UserMessage("go"), event_id="f-1", timeout=PATIENCE)).stop_reason == "end_turn"

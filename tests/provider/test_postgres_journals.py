@@ -393,12 +393,13 @@ async def test_a_page_of_requests_reads_no_other_journals(
                 ({"labels": {"team": "rare"}}, 10),
                 ({"prefix": "t2"}, 5),
                 ({"session_ids": ["t1", "s", "none", "other7"]}, 6),
+                ({"below": "t1"}, 5),
             ]
             for fields, number in cases:
                 page = await check(partial(watched.list_requests, RequestFilter(**fields), 20))
                 assert len(page.requests) == number, fields
                 rest = await check(partial(watched.list_requests, RequestFilter(**fields, after=page.after), 20))
-                assert rest.requests == [] or "session_ids" in fields or not fields
+                assert rest.requests == [] or {"session_ids", "below"} & fields.keys() or not fields
 
 
 # --- what concurrent statements do to each other ----------------------------------------------------------------------

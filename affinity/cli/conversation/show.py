@@ -113,6 +113,7 @@ def show(shell: Shell, *, conversation_id: str) -> None:
 @click.option("--owner", help="Only of conversations of this owner.")
 @click.option("--label", "labels", multiple=True, type=LABEL, help="Only of conversations with this label.")
 @click.option("--prefix", help="Only of conversations whose id begins so.")
+@click.option("--below", metavar="ID", help="Only of this conversation, its children and theirs.")
 @paged("Requests")
 def requests(
     shell: Shell,
@@ -128,6 +129,7 @@ def requests(
     Examples:
       affinity conversation requests chat-7 --json
       affinity conversation requests --label team=eu --kind agent.tool_confirmation
+      affinity conversation requests --below chat-7
     """
     if conversation_id is not None:
         if labels or any(where.values()) or page != FIRST_PAGE:

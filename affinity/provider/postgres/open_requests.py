@@ -27,11 +27,13 @@ async def list_requests(db: Database, where: RequestFilter, limit: int) -> OpenR
         "owner": where.owner,
         "labels": json.dumps(dict(where.labels)) if where.labels else None,
         "prefix": where.prefix,
+        "any_session": where.session_ids is None,
+        "sessions": Texts(where.session_ids or ()),
         "window": Int8(listing.REQUEST_WINDOW),
         "limit": Int8(limit),
     }
-    if where.session_ids is not None:
-        params["sessions"] = Texts(where.session_ids)
-    part = "all" if where.session_ids is None else "some"
+    part = listing.part_of(where)
+    if part == "below":
+        params |= {"below": where.below, "most": Int8(listing.MOST_BELOW)}
     rows = await db.connections.misc.run(with_parts(_SQL["list"], frozenset({part})), params)
     return listing.to_request_page(rows, limit, same_time)

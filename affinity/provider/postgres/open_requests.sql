@@ -1,5 +1,5 @@
 -- list: pending requests, oldest first, with their conversations, and the last one that was looked at
--- Parts: `all` of all journals, or `some` of the journals of some sessions.
+-- Parts: `all` of all journals, `some` of the journals of some sessions, or `below` of a journal and of those below it.
 WITH page AS MATERIALIZED (
     SELECT r.*
 -- [all
@@ -10,6 +10,18 @@ WITH page AS MATERIALIZED (
     CROSS JOIN LATERAL (SELECT o.journal_id FROM journals o WHERE o.session_id = s.session_id OFFSET 0) j
     CROSS JOIN LATERAL (SELECT q.* FROM journal_requests q WHERE q.journal_id = j.journal_id OFFSET 0) r
 -- some]
+-- [below
+    FROM (
+        WITH RECURSIVE tree (journal_id, session_id) AS (
+            SELECT o.journal_id, o.session_id FROM journals o WHERE o.session_id = %(below)s
+            UNION ALL
+            SELECT c.journal_id, c.session_id FROM tree t CROSS JOIN LATERAL (
+                SELECT o.* FROM journals o WHERE o.parent = t.session_id AND o.session_id IS NOT NULL OFFSET 0) c
+            WHERE c.parent_journal = t.journal_id
+        )
+        SELECT t.journal_id FROM tree t LIMIT %(most)s) j
+    CROSS JOIN LATERAL (SELECT q.* FROM journal_requests q WHERE q.journal_id = j.journal_id OFFSET 0) r
+-- below]
     WHERE (r.created_at, r.journal_id, r.place, r.request_id) >
           (%(after_time)s::timestamptz, %(after_journal)s, %(after_place)s, %(after_id)s)
     ORDER BY r.created_at, r.journal_id, r.place, r.request_id LIMIT %(window)s
@@ -19,6 +31,7 @@ WITH page AS MATERIALIZED (
          AND (%(kinds)s = '{}'::text[] OR p.kind = ANY (%(kinds)s))
          AND (%(owner)s::text IS NULL OR j.owner = %(owner)s)
          AND (%(labels)s::jsonb IS NULL OR j.labels @> %(labels)s::jsonb)
+         AND (%(any_session)s OR j.session_id = ANY (%(sessions)s))
          AND (%(prefix)s::text IS NULL OR starts_with(j.session_id, %(prefix)s))
          -- An instance that is gone is created again by the answer.
          AND coalesce((SELECT i.status FROM instances i WHERE i.instance_id = j.session_id), '')

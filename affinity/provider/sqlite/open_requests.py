@@ -25,11 +25,12 @@ def list_requests(tx: Tx, where: RequestFilter, limit: int) -> OpenRequestPage:
         "owner": where.owner,
         "labels": to_json(dict(where.labels)),
         "prefix": where.prefix,
-        "session_ids": to_json(list(where.session_ids or ())),
+        "session_ids": None if where.session_ids is None else to_json(list(where.session_ids)),
+        "below": where.below,
+        "most": listing.MOST_BELOW,
         "now": tx.now,
         "window": listing.REQUEST_WINDOW,
         "limit": limit,
     }
-    part = "all" if where.session_ids is None else "some"
-    rows = tx.rows(with_parts(LIST, frozenset({part})), arguments)
+    rows = tx.rows(with_parts(LIST, frozenset({listing.part_of(where)})), arguments)
     return listing.to_request_page(rows, limit, instant)

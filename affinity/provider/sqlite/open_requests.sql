@@ -1,5 +1,5 @@
 -- list: pending requests, oldest first, with their conversations, and the last one that was looked at
--- Parts: `all` of all journals, or `some` of the journals of some sessions.
+-- Parts: `all` of all journals, `some` of the journals of some sessions, or `below` of a journal and of those below it.
 WITH page AS MATERIALIZED (
     SELECT r.*
 -- [all
@@ -10,6 +10,18 @@ WITH page AS MATERIALIZED (
     CROSS JOIN journals AS j ON j.session_id = s.value
     CROSS JOIN journal_requests AS r ON r.journal_id = j.journal_id
 -- some]
+-- [below
+    FROM (
+        WITH RECURSIVE tree (journal_id, session_id) AS (
+            SELECT o.journal_id, o.session_id FROM journals AS o WHERE o.session_id = :below
+            UNION ALL
+            SELECT c.journal_id, c.session_id
+            FROM tree AS t CROSS JOIN journals AS c ON c.parent = t.session_id AND c.parent_journal = t.journal_id
+            WHERE c.session_id IS NOT NULL
+        )
+        SELECT t.journal_id FROM tree AS t LIMIT :most) AS j
+    CROSS JOIN journal_requests AS r ON r.journal_id = j.journal_id
+-- below]
     WHERE (r.created_at, r.journal_id, r.id) > (:after_time, :after_journal, :after_place)
     ORDER BY r.created_at, r.journal_id, r.id
     LIMIT :window
@@ -23,6 +35,7 @@ judged AS MATERIALIZED (
                    SELECT 1 FROM json_each(:labels) AS w WHERE NOT EXISTS (
                        SELECT 1 FROM journal_labels AS l
                        WHERE l.key = w.key AND l.value = w.value AND l.journal_id = j.journal_id))
+               AND (:session_ids IS NULL OR j.session_id IN (SELECT value FROM json_each(:session_ids)))
                AND (:prefix IS NULL OR substr(j.session_id, 1, length(:prefix)) = :prefix)
                -- An instance that is gone is created again by the answer.
                AND coalesce((SELECT i.status FROM instances AS i WHERE i.instance_id = j.session_id), '')

@@ -94,6 +94,32 @@ class OpenRequestRules(Rules):
         await talk.journals.describe_journal("x/1", KIND, {"owner": "bob"})
         assert {one.session_id for one in await self._open(talk, owner="bob")} == {"x/1", "x/2"}
 
+    async def test_requests_below_a_conversation_are_found(
+        self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its own, of its children and of theirs; not of children of an earlier conversation of its id. The nearest
+        journals are looked at, up to a bound (contract: RequestFilter.below).
+        """
+        talk = await self._ask(cluster, "a", new_request("old"))
+        await self._ask(cluster, "orphan", new_request(), parent="a")
+        await talk.delete()
+        await talk.provider.delete_instance(["a"], force=True)
+        for name, parent in {"a": None, "b": "a", "c": "a", "d": "b", "e": "d", "other": None, "o": "other"}.items():
+            await self._ask(cluster, name, new_request("r"), new_request("t", kind="tool"), parent=parent)
+
+        async def names(**where: Any) -> set[str]:
+            return {one.session_id for one in await self._open(talk, 3, **where)}
+
+        assert await names(below="a") == {"a", "b", "c", "d", "e"}
+        assert await names(below="b") == {"b", "d", "e"}
+        assert await names(below="o") == {"o"}
+        assert await names(below="none") == set()
+        assert await names(below="a", session_ids=["d", "o", "none"]) == {"d"}
+        assert await names(below="a", prefix="e", kinds=["tool"]) == {"e"}
+        assert await names(below="a", session_ids=[]) == set()
+        monkeypatch.setattr(listing, "MOST_BELOW", 3)
+        assert await names(below="a") == {"a", "b", "c"}
+
     async def test_pages_have_each_request_once(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
         """However many of the requests that are looked at do not fit (contract: list_requests)."""
         monkeypatch.setattr(listing, "REQUEST_WINDOW", 3)
@@ -122,9 +148,9 @@ class OpenRequestRules(Rules):
         await answer(talk)
         assert [one.session_id for one in await self._open(talk, 1)] == ["f", "t"]
 
-    async def _ask(self, cluster: Cluster, name: str, *requests: Any, about: Description | None = None) -> Conversation:
+    async def _ask(self, cluster: Cluster, name: str, *requests: Any, **start: Any) -> Conversation:
         """A conversation whose wake has made these requests."""
-        owner = await ConversationOwner.begin(cluster, name, start=new_start(name, about=about))
+        owner = await ConversationOwner.begin(cluster, name, start=new_start(name, **start))
         await owner.commit_wake(requests=requests)
         return owner.conversation
 

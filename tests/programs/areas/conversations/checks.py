@@ -17,7 +17,7 @@ from tests.programs.areas.conversations.oracle import Fold, Folded
 from tests.programs.areas.conversations.script import Do
 from tests.programs.play import Play
 
-REASONS = {"request", "input", "revisit", "wake_failed"}
+REASONS = {"request", "input", "revisit", "wake_failed", "child"}
 """Reasons why a conversation may wait at rest."""
 
 
