@@ -738,3 +738,31 @@ async def test_a_deletion_that_a_delegation_overtakes_notifies_the_parent(
         monkeypatch.setattr(on.client, "delete", late)
         assert await below.delete()
         assert await until(lambda: said(talk)) == ["c/tea terminated None 1"]
+
+
+async def test_a_copy_of_a_child_ends_a_delegation_when_its_own_have_ended(url: str) -> None:
+    """An import has no parent. Inputs that wait in it may be of one, which is notified as by the child."""
+    go = anyio.Event()
+
+    async def answer_late(wake: affinity.Wake, chat: Chat) -> None:
+        await go.wait()
+        await answers(wake, chat)
+
+    below = make(answer_late, kind="below", events=[Brief])
+
+    async def pass_on(wake: affinity.Wake, chat: Chat) -> None:
+        if wake.conversation_id == "c/tea":
+            await anyio.sleep_forever()
+        for event in wake.events:
+            if isinstance(event, Brief):
+                await wake.delegate(below, f"{wake.conversation_id}/below", event)
+
+    child = research(pass_on)
+    async with stage(url, parent_of(child), child, below) as on:
+        talk, copy = on.talk("c"), on.talk("copy", child)
+        await talk.ask(UserMessage("tea"), timeout=30)
+        await copy.import_([line async for line in on.talk("c/tea", child).export()])
+        await until(lambda: copy.history(kinds=["conversation.idle"]))
+        assert await said(talk) == []
+        go.set()
+        assert await until(lambda: said(talk)) == ["copy completed None 2"]

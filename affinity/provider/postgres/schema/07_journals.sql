@@ -401,9 +401,9 @@ BEGIN
         lineage, operator, extras, title, owner, labels, used, oldest_at, created_at, updated_at)
     VALUES (_id, _session, _creation ->> 'kind', _creation ->> 'parent',
         coalesce((SELECT j.first_seq FROM journals j WHERE j.journal_id = _base), 1), created_seq,
-        CASE WHEN _base IS NULL THEN (_creation ->> 'processed')::bigint ELSE least(base.processed, _base_seq) END, _base, _base_seq,
-        _creation ->> 'home', _creation ->> 'lineage',
-        _creation ->> 'operator', _creation ->> 'extras', _creation #>> '{about,title}', _creation #>> '{about,owner}',
+        CASE WHEN _base IS NULL THEN (_creation ->> 'processed')::bigint ELSE least(base.processed, _base_seq) END,
+        _base, _base_seq, _creation ->> 'home', _creation ->> 'lineage', _creation ->> 'operator', _creation ->> 'extras',
+        _creation #>> '{about,title}', _creation #>> '{about,owner}',
         coalesce(_creation #> '{about,labels}', '{}'),
         coalesce(merged.used, '{}') || coalesce(base.used, '{}'), _now, _now, _now);
     INSERT INTO journal_parents (journal_id, position, parent_id)

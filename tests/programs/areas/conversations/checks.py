@@ -60,6 +60,7 @@ class Checks:
             await self._rest(name)
             await self._pending(name)
             await self._usage(name)
+            self._wakes(name)
             self._delegations(name)
             self._results(name)
             self._made(name)
@@ -111,6 +112,18 @@ class Checks:
         code = None if explanation is None else explanation.code
         assert code in REASONS or code is None, f"{name}: {explanation}"
         assert (code is None) == (journal.page.instance_status is None), f"{name}: {explanation} of {journal.page}"
+
+    def _wakes(self, name: str) -> None:
+        """Each wake has the row that its trace tells of; what closes a trace at the end has none."""
+        journal = self.journals[name]
+        spans = [
+            (each.wake_id, *(each.completed[field] for field in ("base", "read", "processed")))
+            for each in journal.ended
+            if each.is_ok or each.completed.get("result") == "error"
+        ]
+        rows = [(each.wake_id, each.base, each.read, each.processed) for each in journal.wakes]
+        cut = 0 if journal.is_whole else len(rows) - len(spans)  # retention has cut a trace, and kept its end
+        assert rows[cut:] == spans, f"{name} has the wakes {rows}, and the spans {spans}"
 
     async def _why(self, name: str) -> str:
         found = await self.client.explain(name)

@@ -11,8 +11,9 @@ from pydantic_core import from_json
 from affinity.client import Client
 from affinity.conversation import DeadLetters, JournalEvent
 from affinity.conversation.events import EventTypes
+from affinity.conversation.reading import all_wakes
 from affinity.conversation.trace import WAKE_SPAN
-from affinity.journal import Entry, JournalLineage, JournalPage, JournalQuery
+from affinity.journal import Entry, JournalLineage, JournalPage, JournalQuery, JournalWake
 from affinity.limits import MAX_PAGE
 from tests.programs.areas.conversations.handler import OWN_EVENTS
 
@@ -74,6 +75,8 @@ class Journal:
     """The number up to which entries are of other journals."""
     attempts: Sequence[Attempt] = field(default_factory=list)
     """Of its own wakes, in order."""
+    wakes: Sequence[JournalWake] = field(default_factory=list)
+    """How these have ended."""
 
     @property
     def ended(self) -> Sequence[Attempt]:
@@ -142,6 +145,7 @@ async def read_journal(client: Client, name: str, imported: int | None) -> Journ
         found.inherited = page.last_seq if imported is None else imported
     attempts = _attempts([each for each in entries if each.seq > found.inherited])
     found.attempts = sorted(attempts, key=lambda each: each.first)
+    found.wakes = [each async for each in all_wakes(client.journals.wakes, name, found.inherited)]
     return found
 
 
