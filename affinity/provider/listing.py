@@ -11,7 +11,7 @@ from affinity.limits import MAX_BELOW, MAX_PAGE
 from affinity.provider.rows import Time, to_journal_info, to_open_request
 
 REQUEST_WINDOW: Final = MAX_PAGE
-"""Requests that one statement looks at."""
+"""Requests that one statement looks at for a filter."""
 
 MOST_BELOW: Final = MAX_BELOW
 """Journals that one statement looks at for the ones below a journal."""
@@ -45,13 +45,19 @@ def part_of(where: RequestFilter) -> LiteralString:
     return "all" if where.session_ids is None else "some"
 
 
-def to_request_page(rows: Sequence[Sequence[Any]], limit: int, time: Time) -> OpenRequestPage:
-    """A page of requests from the rows of a statement that has looked at `REQUEST_WINDOW` of them at most.
+def request_window(where: RequestFilter, limit: int) -> int:
+    """How many requests a statement looks at: as many as a page has, or more if not all of them fit."""
+    is_filtered = where.kinds or where.owner is not None or where.labels or where.prefix or where.below
+    return REQUEST_WINDOW if is_filtered else min(limit, REQUEST_WINDOW)
+
+
+def to_request_page(rows: Sequence[Sequence[Any]], window: int, limit: int, time: Time) -> OpenRequestPage:
+    """A page of requests from the rows of a statement that has looked at ``window`` of them at most.
 
     There is a row for each that fits, and for the last one that it may look at. A row has its place, from 1, and
     whether it fits, before what `to_open_request` takes.
     """
     found = [to_open_request(columns, time) for _, _, *columns in rows]
-    more = len(rows) == limit or max((place for place, *_ in rows), default=0) == REQUEST_WINDOW
+    more = len(rows) == limit or max((place for place, *_ in rows), default=0) == window
     fitting = [each for each, (_, fits, *_) in zip(found, rows, strict=True) if fits]
     return OpenRequestPage(requests=fitting, after=found[-1].cursor if more and found else None)

@@ -61,6 +61,9 @@ class Stub:
     def leave(self) -> None:
         pass
 
+    async def all_requests(self, where: RequestFilter) -> Any:
+        return await Journals.all_requests(cast("Journals", self), where)
+
     async def requests(self, where: RequestFilter, limit: int) -> OpenRequestPage:
         self.reads.append(where.session_ids)
         if where.session_ids is not None:

@@ -343,6 +343,7 @@ async def test_a_page_of_journals_costs_the_same_among_many(
             "UPDATE journals SET processed = last_seq, oldest_at = '2001-01-01' WHERE session_id = 's'",
             "UPDATE journal_entries SET recorded_at = '2001-01-01' WHERE journal_id ="
             " (SELECT journal_id FROM journals WHERE session_id = 's')",
+            "DELETE FROM journal_wakes WHERE journal_id IN (SELECT journal_id FROM journals WHERE kind = 'chat')",
             "INSERT INTO instances (instance_id, generation, name, created_at, updated_at)"
             " SELECT session_id, '1', 'flow', clock(), clock() FROM journals WHERE session_id IS NOT NULL"
             " ON CONFLICT DO NOTHING",

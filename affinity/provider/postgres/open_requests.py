@@ -17,6 +17,7 @@ _SQL: Final = load_statements(__package__, "open_requests.sql")
 
 
 async def list_requests(db: Database, where: RequestFilter, limit: int) -> OpenRequestPage:
+    window = listing.request_window(where, limit)
     time, journal_id, place, request_id = where.after or ("-infinity", 0, 0, "")
     params: dict[str, Any] = {
         "after_time": time,
@@ -29,11 +30,11 @@ async def list_requests(db: Database, where: RequestFilter, limit: int) -> OpenR
         "prefix": where.prefix,
         "any_session": where.session_ids is None,
         "sessions": Texts(where.session_ids or ()),
-        "window": Int8(listing.REQUEST_WINDOW),
+        "window": Int8(window),
         "limit": Int8(limit),
     }
     part = listing.part_of(where)
     if part == "below":
         params |= {"below": where.below, "most": Int8(listing.MOST_BELOW)}
     rows = await db.connections.misc.run(with_parts(_SQL["list"], frozenset({part})), params)
-    return listing.to_request_page(rows, limit, same_time)
+    return listing.to_request_page(rows, window, limit, same_time)

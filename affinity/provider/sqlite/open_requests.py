@@ -15,6 +15,7 @@ LIST: Final = load_statements(__package__, "open_requests.sql")["list"]
 
 
 def list_requests(tx: Tx, where: RequestFilter, limit: int) -> OpenRequestPage:
+    window = listing.request_window(where, limit)
     time, journal_id, place, _ = where.after or (None, 0, 0, "")
     arguments = {
         "after_time": -math.inf if time is None else time.timestamp(),
@@ -29,8 +30,8 @@ def list_requests(tx: Tx, where: RequestFilter, limit: int) -> OpenRequestPage:
         "below": where.below,
         "most": listing.MOST_BELOW,
         "now": tx.now,
-        "window": listing.REQUEST_WINDOW,
+        "window": window,
         "limit": limit,
     }
     rows = tx.rows(with_parts(LIST, frozenset({listing.part_of(where)})), arguments)
-    return listing.to_request_page(rows, limit, instant)
+    return listing.to_request_page(rows, window, limit, instant)

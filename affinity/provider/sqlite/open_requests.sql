@@ -31,10 +31,10 @@ judged AS MATERIALIZED (
            coalesce(NOT j.closed AND (p.expires_at IS NULL OR p.expires_at > :now)
                AND (:any_kind OR p.kind IN (SELECT value FROM json_each(:kinds)))
                AND (:owner IS NULL OR j.owner = :owner)
-               AND NOT EXISTS (
+               AND (:labels = '{}' OR NOT EXISTS (
                    SELECT 1 FROM json_each(:labels) AS w WHERE NOT EXISTS (
                        SELECT 1 FROM journal_labels AS l
-                       WHERE l.key = w.key AND l.value = w.value AND l.journal_id = j.journal_id))
+                       WHERE l.key = w.key AND l.value = w.value AND l.journal_id = j.journal_id)))
                AND (:session_ids IS NULL OR j.session_id IN (SELECT value FROM json_each(:session_ids)))
                AND (:prefix IS NULL OR substr(j.session_id, 1, length(:prefix)) = :prefix)
                -- An instance that is gone is created again by the answer.
