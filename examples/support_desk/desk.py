@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from itertools import takewhile
 from typing import Literal
 
 import anyio
@@ -67,11 +68,12 @@ async def pay(cents: int, *, key: str) -> None:
 async def model(request: ModelRequest) -> ModelReply:
     """Stands for a language model; a real one gets ``request.openai_messages()`` and ``request.openai_tools()``."""
     last = request.events[-1]
+    news = takewhile(lambda event: not isinstance(event, AgentMessage), reversed(request.events))
+    if (found := next((event for event in news if isinstance(event, ChildEnded)), None)) is not None:
+        return await _say(request, f"I have looked: {found.result}")
     match last:
         case ToolResult():
             return await _say(request, f"Done: {last.result}.")
-        case ChildEnded():
-            return await _say(request, f"I have looked: {last.result}")
         case UserMessage() if (cents := re.search(r"(\d+) cents", last.text)) is not None:
             return ModelReply(calls=[ToolCall(f"refund-{request.round}", "refund", {"cents": int(cents[1])})])
         case UserMessage() if (order := re.search(r"order (\w+)", last.text)) is not None:
