@@ -28,7 +28,7 @@ from affinity.conversation import (
     ToolConfirmation,
     UserInterrupt,
 )
-from affinity.conversation.running import ATTEMPTS
+from affinity.conversation.running import ATTEMPTS, EPOCHS
 from affinity.errors import ClientError, InvalidInput, ProviderError, StepInterrupted
 from tests.programs import calls
 from tests.programs.areas.conversations.script import FOR_GOOD
@@ -406,7 +406,7 @@ def seen_of(wake: affinity.Wake, chat: Chat) -> Seen:
     """What an attempt is given. A revisit that a part of the wake requests has the same key, and another time."""
     answers = [each for each in wake.events if isinstance(each, AnswerEvent)]
     return Seen(
-        attempt=(wake.context.session_epoch or 0) * ATTEMPTS + wake.attempt,
+        attempt=(wake.context.session_epoch or 0) % EPOCHS * ATTEMPTS + wake.attempt,
         inputs=[each.seq for each in wake.pending if not is_expired(each.event)],
         expired=[each.request_id for each in answers if is_expired(each)],
         due=[[each.key, f"due {each.key} {each.due_at.isoformat()}", each.note] for each in wake.due],
