@@ -123,6 +123,28 @@ def test_what_waits_over_all_conversations_is_shown(url: str) -> None:
     assert "of all conversations" in refused(MISUSED, "conversation", "requests", "c24", "--owner", "eve", "--url", url)
 
 
+def test_title_owner_and_labels_are_changed(url: str) -> None:
+    """What is not given stays; an empty title or owner is none."""
+    settled = ask(url, "c30", "hello", "--until", "settled")
+    assert settled["stop_reason"] == "end_turn"
+
+    def described(*words: str) -> tuple[Any, ...]:
+        assert output(url, "describe", "c30", *words) == {"described": "c30"}
+        (found,) = output(url, "list", "--prefix", "c30")["items"]
+        return found["title"], found["owner"], found["labels"]
+
+    assert described("--title", "Lost", "--owner", "ann", "--label", "a=1", "--label", "b=2") == (
+        "Lost",
+        "ann",
+        {"a": "1", "b": "2"},
+    )
+    assert described("--label", "c=3") == ("Lost", "ann", {"c": "3"})
+    assert described("--owner", "", "--no-labels") == ("Lost", None, {})
+    assert "they say what changes" in refused(MISUSED, "conversation", "describe", "c30", "--url", url)
+    both = ("--no-labels", "--label", "a=1")
+    assert "not both" in refused(MISUSED, "conversation", "describe", "c30", *both, "--url", url)
+
+
 def test_a_list_shows_the_status_and_what_waits(url: str) -> None:
     ask(url, "c20", "hello")
     ask(url, "c21", "refund 300")

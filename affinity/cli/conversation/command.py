@@ -39,6 +39,7 @@ for _command in (
     send.send,
     send.ask,
     send.answer,
+    send.describe,
     send.interrupt,
     send.resume,
     send.retry,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 
-from affinity.cli.arguments import JSON
+from affinity.cli.arguments import JSON, LABEL
 from affinity.cli.conversation.opening import event_of, with_conversation
 from affinity.cli.output import printable
 from affinity.cli.shell import Shell, command, confirm
 from affinity.conversation import ConversationHandle, Reply
 from affinity.conversation.handle import DELETE_SECONDS
+from affinity.journal import Description
 from affinity.orchestration.app import MISSING
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -53,6 +54,13 @@ def send(
 @command(short_help="Send an event and print the reply.")
 @_event_options
 @click.option("--timeout", type=float, help="Seconds to wait  [default: forever]")
+@click.option(
+    "--until",
+    type=click.Choice(["wake", "settled"]),
+    default="wake",
+    show_default=True,
+    help="Until the event is processed, or until nothing is left to do: no child works, no request waits.",
+)
 def ask(
     shell: Shell,
     *,
@@ -62,6 +70,7 @@ def ask(
     event_id: str | None,
     kind: str | None,
     timeout: float | None,
+    until: Literal["wake", "settled"],
 ) -> None:
     """Send the message TEXT, or another event, to the conversation ID, wait for the wake that processes it, and print
     its text. The same --event-id again gives the same reply. Exit code 4: there is none yet.
@@ -72,9 +81,45 @@ def ask(
     """
     event = event_of(text, document)
 
-    ask_it = partial(ConversationHandle.ask, event=event, event_id=event_id, timeout=timeout)
+    ask_it = partial(ConversationHandle.ask, event=event, event_id=event_id, timeout=timeout, until=until)
     reply = with_conversation(shell, conversation_id, ask_it, kind)
     shell.show(_reply_document(reply), lambda: _print_reply(reply))
+
+
+@command(short_help="Change title, owner and labels of a conversation.")
+@click.argument("conversation_id", metavar="ID")
+@click.option("--title", help="For people; empty: none.")
+@click.option("--owner", help="Whose it is; empty: nobody's.")
+@click.option("--label", "labels", multiple=True, type=LABEL, help="Repeat it for several; they replace all labels.")
+@click.option("--no-labels", is_flag=True, help="Remove all labels.")
+def describe(
+    shell: Shell,
+    *,
+    conversation_id: str,
+    title: str | None,
+    owner: str | None,
+    labels: tuple[tuple[str, str], ...],
+    no_labels: bool,
+) -> None:
+    """Change title, owner and labels of the conversation ID. What is not given stays.
+
+    Examples:
+      affinity conversation describe chat-7 --title 'Refund of order 7' --label team=eu --label tier=one
+      affinity conversation describe chat-7 --owner ''
+    """
+    if no_labels and labels:
+        raise click.UsageError("give --label or --no-labels, and not both")
+    changes: Description = {}
+    if title is not None:
+        changes["title"] = title or None
+    if owner is not None:
+        changes["owner"] = owner or None
+    if labels or no_labels:
+        changes["labels"] = dict(labels)
+    if not changes:
+        raise click.UsageError("give --title, --owner, --label or --no-labels: they say what changes")
+    with_conversation(shell, conversation_id, lambda talk: talk.describe(**changes))
+    shell.show({"described": conversation_id}, lambda: click.echo("changed"))
 
 
 @command(short_help="Answer a request of a conversation.")
