@@ -67,7 +67,7 @@ class Family:
 
 
 async def test_it_waits_for_a_child_and_says_so(url: str) -> None:
-    """The child is named, with its status, and what it waits for itself; a fork waits for no child."""
+    """The child is named, with its status, and what it waits for itself. What is made from it waits for no child."""
     family = Family()
     async with family.stage(url) as on:
         talk = await family.begin(on)
@@ -82,8 +82,10 @@ async def test_it_waits_for_a_child_and_says_so(url: str) -> None:
             "c",
         ]
         assert await talk.resume() is False
-        fork = await talk.fork("fork")
-        assert await fork.status() == "idle"
+        copy = on.talk("copy")
+        await copy.import_([line async for line in talk.export()])
+        for made in (copy, await talk.fork("fork"), await talk.merge("copy", into="merged")):
+            assert await made.status() == "idle"
         (request,) = await on.talk("c/middle/leaf", family.leaf).requests()
         await talk.answer(request.request_id, allowed=True, conversation_id="c/middle/leaf")
         await until(partial(status, talk, "idle"))
