@@ -19,8 +19,12 @@ def child_id(number: int) -> str:
     return f"{NAME}-child-{number}"
 
 
+SCRIPTED: Final = f"{NAME}-s"
+"""Begins the ids of sessions whose states scripts write too."""
+
+
 def session_id(number: int) -> str:
-    return f"{NAME}-s{number}"
+    return f"{SCRIPTED}{number}"
 
 
 def event_name(number: int) -> str:
