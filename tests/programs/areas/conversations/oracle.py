@@ -92,7 +92,8 @@ class Fold:
         lineage = journal.own.lineage
         inherited = [each for each in journal.entries if each.seq <= journal.inherited]
         kept = [event.chat for each in inherited if not each.is_copied and isinstance(event := read(each), Kept)]
-        is_known = self.knows_all and lineage != "import" and not any(each.is_copied for each in inherited)
+        is_imported = any(each.lineage == "import" for each in journal.lineage)  # maybe a state without entries
+        is_known = self.knows_all and not is_imported and not any(each.is_copied for each in inherited)
         chat = kept[-1] if kept else Chat() if is_known else None
         if any(each.lineage == "import" and '"merge"' in each.extras for each in journal.lineage):
             chat = None  # a merge does not say which entries are of the side whose state it has
