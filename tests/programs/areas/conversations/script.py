@@ -188,6 +188,12 @@ def _in_parts(draw: st.DrawFn) -> tuple[Op, ...]:
     commit = st.tuples(st.just("commit"), st.booleans())
     fails = st.tuples(st.just("fail"), st.sampled_from((1, 1, 1, 2, FOR_GOOD)), st.just(False))
     stops = fails | fails | st.just(("sleep",))
+    work = st.one_of(
+        st.tuples(st.sampled_from(("confirm", "tool")), _expiry, _steps(1)),
+        st.tuples(st.just("revisit"), _delays, st.sampled_from((None, "k")), _steps(1)),
+        st.tuples(st.just("delegate"), st.sampled_from("ab"), st.integers(1, 4), _steps(1)),
+    )
+    some = (*some, draw(work))
     begins, ends = (*some, draw(commit), draw(stops)), draw(st.sampled_from(((), some)) | _steps(2))
     sent = Op("send", on, steps=(*begins, *draw(st.sampled_from(((), (draw(commit),)))), *ends), ticks=draw(_soon))
     fields: dict[str, Any] = {"on": st.just(on), "ticks": _soon}
