@@ -94,7 +94,7 @@ def test_a_large_refund_is_in_the_inbox_until_a_person_decides(http: httpx.Clien
     assert len(paid) == 1
 
 
-def test_a_small_refund_needs_nobody(http: httpx.Client) -> None:
+def test_a_small_refund_needs_no_person(http: httpx.Client) -> None:
     assert "500 cents are on their way" in reply(http, "t1", "500 cents, please", "m1")["text"]
 
 

@@ -89,7 +89,7 @@ def ask(
 @command(short_help="Change title, owner and labels of a conversation.")
 @click.argument("conversation_id", metavar="ID")
 @click.option("--title", help="For people; empty: none.")
-@click.option("--owner", help="Whose it is; empty: nobody's.")
+@click.option("--owner", help="Whose it is; empty: none.")
 @click.option("--label", "labels", multiple=True, type=LABEL, help="Repeat it for several; they replace all labels.")
 @click.option("--no-labels", is_flag=True, help="Remove all labels.")
 def describe(
