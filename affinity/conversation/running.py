@@ -581,7 +581,7 @@ class _Attempt(Generic[S]):
         if not inputs and not due:
             return None
         self.work = replace(self.work, inputs=inputs, due=due)
-        self.delegations = [*self.task.get("delegations", [])]  # those of these inputs have ended
+        self.delegations = [*self.task.get("delegations", [])]  # the ones of these inputs have ended
         self.begun = self.trace.started(read=self.read)
         self._note_begin()
         self.writing.processed = self.read
