@@ -30,7 +30,7 @@ from affinity.provider.contract import (
     WorkKey,
 )
 from affinity.provider.history import read_whole_history
-from affinity.provider.sqlite import Clock, SqliteProvider, driver, instances
+from affinity.provider.sqlite import Clock, SqliteProvider, driver, instances, open_requests
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.driver.transaction import PORTION
@@ -271,8 +271,16 @@ def statements() -> list[Any]:
         for file in sorted(Path(str(each.__file__)).parent.glob("*.sql"))
         for name, sql in load_statements(each.__name__, file.name).items()
     ]
-    whole = [pytest.param(sql, id=f"{file}:{name}") for file, name, sql in loaded if name not in RARE | IN_PARTS]
-    return whole + [
+    whole = [
+        pytest.param(sql, id=f"{file}:{name}")
+        for file, name, sql in loaded
+        if name not in RARE | IN_PARTS and file != "open_requests"
+    ]
+    inbox = [
+        pytest.param(with_parts(open_requests.LIST, frozenset({part})), id=f"open_requests:{part}")
+        for part in ("all", "some", "below")
+    ]
+    return [*whole, *inbox] + [
         pytest.param(
             with_parts(instances.SQL["instances"], frozenset(parts)), id=f"instances:{'+'.join(sorted(parts))}"
         )

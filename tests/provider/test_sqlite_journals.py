@@ -199,7 +199,7 @@ async def test_a_listing_reads_the_index_of_its_condition(tmp_path: Path, statem
         (
             "some",
             [
-                "SCAN s VIRTUAL TABLE INDEX 1:",
+                "SCAN a VIRTUAL TABLE INDEX 1:",
                 "SEARCH j USING COVERING INDEX sqlite_autoindex_journals_1 (session_id=?)",
                 "SEARCH r USING INDEX sqlite_autoindex_journal_requests_1 (journal_id=?)",
             ],

@@ -227,6 +227,7 @@ def _one_input(journal: _OwnRow, entry: Entry) -> PendingWork:
         due=[],
         requests=[],
         revisits=[],
+        delegations=[],
         steps=[],
         next_due=None,
     )

@@ -6,8 +6,8 @@ WITH page AS MATERIALIZED (
     FROM journal_requests AS r INDEXED BY journal_requests_by_creation
 -- all]
 -- [some
-    FROM json_each(:session_ids) AS s
-    CROSS JOIN journals AS j ON j.session_id = s.value
+    FROM json_each(:session_ids) AS a
+    CROSS JOIN journals AS j ON j.session_id = a.value
     CROSS JOIN journal_requests AS r ON r.journal_id = j.journal_id
 -- some]
 -- [below
