@@ -398,7 +398,8 @@ class ConversationHandle(CreationCalls["ConversationHandle"]):
         return await dead_letters(self)
 
     async def retry(self, seq: int) -> int:
-        """Send a dead letter again, behind all that has come since; a second time it is the same event.
+        """Send a dead letter again, behind all that has come since; a second time it is the same event. Work that a
+        parent had delegated with it has ended for the parent, and stays so.
 
         Returns:
             Its new number: see `reply`.
