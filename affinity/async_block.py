@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from abc import abstractmethod
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:  # a type checker refuses a plain `with`, since it finds no `__enter__`
 
@@ -26,3 +28,19 @@ else:
 
         def __exit__(self, *error):
             raise AssertionError("never entered")
+
+
+class ClosedBlock(AsyncBlock):
+    """An `AsyncBlock` that gives itself, and ends with its `aclose`."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Free what it holds."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()

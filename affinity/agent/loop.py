@@ -126,11 +126,6 @@ class LoopWake(TranscriptWake, Protocol):
     """The parts of a `Wake` that a loop needs."""
 
     @property
-    def id(self) -> str:
-        """The same in all attempts."""
-        ...
-
-    @property
     def attempt(self) -> int:
         """Of the wake, from 1."""
         ...

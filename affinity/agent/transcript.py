@@ -22,6 +22,7 @@ from affinity.conversation.events import (
     CustomToolUse,
     JournalEntry,
     JournalEvent,
+    RequestEvent,
     SpanStarted,
     ToolConfirmation,
     ToolResult,
@@ -90,6 +91,11 @@ class TranscriptWake(Protocol):
     """The parts of a `Wake` that a transcript needs."""
 
     @property
+    def id(self) -> str:
+        """The same in all attempts."""
+        ...
+
+    @property
     def pending(self) -> Sequence[JournalEntry]:
         """The inputs of the wake."""
         ...
@@ -141,9 +147,12 @@ async def read_transcript(wake: TranscriptWake, render: Render, window: ContextW
     events = [each.event for each in entries]
     if window is not None and summarise is not None and window.first_kept(events, render):
         cut = window.first_kept(events, render, window.bound // 2)
+        last_wake = next((each.wake_id for each in reversed(entries[:cut]) if each.wake_id is not None), None)
+        if last_wake is None or last_wake == wake.id:  # what this wake adds is behind the summary
+            return LoopTranscript(events, await _earlier_calls(wake, events))
         with wake.span("summarise"):
             content = await call_any(summarise, events[:cut])
-        summary = ContextSummary(content, upto=min(each.seq for each in entries[cut:]) - 1)
+        summary = ContextSummary(content, behind=last_wake)
         wake.append(summary)
         await wake.commit()
         events = [summary, *events[cut:]]
@@ -159,8 +168,9 @@ async def _entries(wake: TranscriptWake, render: Render, *, find_summary: bool) 
         summary = [*await wake.history(last=1, kinds=[kind_of(ContextSummary)])]
     for each in summary:
         assert isinstance(each.event, ContextSummary)
-        upto = each.event.upto
-        entries = [entry for entry in entries if entry.seq > upto and not isinstance(entry.event, ContextSummary)]
+        last = [place for place, entry in enumerate(entries) if entry.wake_id == each.event.behind][-1:]
+        kept = entries[last[0] + 1 :] if last else entries
+        entries = [entry for entry in kept if not isinstance(entry.event, ContextSummary)]
     if summary or (history and history[0].seq > 1):  # what comes first may be the end of a turn
         entries = entries[next(iter(_starts([entry.event for entry in entries], render)), 0) :]
     return [*summary, *entries]
@@ -215,7 +225,7 @@ async def _earlier_calls(wake: TranscriptWake, events: Iterable[JournalEvent]) -
     """Calls with their requests that are not among the events, and wait for an answer, or have one now."""
     answers = [each.event for each in wake.pending if isinstance(each.event, ConfirmationAnswer | CustomToolResult)]
     wanted = {each.request_id for each in (*wake.requests, *answers)}
-    wanted -= {each.request_id for each in events if isinstance(each, ToolConfirmation | CustomToolUse)}
+    wanted -= {getattr(each, "request_id", "") for each in events if isinstance(each, RequestEvent)}
     found: list[JournalEvent] = []
     for wake_id in sorted({each.split(".")[0] for each in wanted}):  # that has made them: see `Wake.require`
         asked = [each.event for each in await wake.history(last=HISTORY, wake=wake_id)]

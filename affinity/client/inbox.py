@@ -9,12 +9,11 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeAlias, TypedDict, Unpack
 
 import anyio
 
-from affinity.async_block import AsyncBlock
+from affinity.async_block import ClosedBlock
 from affinity.client.background import ClientBase
 from affinity.client.changes import SAFETY_SECONDS, AllChanges
 from affinity.client.journals import Journals
@@ -127,7 +126,7 @@ class RequestCalls(ClientBase):
         return RequestFeed(self.journals, _filter(where))
 
 
-class RequestFeed(AsyncBlock, AsyncIterator[RequestChange]):
+class RequestFeed(ClosedBlock, AsyncIterator[RequestChange]):
     """Requests that wait for an answer as they come and go: `Client.watch_requests`. For one task at a time. It has no
     end, and can be left at any time.
 
@@ -193,14 +192,6 @@ class RequestFeed(AsyncBlock, AsyncIterator[RequestChange]):
     def __del__(self) -> None:
         if self._changes is not None:  # it was left without `aclose`, as by a ``break``
             self._changes.leave_soon()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def _read_on(self) -> None:
         """Wait for changes, and read them. A cancelled wait loses none."""

@@ -320,7 +320,7 @@ class ContextSummary(JournalEvent):
     """What a model reads in place of earlier entries, which stay in the journal: see `affinity.agent.ContextWindow`."""
 
     content: Content
-    upto: int  # number of the last entry that it stands for
+    behind: str  # id of the last wake that it stands for; numbers of entries change in merges and imports
     usage: dict[str, int] = Field(default_factory=dict)  # of the model's call
     kind: Literal["agent.context_summary"] = "agent.context_summary"
 

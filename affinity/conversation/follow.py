@@ -10,13 +10,12 @@ replaced by entries that the page shows, or retracted.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterator
-from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
 from pydantic_core import from_json
 
 from affinity import errors
-from affinity.async_block import AsyncBlock
+from affinity.async_block import ClosedBlock
 from affinity.client.changes import ChangeScope
 from affinity.client.journals import Journals
 from affinity.conversation.events import EventTypes, JournalEntry
@@ -185,7 +184,7 @@ def _is_replaced(page: JournalPage, wake_id: str) -> bool:
     return results[-1:] in ([], ["ok"])  # none: it is on a later page
 
 
-class EventFeed(AsyncBlock, AsyncIterator[FeedItem]):
+class EventFeed(ClosedBlock, AsyncIterator[FeedItem]):
     """Events of one conversation, in order: see `ConversationHandle.events`. For one task at a time.
 
     It can be left at any time; another feed can go on from its `position`.
@@ -288,14 +287,6 @@ class EventFeed(AsyncBlock, AsyncIterator[FeedItem]):
     def __del__(self) -> None:
         if self._changes is not None:  # it was left without `aclose`, as by a ``break``
             self._changes.leave_soon()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def _read_on(self) -> bool:
         """Read the next page, and wait for it if need be; False at the end. A cancelled wait changes nothing."""

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import ClassVar, Final, Self, TypeAlias
 
 import anyio
 
-from affinity.async_block import AsyncBlock
+from affinity.async_block import ClosedBlock
 from affinity.conversation.events import ConversationIdle, EventTypes, JournalEntry, SpanCompleted, SpanStarted
 from affinity.conversation.follow import EventFeed, FeedItem, FeedPosition, PageReader
 from affinity.conversation.reply import Reply
@@ -100,7 +99,7 @@ class ReplyPageReader(PageReader):
         yield from super()._read_stream(page)
 
 
-class ReplyStream(AsyncBlock, AsyncIterator[ReplyItem]):
+class ReplyStream(ClosedBlock, AsyncIterator[ReplyItem]):
     """What belongs to one input of a conversation, in order: see `ConversationHandle.stream_reply`. For one task at a
     time.
 
@@ -174,11 +173,3 @@ class ReplyStream(AsyncBlock, AsyncIterator[ReplyItem]):
         self._has_ended = True
         if self._feed is not None:
             await self._feed.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()

@@ -581,6 +581,8 @@ class _Attempt(Generic[S]):
         if not inputs and not due:
             return None
         self.work = replace(self.work, inputs=inputs, due=due)
+        if await self._interrupt_children():
+            return self._end_step()
         self.delegations = [*self.task.get("delegations", [])]  # the ones of these inputs have ended
         self.begun = self.trace.started(read=self.read)
         self._note_begin()

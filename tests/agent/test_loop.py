@@ -34,12 +34,14 @@ from affinity.limits import MAX_EVENT_BYTES
 class FakeWake:
     """The parts of a wake that a loop needs, in memory: this object has the pending requests."""
 
-    id = "w1"
     attempt = 1
     conversation_id = "c"
 
     def __init__(self, *events: JournalEvent, pending_requests: Sequence[str] = ()) -> None:
         self.before = list(events)
+        self.id = "w1"
+        self.of_w0 = len(events)
+        """Entries up to this number are of the wake before."""
         self.appended: list[JournalEvent] = []
         self.spans: list[tuple[str, bool]] = []
         self.streamed: list[Any] = []
@@ -101,7 +103,9 @@ class FakeWake:
     async def history(self, *, last: int, kinds: Collection[str] = (), wake: str | None = None) -> list[Any]:
         outside = (UserMessage, ConfirmationAnswer, CustomToolResult, UserInterrupt)
         entries = [
-            SimpleNamespace(seq=n, event=event, wake_id=None if isinstance(event, outside) else "w0")
+            SimpleNamespace(
+                seq=n, event=event, wake_id=None if isinstance(event, outside) else "w0" if n <= self.of_w0 else "w1"
+            )
             for n, event in enumerate(self.before, 1)
         ]
         of_kind = [each for each in entries if not kinds or each.event.kind in kinds]
@@ -777,10 +781,24 @@ def test_a_window_is_summarised_once() -> None:
     assert wake.commits[0] == 1
     shown = [m["content"] for m in model.requests[0].openai_messages()]
     assert shown == ["[a summary of what came before] they have counted", "and"]
-    later, model = FakeWake(*talk, *wake.appended, UserMessage("go on")), Script(says("4"))
-    run(later, model, context=window)
-    assert len(given) == 1
-    assert [m["content"] for m in model.requests[0].openai_messages()] == [*shown, "3", "go on"]
+    for removed in (0, 2):  # by retention, or by an import: numbers are others then
+        later, model = FakeWake(*talk[removed:], *wake.appended, UserMessage("go on")), Script(says("4"))
+        later.id, later.of_w0 = "w2", len(talk) - removed
+        run(later, model, context=window)
+        assert len(given) == 1
+        assert [m["content"] for m in model.requests[0].openai_messages()] == [*shown, "3", "go on"]
+
+
+def test_what_this_wake_has_added_is_not_summarised() -> None:
+    """As of a second loop in one wake: the summary stands before all of it."""
+    window = ContextWindow(
+        max_tokens=5, count_tokens=lambda event: len(getattr(event, "text", "")), summarise=lambda events: "short"
+    )
+    wake, model = FakeWake(UserMessage("one one one"), AgentMessage("1"), UserMessage("two")), Script(says("2"))
+    wake.id = "w0"
+    run(wake, model, context=window)
+    assert wake.kinds == ["agent.message"]
+    assert sizes(model.requests[0]) == ["two"]
 
 
 def test_bad_bounds_are_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import pytest
 
 import affinity
@@ -152,6 +153,43 @@ async def test_the_end_of_a_child_that_cannot_be_read_is_a_dead_letter_too(url: 
         broken = False
         number = await talk.retry(letter.seq)
         assert (await talk.reply(number, timeout=30)).text == "child: done"
+
+
+async def test_an_interrupt_that_cannot_be_read_reaches_the_children(url: str) -> None:
+    """A wake that fails drops what it would have sent them."""
+    entered = anyio.Event()
+    interrupts: list[str] = []
+
+    async def work(wake: affinity.Wake, chat: Chat) -> None:
+        if wake.interrupt is not None:
+            interrupts.append(wake.interrupt.reason)
+            return
+        entered.set()
+        wake.revisit(600)
+
+    child = make(work, kind="child")
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        if wake.interrupt is not None:
+            raise ValueError("cannot read this")
+        if wake.events == [UserMessage("work")]:
+            await wake.delegate(child, "c/one", UserMessage("work"))
+
+    async with stage(url, handler, child, retry=ONCE) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("work"), timeout=30)
+        await entered.wait()
+        await talk.interrupt(cascade=True, reason="stop")
+        await until(lambda: status(talk, "failed"))
+        assert interrupts == []
+        await talk.ask(UserMessage("go on"), timeout=30)
+        await until(lambda: _length(interrupts))
+        assert interrupts == ["stop"]
+        assert len(await talk.dead_letters()) == 1
+
+
+async def _length(found: list[str]) -> int:
+    return len(found)
 
 
 async def test_a_delegation_that_has_failed_is_not_taken_up_again(url: str) -> None:

@@ -177,8 +177,8 @@ async def test_the_largest_values_are_kept(idle: Stage) -> None:
 
 
 async def test_conversations_that_are_made_from_others_have_it(idle: Stage) -> None:
-    """Forks, detached copies and compressions that of their source, merges that of the left side; later changes are not
-    shared.
+    """Forks, detached copies and compressions have the description of their source, merges the one of the left side;
+    later changes are not shared.
     """
 
     async def summarise(_: Sequence[JournalEntry]) -> str:
