@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
@@ -91,6 +92,13 @@ def test_ci_runs_the_slow_tests() -> None:
     """After README's command, which leaves them out."""
     command = (ROOT / ".ci" / "run").read_text()
     assert command.index('"$test_command"') < command.index("-m pytest -m 'slow and not repeats'")
+
+
+def test_the_files_that_ci_names_exist() -> None:
+    """Pytest runs nothing where one is missing."""
+    for named in re.findall(r"^ *(tests/.*)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE):
+        for path in subprocess.check_output(["bash", "-c", f"printf '%s\\n' {named}"], text=True).split():
+            assert (ROOT / path).exists(), path
 
 
 def _runs(pid: int) -> bool:
