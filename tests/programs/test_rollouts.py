@@ -82,6 +82,6 @@ async def test_messages_that_a_resume_leaves_out_of_reach_are_found(monkeypatch:
 
 
 async def test_an_instance_that_is_suspended_without_a_reason_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.programs.rollouts.ERRORS", {"changed": "OrchestrationPoisoned"})
+    monkeypatch.setattr("tests.programs.rollouts.ERRORS", {"missing": "OrchestrationPoisoned"})
     with pytest.raises(AssertionError, match="is suspended by"):
-        await run(program(ticks=None))
+        await run(program("missing", ticks=None))
