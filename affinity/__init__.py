@@ -92,6 +92,7 @@ if typing.TYPE_CHECKING:
         UserMessage,
         Wake,
     )
+    from affinity.explain import SessionHolding, SessionLife
     from affinity.orchestration import (
         ActivityCancelledSignal,
         ActivityContext,
@@ -253,7 +254,9 @@ __all__ = [
     "SessionCache",
     "SessionFamily",
     "SessionFilter",
+    "SessionHolding",
     "SessionInfo",
+    "SessionLife",
     "SessionListener",
     "SessionManager",
     "SessionMetadata",
@@ -305,6 +308,7 @@ _PACKAGES: typing.Final = (
     "provider.contract",
     "provider",
     "session",
+    "explain",
     "client",
     "worker",
     "conversation",

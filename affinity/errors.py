@@ -474,6 +474,8 @@ class Explanation:
     request_id: str | None = None
     due_at: datetime | None = None
     """When a timer, an attempt or a revisit is due."""
+    since: datetime | None = None
+    """Since when a worker could have taken the activity."""
 
 
 class WaitTimeout(ClientError, TimeoutError):

@@ -40,6 +40,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "stop": ("stop.stop", "Drain and end a worker of this machine, and wait for its end."),
     "tree": ("inspection.tree", "Show an instance and its sub-orchestrations."),
     "wait": ("instances.wait", "Wait for an instance and print its result."),
+    "why": ("why.why", "Say what an instance waits for."),
     "worker": ("worker.worker", "Run the orchestrations and activities of an app."),
     "workers": ("cluster.workers", "Show the workers."),
 }
@@ -107,6 +108,7 @@ def main(ctx: click.Context, url: str | None) -> None:
       affinity start conversation --id chat-17 --input '{"topic": "tea"}'
       affinity raise chat-17 user_message --data '{"text": "hello"}'
       affinity show chat-17                           # how it is
+      affinity why chat-17                            # what it waits for
       affinity sessions                               # which worker holds what
       affinity sessions list                          # the records of sessions
       affinity wait chat-17 --timeout 60              # prints its result

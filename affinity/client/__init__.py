@@ -16,6 +16,7 @@ from affinity.client.views import (
     TreeNode,
     WorkStatistics,
 )
+from affinity.explain import SessionHolding, SessionLife
 from affinity.provider.contract import Quotas
 
 __all__ = [
@@ -41,6 +42,8 @@ __all__ = [
     "RequestChange",
     "RequestFeed",
     "RequestPage",
+    "SessionHolding",
+    "SessionLife",
     "SessionMoveOutcome",
     "Start",
     "StartOutcome",

@@ -29,8 +29,8 @@ from affinity.client.views import (
     record_of,
     tree_of,
 )
-from affinity.errors import Explanation, InvalidInput, UnknownInstance, WaitTimeout
-from affinity.explain import explain
+from affinity.errors import Explanation, InvalidInput, SessionNotFound, UnknownInstance, WaitTimeout
+from affinity.explain import SessionLife, explain, session_life
 from affinity.limits import MAX_COUNT, MAX_HISTORY_EVENTS, MAX_PAGE, SCRAPE_COUNT, check_id
 from affinity.orchestration.codec import read_json
 from affinity.paging import PageIterator, uninterrupted
@@ -362,6 +362,24 @@ class Inspection(ClientBase):
             where: conditions; see `MoveConditions`.
         """
         return follow_moves(lambda: self._provider, MoveFilter(**where), after, poll_interval)
+
+    async def session_life(self, session_id: str, *, limit: int = 100) -> SessionLife:
+        """The last holders of a session, why it came to each and what that has cost, and who holds it now, in one
+        sentence.
+
+        Args:
+            session_id: the session.
+            limit: holders at most, from 1 to `limits.MAX_PAGE` - 1.
+
+        Raises:
+            SessionNotFound: it has neither a lease nor a move.
+            InvalidInput: the id is refused, or a limit out of range.
+        """
+        _check_limit(limit, MAX_PAGE - 1)
+        found = await retry(partial(session_life, self._provider, check_id(session_id, "session id"), limit))
+        if found.now is None and not found.holdings:
+            raise SessionNotFound(f"no worker has held the session {session_id!r}, as far as is known")
+        return found
 
     async def workers(self) -> Sequence[WorkerInfo]:
         """All workers by id, alive or not."""

@@ -1,9 +1,10 @@
-"""Why an instance waits: the one place that knows, for errors, commands and logs.
+"""Why an instance waits, and where a session has been: the one place that knows, for errors, commands and logs.
 
-`explain` reads the database when it is called, and only then. Layers above add the reasons of their instances by
-`add_reasons`.
+`explain` and `session_life` read the database when they are called, and only then. Layers above add the reasons of
+their instances by `add_reasons`.
 """
 
+from affinity.explain.life import SessionHolding, SessionLife, session_life
 from affinity.explain.reasons import Explainer, add_reasons, explain, time_text
 
-__all__ = ["Explainer", "add_reasons", "explain", "time_text"]
+__all__ = ["Explainer", "SessionHolding", "SessionLife", "add_reasons", "explain", "session_life", "time_text"]

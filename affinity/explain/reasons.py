@@ -12,6 +12,7 @@ from affinity.explain.names import ACTIVITIES, ORCHESTRATIONS, described, has_co
 from affinity.explain.outstanding import Outstanding
 from affinity.provider.contract import (
     FINISHED,
+    SLOTS,
     HistoryCursor,
     HistoryPage,
     InstanceInfo,
@@ -213,6 +214,8 @@ class Explainer:
         code, text, more = await self._why(item)
         failed = "" if item.last_error is None or code == "activity_retrying" else f" (after {item.last_error})"
         about = {"name": item.name, "activity_id": item.key.activity_id, "session_id": item.session_id}
+        if item.state in {"waiting", "blocked"}:
+            about["since"] = item.visible_at
         return code, f"waits for {called or f'the activity {item.name!r}'}, {text}{failed}", about | more
 
     async def _why(self, item: WorkItemInfo) -> _Reason:
@@ -274,7 +277,8 @@ def _holding(session: SessionInfo, holder: WorkerInfo | None, activity: str) -> 
         return "holder_draining", ", which drains"
     if holder is not None and not has_code(holder, ACTIVITIES, activity):
         return "session_moving", ", which does not register the activity, and gives the session up as its work ends"
-    return "holder_busy", ", which has not taken it yet: its worker_concurrency may be used up"
+    slots = f"{holder.labels[SLOTS]} " if holder is not None and SLOTS in holder.labels else ""
+    return "holder_busy", f", which has not taken it yet: its {slots}slots (worker_concurrency) may be busy"
 
 
 def _delayed(item: WorkItemInfo) -> _Reason:

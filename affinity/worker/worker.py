@@ -41,7 +41,7 @@ from affinity.errors import DatabaseChanged, ProviderError
 from affinity.orchestration import App
 from affinity.orchestration.app import SessionListener, check_listeners
 from affinity.provider import migrate, open_provider, redact
-from affinity.provider.contract import Hint, Incarnation, Provider, WorkerIdentity
+from affinity.provider.contract import SLOTS, Hint, Incarnation, Provider, WorkerIdentity
 from affinity.provider.timeline import Timeline
 from affinity.tasks import BackgroundTask
 from affinity.telemetry import instrumented
@@ -101,7 +101,7 @@ class Worker(AsyncBlock):
         self._url = url
         self._listeners = [*app.session_listeners, *listeners]
         self._migrate = migrate
-        self._labels = _describe_process(app)
+        self._labels = {**_describe_process(app), SLOTS: str(self.options.worker_concurrency)}
         self._health = DatabaseHealth(self.identity.worker_id)
         self._drain_begun = False
         self.drained: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from affinity.conversation import ToolEnded, ToolStarted, UserMessage
 from affinity.journal import Description
 from affinity.limits import MAX_PAGE
 from examples.chat_api.chat import chats
-from tests.cli.conftest import refused, succeed
-from tests.support.worker_processes import open_workers
+from tests.cli.conftest import launch, refused, succeed
+from tests.support.worker_processes import PATIENCE, open_workers
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,13 @@ def test_a_list_finds_by_owner_and_labels(url: str) -> None:
     assert "Lost parcel" in succeed("conversation", "list", "--owner", "ann", "--url", url)
     shown = succeed("conversation", "show", "c22", "--url", url)
     assert all(each in shown for each in ("Lost parcel", "ann", "team", "gold"))
+
+
+def test_what_a_conversation_waits_for(url: str) -> None:
+    """In a process that has imported no conversations before: the command adds their reasons."""
+    succeed("conversation", "ask", "c25", "hi", "--kind", "chat", "--url", url)
+    with launch("why", "c25", "--url", url, stdout=subprocess.PIPE) as process:
+        assert process.communicate(timeout=PATIENCE)[0] == "'c25' waits for its next input\n"
 
 
 def test_what_waits_over_all_conversations_is_shown(url: str) -> None:

@@ -1,4 +1,4 @@
-"""``affinity sessions moves``."""
+"""``affinity sessions moves`` and ``affinity sessions life``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 
-from affinity.cli.help import INTERRUPTED, MISUSED
+from affinity.cli.help import INTERRUPTED, MISUSED, UNKNOWN
 from tests.cli.conftest import Play, document, refused, run, succeed
 from tests.support.worker_processes import PATIENCE, ROOT
 
@@ -39,6 +39,20 @@ def test_moves_are_listed(play: Play) -> None:
     rows = [line.split()[3:6] for line in shown.stdout.splitlines()[1:]]  # after "0 s ago"
     assert rows == [[name, "puppet", "new"] for name in ("pot", "cup")]
     assert shown.stderr == f"earlier ones: --before {moves[1]['epoch']}\n"
+
+
+def test_the_life_of_a_session(play: Play) -> None:
+    hold(play, "kettle")
+    shown = run("sessions", "life", "kettle")
+    epoch = document("sessions", "moves")[0]["epoch"]
+    head, columns, row = shown.stdout.splitlines()
+    held = f"session 'kettle' is held by worker 'puppet' under epoch {epoch}"
+    assert head == f"{held}; activities of it that run or wait: 1"
+    assert columns.split()[:3] == ["SINCE", "WORKER", "EPOCH"]
+    assert row.split()[1:4] == ["puppet", str(epoch), "new"]
+    life = document("sessions", "life", "kettle")
+    assert [(one["worker_id"], one["gap_seconds"]) for one in life["holdings"]] == [("puppet", None)]
+    assert "nowhere" in refused(UNKNOWN, "sessions", "life", "nowhere")
 
 
 def test_what_contradicts_is_refused(play: Play) -> None:

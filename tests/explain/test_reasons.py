@@ -236,7 +236,11 @@ async def test_a_session_says_why_its_work_waits(any_url: str, client: Client) -
         await client.start(uses, "s", instance_id="first")
         await explained(client, "first", "activity_running")
         await client.start(uses, "s", instance_id="busy")
-        assert (await explained(client, "busy", "holder_busy")).worker_id == "w"
+        busy = await explained(client, "busy", "holder_busy")
+        assert busy.worker_id == "w"
+        assert "its 1 slots (worker_concurrency)" in busy.sentence
+        assert busy.since is not None
+        assert abs((busy.since - (await client.status("busy")).updated_at).total_seconds()) < 60
         await client.start(uses, "other", instance_id="full")
         assert (await explained(client, "full", "workers_full")).session_id == "other"
         await client.drain_worker("w")

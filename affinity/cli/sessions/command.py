@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from affinity.cli.sessions import delete, leases, moves, show, transfer
+from affinity.cli.sessions import delete, leases, life, moves, show, transfer
 from affinity.cli.shell import Shell, ShellGroup
 
 
@@ -24,7 +24,8 @@ def sessions(shell: Shell, *, worker: str | None, held: bool) -> None:
       affinity sessions list --kind chat --idle-for 7d   # records not written for a week
       affinity sessions show chat-17                     # one record with its state
       affinity sessions family chat-17                   # it and its children: messages, participants
-      affinity sessions moves chat-17                    # where it has been, and why it moved
+      affinity sessions life chat-17                     # who holds it, where it has been, and why it moved
+      affinity sessions moves --reason lease_expired     # the last moves of all sessions
       affinity sessions release chat-17                  # any worker may claim it now
       affinity sessions move chat-17 --to worker-2 --wait
       affinity sessions delete chat-17 --dry-run         # what would be removed, children included
@@ -48,6 +49,7 @@ for _subcommand in (
     show.show,
     show.family,
     moves.moves,
+    life.life,
     leases.leases,
     leases.release,
     leases.move,

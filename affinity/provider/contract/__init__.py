@@ -158,6 +158,7 @@ from affinity.provider.contract.worker_side import WorkerProvider
 from affinity.provider.contract.workers import (
     LEFT,
     NO_TAGS,
+    SLOTS,
     FleetLoad,
     Incarnation,
     RegisteredNames,
@@ -180,6 +181,7 @@ __all__ = [
     "NO_RETENTION",
     "NO_TAGS",
     "OFFER_SECONDS",
+    "SLOTS",
     "SWEPT_STATUSES",
     "TOUCH_SLACK",
     "AdministrationProvider",

@@ -70,6 +70,8 @@ class SessionMove:
     queued: int  # work items of the session at that moment, running ones included; at most `limits.MAX_MOVE_QUEUED`
     hydrate_seconds: float | None  # of the first hydrate since, once the holder has reported it
     hydrate_bytes: int | None  # size of that state
+    # Before it, for which no worker held the session. None: unknown, or no worker held it before, or the holder stays.
+    gap_seconds: float | None = None
 
 
 @frozen(kw_only=True)

@@ -72,6 +72,10 @@ class WorkerLease:
     draining: bool = False
 
 
+SLOTS: Final = "slots"
+"""The label of a worker that says how many activities it runs beside each other (``worker_concurrency``)."""
+
+
 @frozen(kw_only=True)
 class WorkerInfo:
     """One row of ``workers``, for people."""

@@ -1,7 +1,7 @@
 -- moves: between two epochs
 -- Parts: the conditions that are asked for.
 SELECT m.session_id, m.from_worker, m.to_worker, m.epoch, m.reason, m.moved_at, m.queued, m.hydrate_seconds,
-    m.hydrate_bytes
+    m.hydrate_bytes, m.gap_seconds
 FROM session_moves m
 WHERE m.epoch > %(after)s AND m.epoch < %(before)s
 -- [session

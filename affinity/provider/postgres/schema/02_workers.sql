@@ -56,6 +56,7 @@ CREATE TABLE session_moves (
     reason text COLLATE "C" NOT NULL,
     moved_at timestamptz NOT NULL,
     queued integer NOT NULL, -- work items of the session, up to a bound
+    gap_seconds float8, -- for which no worker held it; NULL: unknown, or there was no holder before
     hydrate_seconds float8,
     hydrate_bytes bigint
 ) WITH (fillfactor = 90, autovacuum_vacuum_insert_scale_factor = 0.05);
@@ -184,33 +185,34 @@ END $$;
 CREATE FUNCTION record_session_move() RETURNS trigger LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
 DECLARE
     why text := 'new';
+    ends timestamptz; -- of the former holder's lease; NULL: that process has no row any more
+    gap float8;
 BEGIN
     IF TG_OP = 'UPDATE' THEN
+        SELECT w.locked_until INTO ends FROM workers w WHERE w.worker_id = OLD.worker_id AND w.incarnation = OLD.incarnation;
         why := CASE
-            WHEN NEW.worker_id = OLD.worker_id AND NEW.incarnation = OLD.incarnation THEN
-                -- A timeline that begins gives new epochs too; it has ended the leases before.
-                (SELECT 'foreign_write' FROM alive_workers w
-                 WHERE w.worker_id = OLD.worker_id AND w.incarnation = OLD.incarnation)
+            -- A timeline that begins gives new epochs too; it has ended the leases before.
+            WHEN NEW.worker_id = OLD.worker_id AND NEW.incarnation = OLD.incarnation
+            THEN CASE WHEN ends > clock() THEN 'foreign_write' END
             WHEN OLD.worker_id = '' THEN 'new'
-            WHEN NEW.worker_id = OLD.next_worker AND OLD.locked_until > clock() AND EXISTS (
-                SELECT FROM alive_workers w WHERE w.worker_id = OLD.worker_id AND w.incarnation = OLD.incarnation
-            ) THEN OLD.next_reason
+            WHEN NEW.worker_id = OLD.next_worker AND OLD.locked_until > clock() AND ends > clock() THEN OLD.next_reason
             WHEN OLD.freed_by IS NOT NULL THEN OLD.freed_by
             WHEN NEW.worker_id = OLD.worker_id THEN 'restart'
+            WHEN OLD.locked_until > clock() THEN 'lease_expired'
             -- Which of the two has ended first.
-            WHEN OLD.locked_until <= clock() THEN coalesce((
-                SELECT 'lease_expired' FROM workers w
-                WHERE w.worker_id = OLD.worker_id AND w.incarnation = OLD.incarnation AND w.locked_until < OLD.locked_until
-            ), 'idle_expired')
-            ELSE 'lease_expired'
+            WHEN ends < OLD.locked_until THEN 'lease_expired'
+            ELSE 'idle_expired'
         END;
+        IF why NOT IN ('new', 'foreign_write') AND (ends IS NOT NULL OR OLD.locked_until <= clock()) THEN
+            gap := greatest(0, extract(epoch FROM clock() - least(OLD.locked_until, ends)));
+        END IF;
     END IF;
     IF why IS NULL THEN
         RETURN NULL;
     END IF;
-    INSERT INTO session_moves (epoch, session_id, from_worker, to_worker, reason, moved_at, queued)
+    INSERT INTO session_moves (epoch, session_id, from_worker, to_worker, reason, moved_at, queued, gap_seconds)
     VALUES (NEW.epoch, NEW.session_id, CASE WHEN TG_OP = 'UPDATE' THEN nullif(OLD.worker_id, '') END, NEW.worker_id, why,
-        clock(), (SELECT count(*) FROM (SELECT FROM worker_queue q WHERE q.session_id = NEW.session_id LIMIT 1000) q))
+        clock(), (SELECT count(*) FROM (SELECT FROM worker_queue q WHERE q.session_id = NEW.session_id LIMIT 1000) q), gap)
     ON CONFLICT DO NOTHING; -- after a restore that set the sequence back: no claim fails for that
     RETURN NULL;
 END $$;

@@ -51,6 +51,7 @@ CREATE TABLE session_moves (
     reason          TEXT NOT NULL,
     moved_at        REAL NOT NULL,
     queued          INTEGER NOT NULL, -- work items of the session, up to a bound
+    gap_seconds     REAL, -- for which no worker held it; NULL: unknown, or there was no holder before
     hydrate_seconds REAL,
     hydrate_bytes   INTEGER
 ) STRICT;
@@ -72,11 +73,13 @@ END;
 
 CREATE TRIGGER session_claimed AFTER UPDATE OF epoch ON sessions WHEN NEW.epoch <> OLD.epoch
 BEGIN
-    INSERT INTO session_moves (epoch, session_id, from_worker, to_worker, reason, moved_at, queued)
+    INSERT INTO session_moves (epoch, session_id, from_worker, to_worker, reason, moved_at, queued, gap_seconds)
     SELECT NEW.epoch, NEW.session_id, nullif(OLD.worker_id, ''), NEW.worker_id, reason, NEW.claimed_at,
-        (SELECT count(*) FROM (SELECT 1 FROM worker_queue WHERE session_id = NEW.session_id LIMIT 1000))
+        (SELECT count(*) FROM (SELECT 1 FROM worker_queue WHERE session_id = NEW.session_id LIMIT 1000)),
+        CASE WHEN reason NOT IN ('new', 'foreign_write') AND (ends IS NOT NULL OR OLD.locked_until <= NEW.claimed_at)
+        THEN max(0.0, NEW.claimed_at - min(OLD.locked_until, coalesce(ends, OLD.locked_until))) END
     FROM (
-        SELECT CASE
+        SELECT ends, CASE
             -- A timeline that begins gives new epochs too; it has ended the leases before.
             WHEN NEW.worker_id = OLD.worker_id AND NEW.incarnation = OLD.incarnation
             THEN CASE WHEN ends > NEW.claimed_at THEN 'foreign_write' END

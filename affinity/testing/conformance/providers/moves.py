@@ -91,6 +91,29 @@ class MoveRules(Rules):
         await cluster.use(b, "t")
         assert await _last_move(cluster) == ("t", "b", "lease_expired", "a")
 
+    async def test_the_gap_between_two_holders(self, cluster: Cluster) -> None:
+        """It begins when the session's lock, or its holder's lease, has ended, or with its release. A planned move has
+        none; before a first claim, and behind another start of the holder, it is unknown (contract: SessionMove).
+        """
+        a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
+        await cluster.use(a, "s")
+        await cluster.pass_time(SHORT_LEASE + 100)
+        await cluster.use(b, "s")
+        await b.provider.release_session(["s"])
+        await cluster.pass_time(20)
+        c = await cluster.worker("c")
+        await cluster.use(c, "s")
+        assert await c.provider.move_session([PlannedMove(session_id="s", to="b", within=60.0)]) == ["planned"]
+        await b.provider.take_session(b.identity, ["s"], max_sessions=10, session_lock=SESSION_LOCK)
+        await cluster.use(await cluster.worker("b"), "s")
+        moves = await _moves(cluster)
+        assert [move.reason for move in moves] == ["new", "lease_expired", "released", "moved", "restart"]
+        first, lapsed, released, moved, restarted = [move.gap_seconds for move in moves]
+        assert first is restarted is None
+        assert lapsed == pytest.approx(100, abs=5)
+        assert released == pytest.approx(20, abs=5)
+        assert moved == 0
+
     async def test_a_lease_that_was_given_up_has_expired(self, cluster: Cluster) -> None:
         """Sessions that a worker gives up with its lease move as "lease_expired", unless it drains (contract:
         MoveReason).

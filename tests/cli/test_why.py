@@ -1,0 +1,16 @@
+"""``affinity why``."""
+
+from __future__ import annotations
+
+from affinity.cli.help import UNKNOWN
+from tests.cli.conftest import Play, document, refused, succeed
+
+
+def test_what_an_instance_waits_for(play: Play) -> None:
+    succeed("start", "brew", "--id", "pot")
+    assert succeed("why", "pot") == "'pot' waits for a worker: none is alive; start one\n"
+    assert document("why", "pot")["waits_for"]["code"] == "no_worker"
+    play(lambda puppet: puppet.end_badly("pot", "failed", '{"type": "Spilled", "message": "tea"}'))
+    assert succeed("why", "pot") == "'pot' is failed with Spilled: tea\n"
+    assert document("why", "pot") == {"instance_id": "pot", "status": "failed", "waits_for": None}
+    assert "nowhere" in refused(UNKNOWN, "why", "nowhere")

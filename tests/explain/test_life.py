@@ -1,0 +1,74 @@
+"""Where a session has been, on both databases: the holders, the gaps between them, and who holds it now."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from datetime import timedelta
+
+import pytest
+
+from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Worker
+from affinity.errors import InvalidInput, SessionNotFound
+from affinity.provider import open_provider
+from affinity.provider.contract import MoveReport
+from affinity.testing import Env
+
+pytestmark = pytest.mark.anyio
+
+app = App("lives")
+
+
+@app.activity
+async def quick(ctx: ActivityContext) -> None:
+    pass
+
+
+@app.orchestration
+async def visits(ctx: OrchestrationContext, session: str) -> None:
+    await ctx.schedule_activity(quick).on_session(session)
+
+
+async def test_the_holders_of_a_session_one_after_another(any_url: str) -> None:
+    async with Client(any_url) as client:
+        for worker_id in ("a", "b"):
+            async with Worker(app, any_url, RuntimeOptions(poll_interval=0.1, worker_node_id=worker_id)):
+                await (await client.start(visits, "s")).wait(20)
+                held = await client.session_life("s")
+                last = held.holdings[-1]
+                assert held.sentence == f"session 's' is held by worker '{worker_id}' under epoch {last.epoch}"
+                assert held.free_seconds is last.until is None
+        async with aclosing(await open_provider(any_url)) as provider:
+            await provider.report_session_moves([MoveReport(last.epoch, 0.25, 1024)])
+        life = await client.session_life("s")
+        first, second = life.holdings
+        assert (first.worker_id, first.reason, first.gap_seconds) == ("a", "new", None)
+        assert (second.worker_id, second.reason, second.hydrate_bytes) == ("b", "drained", 1024)
+        assert second.gap_seconds is not None
+        assert first.until == second.since - timedelta(seconds=second.gap_seconds)
+        assert first.since < first.until
+        assert life.free_seconds is not None
+        assert 0 <= life.free_seconds < 60
+        assert life.sentence.startswith("session 's' is held by no worker, the last holder was worker 'b'")
+        assert not life.has_more
+        latest = await client.session_life("s", limit=1)
+        assert (latest.holdings, latest.has_more) == ([second], True)
+
+
+async def test_the_gap_behind_a_worker_that_died(any_url: str) -> None:
+    """It begins with the end of the lease, not with that of the session's lock."""
+    async with Env(app, url=None if any_url.startswith("sqlite") else any_url) as env:
+        await (await env.client.start(visits, "s")).wait(20)
+        with env.freeze():
+            await env.crash(0, restart=False)
+            await env.advance(100)
+            life = await env.client.session_life("s")
+            assert life.free_seconds == pytest.approx(85, abs=5)  # of a lease of 15 s
+            assert life.sentence.startswith("session 's' is held by no worker")
+
+
+async def test_sessions_that_are_not_known(any_url: str) -> None:
+    async with Client(any_url) as client:
+        with pytest.raises(SessionNotFound, match="'nowhere'"):
+            await client.session_life("nowhere")
+        with pytest.raises(InvalidInput, match="limit"):
+            await client.session_life("s", limit=1000)
