@@ -15,6 +15,7 @@ from typing import Final
 
 import pytest
 
+from affinity.conversation import shown_trace
 from affinity.provider import migrate
 from tests.provider import warm
 from tests.provider.harnesses import PostgresHarness
@@ -121,6 +122,14 @@ def _interruptible() -> None:
     """A shell that runs the tests in the background has interrupts ignored, here and in every process that we start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _traces_are_not_shown() -> Iterator[None]:
+    """On a busy machine any wake takes long. What its journal has meanwhile is for the tests of that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shown_trace, "SHOWN_AFTER", 3600.0)
+        yield
 
 
 class Servers:

@@ -29,6 +29,7 @@ from affinity.conversation.known_wakes import delegation_of, drop_ended_wakes, t
 from affinity.conversation.lineage import CreationPlanner, LineageState
 from affinity.conversation.program import ChildrenDone, Delegation, Failure, WakeOutcome, WakeTask
 from affinity.conversation.reading import all_entries
+from affinity.conversation.shown_trace import trace_shown
 from affinity.conversation.steps import PART
 from affinity.conversation.stream import Streams, StreamWriter
 from affinity.conversation.trace import TRACE_KINDS, WAKE_SPAN, Trace, error_of, root_span
@@ -274,7 +275,8 @@ class _Attempt(Generic[S]):
                 async with opening as state:
                     wake.pending = await self._drop_cleared(wake.pending)
                     with handling(self.parts):
-                        await self.conversations.handle(wake, state)
+                        async with trace_shown(self.parts):
+                            await self.conversations.handle(wake, state)
         self.writing.check_known()  # the handler may have caught it
         return wake
 

@@ -49,6 +49,8 @@ class Trace:
     worker: str
     entries: list[NewEntry] = field(default_factory=list)
     """Of the spans, in order; the handler's other entries are not among them."""
+    shown: int = 0
+    """How many were committed while the wake went on."""
     _count: int = 0
 
     def started(self, span: str = WAKE_SPAN, name: str = "", **more: Any) -> dict[str, Any]:

@@ -192,14 +192,14 @@ class WakeWriting:
     def take_steps(self) -> JournalWrite:
         """The steps as a part, without anything else."""
         steps, self.steps = self.steps, []
-        return self._part(steps=steps)
+        return self.part(steps=steps)
 
     def take_part(self) -> JournalWrite:
         """What was added so far, as a part of the wake, which goes on."""
         held = {id(each) for each in self.held}
         entries = [each for each in self.entries if id(each) not in held]
         again = {each.key for each in self.revisits}
-        part = self._part(
+        part = self.part(
             entries=entries,
             requests=[] if self.is_interrupted else self.requests,
             revisits=[] if self.is_interrupted else self.revisits,
@@ -221,7 +221,8 @@ class WakeWriting:
         self.size = 0
         return part
 
-    def _part(self, **added: Any) -> JournalWrite:
+    def part(self, **added: Any) -> JournalWrite:
+        """A write of the wake, which goes on."""
         self.has_parts = True
         return JournalWrite(
             session_id=self.session_id,

@@ -11,6 +11,7 @@ It is *begun* with the key of the activity before anything is created, so that n
 activity is queued, its next attempt goes on with the resource that an earlier attempt has created. Once the activity
 has ended, with a result or not, a resource that no record refers to is destroyed by a worker that includes it. A
 resource that is gone, or that its session has closed, is an error where it is used: it is not replaced by an empty one.
+The label says so too of one that does not outlive the process, and has a name.
 """
 
 from __future__ import annotations
@@ -58,8 +59,28 @@ async def use_durable(resource: Resource[T], cached: CachedState[Any], ctx: Any)
     return await cached.resources.hold(resource, row.resource_id, cached.session_id, from_json(row.handle))
 
 
-async def close_durable(resource: Resource[Any], cached: CachedState[Any]) -> None:
-    """End the session's use for good, with the commit of its state."""
+async def use_local(resource: Resource[T], cached: CachedState[Any]) -> T:
+    """The value of a resource of this process.
+
+    Raises:
+        ResourceClosed, SessionError, Exception: as `HeldResources.get`.
+    """
+    if resource.name and cached.metadata.labels.get(LABEL + resource.name) == CLOSED:
+        raise ResourceClosed(cached.session_id)
+    return await cached.resources.get(resource, cached.session_id if cached.home is None else cached.home[0])
+
+
+async def close_for_good(resource: Resource[Any], cached: CachedState[Any]) -> None:
+    """End the session's use, with the commit of its state, which names the resource. It may be one of this process.
+
+    Raises:
+        InvalidOptions: it has no name; or the session has as many labels as it may have.
+    """
+    if not resource.name:
+        raise InvalidOptions(
+            "a resource without a name would be opened again by the next process: give it name=, or release what it "
+            "holds and go on using it"
+        )
     _set_label(cached, resource, CLOSED)
     await cached.resources.close(resource)
 

@@ -20,7 +20,7 @@ import anyio.from_thread
 from affinity.async_block import AsyncBlock
 from affinity.errors import SessionError, SessionSaveFailed, SessionSelfConflict, SessionWriteConflict, problem_of
 from affinity.records import SessionStore
-from affinity.session.durable import close_durable, use_durable
+from affinity.session.durable import close_for_good, use_durable, use_local
 from affinity.session.resources import Resource, shielded
 from affinity.session.state import CachedState, StateSchema
 from affinity.session.writer import CommitState, SavePoint, WriteQueue
@@ -242,11 +242,10 @@ class _Opening(Generic[S]):
         work, cached = self._opened()
         if resource.is_durable:
             return await use_durable(resource, cached, work.ctx)
-        return await cached.resources.get(resource, cached.session_id if cached.home is None else cached.home[0])
+        return await use_local(resource, cached)
 
     async def _close_resource(self, resource: Resource[Any]) -> None:
-        cached = self._opened()[1]
-        await (close_durable(resource, cached) if resource.is_durable else cached.resources.close(resource))
+        await close_for_good(resource, self._opened()[1])
 
     def _loaded(self) -> CachedState[S]:
         if self._cached is None:
@@ -328,11 +327,13 @@ class OpenSession(AsyncBlock, _Opening[S]):
         return await self._resource(resource)
 
     async def close_resource(self, resource: Resource[Any]) -> None:
-        """End the session's use of a resource: from now on `resource` raises `ResourceClosed`, as long as the session
-        is in memory. It is closed unless another session uses it. A second time changes nothing.
+        """End the session's use of a resource that has a name: from now on `resource` raises `ResourceClosed`, in each
+        process, also of copies of the session that are made afterwards. It is closed unless another session uses it.
+        A second time changes nothing.
 
         Raises:
             SessionError: outside the block.
+            InvalidOptions: the resource has no name, or the session has as many labels as it may have.
         """
         await self._close_resource(resource)
 

@@ -79,7 +79,8 @@ class Resource(Generic[T]):
                 the state is dropped then, and hydrated again. An error of the application that has a true attribute
                 ``disposes_resources`` ends the use in any case.
 
-            name: of a resource that outlives the process; needed with ``create``, and the same in each release.
+            name: the same in each release; needed to close it for good (`OpenSession.close_resource`), and with
+                ``create``.
             create: makes what outlives the process, given an id and the session's; it returns a handle, any JSON value.
                 The session uses it once the activity's result is committed, and so do the conversations that are made
                 from it, unless they begin with an initial state. Should the process end meanwhile, ``destroy`` gets the
@@ -89,15 +90,13 @@ class Resource(Generic[T]):
 
         Raises:
             InvalidOptions: another ``on_error``; neither ``open`` nor ``create``; ``create`` without ``destroy`` or
-                ``name``, or one of these without it.
+                ``name``, or ``destroy`` without it.
             InvalidId: the name is too long for a label of a record.
         """
         if on_error not in {"keep", "dispose"}:
             raise InvalidOptions(f"on_error = {on_error!r}: must be 'keep' or 'dispose'")
-        durable = (create, destroy, name)
-        if (create is None and open is None) or any(each is None for each in durable) != all(
-            each is None for each in durable
-        ):
+        is_whole = open is not None if create is None else name is not None
+        if not is_whole or (create is None) != (destroy is None):
             raise InvalidOptions("a resource needs open=; or, to outlive the process, name=, create= and destroy=")
         self._create, self._destroy = create, destroy
         self.name: str = "" if name is None else check_id(name, "name")

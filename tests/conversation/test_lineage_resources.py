@@ -24,7 +24,7 @@ class Sandboxes:
 
     def __init__(self) -> None:
         self.log: list[str] = []
-        self.resource = affinity.Resource(open=self.open, close=self.close)
+        self.resource = affinity.Resource(open=self.open, close=self.close, name="sandbox")
 
     def open(self, key: str) -> dict[str, str]:
         """A sandbox with no files."""
@@ -118,15 +118,21 @@ async def test_the_last_conversation_that_shares_it_closes_it(url: str) -> None:
 
 
 async def test_a_closed_sandbox_is_an_error_and_never_an_empty_one(url: str) -> None:
-    """A sandbox is never lost silently."""
+    """A sandbox is never lost silently: not in another process either, nor in a fork that is made afterwards."""
     sandboxes = Sandboxes()
     async with with_sandboxes(url, sandboxes) as found:
-        talk = found.talk("a")
-        await say(talk, "write one")
-        await say(talk, "close")
-        with pytest.raises(affinity.errors.WakeFailed, match=ResourceClosed.__name__):
-            await talk.ask(UserMessage("list"), timeout=LONG)
-        assert sandboxes.log == ["open a", "close a"]
+        await say(found.talk("a"), "write one")
+        await say(found.talk("a"), "close")
+        await assert_closed(found.talk("a"))
+    async with with_sandboxes(url, sandboxes) as found:
+        await assert_closed(found.talk("a"))
+        await assert_closed(await found.talk("a").fork("b"))
+    assert sandboxes.log == ["open a", "close a"]
+
+
+async def assert_closed(talk: affinity.ConversationHandle) -> None:
+    with pytest.raises(affinity.errors.WakeFailed, match=ResourceClosed.__name__):
+        await talk.ask(UserMessage("list"), timeout=LONG)
 
 
 async def test_a_merge_that_keeps_a_side_has_the_open_sandbox_of_that_side(url: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from functools import cache
+from typing import Any
 
 import anyio
 import pytest
@@ -13,6 +14,8 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 import affinity
 from affinity import AgentMessage, RetryPolicy, SpanCompleted, SpanStarted, UserMessage, telemetry
+from affinity.conversation import shown_trace
+from affinity.errors import SessionWriteConflict
 from affinity.telemetry import SESSION_ATTRIBUTE
 from tests.conversation.application import Chat, kinds, stage
 from tests.support.span_exporter import exporter
@@ -86,6 +89,47 @@ async def test_a_trace_that_fails_is_closed_and_says_so(url: str) -> None:
         assert history[1].event.result == "error"
         assert isinstance(history[2].event, affinity.ConversationIdle)
         assert history[2].event.stop_reason == "failed"
+
+
+async def test_the_trace_of_a_wake_that_takes_long_is_there_while_it_runs(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when it is not known whether a part was written: each span is there once, in order."""
+    monkeypatch.setattr(shown_trace, "SHOWN_AFTER", 0.05)
+    written_again, free = anyio.Event(), anyio.Event()
+
+    async def slow(wake: affinity.Wake, chat: Chat) -> None:
+        commit, commits = wake.context._commit_part, 0
+        assert commit is not None
+
+        async def lose_the_first_answer(*part: Any) -> None:
+            nonlocal commits
+            commits += 1
+            await commit(*part)
+            if commits == 1:
+                raise SessionWriteConflict("c", None, None, "the answer was lost")
+            written_again.set()
+
+        object.__setattr__(wake.context, "_commit_part", lose_the_first_answer)
+        with wake.span("shell"):
+            await free.wait()
+        wake.append(AgentMessage("done"))
+
+    begun = ["user.message", "span.started", "span.started"]
+    async with stage(url, slow) as on:
+        talk = on.talk()
+        seq = await talk.send(UserMessage("one"))
+        with anyio.fail_after(30):
+            async with talk.events(follow=True) as feed:
+                entries = [await anext(feed) for _ in begun]
+            await written_again.wait()
+        assert kinds(entries) == kinds(await talk.history()) == begun
+        assert await talk.status() == "running"
+        free.set()
+        reply = await talk.reply(seq, timeout=30)
+        assert {each.wake_id for each in await talk.history(after=1)} == {reply.wake_id}
+        ends = ["span.completed", "agent.message", "span.completed", "conversation.idle"]
+        assert kinds(await talk.history()) == [*begun, *ends]
 
 
 async def test_each_attempt_is_a_root_span_linked_to_the_senders(sqlite_url: str) -> None:

@@ -55,7 +55,7 @@ def models() -> Models:
 @pytest.fixture
 def one(models: Models) -> Resource[str]:
     """One model for all sessions."""
-    return Resource(open=models.open, close=models.close, key=lambda _: "m")
+    return Resource(open=models.open, close=models.close, key=lambda _: "m", name="model")
 
 
 async def turn(host: Host, chats: Sessions[Chat], resource: Resource[str], session_id: str = "s") -> str:
@@ -229,7 +229,8 @@ async def test_a_load_that_is_cancelled_keeps_it(host: Host, models: Models) -> 
 
 
 async def test_closed_means_closed(host: Host, models: Models) -> None:
-    own, chats = Resource(open=models.open, close=models.close), Sessions(Chat)
+    """Also in the next process, with a state that is as it was."""
+    own, chats = Resource(open=models.open, close=models.close, name="model"), Sessions(Chat)
     opening = chats.open(ctx := host.activity())
     async with opening:
         await opening.resource(own)
@@ -239,9 +240,24 @@ async def test_closed_means_closed(host: Host, models: Models) -> None:
         with pytest.raises(ResourceClosed, match="'s' has closed"):
             await opening.resource(own)
     await host.finish(ctx)
-    await fail_with(host, chats, Resource(open=models.open), ZeroDivisionError(), late=False)
-    with pytest.raises(ResourceClosed):
-        await turn(host, chats, own)
+    await fail_with(host, chats, Resource(open=str.upper), ZeroDivisionError(), late=False)
+    for sessions in (chats, Sessions(Chat)):
+        with pytest.raises(ResourceClosed):
+            await turn(host, sessions, own)
+    assert models.log == ["open s", "close s"]
+
+
+async def test_one_without_a_name_is_not_closed_for_good(host: Host, models: Models) -> None:
+    """The next process could not know that it was."""
+    own, chats = Resource(open=models.open, close=models.close), Sessions(Chat)
+    opening = chats.open(ctx := host.activity())
+    async with opening:
+        await opening.resource(own)
+        with pytest.raises(InvalidOptions, match="give it name="):
+            await opening.close_resource(own)
+        assert await opening.resource(own) == "model s"
+    await host.finish(ctx)
+    assert models.log == ["open s"]
 
 
 async def test_a_sync_activity_closes_it(host: Host, models: Models, one: Resource[str]) -> None:
