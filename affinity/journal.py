@@ -710,7 +710,7 @@ class JournalParticipant(Protocol):
 
 
 class JournalAccess(Protocol):
-    """The journals of a worker's database, for its activities. What only reads is repeated while the database fails."""
+    """The journals of a worker's database, for its activities. What only reads, and `append`, is repeated while the database fails."""
 
     def monotonic(self) -> float:
         """Seconds on a clock that goes as the database's, and never back; its zero means nothing."""
@@ -740,6 +740,10 @@ class JournalAccess(Protocol):
 
     async def has_instance(self, session_id: str) -> bool:
         """Whether an instance has the id of this session."""
+        ...
+
+    async def append(self, append: JournalAppend) -> Appended:
+        """Append an entry immediately, not with the wake; it has an event id, so that the call may be repeated."""
         ...
 
     async def write_stream(self, parts: Sequence[StreamPart]) -> None:

@@ -422,9 +422,8 @@ class ConversationHandle(CreationCalls["ConversationHandle"]):
         """End the conversation: it takes no more events, a wake under way is cancelled, and pending requests and
         revisits are dropped. Idempotent.
 
-        If an operator has cancelled the instance, it is removed, and a new instance ends the conversation. That one
-        terminates the children, with ``cascade``, and notifies the parent of delegations that no wake has read. The
-        cancelled instance has notified the parent of the others.
+        One that has ended stays as it is: with ``cascade`` its children are terminated. An operator who cancels its
+        instance ends a conversation without its children.
 
         Args:
             reason: for readers.
@@ -438,6 +437,9 @@ class ConversationHandle(CreationCalls["ConversationHandle"]):
         append = self._new(entry=entry, message=terminate_message(cascade=cascade), closes=True, drops=True)
         while (appended := await self._append_lasting(append)).outcome == "closed":
             if (await self._page(JournalQuery(session_id=self.conversation_id, limit=1))).closed:
+                for child in await self._children(self.conversation_id) if cascade else ():
+                    with suppress(errors.UnknownConversation):
+                        await (await self._below(child)).terminate(reason=reason, cascade=True)
                 return
             with suppress(errors.UnknownInstance, errors.InstanceNotFinished):  # another call was first
                 await self._client.delete(self.conversation_id)

@@ -198,17 +198,17 @@ class Program:
             raise
 
     async def _end(self) -> None:
-        """Notify the parent and the children, and close the traces of wakes that were cancelled."""
-        if not (self.terminated or self.delegations or self.cancelled or self.is_unread):
+        """Notify the parent and the children, and close the traces of wakes that were cancelled. The journal takes no
+        inputs any more; the wake closes it if an operator has cancelled the instance.
+        """
+        is_closed = self.terminated is False
+        if is_closed and not (self.delegations or self.cancelled or self.is_unread):
             return
-        is_read = False
-        while self.children is not None or not is_read:
-            is_cancelled = self.terminated is None
-            if is_cancelled:  # the journal takes inputs until the instance has ended, and delegations among them
-                self.signal = self.ctx.schedule_wait(SIGNAL)
+        is_first = True
+        while is_first or self.children is not None:
             outcome = await self._attempt({**self._new_task(), "terminated": self.terminated is True})
             self.children = None if outcome is None else outcome.get("children")
-            is_read = not (is_cancelled and self.signal.settled)
+            is_first = False
 
     @property
     def _may_park(self) -> bool:

@@ -133,6 +133,9 @@ class WakeRunner(Generic[S]):
         is_last = "terminated" in task
         limit = MAX_WAKE_ENTRIES if is_last else self._conversations.spec.limits.inputs
         work = await ctx.journals.get_pending(ctx.instance_id, limit)
+        if is_last and work is not None and not work.closed:
+            await _close_journal(work, ctx.instance_id, ctx.journals)
+            work = await ctx.journals.get_pending(ctx.instance_id, limit)
         if work is None:
             return WakeOutcome(outcome="nothing", processed=0)
         had_cancelled, task = "cancelled_wakes" in task, await drop_ended_wakes(task, work, ctx)
@@ -156,6 +159,27 @@ class WakeRunner(Generic[S]):
         if found is None:
             found = self._streams[journals] = Streams(journals)
         return found
+
+
+async def _close_journal(work: PendingWork, session_id: str, journals: JournalAccess) -> None:
+    """An operator has cancelled the instance: nothing may come behind what its last wake reads, since nothing would
+    read it, and the sender of a delegation would wait for its end.
+    """
+    event = ev.ConversationStatusChanged("terminated", "its instance was cancelled")
+    entry = NewEntry(
+        kind=event.kind, payload=ev.EventTypes().encode(event), event_id=f"{event.kind}/{work.journal_id}"
+    )
+    await journals.append(
+        JournalAppend(
+            session_id=session_id,
+            kind=work.kind,
+            entry=entry,
+            message=None,
+            journal_id=work.journal_id,
+            closes=True,
+            drops=True,
+        )
+    )
 
 
 @dataclass(eq=False)

@@ -10,6 +10,8 @@ from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 from affinity.journal import (
+    Appended,
+    JournalAppend,
     JournalFilter,
     JournalInfo,
     JournalLineage,
@@ -107,6 +109,12 @@ class WorkerJournals:
         """Whether an instance has the id."""
         (instance,) = await self._retry(partial(self._provider.get_instance, [session_id]))
         return instance is not None
+
+    async def append(self, append: JournalAppend) -> Appended:
+        """Append an entry with an event id."""
+        (appended,) = await self._retry(partial(self._provider.append_journal, [append]))
+        self._notifier.notify_journals(append.session_id)
+        return appended
 
     async def write_stream(self, parts: Sequence[StreamPart]) -> None:
         """Add provisional parts."""

@@ -76,7 +76,7 @@ async def test_a_parent_learns_that_an_operator_has_cancelled_its_child(url: str
 
 
 async def test_a_conversation_whose_instance_was_cancelled_is_terminated(url: str) -> None:
-    """The journal is closed, and the children are terminated."""
+    """The journal is closed and says why; its children go on, until they are terminated too."""
     child = make(echo, kind="child")
 
     async def handler(wake: affinity.Wake, chat: Chat) -> None:
@@ -90,12 +90,14 @@ async def test_a_conversation_whose_instance_was_cancelled_is_terminated(url: st
         await until(lambda: talk.history(kinds=["child.ended"]))
         await on.client.cancel("c")
         assert await until(lambda: status(talk, "terminated"))
+        await talk.terminate(reason="closed")
+        assert await below.status() == "idle"
         await talk.terminate(reason="closed", cascade=True)
         (info,) = [each async for each in on.client.list_conversations(prefix="c", terminated=True, kind="chat")]
         assert info.conversation_id == "c"
         assert await until(lambda: status(below, "terminated"))
         (changed,) = await talk.history(kinds=["conversation.status_changed"])
-        assert changed.event == ConversationStatusChanged("terminated", "closed")
+        assert changed.event == ConversationStatusChanged("terminated", "its instance was cancelled")
         await talk.terminate()
         assert len(await talk.history(kinds=["conversation.status_changed"])) == 1
         await on.client.delete("c", force=True)

@@ -299,6 +299,7 @@ TALKS: Final = (
     Operation("prune_records", _prune_records),
     Operation("move", moving("c")),
     Operation("release", releasing("c")),
+    Operation("cancel_child", cancelling("ck"), (UnknownInstance, InstanceFinished)),
     Operation("answer_child", answering("ck"), (*GONE, RequestNotPending)),
     Operation("remove_child", removing("ck"), (UnknownInstance,), compares=False),  # its parent may be notified before
     Operation("delete_fork", deleting("d"), (WaitTimeout,)),
@@ -350,9 +351,8 @@ CHILD: Final = ("child.delegated", "child.ended")
 
 
 def forgotten_delegations(stage: Stage, db: Tables) -> Iterator[str]:
-    """A conversation waits for a child that has been terminated, and so will not answer."""
-    closed = {row["session_id"] for row in db.rows["journals"] if row["closed"]}
-    ended = {me for me, row in db.instances.items() if me in closed and row["status"] == "completed"}
+    """A conversation waits for a child that has ended, and so will not answer."""
+    ended = {me for me, row in db.instances.items() if row["status"] in FINISHED}
     for row in db.rows["journals"]:
         me, entries = row["session_id"], db.entries[row["journal_id"]].values()
         if stage.mine(me) and db.is_live(me):
@@ -360,7 +360,7 @@ def forgotten_delegations(stage: Stage, db: Tables) -> Iterator[str]:
             answered = {each["delegation"] for each in over}
             for each in begun:
                 if each["child"] in ended and each["delegation"] not in answered:
-                    yield f"{stage.name(me)} waits for {stage.name(each['child'])}, which was terminated"
+                    yield f"{stage.name(me)} waits for {stage.name(each['child'])}, which has ended"
 
 
 def filter_mine(stage: Stage, ids: Any) -> set[str]:

@@ -26,6 +26,7 @@ MENDED: Final = (
     ("new", "delegate,interrupt_child", "after worker.fetch_work_item#2"),  # reads its first input and the interrupt
     ("ended", "reset,remove_alone", "worker.commit_turn#2"),  # a child that is kept while its parent runs
     ("talks", "interrupt_cascade,remove_child", "before worker.list_journals#2"),  # what a removed child has not read
+    ("talks", "delegate,cancel_child", "after client.append_journal#1"),  # comes while a cancelled child ends
     ("talks", "fork_beside,prune_journals", "before client.read_journal"),  # a reply that retention removes meanwhile
 )
 """Area, operations and points that have found something, in the product or in what may come out."""
