@@ -166,9 +166,7 @@ async def _close_journal(work: PendingWork, session_id: str, journals: JournalAc
     read it, and the sender of a delegation would wait for its end.
     """
     event = ev.ConversationStatusChanged("terminated", "its instance was cancelled")
-    entry = NewEntry(
-        kind=event.kind, payload=ev.EventTypes().encode(event), event_id=f"{event.kind}/{work.journal_id}"
-    )
+    entry = NewEntry(kind=event.kind, payload=ev.EventTypes().encode(event), event_id=f"{event.kind}/{work.journal_id}")
     await journals.append(
         JournalAppend(
             session_id=session_id,

@@ -1,7 +1,7 @@
 """Streams: provisional output of a wake that is running.
 
 A `StreamWriter` belongs to one attempt of one wake. Its parts have numbers from 1, without gaps. The commit of the
-wake removes them in its transaction (`JournalWrite.clear_stream`). An attempt that fails retracts them. The first part
+wake, or of a part of it, removes them in its transaction (`JournalWrite.clear_stream`); later ones go on from there. An attempt that fails retracts them. The first part
 of a later attempt removes the parts of earlier attempts, which may have ended with their worker.
 
 `Streams` writes the parts of all wakes of a worker: immediately when there was none for a while, then one call about
@@ -73,7 +73,7 @@ class Streamed:
 
     wake_id: str
     attempt: int
-    number: int  # of the part, from 1, without gaps
+    number: int  # of the part in its attempt, from 1; between two `Retracted` without gaps
     value: Any  # text, or another JSON value
 
     kind: ClassVar[str] = "stream.part"
