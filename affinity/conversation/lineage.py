@@ -164,7 +164,7 @@ class CreationPlanner:
             copies = at == page.last_seq and not self._in_wake
             if not copies:
                 state = await self._using(source, await self._rebuilt(source, new_id, at))
-                requests = await requests_at(self.page, self._kind.types, source, at)
+                requests = await requests_at(self.page, self._kind.types, source, at, [own, *ancestors])
         if copies and self._states is not None and not self._in_wake:  # a wake has loaded it
             for record in await self._records.ancestors(source, 1):
                 self._states.check_version(record)

@@ -36,8 +36,9 @@ class CommonCalls(EntryReader, Generic[M]):
         """A conversation that goes on from an entry of this one. The cost does not grow with the length. It has the
         title, the owner and the labels of this one, as have a detached copy and a compression.
 
-        It has the requests that were pending there, each with its id. They are answered here and there independently,
-        and expire at the same time; a request that this conversation has resolved since then does not expire there.
+        It has the requests that were pending there, each with its id: within a merge, its own ones only. They are
+        answered here and there independently, and expire at the same time; a request that this conversation has
+        resolved since then does not expire there.
 
         Args:
             new_id: its id.

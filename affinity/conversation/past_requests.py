@@ -21,7 +21,7 @@ from affinity.conversation.events import (
     kind_of,
 )
 from affinity.conversation.reading import Read, all_entries
-from affinity.journal import Entry, InheritedRequest, JournalQuery
+from affinity.journal import Entry, InheritedRequest, JournalLineage, JournalQuery
 from affinity.limits import MAX_PAGE
 
 _INTERRUPT: Final = kind_of(UserInterrupt)
@@ -30,25 +30,39 @@ _CHANGES: Final = (RequestEvent, AnswerEvent, RequestExpired, ConversationIdle, 
 """Events that make requests, resolve them, or name the pending ones."""
 
 
-async def requests_at(read: Read, types: EventTypes, source: str, at: int) -> Sequence[InheritedRequest]:
+async def requests_at(
+    read: Read, types: EventTypes, source: str, at: int, lineage: Sequence[JournalLineage]
+) -> Sequence[InheritedRequest]:
     """The requests that were pending at entry ``at``, oldest first; without requests of kinds that ``types`` lack.
 
     It reads back to the oldest of them: the end of a wake names all that are pending.
+
+    Args:
+        lineage: of the source, nearest first.
     """
-    interrupt = 0
+    interrupt, merge = 0, _begin_of_merge(lineage, at)
     query = JournalQuery(session_id=source, before=at + 1, kinds=[_INTERRUPT], newest_first=True, limit=1)
     async for last in all_entries(read, query):
-        # All requests of a merge are behind its copied entries.
-        interrupt = 0 if last.is_copied else last.seq
+        interrupt = 0 if last.is_copied else last.seq  # what is copied stands before all requests of a merge
         break
     found = []
-    async for request_id, entry in _unresolved(read, types, source, interrupt, at):
+    async for request_id, entry in _unresolved(read, types, source, max(interrupt, merge), at):
         first, processed = await _begin_of_wake(read, types, source, entry)
         if processed >= interrupt:
             found.append(
                 InheritedRequest(request_id, entry.kind, entry.payload, entry.wake_id, first, entry.recorded_at)
             )
     return found[::-1]
+
+
+def _begin_of_merge(lineage: Sequence[JournalLineage], at: int) -> int:
+    """The last entry of the left side of the merge that entry ``at`` is in, which begins without requests; else 0."""
+    for each in lineage:
+        end = 0 if each.base is None else each.base.up_to or 0
+        if each.lineage == "merge" and end < at:
+            return end
+        at = min(at, end)
+    return 0
 
 
 async def _unresolved(

@@ -150,7 +150,10 @@ async def test_a_merge_had_none_of_its_sides(url: str) -> None:
             await talk.ask(UserMessage("tea"), timeout=30)
         merged = await left.merge("right", into="merged")
         assert await ids(merged) == []
-        start = (await merged.history(last=1))[0].seq
+        first, start = (await left.history(last=1))[0].seq + 1, (await merged.history(last=1))[0].seq
+        for at in range(first, start):  # also before what is copied has an end of a wake
+            assert await ids(await merged.fork(f"at {at}", at=at)) == []
+        assert len(await ids(await (await merged.fork("left again", at=first - 1)).fork("of it", at=first - 2))) == 1
         await merged.ask(UserMessage("more"), timeout=30)
         end = (await merged.history(last=1))[0].seq
         assert await ids(await merged.fork("before", at=start)) == []
