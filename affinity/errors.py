@@ -176,7 +176,13 @@ class ReportedError:
 
 
 class AffinityError(Exception):
-    """Base of every error in this package."""
+    """Base of every error in this package.
+
+    Attributes:
+        permanent: the same code would raise it again, so no `RetryPolicy` retries it.
+    """
+
+    permanent: ClassVar[bool] = False
 
 
 # --- arguments ------------------------------------------------------------------------------------------------------
@@ -193,9 +199,13 @@ class InvalidId(InvalidInput):
 class PayloadTooLarge(InvalidInput):
     """An input, result or event is over its limit in bytes, or nested too deep."""
 
+    permanent = True
+
 
 class NotSerializable(InvalidInput):
     """A value has no JSON form as its declared type, or JSON does not fit the declared type."""
+
+    permanent = True
 
 
 class InvalidOptions(InvalidInput):
@@ -213,6 +223,8 @@ class InvalidApp(InvalidInput):
 class ActivityMisuse(InvalidInput, AttributeError):
     """An activity, or the handler of a conversation, makes a call that only orchestrations make. It is not retried."""
 
+    permanent = True
+
 
 class WakeMisuse(InvalidInput):
     """The handler of a conversation makes a call that can never work. The wake is not retried.
@@ -221,6 +233,8 @@ class WakeMisuse(InvalidInput):
     reply of its own conversation, or of one that waits for it. It gives `run_loop` a model that returns no
     `ModelReply`. The message names the call to use instead.
     """
+
+    permanent = True
 
 
 class StepMismatch(WakeMisuse):
@@ -562,6 +576,8 @@ class StepInterrupted(ConversationError):
     or it raised. It may have had its effect or not. Not retried, unless the handler catches it.
     """
 
+    permanent = True
+
 
 class TimelineChanged(UnknownEntry):
     """The database has another timeline than when the number or position was given: the entry may be another one now.
@@ -804,6 +820,7 @@ class SessionMigrationMissing(SessionLoadFailed):
         description: they and the gap, in words.
     """
 
+    permanent = True
     category = "migration_missing"
     recorded_fields: ClassVar[tuple[str, ...]] = ("session_id", "from_version", "to_version")
 
@@ -840,6 +857,7 @@ class SessionMigrationAmbiguous(SessionLoadFailed):
         to_version: where they end.
     """
 
+    permanent = True
     category = "migration_chain_ambiguous"
     recorded_fields: ClassVar[tuple[str, ...]] = ("session_id", "from_version", "to_version")
 
@@ -857,6 +875,7 @@ class SessionMigrationFailed(SessionLoadFailed):
         to_version: of the step that raised.
     """
 
+    permanent = True
     category = "migration_failed"
     recorded_fields: ClassVar[tuple[str, ...]] = ("session_id", "from_version", "to_version")
 
@@ -914,6 +933,7 @@ class SessionSelfConflict(SessionError):
         session_id: whose state it is.
     """
 
+    permanent = True
     category: ClassVar[str] = "self_conflict"
     recorded_fields: ClassVar[tuple[str, ...]] = ("session_id",)
 

@@ -116,6 +116,14 @@ def test_no_circle_with_the_imports_inside_functions(imported: dict[str, Imports
     assert circles(graph) == []
 
 
+@pytest.mark.parametrize("package", ["orchestration", "provider", "session", "worker"])
+def test_the_engine_names_no_conversation(package: str) -> None:
+    """It has journals; conversations are one layer that uses them."""
+    for path in sorted((ROOT / "affinity" / package).rglob("*")):
+        if path.suffix in {".py", ".sql"}:
+            assert "conversation" not in path.read_text().lower(), path.relative_to(ROOT)
+
+
 def test_each_kind_of_import_is_found() -> None:
     text = """
 import affinity.a

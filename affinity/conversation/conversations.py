@@ -14,7 +14,7 @@ from affinity.client import Client, ConversationRequest
 from affinity.conversation.events import EventTypes, JournalEntry, JournalEvent
 from affinity.conversation.handle import ConversationHandle
 from affinity.conversation.home import HomedScope
-from affinity.conversation.kinds import ConversationKind, ConversationLimits, seconds_of
+from affinity.conversation.kinds import NOUN, ConversationKind, ConversationLimits, seconds_of
 from affinity.conversation.program import Program, Start, WakeTask
 from affinity.conversation.running import WakeRunner
 from affinity.conversation.wake import Wake
@@ -74,6 +74,8 @@ class Conversations(Sessions[S]):
 
     A conversation begins with its first input. Its id is the id of its session and of its instance.
     """
+
+    noun: Final = NOUN
 
     def __init__(
         self,
@@ -206,7 +208,7 @@ class Conversations(Sessions[S]):
         scope: ActivityContext | HomedScope = ctx
         if work.home is not None:
             scope = HomedScope(ctx, ctx.instance_id, max(ctx.session_epoch or 0, work.epoch))
-        return self._open_in_activity(scope, work.parent, is_new=not work.has_record)
+        return self.open_in_activity(scope, work.parent, is_new=not work.has_record)
 
     @property
     def can_rebuild(self) -> bool:
@@ -251,11 +253,9 @@ class Conversations(Sessions[S]):
     def _registered(self) -> App:
         app, spec, runner = App(self.kind), self.spec, WakeRunner(self)
 
-        @app.activity(name=spec.activity)
+        @app.activity(name=spec.activity, journal_inputs=spec.limits.inputs)
         async def wake(ctx: ActivityContext, task: dict[str, Any]) -> dict[str, Any]:
             return cast(dict[str, Any], await runner.run(ctx, cast(WakeTask, task)))
-
-        app.activities[spec.activity].journal_inputs = spec.limits.inputs
 
         @app.orchestration(name=spec.orchestration)
         async def conversation(ctx: OrchestrationContext, start: dict[str, Any]) -> None:

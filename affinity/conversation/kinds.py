@@ -21,6 +21,9 @@ from affinity.orchestration.events import EventRaised, OrchestrationStarted
 from affinity.orchestration.wire import ANY_EXECUTION, encode_message
 from affinity.records import frozen
 
+NOUN: Final = "conversations"
+"""See `affinity.orchestration.app.HasFunctions`."""
+
 SIGNAL: Final = "conversation"
 """Name of the external event of all messages to a conversation's instance."""
 

@@ -334,7 +334,8 @@ class Program:
     async def _attempt(self, task: WakeTask) -> WakeOutcome | None:
         """Run the activity once; None: the conversation was terminated, or interrupted, meanwhile."""
         activity = self._schedule(task)
-        activity.parked = self.is_parked
+        if self.is_parked:
+            activity.park()
         is_last = "terminated" in task
         while True:
             receives = self._has_room and not is_last

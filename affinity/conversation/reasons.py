@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from affinity.conversation.kinds import NOUN
 from affinity.errors import Explanation
 from affinity.explain import Explainer, add_reasons, time_text
-from affinity.explain.names import CONVERSATIONS, described, has_code
+from affinity.explain.names import described, has_code
 from affinity.explain.outstanding import Outstanding
 from affinity.journal import JournalFilter, JournalPage, JournalQuery
 from affinity.provider.contract import InstanceInfo
@@ -22,8 +23,8 @@ async def conversation_reason(explainer: Explainer, info: InstanceInfo, outstand
     (page,) = await explainer.provider.read_journal([JournalQuery(session_id=me, pending=True, limit=1)])
     if page is None or page.closed:
         return None
-    if not any(has_code(one, CONVERSATIONS, page.kind) for one in await explainer.alive()):
-        what = described(CONVERSATIONS, page.kind)
+    if not any(has_code(one, NOUN, page.kind) for one in await explainer.alive()):
+        what = described(NOUN, page.kind)
         text = f"waits for a worker with {what}: no live worker has them; include them in the app of one"
         return explainer.reason("name_not_registered", text, {"name": page.kind})
     if (wake := await explainer.activity(called="its wake")) is not None:

@@ -54,8 +54,6 @@ from affinity.limits import MAX_BATCH_BYTES, MAX_PAGE, MAX_STEP_CHILDREN, MAX_WA
 from affinity.orchestration import ActivityContext, RetryPolicy
 from affinity.records import SessionStore
 from affinity.session import OpenSession
-from affinity.worker.activities import NON_RETRYABLE
-from affinity.worker.results import withdraw
 
 S = TypeVar("S")
 
@@ -554,9 +552,9 @@ class _Attempt(Generic[S]):
             exc_info=error,
             extra={"session_id": self.writing.session_id, "wake_id": self.task["wake"], "attempt": self.number},
         )
-        pause = None if isinstance(error, NON_RETRYABLE) else self._pause(type(error).__name__, error)
+        pause = self._pause(type(error).__name__, error)
         # The state may be staged: what has failed may have come behind the handler.
-        withdraw(self.ctx, error, retried=pause is not None)
+        self.ctx.withdraw(error, retried=pause is not None)
         self.writing.discard(self.trace.entries)
         return self._close_trace(error_of(error), pause)
 

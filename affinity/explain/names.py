@@ -11,9 +11,8 @@ from affinity.records import frozen
 
 ORCHESTRATIONS: Final = "orchestrations"
 ACTIVITIES: Final = "activities"
-CONVERSATIONS: Final = "conversations"
 
-_SINGULAR: Final = {ORCHESTRATIONS: "orchestration", ACTIVITIES: "activity", CONVERSATIONS: "conversations of kind"}
+_SINGULAR: Final = {ORCHESTRATIONS: "orchestration", ACTIVITIES: "activity"}
 
 
 @frozen(kw_only=True)
@@ -41,7 +40,7 @@ def differences(workers: Iterable[WorkerInfo]) -> list[Difference]:
 
 def described(kind: str, name: str) -> str:
     """A name in messages: "orchestration 'chat@1.0.0'"."""
-    return f"{_SINGULAR.get(kind, kind)} {name!r}"
+    return f"{_SINGULAR.get(kind, f'{kind} of kind')} {name!r}"
 
 
 def has_code(worker: WorkerInfo, kind: str, name: str) -> bool:

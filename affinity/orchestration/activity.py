@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
@@ -17,6 +17,7 @@ _LOGGER = logging.getLogger("affinity.activity")
 _OF_ORCHESTRATIONS: Final = frozenset({"start_detached", "continue_as_new", "new_guid", "gather", "select"})
 _LOCK = threading.Lock()  # for the creation of an event, which is rare: one lock serves all contexts
 
+AnyParticipant: TypeAlias = Participant | JournalParticipant
 
 PartCommit: TypeAlias = Callable[[StateWrite | None, JournalWrite | None], Awaitable[None]]
 """See `ActivityContext.commit_part`."""
@@ -28,7 +29,7 @@ class _RunState:
     __slots__ = ("_event", "error", "outcome", "participants", "reason")
 
     def __init__(self) -> None:
-        self.participants: tuple[Participant | JournalParticipant, ...] | None = ()  # None: the run is over
+        self.participants: tuple[AnyParticipant, ...] | None = ()  # None: the run is over
         self.reason: str | None = None
         self.error: BaseException | None = None
         self.outcome = "completed"
@@ -114,8 +115,8 @@ class ActivityContext:
             message = f"an ActivityContext has no {name!r}"
             if name.startswith("schedule_") or name in _OF_ORCHESTRATIONS:
                 raise ActivityMisuse(
-                    f"{message}: only orchestrations schedule work. In an activity, or in the handler of a "
-                    "conversation, call a plain function, or start an orchestration with `affinity.Client`"
+                    f"{message}: only orchestrations schedule work. In an activity, or in a handler, call a "
+                    "plain function, or start an orchestration with `affinity.Client`"
                 )
             raise AttributeError(message, name=name, obj=self)
 
@@ -220,9 +221,7 @@ class ActivityContext:
         Raises:
             ActivityCancelledSignal: the run has ended; the caller is code in an abandoned thread.
         """
-        if self._run.participants is None:
-            raise ActivityCancelledSignal(self._run.reason or "the activity has ended")
-        self._run.participants += (participant,)
+        self._run.participants = (*self._check_running(), participant)
 
     async def commit_part(self, *, state: StateWrite | None = None, journal: JournalWrite | None = None) -> None:
         """Commit writes now, in one transaction, under the lock of this activity, which goes on.
@@ -235,25 +234,35 @@ class ActivityContext:
             ActivityCancelledSignal: the run has ended.
             ActivityMisuse: a test has made this context.
         """
-        if self._run.participants is None:
-            raise ActivityCancelledSignal(self._run.reason or "the activity has ended")
+        self._check_running()
         if self._commit_part is None:
             raise ActivityMisuse("a part of a result is committed by a worker: run the activity on one")
         await self._commit_part(state, journal)
 
-    def _close(self, error: BaseException | None = None) -> tuple[Participant | JournalParticipant, ...]:
+    def withdraw(self, error: BaseException, *, retried: bool) -> None:
+        """Drop what was enlisted so far, for an activity whose result is to say that it has failed with this error: the
+        run goes on, and its result commits with what is enlisted from now on. Metrics count the run as failed, or as
+        ``retried`` if its orchestration tries again.
+
+        Raises:
+            ActivityCancelledSignal: the run has ended.
+        """
+        participants = self._check_running()
+        self._run.participants, self._run.error = (), error
+        self._run.outcome = "retried" if retried else "failed"
+        settle(participants, applied=False)
+
+    def _check_running(self) -> tuple[AnyParticipant, ...]:
+        """The participants of a run that has not ended."""
+        if self._run.participants is None:
+            raise ActivityCancelledSignal(self._run.reason or "the activity has ended")
+        return self._run.participants
+
+    def _close(self, error: BaseException | None = None) -> tuple[AnyParticipant, ...]:
         """End the run and return its participants; called by the worker."""
         self._run.error = error
         participants, self._run.participants = self._run.participants, None
         return participants or ()
-
-    def _withdraw(self, error: BaseException, outcome: str) -> tuple[Participant | JournalParticipant, ...]:
-        """Return the participants so far, which are not to commit: the run goes on, with a result that has the
-        error, and counts as ``outcome``.
-        """
-        self._run.outcome = outcome
-        participants, self._run.participants = self._close(error), ()
-        return participants
 
     @property
     def _outcome(self) -> str:
@@ -271,3 +280,14 @@ class _Unfrozen:
     """
 
     __slots__ = ActivityContext.__slots__
+
+
+def settle(participants: Iterable[AnyParticipant], applied: bool) -> None:
+    """Notify participants whether the result was committed. They may be the application's code: what one raises is
+    logged, and changes nothing here.
+    """
+    for each in participants:
+        try:
+            each.settled(applied)
+        except Exception:
+            _LOGGER.exception("a participant of an activity failed")

@@ -14,7 +14,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any, Final, NoReturn, Protocol, TypeVar, cast, overload, runtime_checkable
 
 from affinity.errors import InvalidApp, InvalidId, NotSerializable, OrchestrationMisuse
-from affinity.limits import check_id
+from affinity.limits import check_id, check_integer
 from affinity.orchestration.codec import Codec
 from affinity.records import Hydrate
 
@@ -129,14 +129,12 @@ class ActivityDefinition(Definition):
 
     kind = "activity"
 
-    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+    def __init__(self, name: str, function: Callable[..., Any], journal_inputs: int = 0) -> None:
         super().__init__(name, function)
         self.is_async: bool = _is_async(function)
         """Whether a call returns a coroutine; other activities run in a thread."""
-        self.journal_inputs = 0
-        """How many inputs it begins with, by `JournalAccess.get_pending` of its instance: a worker reads them while it
-        commits the turn that schedules it, or as soon as it has fetched it. 0: it does not begin so.
-        """
+        self.journal_inputs: int = check_integer(journal_inputs, "journal_inputs")
+        """See `App.activity`."""
 
 
 class OrchestrationDefinition(Definition):
@@ -229,11 +227,16 @@ class HasHydrates(Protocol):
 
 @runtime_checkable
 class HasFunctions(Protocol):
-    """A listener with functions of its own, such as `affinity.Conversations`."""
+    """A listener with functions of its own: how a layer above registers its orchestrations and activities."""
+
+    @property
+    def noun(self) -> str:
+        """What it defines, in the plural."""
+        ...
 
     @property
     def kind(self) -> str:
-        """Of the conversations: an app has one handler for each kind."""
+        """Of what it defines: an app has one such listener for each kind."""
         ...
 
     def functions(self) -> App:
@@ -279,16 +282,26 @@ class App:
     @overload
     def activity(self, function: F, /) -> F: ...
     @overload
-    def activity(self, *, name: str | None = None) -> Callable[[F], F]: ...
-    def activity(self, function: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:
+    def activity(self, *, name: str | None = None, journal_inputs: int = 0) -> Callable[[F], F]: ...
+    def activity(
+        self, function: Callable[..., Any] | None = None, *, name: str | None = None, journal_inputs: int = 0
+    ) -> Any:
         """Register an activity, sync or async, under ``name`` or its own name.
+
+        Args:
+            function: the activity, if the decorator is used without arguments.
+            name: of the activity.
+            journal_inputs: the activity begins with ``ctx.journals.get_pending(ctx.instance_id, journal_inputs)``. A
+                worker reads ahead for it: with the fetch, or during the commit of the turn that schedules it. 0: it
+                does not begin so.
 
         Raises:
             InvalidApp: the name is taken or not allowed, or the signature is not (context) or (context, input).
+            InvalidOptions: ``journal_inputs`` is no integer from 0.
         """
 
         def register(function: F) -> F:
-            definition = ActivityDefinition(_name_of(function, name), function)
+            definition = ActivityDefinition(_name_of(function, name), function, journal_inputs)
             self._add_activity(definition)
             _attach(function, definition)
             return _refusing_orchestrations(function, definition)
@@ -335,13 +348,13 @@ class App:
 
     def include(self, other: App | SessionListener | Destroyable) -> None:
         """Register all functions and listeners of another app; or a listener, such as `affinity.Sessions` or
-        `affinity.SessionCache`, which workers notify of the sessions that they lose; with `affinity.Conversations`,
-        their functions too. Or an `affinity.Resource` that outlives the process, which workers destroy when no session
-        uses it any more.
+        `affinity.SessionCache`, which workers notify of the sessions that they lose; if it has functions
+        (`HasFunctions`), these too. Or an `affinity.Resource` that outlives the process, which workers destroy when no
+        session uses it any more.
 
         Raises:
-            InvalidApp: a name (and version) is taken by another function, or a kind of conversations by another
-                handler; then nothing is registered. Or ``other`` is neither an app nor a listener.
+            InvalidApp: a name (and version) is taken by another function, or a kind by another handler; then nothing
+                is registered. Or ``other`` is neither an app nor a listener.
         """
         if isinstance(other, App):
             self._include_app(other)
@@ -365,14 +378,14 @@ class App:
         self._resources.append(resource)
 
     def _refuse_other_handler(self, new: SessionListener) -> None:
-        """Refuse a second handler of one kind of conversations."""
+        """Refuse a second handler of one kind."""
         if new in self._session_listeners or not isinstance(new, HasFunctions):
             return
         for present in self._session_listeners:
-            if isinstance(present, HasFunctions) and present.kind == new.kind:
+            if isinstance(present, HasFunctions) and (present.noun, present.kind) == (new.noun, new.kind):
                 names = " and ".join(_qualname(source) for one in (present, new) for source in one.sources())
                 raise InvalidApp(
-                    f"app {self.name!r} has two handlers for conversations of kind {new.kind!r} ({names}): give one of "
+                    f"app {self.name!r} has two handlers for {new.noun} of kind {new.kind!r} ({names}): give one of "
                     "them another kind"
                 )
 
@@ -393,15 +406,17 @@ class App:
             self.include(resource)
 
     def registered(self) -> dict[str, dict[str, str]]:
-        """A digest of each function by name: ``orchestrations`` (``name@version``), ``activities``, and the handlers
-        of ``conversations`` by kind. Workers store it, so that others can see what they have code for.
+        """A digest of each function by name: ``orchestrations`` (``name@version``), ``activities``, and by kind the
+        ones of each `HasFunctions.noun`. Workers store it, so that others can see what they have code for.
         """
-        handlers = [one for one in self._session_listeners if isinstance(one, HasFunctions)]
-        return {
+        found = {
             "orchestrations": {key: digest_of(each.function) for key, each in self._orchestrations.items()},
             "activities": {name: digest_of(each.function) for name, each in self._activities.items()},
-            "conversations": {one.kind: digest_of(*one.sources()) for one in handlers},
         }
+        for one in self._session_listeners:
+            if isinstance(one, HasFunctions):
+                found.setdefault(one.noun, {})[one.kind] = digest_of(*one.sources())
+        return found
 
     def check(self) -> None:
         """Resolve every annotation, and check the migrations of the listeners, as a worker does at its start.

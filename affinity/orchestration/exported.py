@@ -2,7 +2,7 @@
 
 ::
 
-    {"format": "affinity.history", "format_version": 1, "instance_id": "chat-17", "name": "conversation",
+    {"format": "affinity.history", "format_version": 1, "instance_id": "chat-17", "name": "chat",
      "session_id": null, "status": "running",
      "suspended_for": null, "suspension_message": null,
      "executions": [{"execution_id": 1, "events": [{"type": "orchestration_started", …}, …]}, …]}

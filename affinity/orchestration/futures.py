@@ -41,12 +41,12 @@ class ActivityFuture(CommandFuture[T]):
         "_input",
         "_name",
         "_ordered",
+        "_parked",
         "_retry",
         "_session_id",
         "_tag",
         "_timeout",
         "_wait",
-        "parked",
         "scheduled",
     )
 
@@ -67,10 +67,7 @@ class ActivityFuture(CommandFuture[T]):
         self._tag: str | None = None
         self._wait: float | None = None
         self._fail_after: float | None = None
-        self.parked: bool = False
-        """To be set before the next await: it runs when the journal with the instance's id has an input. Only on a
-        session, without its other options; an instance has one such activity at a time.
-        """
+        self._parked = False
         self.scheduled: ev.ActivityScheduled | None = None
         """The recorded command."""
 
@@ -136,7 +133,29 @@ class ActivityFuture(CommandFuture[T]):
         self._tag = check_tag(tag)
         return self
 
+    def park(self) -> ActivityFuture[T]:
+        """Let the activity wait outside the queue until the journal with the instance's id has an input; call it after
+        `on_session`, before the next await. An append with `JournalAppend.message` queues it, in its own transaction
+        and in place of the message: so an input costs the instance no turn. If there is an input that no
+        `JournalWrite` has processed, or no journal, the activity is queued as any other.
+
+        An instance has one parked activity at a time. It ends with the execution.
+
+        Raises:
+            OrchestrationMisuse: the activity is scheduled already; or it has no session, a tag, or an option of
+                `on_session`.
+        """
+        self._check_unscheduled()
+        if self._session_id is None or self._ordered or self._tag or self._wait or self._fail_after:
+            raise errors.OrchestrationMisuse(
+                f"{self.description} cannot be parked: it must be on a session, without a tag and without options"
+            )
+        self._parked = True
+        return self
+
     def _check_unscheduled(self) -> None:
+        if self._parked:
+            raise errors.OrchestrationMisuse(f"{self.description} is parked already: call park last")
         if self.schedule_id or self.settled:
             raise errors.OrchestrationMisuse(
                 f"{self.description} is scheduled already: "
@@ -166,7 +185,7 @@ class ActivityFuture(CommandFuture[T]):
             self._tag,
             self._wait,
             self._fail_after,
-            self.parked,
+            self._parked,
         )
 
     def _scheduled(self, recorded: ev.Event) -> None:

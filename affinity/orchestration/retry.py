@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal, TypeAlias, get_args
 
-from affinity.errors import InvalidOptions
+from affinity.errors import AffinityError, InvalidOptions
 from affinity.limits import MAX_TIMER_SECONDS
 
 RetryStrategy: TypeAlias = Literal["fixed", "linear", "exponential"]
@@ -87,6 +87,8 @@ class RetryPolicy:
             failures: the number of failed attempts.
             elapsed: seconds from the scheduling to the beginning of the next attempt.
         """
+        if isinstance(error, AffinityError) and error.permanent:
+            return False
         if failures >= self.max_attempts or (self.total_timeout is not None and elapsed >= self.total_timeout):
             return False
         return not any(c.__name__ in self.non_retryable for c in type(error).__mro__)

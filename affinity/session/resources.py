@@ -82,8 +82,8 @@ class Resource(Generic[T]):
             name: the same in each release; needed to close it for good (`OpenSession.close_resource`), and with
                 ``create``.
             create: makes what outlives the process, given an id and the session's; it returns a handle, any JSON value.
-                The session uses it once the activity's result is committed, and so do the conversations that are made
-                from it, unless they begin with an initial state. Should the process end meanwhile, ``destroy`` gets the
+                The session uses it once the activity's result is committed, and so do the sessions that are made from
+                it, unless they begin with an initial state. Should the process end meanwhile, ``destroy`` gets the
                 id, so name or tag with it what you make. An app includes such a resource, like `Sessions`.
             destroy: frees it for good, given its id and its handle, when no session uses it any more, or the result was
                 never committed. The handle is None if ``create`` did not end. It may be called again after a crash.

@@ -224,8 +224,14 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
             self._options(ctx_or_id, parent, labels, overrides, auto_save),
         )
 
-    def _open_in_activity(self, ctx: ActivityScope, parent: str | None, *, is_new: bool) -> OpenSession[S]:
-        """`open`, in an activity that may know (``is_new``) that the worker's database has no record of the session."""
+    def open_in_activity(self, ctx: ActivityScope, parent: str | None, *, is_new: bool) -> OpenSession[S]:
+        """`open` for a layer above, in an activity or in a scope that stands for one.
+
+        Args:
+            ctx: of the activity, or with another session and epoch than it has.
+            parent: of the session, from now on.
+            is_new: the worker's database has no record of the session, as the caller has read: it is not looked for.
+        """
         begin, scope = self._work(ctx, None, False)
         if is_new and self._store is None:
             begin = partial(self._queue.join, ctx, ctx.session_store, is_new=True)

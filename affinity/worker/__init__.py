@@ -14,7 +14,7 @@ _MODULES: typing.Final = {"RuntimeOptions": "options", "Worker": "worker"}
 if not typing.TYPE_CHECKING:  # else type checkers would accept any name
 
     def __getattr__(name: str) -> object:
-        """Import a name when it is first used: clients and conversations need parts of this package, and no worker."""
+        """Import a name when it is first used: a client imports no worker."""
         if name not in _MODULES:
             raise AttributeError(f"module 'affinity.worker' has no attribute {name!r}")
         value = globals()[name] = getattr(importlib.import_module(f"affinity.worker.{_MODULES[name]}"), name)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import anyio
 import anyio.to_thread
@@ -37,19 +37,6 @@ logger: logging.Logger = logging.getLogger("affinity.worker")
 
 UNKNOWN_PAUSE = 0.5
 """Seconds that a session's unknown item stays invisible, so that another worker can fetch it."""
-
-NON_RETRYABLE: Final = (
-    errors.ActivityMisuse,
-    errors.NotSerializable,
-    errors.PayloadTooLarge,
-    errors.SessionSelfConflict,
-    errors.SessionMigrationMissing,
-    errors.SessionMigrationAmbiguous,
-    errors.SessionMigrationFailed,
-    errors.StepInterrupted,
-    errors.WakeMisuse,
-)
-"""Errors that no policy retries: the same code would raise them again."""
 
 
 class _TimeLimit(NamedTuple):
@@ -384,8 +371,7 @@ class ActivityRunner:
             self._give_back_unreadable(item, item.session_id, error)
             return
         failures = item.failures + 1
-        policy = None if isinstance(error, NON_RETRYABLE) else task.retry
-        pause = None if policy is None else _pause(running, policy, error, failures)
+        pause = None if task.retry is None else _pause(running, task.retry, error, failures)
         if pause is not None:
             failure = RecordedError(*describe_error(error))
             _log_failure(logging.WARNING, f"failed and is retried in {pause:.1f} s", item, failure, error)
@@ -458,8 +444,8 @@ class ActivityRunner:
     def _give_back_unreadable(self, item: WorkItem, session_id: str, error: SessionRecordTooNew) -> None:
         """Give back work whose record was written by later code, with its session, for a worker that can read it.
 
-        The record is of the session, or of a conversation that has the session as its home. The activity's code has
-        ended at the read: that is no attempt.
+        The record is of the session, or of the session with the instance's id. The activity's code has ended at the
+        read: that is no attempt.
         """
         text = "activity %s of %s: later code wrote the record of session %s (%s); giving the session back"
         logger.warning(text, item.name, item.lock.key.instance_id, error.session_id, error, extra=_ids(item))
@@ -557,7 +543,7 @@ class ActivityRunner:
 
 
 def _is_own(session_id: str, item: WorkItem) -> bool:
-    """Whether it is the session of the activity, or of its conversation, which may run on another lease."""
+    """Whether it is the activity's session, or has the instance's id: its activity may run on another lease."""
     return session_id in {item.session_id, item.lock.key.instance_id}
 
 

@@ -568,7 +568,7 @@ class LeaseRenewer:
         frame = sys._current_frames().get(self._main_thread)
         stack = "".join(traceback.format_stack(frame)[-STACK_FRAMES:]) if frame else "unknown"
         return (
-            "An async activity, an orchestration, or the handler of a conversation blocks it. Move blocking code into "
+            "An async activity, an orchestration or a handler blocks it. Move blocking code into "
             "a sync activity; in a handler, call it with `await anyio.to_thread.run_sync(function)`, or make it a tool "
             f"that is a plain def. It is at:\n{stack}"
         )

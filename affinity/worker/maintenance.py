@@ -221,7 +221,7 @@ def code_version(app: App) -> str:
     """The version of an application's code: a digest.
 
     It covers affinity's version, the names that the app registers, and the files of its orchestrations, activities and
-    conversation handlers. A change in another file does not show: ``RuntimeOptions.code_version`` is for that.
+    handlers. A change in another file does not show: ``RuntimeOptions.code_version`` is for that.
     """
     digest = sha256(VERSION.encode())
     for key in sorted([*app.orchestrations, *app.activities]):

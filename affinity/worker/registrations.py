@@ -1,6 +1,6 @@
 """The code of this worker, compared with the code that other live workers registered.
 
-Two workers with different code under one name run instances and conversations at random. During a rollout this is
+Two workers with different code under one name run instances at random. During a rollout this is
 expected, so it is a warning. A name that no live worker has is one too: its work waits.
 """
 

@@ -11,19 +11,14 @@ the history.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from typing import TypeAlias
 
 from affinity.errors import SessionError
-from affinity.journal import JournalParticipant, JournalWrite
+from affinity.journal import JournalWrite
 from affinity.orchestration import ActivityContext
+from affinity.orchestration.activity import AnyParticipant, settle
 from affinity.provider.contract import WorkAbandon, WorkLock
-from affinity.records import Participant, StateWrite
-
-logger: logging.Logger = logging.getLogger("affinity.worker")
-
-AnyParticipant: TypeAlias = Participant | JournalParticipant
+from affinity.records import StateWrite
 
 
 class StagedResult:
@@ -76,8 +71,7 @@ class StagedResult:
     def settle(self, applied: bool) -> None:
         """Notify the participants, once, whether the result was committed."""
         participants, self._participants = self._participants, ()
-        for each in participants:
-            _notify(each, applied)
+        settle(participants, applied)
 
 
 def _second_write(what: str, session_id: str | None) -> SessionError:
@@ -98,21 +92,4 @@ def requeue_after_conflict(lock: WorkLock) -> WorkAbandon:
 
 def discard(context: ActivityContext, error: BaseException | None = None) -> None:
     """Settle the participants of a run that has ended so, without a result, unless a `StagedResult` has them."""
-    for each in context._close(error):
-        _notify(each, applied=False)
-
-
-def withdraw(context: ActivityContext, error: BaseException, *, retried: bool) -> None:
-    """Settle the participants of a run that goes on after this error: its result commits without them. It counts as
-    failed, or as ``retried``, where what it has failed at is tried again.
-    """
-    for each in context._withdraw(error, "retried" if retried else "failed"):
-        _notify(each, applied=False)
-
-
-def _notify(participant: AnyParticipant, applied: bool) -> None:
-    """A participant may be the application's code: what it raises is logged, and changes nothing here."""
-    try:
-        participant.settled(applied)
-    except Exception:
-        logger.exception("a participant of an activity failed")
+    settle(context._close(error), applied=False)

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from affinity.errors import ActivityMisuse, InvalidOptions
+from affinity.errors import (
+    ActivityMisuse,
+    AffinityError,
+    InvalidOptions,
+    NotSerializable,
+    PayloadTooLarge,
+    SessionSelfConflict,
+)
 from affinity.orchestration import ActivityCancelledSignal, ActivityContext, RetryPolicy
 
 
@@ -132,6 +139,44 @@ def test_retries_until_attempts_or_a_non_retryable_error() -> None:
     assert not policy.retries(ValueError(), 3)
     assert not policy.retries(KeyError(), 1)
     assert not policy.retries(type("Fatal", (Exception,), {})(), 1)
+
+
+@pytest.mark.parametrize(
+    "error", [NotSerializable("no"), PayloadTooLarge("no"), ActivityMisuse("no"), SessionSelfConflict("s")]
+)
+def test_no_policy_retries_what_the_same_code_would_raise_again(error: AffinityError) -> None:
+    assert error.permanent
+    assert not RetryPolicy(max_attempts=3).retries(error, 1)
+
+
+class Noted:
+    """A participant that notes how it was settled, and may raise then."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.outcomes: list[bool] = []
+
+    async def prepare(self) -> None:
+        """Writes nothing."""
+
+    def settled(self, applied: bool) -> None:
+        self.outcomes.append(applied)
+        if self.error is not None:
+            raise self.error
+
+
+def test_participants_are_withdrawn_and_the_run_goes_on() -> None:
+    ctx, error, first, second, last = context(), ValueError("no"), Noted(OSError("broken")), Noted(), Noted()
+    ctx.enlist(first)
+    ctx.enlist(second)
+    ctx.withdraw(error, retried=True)
+    assert (first.outcomes, second.outcomes) == ([False], [False])  # what one raises is not the other's matter
+    assert (ctx.error, ctx.ended) == (error, False)
+    ctx.enlist(last)
+    assert ctx._close() == (last,)
+    with pytest.raises(ActivityCancelledSignal):
+        ctx.withdraw(error, retried=True)
+    assert (last.outcomes, ctx.ended) == ([], True)
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,36 @@ def test_on_session_after_the_await() -> None:
     assert live.outcome == ev.OrchestrationCompleted("null")
 
 
+def test_an_activity_is_parked_on_a_session_without_options_before_it_is_scheduled() -> None:
+    async def main(ctx: OrchestrationContext) -> None:
+        work = ctx.schedule_activity
+        refused = [
+            work("no session"),
+            work("tag").on_session("s").with_tag("t"),
+            work("ordered").on_session("s", ordered=True),
+            work("wait").on_session("s", wait=1),
+            work("fail_after").on_session("s", fail_after=1),
+        ]
+        for future in refused:
+            with pytest.raises(OrchestrationMisuse, match="cannot be parked: it must be on a session, without a tag"):
+                future.park()
+        parked = work("x").on_session("s").park()
+        for change in (lambda: parked.with_tag("t"), parked.park):
+            with pytest.raises(OrchestrationMisuse, match="activity 'x' is parked already"):
+                change()
+        plain = work("y").on_session("s")
+        await ctx.wait_any(parked, plain, *refused)
+        with pytest.raises(OrchestrationMisuse, match="activity 'y' is scheduled already"):
+            plain.park()
+
+    live = run(main)
+    scheduled = {each.name: each.parked for each in live.history if isinstance(each, ev.ActivityScheduled)}
+    assert (scheduled["x"], scheduled["y"]) == (True, False)
+    (number,) = [n for n, each in enumerate(live.history, 1) if getattr(each, "name", "") == "x"]
+    live.feed(ev.ActivityCompleted(number, "null"))  # checks that the history replays
+    assert isinstance(live.outcome, ev.OrchestrationCompleted)
+
+
 def test_on_session_where_there_is_no_activity() -> None:
     async def main(ctx: OrchestrationContext) -> None:
         async def helper() -> None: ...

@@ -352,6 +352,5 @@ def test_a_digest_tells_functions_apart_and_is_the_same_in_each_process() -> Non
     assert {kind: list(names) for kind, names in registered.items()} == {
         "orchestrations": ["o@2"],
         "activities": ["a"],
-        "conversations": [],
     }
     assert re.fullmatch("[0-9a-f]{16}", registered["activities"]["a"])

@@ -28,7 +28,7 @@ async def create_journals(db: Database, creations: Sequence[JournalCreation]) ->
         if not gives_state:
             raise
         raise AccessDenied(
-            "PostgreSQL: a client's role may not make a conversation with a state that is not copied: "
+            "PostgreSQL: a client's role may not make a session with a state that is not copied: "
             "use a role with `affinity migrate --grant-worker`",
             error.code,
         ) from error

@@ -1,4 +1,4 @@
--- list: pending requests, oldest first, with their conversations, and the last one that was looked at
+-- list: pending requests, oldest first, with their journals, and the last one that was looked at
 -- Parts: `all` of all journals, `some` of the journals of some sessions, or `below` of a journal and of those below it.
 WITH page AS MATERIALIZED (
     SELECT r.*
