@@ -13,6 +13,7 @@ affinity_workflows.check_installation()
 
 if typing.TYPE_CHECKING:
     from affinity import errors as errors
+    from affinity import sync as sync
     from affinity import telemetry as telemetry
     from affinity.client import (
         Activity,
@@ -315,7 +316,7 @@ _PACKAGES: typing.Final = (
 )
 """Where the public names are; later packages need earlier ones."""
 
-_MODULES: typing.Final = frozenset({"agent", "errors", "journal", "limits", "telemetry"}.union(_PACKAGES))
+_MODULES: typing.Final = frozenset({"agent", "errors", "journal", "limits", "sync", "telemetry"}.union(_PACKAGES))
 
 if not typing.TYPE_CHECKING:  # else type checkers would accept any name
 

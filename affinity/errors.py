@@ -38,6 +38,7 @@
     │   ├── InstanceNotSuspended       resume of an instance that runs or has ended
     │   ├── UnknownWorker
     │   ├── WrongEventLoop             a client was called from a thread, or on another event loop than its own
+    │   ├── ClientForked               a sync client was opened before the fork of this process
     │   ├── WaitTimeout
     │   ├── NothingWillHappen          the end of a wait in `affinity.testing.Env`, where time is virtual
     │   └── ConversationError          the request does not fit the conversation
@@ -438,6 +439,10 @@ class UnknownWorker(ClientError):
 
 class WrongEventLoop(ClientError):
     """A client or store was called without an event loop, or on another loop than its own. Nothing was changed."""
+
+
+class ClientForked(ClientError):
+    """A sync client was opened before the fork of this process: its parent has the connection. Nothing was changed."""
 
 
 ExplanationCode: TypeAlias = Literal[

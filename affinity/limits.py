@@ -230,6 +230,9 @@ MAX_BELOW: Final = 10_000
 MAX_CYCLES: Final = 1_000
 """Wakes of a child for one delegation."""
 
+UPDATE_ATTEMPTS: Final = 10
+"""Of `Sessions.update` by default: with random pauses, as many writers of one record as write it in a second."""
+
 MAX_NOTED_ERROR_BYTES: Final = 1024
 """UTF-8 bytes of the last error of an activity that is retried, for display; the final error has `MAX_ERROR_BYTES`."""
 

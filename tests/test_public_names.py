@@ -54,6 +54,7 @@ NOT_PUBLIC: Final = {
     "SessionContext": "a protocol that ActivityContext fulfils",
     "SessionsOptions": "the keyword arguments of a constructor",
     "StartOptions": "the keyword arguments of a call",
+    "StoreOnLoop": "a protocol that `affinity.sync.SessionStore` fulfils",
     "StateSchema": "of a constructor that only `Sessions` calls",
     "UnitOfWork": "of a constructor that only `Sessions` calls",
     "WakeParts": "of a constructor that only workers call",

@@ -11,14 +11,24 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import anyio
 import anyio.from_thread
+from tenacity import retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from affinity.async_block import AsyncBlock
-from affinity.errors import SessionError, SessionSaveFailed, SessionSelfConflict, SessionWriteConflict, problem_of
+from affinity.errors import (
+    InvalidOptions,
+    SessionError,
+    SessionSaveFailed,
+    SessionSelfConflict,
+    SessionWriteConflict,
+    problem_of,
+)
+from affinity.limits import check_integer
 from affinity.records import SessionStore
 from affinity.session.durable import close_for_good, use_durable, use_local
 from affinity.session.resources import Resource, shielded
@@ -60,6 +70,49 @@ class UnitOfWork(Protocol[S]):
     def save_point(self) -> SavePoint:
         """The state to which a block that fails from here on reverts."""
         ...
+
+
+RunOnLoop: TypeAlias = Callable[..., Any]
+"""Calls an async function with arguments on the event loop of a store, from another thread; returns its result."""
+
+
+class StoreOnLoop(Protocol):
+    """A store for sync code, on an event loop in another thread: `affinity.sync.SessionStore`."""
+
+    def on_loop(self) -> tuple[SessionStore, RunOnLoop]:
+        """The async store, and what runs a function on its event loop."""
+        ...
+
+
+def run_shielded(function: Callable[..., Any], *args: Any) -> Any:
+    """A `RunOnLoop` for a thread that anyio has started. Threads are not cancelled, so neither are its waits.
+
+    Raises:
+        SessionError: this is the thread of an event loop, which the call would stop.
+        RuntimeError: this is no thread of anyio's.
+    """
+    if _is_on_a_loop():
+        raise SessionError(
+            "open_sync is for sync activities, which run in threads of their own, and for stores of `affinity.sync`: "
+            "use `async with` and open"
+        )
+    return anyio.from_thread.run(partial(shielded, function), *args)
+
+
+def repeat_conflicts(attempts: int) -> dict[str, Any]:
+    """The options of tenacity for code that opens a session's state, changes it and saves it.
+
+    Raises:
+        InvalidOptions: ``attempts`` is no integer from 1.
+    """
+    if check_integer(attempts, "attempts") < 1:
+        raise InvalidOptions(f"attempts = {attempts!r}: must be 1 at least")
+    return {
+        "retry": retry_if_exception_type(SessionWriteConflict),
+        "stop": stop_after_attempt(attempts),
+        "wait": wait_random_exponential(multiplier=0.01, max=1.0),
+        "reraise": True,
+    }
 
 
 class StandaloneUnitOfWork(Generic[S]):
@@ -339,53 +392,59 @@ class OpenSession(AsyncBlock, _Opening[S]):
 
 
 class SyncOpenSession(_Opening[S]):
-    """`OpenSession` for a sync activity, for one ``with`` in the thread that anyio started for it.
-
-    All callbacks still run on the event loop. A thread is not cancelled, so neither are its waits here.
+    """`OpenSession` for sync code, for one ``with``: in the thread that anyio started for a sync activity; or in any
+    thread, with a store of `affinity.sync`. All callbacks run on the event loop.
     """
+
+    def __init__(
+        self,
+        schema: StateSchema[S],
+        begin_work: Callable[[], UnitOfWork[S]],
+        scope: AbstractContextManager[None],
+        options: OpenOptions,
+        run: RunOnLoop,
+    ) -> None:
+        super().__init__(schema, begin_work, scope, options)
+        self._run = run
 
     def __enter__(self) -> S:
         """See `OpenSession`.
 
         Raises:
-            SessionError: this is the thread of an event loop, which the block would stop.
-            RuntimeError: this is no thread of anyio's.
+            SessionError, RuntimeError: as for `run_shielded`, unless the store is of `affinity.sync`.
         """
-        if _is_on_a_loop():
-            raise SessionError(
-                "open_sync is for sync activities, which run in threads of their own: use `async with` and open"
-            )
         self._begin()
         try:
-            return anyio.from_thread.run(shielded, self._enter)
+            state: S = self._run(self._enter)
         except BaseException:
             self._end()
             raise
+        return state
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            anyio.from_thread.run(_leave_shielded, self, error)
+            self._run(_leave_shielded, self, error)
         finally:
             self._end()
 
     def save(self) -> None:
         """See `OpenSession.save`."""
-        anyio.from_thread.run(shielded, self._save)
+        self._run(self._save)
 
     def checkpoint(self) -> None:
         """See `OpenSession.checkpoint`."""
-        anyio.from_thread.run(shielded, self._checkpoint)
+        self._run(self._checkpoint)
 
     def resource(self, resource: Resource[T]) -> T:
         """See `OpenSession.resource`."""
-        value: T = anyio.from_thread.run(shielded, self._resource, resource)
+        value: T = self._run(self._resource, resource)
         return value
 
     def close_resource(self, resource: Resource[Any]) -> None:
         """See `OpenSession.close_resource`."""
-        anyio.from_thread.run(shielded, self._close_resource, resource)
+        self._run(self._close_resource, resource)
 
 
 def _is_on_a_loop() -> bool:

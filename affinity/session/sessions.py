@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast, overload
+
+from tenacity import AsyncRetrying, Retrying
 
 from affinity.errors import InvalidOptions, OrchestrationMisuse, SessionError
-from affinity.limits import check_id, check_integer
+from affinity.limits import UPDATE_ATTEMPTS, check_id, check_integer
 from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore, SessionSummary
 from affinity.session.codec import FieldOverrides, JsonCodec, StateCodec, projection_of
 from affinity.session.migrations import Migrate
-from affinity.session.opening import OpenOptions, OpenSession, StandaloneUnitOfWork, SyncOpenSession, UnitOfWork
+from affinity.session.opening import (
+    OpenOptions,
+    OpenSession,
+    RunOnLoop,
+    StandaloneUnitOfWork,
+    StoreOnLoop,
+    SyncOpenSession,
+    UnitOfWork,
+    repeat_conflicts,
+    run_shielded,
+)
 from affinity.session.state import CachedState, StateSchema, override_metadata
 from affinity.session.state_cache import CacheLeaseListener, StateCache
 from affinity.session.writer import ActivityScope, WriteQueue
@@ -21,6 +34,7 @@ from affinity.telemetry import session_scope
 
 S = TypeVar("S")
 R = TypeVar("R")
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _NO_SCOPE: Final = nullcontext()
@@ -244,16 +258,89 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
         parent: str | None = None,
         labels: Mapping[str, str] | None = None,
         overrides: S | Mapping[str, Any] | None = None,
-        store: SessionStore | None = None,
+        store: SessionStore | StoreOnLoop | None = None,
         auto_save: bool | None = None,
         allow_transient: bool = False,
     ) -> SyncOpenSession[S]:
-        """`open` for a sync activity, in the thread that anyio started for it: for one ``with``."""
+        """`open` for one ``with`` of a sync activity, in the thread that anyio started for it. Other sync code gives a
+        store of `affinity.sync`.
+        """
+        given, run = _store_and_loop(store)
         return SyncOpenSession(
             self._schema,
-            *self._work(ctx_or_id, store, allow_transient),
+            *self._work(ctx_or_id, given, allow_transient),
             self._options(ctx_or_id, parent, labels, overrides, auto_save),
+            run,
         )
+
+    # -- updating
+
+    @overload
+    async def update(
+        self,
+        session_id: str,
+        function: Callable[[S], Awaitable[T]],
+        *,
+        store: SessionStore | None = ...,
+        attempts: int = ...,
+    ) -> T: ...
+    @overload
+    async def update(
+        self, session_id: str, function: Callable[[S], T], *, store: SessionStore | None = ..., attempts: int = ...
+    ) -> T: ...
+    async def update(
+        self,
+        session_id: str,
+        function: Callable[[S], Any],
+        *,
+        store: SessionStore | None = None,
+        attempts: int = UPDATE_ATTEMPTS,
+    ) -> Any:
+        """Open the state of a session, change it by a function, and save it; from the beginning when other code has
+        written the record meanwhile. For scripts and web handlers.
+
+        ::
+
+            count = await chats.update("chat-17", lambda chat: chat.add("hello"), store=client.session_store)
+
+        Args:
+            session_id: whose state.
+            function: changes the state, and may be called again with a fresh one, so it should do nothing else. A sync
+                one runs on the event loop too: it must not block.
+            store: as for `open`.
+            attempts: calls of the function at most.
+
+        Returns:
+            What the function returned.
+
+        Raises:
+            SessionWriteConflict: by the last attempt.
+            InvalidOptions: ``attempts`` is no integer from 1; or as for `open`.
+            Exception: what the function raised, which saves nothing; or as for `open`.
+        """
+
+        async def change() -> Any:
+            async with self.open(session_id, store=store) as state:
+                result = function(state)
+                return await result if inspect.isawaitable(result) else result
+
+        return await AsyncRetrying(**repeat_conflicts(attempts))(change)
+
+    def update_sync(
+        self,
+        session_id: str,
+        function: Callable[[S], T],
+        *,
+        store: SessionStore | StoreOnLoop | None = None,
+        attempts: int = UPDATE_ATTEMPTS,
+    ) -> T:
+        """`update` for sync code, with a store as for `open_sync`. The function runs in the caller's thread."""
+
+        def change() -> T:
+            with self.open_sync(session_id, store=store) as state:
+                return function(state)
+
+        return Retrying(**repeat_conflicts(attempts))(change)
 
     def _work(
         self, ctx_or_id: ActivityScope | str | None, store: SessionStore | None, allow_transient: bool
@@ -324,6 +411,12 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
             SessionMigrationAmbiguous: from some version two shortest chains lead to this object's.
         """
         self._schema.migrations.check_all(self._schema.version)
+
+
+def _store_and_loop(store: SessionStore | StoreOnLoop | None) -> tuple[SessionStore | None, RunOnLoop]:
+    if hasattr(store, "on_loop"):
+        return cast(StoreOnLoop, store).on_loop()
+    return store, run_shielded
 
 
 def _session_id(ctx_or_id: ActivityScope | str | None) -> str | None:

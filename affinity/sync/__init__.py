@@ -1,0 +1,30 @@
+"""The client for code without an event loop: Django, Flask, Celery, notebooks, scripts.
+
+Type checkers read ``__init__.pyi``, which ``python -m tests.sync.stubs`` writes.
+"""
+
+from affinity.sync.proxies import (
+    Client,
+    ConversationHandle,
+    EventFeed,
+    Handle,
+    ReplyStream,
+    RequestFeed,
+    SessionManager,
+    SessionStore,
+    open_store,
+)
+from affinity.sync.proxy import Items
+
+__all__ = [
+    "Client",
+    "ConversationHandle",
+    "EventFeed",
+    "Handle",
+    "Items",
+    "ReplyStream",
+    "RequestFeed",
+    "SessionManager",
+    "SessionStore",
+    "open_store",
+]

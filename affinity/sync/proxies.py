@@ -1,0 +1,115 @@
+"""The sync forms of the client and of what its calls return."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Final, Self
+
+from affinity import client, conversation, session
+from affinity.records import SessionStore as AsyncSessionStore
+from affinity.session.opening import RunOnLoop
+from affinity.session.stores import RetryingStore
+from affinity.sync.loop import Opening
+from affinity.sync.proxy import Items, Proxy
+
+NOT_HERE: Final = frozenset({"from_provider", "journals"})
+"""Of `affinity.Client`: what belongs to the event loop of another client, and what is for the layers above."""
+
+
+class Client(Proxy, of=client.Client, without=NOT_HERE):
+    """`affinity.Client` for code without an event loop of its own: each call waits for its result.
+
+    ::
+
+        client = affinity.sync.Client("sqlite:///affinity.db")
+        run = client.start(conversation, Opening(topic="tea"), instance_id="chat-17")
+        print(run.wait(timeout=60))
+
+    The first call opens it, or the beginning of a ``with``. `close` ends it, or the end of the ``with``; or the garbage
+    collector, when neither it nor a handle of it is in use; or the end of the process. Any thread may use it, also one
+    that runs an event loop, which waits meanwhile. Ctrl-C ends a call that waits.
+
+    A client that was not used before a fork opens in each process by its first call there. One that was open raises
+    `ClientForked` in the child.
+    """
+
+    def __init__(self, url: str) -> None:
+        """A client of the database at ``url``.
+
+        Raises:
+            InvalidUrl, ConnectionLost, AccessDenied, SchemaMismatch: by the first call, as `affinity.Client`.
+        """
+        opened = client.Client(url)
+        super().__init__(Opening(opened), opened)
+
+    def _target(self) -> Any:
+        return self._opening.open()
+
+    def __enter__(self) -> Self:
+        self._opening.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close it; later calls raise `ClientError`. A second time nothing happens."""
+        self._opening.close()
+
+
+class Handle(Proxy, of=client.Handle):
+    """`affinity.Handle`, of a sync client."""
+
+
+class ConversationHandle(Proxy, of=conversation.ConversationHandle):
+    """`affinity.ConversationHandle`, of a sync client."""
+
+
+class EventFeed(Items, of=conversation.EventFeed):
+    """`affinity.EventFeed`, of a sync client: for a plain ``for``."""
+
+
+class ReplyStream(Items, of=conversation.ReplyStream):
+    """`affinity.ReplyStream`, of a sync client: for a plain ``for``."""
+
+
+class RequestFeed(Items, of=client.RequestFeed):
+    """`affinity.RequestFeed`, of a sync client: for a plain ``for``."""
+
+
+class SessionManager(Proxy, of=session.SessionManager):
+    """`affinity.SessionManager`, of a sync client."""
+
+
+class SessionStore(Proxy, of=AsyncSessionStore):
+    """`affinity.SessionStore`, of a sync client; also for `Sessions.open_sync` and `Sessions.update_sync`."""
+
+    def on_loop(self) -> tuple[AsyncSessionStore, RunOnLoop]:
+        """The async store, and what runs a function on its event loop."""
+        return self._of, self._run
+
+
+Proxy.forms[RetryingStore] = SessionStore  # which need not be declared as one
+
+
+@contextmanager
+def open_store(url: str) -> Iterator[SessionStore]:
+    """`affinity.open_store` for sync code.
+
+    ::
+
+        with affinity.sync.open_store(url) as store, chats.open_sync("chat-17", store=store) as chat:
+            chat.title = "Tea"
+
+    Raises:
+        InvalidUrl, ConnectionLost, AccessDenied, SchemaMismatch: as `affinity.open_store`.
+    """
+    opening = Opening(client.open_store(url))
+    try:
+        yield SessionStore(opening, opening.open())
+    finally:
+        opening.close()
