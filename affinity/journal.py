@@ -710,7 +710,9 @@ class JournalParticipant(Protocol):
 
 
 class JournalAccess(Protocol):
-    """The journals of a worker's database, for its activities. What only reads, and `append`, is repeated while the database fails."""
+    """The journals of a worker's database, for its activities. What only reads, and `append`, is repeated while the
+    database fails.
+    """
 
     def monotonic(self) -> float:
         """Seconds on a clock that goes as the database's, and never back; its zero means nothing."""

@@ -35,10 +35,8 @@ async def requests_at(
 ) -> Sequence[InheritedRequest]:
     """The requests that were pending at entry ``at``, oldest first; without requests of kinds that ``types`` lack.
 
-    It reads back to the oldest of them: the end of a wake names all that are pending.
-
-    Args:
-        lineage: of the source, nearest first.
+    It reads back to the oldest of them: the end of a wake names all that are pending. ``lineage`` is of the source,
+    nearest first.
     """
     interrupt, merge = 0, _begin_of_merge(lineage, at)
     query = JournalQuery(session_id=source, before=at + 1, kinds=[_INTERRUPT], newest_first=True, limit=1)

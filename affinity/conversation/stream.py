@@ -1,8 +1,9 @@
 """Streams: provisional output of a wake that is running.
 
 A `StreamWriter` belongs to one attempt of one wake. Its parts have numbers from 1, without gaps. The commit of the
-wake, or of a part of it, removes them in its transaction (`JournalWrite.clear_stream`); later ones go on from there. An attempt that fails retracts them. The first part
-of a later attempt removes the parts of earlier attempts, which may have ended with their worker.
+wake, or of a part of it, removes them in its transaction (`JournalWrite.clear_stream`); later ones go on from there. An
+attempt that fails retracts them. The first part of a later attempt removes the parts of earlier attempts, which may
+have ended with their worker.
 
 `Streams` writes the parts of all wakes of a worker: immediately when there was none for a while, then one call about
 each `FLUSH_SECONDS` while there are any. Text that one wake writes between two calls becomes one part.
