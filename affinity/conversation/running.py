@@ -599,7 +599,8 @@ class _Attempt(Generic[S]):
             return None
         keys = await self._revisits_of(last.wake_id)
         inputs = [each for each in self.work.inputs if each.seq <= last.read]
-        due = [each for each in self.work.due if each.key in keys]
+        # A part of it may have requested a later one under a key that it was given: what it has committed stays.
+        due = [each for each in self.work.due if each.key in keys and each.wake_id != last.wake_id]
         if not inputs and not due:
             return None
         self.work = replace(self.work, inputs=inputs, due=due)

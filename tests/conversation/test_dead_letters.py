@@ -126,6 +126,29 @@ async def test_a_revisit_that_fails_holds_up_no_later_input(url: str) -> None:
         assert await talk.revisits() == []
 
 
+async def test_a_revisit_that_a_part_of_the_failed_wake_has_requested_stays(url: str) -> None:
+    """Under the key of the one that the wake was given."""
+    fails = True
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        if not wake.due:
+            wake.revisit(0.01, key="nudge")
+        elif fails:
+            wake.revisit(0.01, key="nudge")
+            await wake.commit()
+            raise ValueError("not yet")
+        else:
+            wake.append(AgentMessage("came back"))
+
+    async with stage(url, handler, retry=ONCE) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("come back"), timeout=30)
+        await until(lambda: status(talk, "failed"))
+        fails = False
+        await until(lambda: talk.history(kinds=[AgentMessage]))
+        assert await _records(talk) == []
+
+
 async def test_the_end_of_a_child_that_cannot_be_read_is_a_dead_letter_too(url: str) -> None:
     """The conversation has settled then; sent again, it is read."""
     broken = True

@@ -386,8 +386,9 @@ BEGIN
           AND NOT EXISTS (SELECT FROM journals j WHERE j.journal_id = _merged AND j.session_id IS NOT NULL) THEN
         RAISE serialization_failure USING MESSAGE = 'the journal was deleted in this moment';
     END IF;
-    -- A wake that has committed since the journal was read has changed the state that was copied.
-    IF EXISTS (
+    -- Requests of later than the end of the base; or a wake that has committed since the journal was read, and has changed the
+    -- state that was copied.
+    IF coalesce(_base_seq < base.last_seq, false) AND _creation ->> 'requests' IS NULL OR EXISTS (
         SELECT FROM journals j WHERE j.journal_id = _base
           AND (j.first_seq, j.processed, j.ended_wake, j.ended_attempt)
               IS DISTINCT FROM (base.first_seq, base.processed, base.ended_wake, base.ended_attempt)) THEN
