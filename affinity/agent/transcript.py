@@ -187,13 +187,13 @@ def in_order(entries: Iterable[JournalEntry], pending: Collection[int]) -> list[
         event = entry.event
         if entry.wake_id is None:
             waiting.append(entry)
-        elif isinstance(event, SpanStarted) and event.read is not None:
+        elif isinstance(event, SpanStarted) and event.read is not None and not entry.is_copied:
             reads.add(entry.wake_id)
             found += [each for each in waiting if each.seq <= event.read]
             waiting = [each for each in waiting if each.seq > event.read]
         elif entry.wake_id in reads:
             found.append(entry)
-        else:  # its beginning is not among these
+        else:  # what it has read is not known: its beginning is not among these, or is from another conversation
             found += [*[each for each in waiting if each.seq not in pending], entry]
             waiting = [each for each in waiting if each.seq in pending]
     return [*found, *waiting]

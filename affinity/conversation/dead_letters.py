@@ -16,6 +16,12 @@ def retry_id(seq: int) -> str:
     return f"retry/{seq}"
 
 
+def retry_of(event_id: str | None) -> int | None:
+    """The number of the dead letter that an entry with this event id sends again; None: it does not."""
+    prefix, _, number = (event_id or "").partition("/")
+    return int(number) if prefix == "retry" and number.isdecimal() else None
+
+
 async def dead_letters(reader: EntryReader) -> Sequence[DeadLetter]:
     """See `ConversationHandle.dead_letters`."""
     found: list[DeadLetter] = []
@@ -29,7 +35,7 @@ async def dead_letters(reader: EntryReader) -> Sequence[DeadLetter]:
 
 async def _letters_of(reader: EntryReader, entry: JournalEntry) -> list[DeadLetter]:
     event = entry.event
-    if not isinstance(event, DeadLetters) or not event.inputs:
+    if not isinstance(event, DeadLetters) or not event.inputs or entry.is_copied:
         return []
     first, last = event.inputs[0], event.inputs[-1]
     named = frozenset(event.inputs)

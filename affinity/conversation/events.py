@@ -448,6 +448,8 @@ class JournalEntry:
     """By the database's clock."""
     payload: str
     """The event as JSON text, as it is stored."""
+    is_copied: bool = False
+    """A merge has it from its right side: numbers in the event are numbers of that conversation."""
 
     @property
     def kind(self) -> str:
@@ -574,6 +576,7 @@ class EventTypes:
             entry.wake_id,
             entry.recorded_at,
             entry.payload,
+            entry.is_copied,
         )
 
 

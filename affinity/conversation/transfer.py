@@ -5,8 +5,10 @@ of state (``record``, as `affinity.session.transfer` has it), its ended wakes (`
 oldest first.
 
 An import makes a conversation with these entries, numbered from 1, and this state. It has no parents; the lineage that
-it had, as far as its nearest ancestors, is kept in its extras. Requests and revisits are not exported. Numbers in
-payloads, such as in the spans of wakes, stay the numbers of the exported conversation.
+it had, as far as its nearest ancestors, is kept in its extras. Requests and revisits are not exported.
+
+Numbers of entries in payloads become the numbers that these entries have now. What a merge had copied has numbers of
+another conversation, so it has none here.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, JsonValue, model_validator
 from pydantic_core import from_json, to_json
 
-from affinity.conversation.events import check_kind
+from affinity.conversation.dead_letters import retry_id, retry_of
+from affinity.conversation.events import DeadLetters, SpanCompleted, SpanStarted, check_kind, kind_of
 from affinity.errors import InvalidInput, problem_of
 from affinity.journal import (
     Description,
@@ -44,6 +47,13 @@ _MOST: Final = 20
 """Ancestors whose ids an import keeps in the extras, which are bounded."""
 
 _KEPT: Final = {"conversation_id", "journal_id", "lineage", "operator", "distance", "created_at", "last_seq"}
+
+_NUMBERS: Final = {
+    kind_of(SpanStarted): ("read",),
+    kind_of(SpanCompleted): ("base", "read", "processed"),
+    kind_of(DeadLetters): ("inputs",),
+}
+"""Fields with numbers of entries, by kind of event."""
 
 _Id = Annotated[str, AfterValidator(partial(check_id, what="it"))]
 
@@ -98,6 +108,7 @@ class _Entry(BaseModel):
     event_id: _Id | None = None
     wake_id: _Id | None = None
     is_input: bool = False
+    is_copied: bool = False  # by a merge
     recorded_at: Time
 
 
@@ -174,17 +185,42 @@ class Imported:
             raise ValueError(f"the event id {entry.event_id!r} comes twice")
         self.seqs.append(entry.seq)
         self.event_ids.update([] if entry.event_id is None else [entry.event_id])
-        payload = to_json(entry.payload).decode()
+        payload = to_json({**entry.payload, **self._numbers(entry)}).decode()
         self.entries.append(
             NewEntry(
                 kind=entry.kind,
                 payload=check_payload(check_depth(payload, "it"), "it"),
-                event_id=entry.event_id,
+                event_id=self._event_id(entry),
                 wake_id=entry.wake_id,
                 is_input=entry.is_input,
                 recorded_at=entry.recorded_at,
             )
         )
+
+    def _numbers(self, entry: _Entry) -> dict[str, JsonValue]:
+        """The fields with numbers of entries, with the numbers that these have now."""
+        found: dict[str, JsonValue] = {}
+        for name in _NUMBERS.get(entry.kind, ()):
+            match entry.payload.get(name):
+                case int(number):
+                    found[name] = None if entry.is_copied else bisect_right(self.seqs, number)
+                case list(numbers):
+                    kept = [self._place(each) for each in numbers if isinstance(each, int) and not entry.is_copied]
+                    found[name] = [each for each in kept if each is not None]
+        return found
+
+    def _event_id(self, entry: _Entry) -> str | None:
+        """Of a dead letter that was sent again, with the number that this has now."""
+        number = retry_of(entry.event_id)
+        if number is None:
+            return entry.event_id
+        place = None if entry.is_copied else self._place(number)
+        return None if place is None else retry_id(place)
+
+    def _place(self, number: int) -> int | None:
+        """The number that an entry has now; None: it is not there."""
+        place = bisect_right(self.seqs, number)
+        return place if place and self.seqs[place - 1] == number else None
 
 
 def lineage_lines(lineage: Sequence[JournalLineage], page: JournalPage, usage: Mapping[str, JsonValue]) -> list[str]:
@@ -214,6 +250,7 @@ def entry_line(entry: Entry) -> str:
         "event_id": entry.event_id,
         "wake_id": entry.wake_id,
         "is_input": entry.is_input,
+        "is_copied": entry.is_copied,
         "recorded_at": entry.recorded_at,
     }
     return f'{{"entry":{to_json(about).decode()[:-1]},"payload":{entry.payload}}}}}'

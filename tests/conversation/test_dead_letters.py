@@ -11,6 +11,7 @@ import affinity
 from affinity import AgentMessage, RetryPolicy, UserMessage
 from affinity.conversation import ChildEnded, DeadLetters
 from affinity.errors import InvalidInput, UnknownEntry, WakeFailed
+from affinity.journal import JournalRetention
 from tests.conversation.application import Chat, make, stage, status, until
 
 pytestmark = pytest.mark.anyio
@@ -57,6 +58,29 @@ async def test_later_inputs_go_on_behind_a_poisoned_one(url: str) -> None:
         with pytest.raises(UnknownEntry, match="is no dead letter"):
             await talk.retry(number)
         assert (await on.state()).received == ["one", "two", "poison"]
+
+
+async def test_an_import_has_the_dead_letters_with_their_numbers_there(url: str) -> None:
+    """Entries before them are gone. A merge has none of its right side, whose numbers are of other entries there."""
+    handler = Poisoned()
+    async with stage(url, handler.handle, retry=ONCE) as on:
+        talk, copy, other = on.talk(), on.talk("copy"), on.talk("other")
+        await talk.ask(UserMessage("one"), timeout=30)
+        with pytest.raises(WakeFailed):
+            await talk.ask(UserMessage("poison"), timeout=30)
+        await talk.ask(UserMessage("two"), timeout=30)
+        (letter,) = await talk.dead_letters()
+        handler.broken = False
+        await talk.reply(await talk.retry(letter.seq), timeout=30)
+        await on.client.journals.prune(JournalRetention(entries=20), 0, dry_run=False)
+        await copy.import_([line async for line in talk.export()])
+        (copied,) = await copy.dead_letters()
+        assert (copied.event, copied.error, copied.seq < letter.seq) == (letter.event, letter.error, True)
+        (again,) = await copy.history(around=copied.retried_as, limit=1)
+        assert (again.event, again.seq > copied.seq) == (letter.event, True)
+        await other.ask(UserMessage("three"), timeout=30)
+        assert await (await other.merge("c", into="right")).dead_letters() == []
+        assert len(await (await talk.merge("other", into="left")).dead_letters()) == 1
 
 
 async def test_the_wakes_say_which_inputs_each_has_processed(url: str) -> None:
