@@ -6,7 +6,7 @@ for an answer, or has one now, is known however long ago it was made.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -23,7 +23,6 @@ from affinity.conversation.events import (
     JournalEntry,
     JournalEvent,
     RequestEvent,
-    SpanStarted,
     ToolConfirmation,
     ToolResult,
     ToolUse,
@@ -32,6 +31,7 @@ from affinity.conversation.events import (
     kind_of,
 )
 from affinity.conversation.trace import TRACE_KINDS
+from affinity.conversation.views import EndedWake
 from affinity.errors import InvalidOptions
 from affinity.tasks import call_any
 
@@ -123,6 +123,10 @@ class TranscriptWake(Protocol):
         """The last entries of the journal, oldest first; of these kinds, and of this wake."""
         ...
 
+    async def wakes(self, *, after: int, limit: int) -> Sequence[EndedWake]:
+        """How wakes have ended whose last entry is behind ``after``, oldest first."""
+        ...
+
 
 class PendingRequest(Protocol):
     """A request that is not answered yet."""
@@ -161,8 +165,9 @@ async def read_transcript(wake: TranscriptWake, render: Render, window: ContextW
 
 async def _entries(wake: TranscriptWake, render: Render, *, find_summary: bool) -> list[JournalEntry]:
     history = await wake.history(last=HISTORY)
-    known, pending = {entry.seq for entry in history}, {entry.seq for entry in wake.pending}
-    entries = in_order([*history, *(entry for entry in wake.pending if entry.seq not in known)], pending)
+    known, others = {entry.seq for entry in history}, [each for each in history if each.wake_id not in {None, wake.id}]
+    ended = await wake.wakes(after=others[0].seq - 1, limit=HISTORY) if others else []
+    entries = in_order([*history, *(entry for entry in wake.pending if entry.seq not in known)], ended)
     summary = [entry for entry in history if isinstance(entry.event, ContextSummary)][-1:]
     if find_summary and not summary:
         summary = [*await wake.history(last=1, kinds=[kind_of(ContextSummary)])]
@@ -176,26 +181,25 @@ async def _entries(wake: TranscriptWake, render: Render, *, find_summary: bool) 
     return [*summary, *entries]
 
 
-def in_order(entries: Iterable[JournalEntry], pending: Collection[int]) -> list[JournalEntry]:
+def in_order(entries: Iterable[JournalEntry], ended: Iterable[EndedWake]) -> list[JournalEntry]:
     """Entries of a journal in the order in which they were known: in the journal, an input that came while a wake ran
-    stands before the entries of that wake. ``pending``: numbers of the inputs of the wake that asks.
+    stands before the entries of that wake. A wake without an end, which runs or was cancelled, has read what stands
+    before its first entry.
     """
     found: list[JournalEntry] = []
     waiting: list[JournalEntry] = []  # inputs that no wake has read so far
-    reads: set[str] = set()  # wakes that say what they have read
+    first: dict[str, int] = {}
+    ends: defaultdict[str, list[EndedWake]] = defaultdict(list)
+    for end in ended:
+        ends[end.wake_id].append(end)
     for entry in entries:
-        event = entry.event
         if entry.wake_id is None:
             waiting.append(entry)
-        elif isinstance(event, SpanStarted) and event.read is not None and not entry.is_copied:
-            reads.add(entry.wake_id)
-            found += [each for each in waiting if each.seq <= event.read]
-            waiting = [each for each in waiting if each.seq > event.read]
-        elif entry.wake_id in reads:
-            found.append(entry)
-        else:  # what it has read is not known: its beginning is not among these, or is from another conversation
-            found += [*[each for each in waiting if each.seq not in pending], entry]
-            waiting = [each for each in waiting if each.seq in pending]
+            continue
+        begun = first.setdefault(entry.wake_id, entry.seq)
+        read = next((each.read for each in ends[entry.wake_id] if each.seq >= entry.seq), begun)
+        found += [*[each for each in waiting if each.seq <= read], entry]
+        waiting = [each for each in waiting if each.seq > read]
     return [*found, *waiting]
 
 

@@ -281,6 +281,7 @@ class ConversationIdle(JournalEvent):
     stop_reason: StopReason
     requests: list[str] = Field(default_factory=list)  # ids of the pending ones
     error: SpanError | None = None
+    revisits: list[str] = Field(default_factory=list)  # of a wake that has failed: keys of the ones that it was given
     kind: Literal["conversation.idle"] = "conversation.idle"
 
 

@@ -18,16 +18,27 @@ from affinity import errors
 from affinity.async_block import ClosedBlock
 from affinity.client.changes import ChangeScope
 from affinity.client.journals import Journals
-from affinity.conversation.events import EventTypes, JournalEntry
+from affinity.conversation.events import (
+    ConversationIdle,
+    ConversationStatusChanged,
+    EventTypes,
+    JournalEntry,
+    SpanCompleted,
+    SpanStarted,
+    kind_of,
+)
 from affinity.conversation.stream import Retracted, Streamed, ToolEnded, ToolStarted, read_part
-from affinity.conversation.trace import WAKE_SPAN
 from affinity.errors import EntriesRemoved, UnknownConversation
 from affinity.journal import Entry, JournalPage, JournalQuery, StreamCursor
 from affinity.limits import MAX_PAGE, check_id
 from affinity.provider.contract import FINISHED
 from affinity.records import frozen
 
-SPAN_COMPLETED: Final = "span.completed"
+ATTEMPT_ENDS: Final = frozenset({kind_of(ConversationIdle), kind_of(ConversationStatusChanged)})
+"""Kinds of the last entry of an attempt of a wake."""
+
+_SPANS: Final = frozenset({kind_of(SpanStarted), kind_of(SpanCompleted)})
+
 FeedItem: TypeAlias = JournalEntry | Streamed | ToolStarted | ToolEnded | Retracted
 """An item of a feed: an entry, or provisional output, or the notice that such output is void."""
 
@@ -122,7 +133,7 @@ def fields_of(entry: Entry) -> dict[str, Any]:
 
 
 class PageReader:
-    """Turns pages into items. It does no I/O.
+    """Turns pages into items.
 
     Args:
         types: of the events.
@@ -143,10 +154,13 @@ class PageReader:
         return JournalQuery(
             session_id=session_id,
             after=self.position.seq,
-            kinds=self._kinds | {SPAN_COMPLETED} if self._kinds and self._stream else self._kinds,
+            kinds=self._kinds | ATTEMPT_ENDS if self._kinds and self._stream else self._kinds,
             limit=MAX_PAGE,
             stream=self.position.stream if self._stream else None,
         )
+
+    async def prepare(self, page: JournalPage, journals: Journals) -> None:
+        """Read what the items of the page need besides it."""
 
     def is_last(self, page: JournalPage) -> bool:
         """Whether nothing follows the page, of which there is no more now."""
@@ -179,9 +193,10 @@ class PageReader:
 
 def _is_replaced(page: JournalPage, wake_id: str) -> bool:
     """Whether the entries of a wake are its result, not the trace of an attempt that has failed or was cancelled."""
-    ends = [fields_of(each) for each in page.entries if each.kind == SPAN_COMPLETED and each.wake_id == wake_id]
-    results = [span.get("result", "ok") for span in ends if span.get("span") == WAKE_SPAN]
-    return results[-1:] in ([], ["ok"])  # none: it is on a later page
+    own = [each for each in page.entries if each.wake_id == wake_id]
+    if ends := [each for each in own if each.kind in ATTEMPT_ENDS]:
+        return fields_of(ends[-1]).get("stop_reason", "failed") != "failed"
+    return page.more or any(each.kind not in _SPANS for each in own)
 
 
 class EventFeed(ClosedBlock, AsyncIterator[FeedItem]):
@@ -311,6 +326,7 @@ class EventFeed(ClosedBlock, AsyncIterator[FeedItem]):
             self._check_first(page)
         elif page.journal_id != self._journal_id:
             raise unknown_conversation(self._conversation_id)
+        await self._reader.prepare(page, self._journals)
         self._journal_id = page.journal_id
         self._page, self._items = page, self._reader.read(page)
         return True

@@ -46,19 +46,17 @@ from affinity.conversation.kinds import (
     interrupt_message,
     terminate_message,
 )
-from affinity.conversation.reading import DEFAULT_ENTRIES, all_entries, check_seq, kinds_of
+from affinity.conversation.reading import check_seq, kinds_of
 from affinity.conversation.reply import Reply, check_awaited
 from affinity.conversation.reply_stream import ReplyPageReader, ReplyStream
 from affinity.conversation.settling import settled_reply
 from affinity.conversation.trace import traceparent
 from affinity.conversation.views import (
     DeadLetter,
-    EndedWake,
     PendingRequest,
     PendingRevisit,
     request_of,
     revisit_of,
-    wake_of,
 )
 from affinity.conversation.wake_parts import blocked_journals, waiting_for
 from affinity.errors import Explanation, WaitTimeout
@@ -240,11 +238,11 @@ class ConversationHandle(CreationCalls["ConversationHandle"]):
     ) -> tuple[int, EventFeed]:
         seq = await (self._anchor(event_id) if event is None else self.send(event, event_id=event_id, **about))
         position = after if after.seq >= seq else read_position(seq)
-        pages = ReplyPageReader(self._kind.types, position, seq)
+        last = None
         if position.seq > seq:
-            given = JournalQuery(session_id=self.conversation_id, after=seq, before=position.seq + 1, limit=MAX_PAGE)
-            async for entry in all_entries(self._client.journals.read, given):
-                pages.note(self._types.read(entry))
+            last = (await self._page(JournalQuery(session_id=self.conversation_id, reply_to=seq, limit=1))).wake
+        has_failed = last is not None and last.outcome == "failed"
+        pages = ReplyPageReader(self._kind.types, position, self.conversation_id, seq, has_failed=has_failed)
         return seq, self._feed(pages, position, follow=True)
 
     async def reply(self, seq: int, *, timeout: float | None = None) -> Reply:
@@ -366,27 +364,6 @@ class ConversationHandle(CreationCalls["ConversationHandle"]):
         entry = self._entry(event, self._client.journals.new_event_id(), is_input=False)
         await self._append(self._new(entry=entry, message=RESUME_MESSAGE))
         return True
-
-    async def wakes(
-        self, *, after: int = 0, newest_first: bool = False, limit: int = DEFAULT_ENTRIES
-    ) -> Sequence[EndedWake]:
-        """How its wakes have ended, in order: a page of attempts whose last entry is behind ``after``, as far as
-        retention has kept that entry. The `EndedWake.seq` of the last one, as ``after``, gives the next page.
-
-        Args:
-            after: number of an entry.
-            newest_first: the newest ones, newest first.
-            limit: attempts at most, from 1 to `limits.MAX_PAGE`.
-
-        Raises:
-            InvalidInput: a number out of range.
-        """
-        if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
-            raise errors.InvalidInput(f"a page has from 1 to {MAX_PAGE} wakes, not {limit!r}")
-        found = await self._client.journals.wakes(
-            self.conversation_id, check_seq(after), newest_first=newest_first, limit=limit
-        )
-        return [wake_of(each) for each in found]
 
     async def dead_letters(self) -> Sequence[DeadLetter]:
         """The inputs of wakes that have failed for good, which later wakes have gone on behind, oldest first; as far as

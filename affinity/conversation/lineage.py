@@ -27,7 +27,7 @@ from affinity.conversation.events import AgentMessage, Content, JournalEntry, Us
 from affinity.conversation.follow import entries_removed
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind
 from affinity.conversation.past_requests import requests_at
-from affinity.conversation.reading import all_entries, all_wakes
+from affinity.conversation.reading import LineageReads, all_entries, all_wakes
 from affinity.conversation.transfer import Imported, entry_line, lineage_lines, record_line, wake_line
 from affinity.conversation.usage import Share, Spent, Tally, extras_of, spent_before, total_of, united
 from affinity.journal import (
@@ -38,7 +38,6 @@ from affinity.journal import (
     JournalPage,
     JournalQuery,
     JournalRange,
-    JournalWake,
     LineageKind,
     NewEntry,
 )
@@ -86,24 +85,6 @@ class MadeBy(TypedDict, total=False):
     beside: bool | None
 
 
-class LineageReads(Protocol):
-    """Reads of journals."""
-
-    def read(self, query: JournalQuery, /) -> Awaitable[JournalPage | None]:
-        """A page of a journal."""
-        ...
-
-    def lineage(self, session_id: str, /) -> Awaitable[Sequence[JournalLineage]]:
-        """A journal and its ancestors."""
-        ...
-
-    def wakes(
-        self, session_id: str, /, after: int = 0, *, newest_first: bool = False, limit: int = MAX_PAGE
-    ) -> Awaitable[Sequence[JournalWake]]:
-        """How wakes of a journal have ended."""
-        ...
-
-
 class LineageState(Protocol):
     """The access to the states of a kind that a `CreationPlanner` needs."""
 
@@ -142,7 +123,7 @@ class CreationPlanner:
         in_wake: bool = False,
     ) -> None:
         """``in_wake``: entries are added before the creations are applied."""
-        self._kind, self._reads, self._states, self._records = kind, reads, states, records
+        self._kind, self.reads, self._states, self._records = kind, reads, states, records
         self._in_wake = in_wake
 
     async def fork(
@@ -164,7 +145,7 @@ class CreationPlanner:
             copies = at == page.last_seq and not self._in_wake
             if not copies:
                 state = await self._using(source, await self._rebuilt(source, new_id, at))
-                requests = await requests_at(self.page, self._kind.types, source, at, [own, *ancestors])
+                requests = await requests_at(self.reads, self._kind.types, source, at, [own, *ancestors])
         if copies and self._states is not None and not self._in_wake:  # a wake has loaded it
             for record in await self._records.ancestors(source, 1):
                 self._states.check_version(record)
@@ -274,7 +255,7 @@ class CreationPlanner:
             yield line
         if record is not None:
             yield record_line(record)
-        async for wake in all_wakes(self._reads.wakes, source):
+        async for wake in all_wakes(self.reads.wakes, source):
             if wake.seq <= page.last_seq:
                 yield wake_line(wake)
         head, after, more = page, 0, True
@@ -317,11 +298,11 @@ class CreationPlanner:
 
     async def is_taken(self, new_id: str) -> bool:
         """Whether there is a journal, or a record of state, of this id."""
-        return bool(await self._reads.lineage(new_id)) or await self._records.load(new_id) is not None
+        return bool(await self.reads.lineage(new_id)) or await self._records.load(new_id) is not None
 
     async def has_made(self, creation: JournalCreation) -> bool:
         """Whether a journal that the same operator has made from the same parents is the one of this creation, too."""
-        found = await self._reads.lineage(creation.session_id)
+        found = await self.reads.lineage(creation.session_id)
         return not found or _is_made_by(creation, found[0])
 
     async def ancestors(self, source: str) -> Sequence[Ancestor]:
@@ -362,7 +343,7 @@ class CreationPlanner:
             UnknownConversation: there is none.
             ConversationKindMismatch: it is of another kind.
         """
-        page = await self._reads.read(query)
+        page = await self.reads.read(query)
         if page is None:
             raise errors.UnknownConversation(query.session_id, "there is no such conversation")
         if page.kind != self._kind.name:
@@ -372,7 +353,7 @@ class CreationPlanner:
         return page
 
     async def _lineage(self, source: str) -> Sequence[JournalLineage]:
-        found = await self._reads.lineage(source)
+        found = await self.reads.lineage(source)
         if not found:
             raise errors.UnknownConversation(source, "there is no such conversation")
         if found[0].kind != self._kind.name:

@@ -10,10 +10,12 @@ from pydantic import JsonValue
 from affinity.client import Client
 from affinity.conversation.kinds import ConversationKind
 from affinity.conversation.lineage import Ancestor, CreationPlanner, LineageState, MadeBy, Summarise, check_creation
-from affinity.conversation.reading import EntryReader, Read
+from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader, Read, check_seq
 from affinity.conversation.transfer import read_lines
-from affinity.errors import ConversationExists, QuotaExceeded
+from affinity.conversation.views import EndedWake, wake_of
+from affinity.errors import ConversationExists, InvalidInput, QuotaExceeded
 from affinity.journal import JournalCreation
+from affinity.limits import MAX_PAGE
 from affinity.paging import uninterrupted
 from affinity.session.transfer import ImportTimes, check_choice
 
@@ -31,6 +33,26 @@ class CommonCalls(EntryReader, Generic[M]):
     def __init__(self, read: Read, kind: ConversationKind, planner: CreationPlanner, conversation_id: str) -> None:
         super().__init__(read, kind.types, conversation_id)
         self._kind, self._planner = kind, planner
+
+    async def wakes(
+        self, *, after: int = 0, newest_first: bool = False, limit: int = DEFAULT_ENTRIES
+    ) -> Sequence[EndedWake]:
+        """How its wakes have ended, in order: a page of attempts whose last entry is behind ``after``, as far as
+        retention has kept that entry. The `EndedWake.seq` of the last one, as ``after``, gives the next page.
+
+        Args:
+            after: number of an entry.
+            newest_first: the newest ones, newest first.
+            limit: attempts at most, from 1 to `limits.MAX_PAGE`.
+
+        Raises:
+            InvalidInput: a number out of range.
+        """
+        if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
+            raise InvalidInput(f"a page has from 1 to {MAX_PAGE} wakes, not {limit!r}")
+        read = self._planner.reads.wakes
+        found = await read(self.conversation_id, check_seq(after), newest_first=newest_first, limit=limit)
+        return [wake_of(each) for each in found]
 
     async def fork(self, new_id: str, *, at: int | None = None, **made_by: Unpack[MadeBy]) -> M:
         """A conversation that goes on from an entry of this one. The cost does not grow with the length. It has the

@@ -16,22 +16,19 @@ from affinity.conversation.events import (
     EventTypes,
     RequestEvent,
     RequestExpired,
-    SpanStarted,
     UserInterrupt,
     kind_of,
 )
-from affinity.conversation.reading import Read, all_entries
+from affinity.conversation.reading import LineageReads, Read, all_entries
 from affinity.journal import Entry, InheritedRequest, JournalLineage, JournalQuery
-from affinity.limits import MAX_PAGE
 
 _INTERRUPT: Final = kind_of(UserInterrupt)
-_STARTED: Final = kind_of(SpanStarted)
 _CHANGES: Final = (RequestEvent, AnswerEvent, RequestExpired, ConversationIdle, ConversationStatusChanged)
 """Events that make requests, resolve them, or name the pending ones."""
 
 
 async def requests_at(
-    read: Read, types: EventTypes, source: str, at: int, lineage: Sequence[JournalLineage]
+    reads: LineageReads, types: EventTypes, source: str, at: int, lineage: Sequence[JournalLineage]
 ) -> Sequence[InheritedRequest]:
     """The requests that were pending at entry ``at``, oldest first; without requests of kinds that ``types`` lack.
 
@@ -40,13 +37,13 @@ async def requests_at(
     """
     interrupt, merge = 0, _begin_of_merge(lineage, at)
     query = JournalQuery(session_id=source, before=at + 1, kinds=[_INTERRUPT], newest_first=True, limit=1)
-    async for last in all_entries(read, query):
+    async for last in all_entries(reads.read, query):
         interrupt = 0 if last.is_copied else last.seq  # what is copied stands before all requests of a merge
         break
     found = []
-    async for request_id, entry in _unresolved(read, types, source, max(interrupt, merge), at):
-        first, processed = await _begin_of_wake(read, types, source, entry)
-        if processed >= interrupt:
+    async for request_id, entry in _unresolved(reads.read, types, source, max(interrupt, merge), at):
+        first = await _first_entry(reads, source, entry)
+        if not interrupt or await _has_read(reads, source, entry, first, interrupt):
             found.append(
                 InheritedRequest(request_id, entry.kind, entry.payload, entry.wake_id, first, entry.recorded_at)
             )
@@ -91,12 +88,15 @@ async def _unresolved(
             return
 
 
-async def _begin_of_wake(read: Read, types: EventTypes, source: str, entry: Entry) -> tuple[int, int]:
-    """The first entry of the wake that has made a request, and the number up to which it has read the inputs."""
-    query = JournalQuery(session_id=source, before=entry.seq, kinds=[_STARTED], wake_id=entry.wake_id, limit=MAX_PAGE)
-    first, processed = entry.seq, 0
-    async for each in all_entries(read, query):
-        begun = types.decode(each.kind, each.payload)
-        if isinstance(begun, SpanStarted) and begun.read is not None:
-            first, processed = min(first, each.seq), begun.read
-    return first, processed
+async def _first_entry(reads: LineageReads, source: str, entry: Entry) -> int:
+    """Number of the first entry of the wake that has made a request."""
+    page = await reads.read(JournalQuery(session_id=source, before=entry.seq, wake_id=entry.wake_id, limit=1))
+    return page.entries[0].seq if page is not None and page.entries else entry.seq
+
+
+async def _has_read(reads: LineageReads, source: str, entry: Entry, first: int, interrupt: int) -> bool:
+    """Whether the wake that has made a request had read an interrupt. A wake without an end, which runs or was
+    cancelled, has read what was there before its first entry.
+    """
+    end = next(iter(await reads.wakes(source, entry.seq - 1, limit=1)), None)
+    return (first if end is None or end.wake_id != entry.wake_id else end.read + 1) > interrupt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from affinity.conversation.events import (
     DefineOutcome,
@@ -16,11 +16,30 @@ from affinity.conversation.events import (
     kind_of,
 )
 from affinity.errors import InvalidInput, UnknownConversation, UnknownEntry
-from affinity.journal import Entry, JournalPage, JournalQuery, JournalWake
+from affinity.journal import Entry, JournalLineage, JournalPage, JournalQuery, JournalWake
 from affinity.limits import MAX_PAGE, check_id
 
 Read: TypeAlias = Callable[[JournalQuery], Awaitable[JournalPage | None]]
 ReadWakes: TypeAlias = Callable[[str, int], Awaitable[Sequence[JournalWake]]]
+
+
+class LineageReads(Protocol):
+    """Reads of journals."""
+
+    def read(self, query: JournalQuery, /) -> Awaitable[JournalPage | None]:
+        """A page of a journal."""
+        ...
+
+    def lineage(self, session_id: str, /) -> Awaitable[Sequence[JournalLineage]]:
+        """A journal and its ancestors."""
+        ...
+
+    def wakes(
+        self, session_id: str, /, after: int = 0, *, newest_first: bool = False, limit: int = MAX_PAGE
+    ) -> Awaitable[Sequence[JournalWake]]:
+        """How wakes of a journal have ended."""
+        ...
+
 
 DEFAULT_ENTRIES: Final = 100
 

@@ -1,26 +1,26 @@
 """The reply to an input as it comes: what the wakes that have read the input stream and commit, then the reply.
 
-An attempt of a wake says up to which number it has read the inputs: in its first entry, and in the first part of its
-stream, before it has committed anything. So a reader knows which parts belong to its input.
+An attempt of a wake says up to which number it has read the inputs: in the first part of its stream, in a step with its
+first commit, and when it has ended (`JournalWake`). So a reader knows what belongs to its input.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Self, TypeAlias
+from typing import ClassVar, Self, TypeAlias
 
 import anyio
 
 from affinity.async_block import ClosedBlock
-from affinity.conversation.events import ConversationIdle, EventTypes, JournalEntry, SpanCompleted, SpanStarted
+from affinity.client.journals import Journals
+from affinity.conversation.events import ConversationIdle, EventTypes, JournalEntry
 from affinity.conversation.follow import EventFeed, FeedItem, FeedPosition, PageReader
 from affinity.conversation.reply import Reply
+from affinity.conversation.steps import PART
 from affinity.conversation.stream import Retracted, inputs_read
 from affinity.conversation.wake_parts import waiting_for
-from affinity.journal import JournalPage
-
-_UNREAD: Final = -1
+from affinity.journal import Entry, JournalPage, JournalWake, StreamPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,58 +44,86 @@ class ReplyPageReader(PageReader):
     Args:
         types: of the events.
         position: from which on. A stream that it is within is of such a wake.
+        conversation_id: of the conversation.
         seq: number of the input.
+        has_failed: the last entry so far says that such a wake has failed for good.
     """
 
-    def __init__(self, types: EventTypes, position: FeedPosition, seq: int) -> None:
+    def __init__(
+        self, types: EventTypes, position: FeedPosition, conversation_id: str, seq: int, *, has_failed: bool
+    ) -> None:
         super().__init__(types, position, (), stream=True)
-        self._seq = seq
-        self._read = dict[str, int]()  # by wake: up to which number its last attempt has read the inputs
-        self._processed_by: str | None = None
-        self._has_failed = False  # the last entry so far says so
-        self._is_streaming = False  # parts were given, and are not void
-        if position.stream.wake_id:
-            self._read[position.stream.wake_id] = seq
-            self._is_streaming = True
+        self._conversation_id, self._seq = conversation_id, seq
+        self._ends: dict[int, JournalWake] = {}  # attempts of wakes, by their last entry
+        self._running: set[str] = {position.stream.wake_id} - {""}  # wakes that have read the input, and run
+        self._others: set[tuple[str, int]] = set()  # attempts that stream, and have not
+        self._has_failed = has_failed
+        self._is_streaming = bool(self._running)  # parts were given, and are not void
 
     def is_last(self, page: JournalPage) -> bool:
         """Whether the reply is there, or no wake is to try again."""
         return page.processed >= self._seq or self._has_failed or super().is_last(page)
+
+    async def prepare(self, page: JournalPage, journals: Journals) -> None:
+        """Read which wakes have read the input, as far as streams have not said it: how they have ended; and of one
+        that runs, what its commits say.
+        """
+        if unknown := self._unknown(page):
+            await self._read_ends(unknown, journals)
+        running = {each.wake_id for each in self._unknown(page)}
+        running |= {each.wake_id for each in page.stream if not self._is_known(each)}
+        if running and page.processed < self._seq:
+            work = await journals.pending(self._conversation_id)
+            parts = [each for each in (work.steps if work else ()) if each.key == PART and each.wake_id in running]
+            self._running |= {each.wake_id for each in parts if int(each.result or 0) >= self._seq}
+            if unknown := self._unknown(page):  # it may have ended meanwhile
+                await self._read_ends(unknown, journals)
+
+    async def _read_ends(self, entries: Sequence[Entry], journals: Journals) -> None:
+        self._ends |= {each.seq: each for each in await journals.wakes(self._conversation_id, entries[0].seq - 1)}
+
+    def _unknown(self, page: JournalPage) -> Sequence[Entry]:
+        return [each for each in page.entries if each.wake_id and self._has_read(each.wake_id, each.seq) is None]
+
+    def _is_known(self, part: StreamPart) -> bool:
+        known = part.wake_id in self._running or (part.wake_id, part.attempt) in self._others
+        return known or inputs_read(part) is not None
 
     def read(self, page: JournalPage) -> Iterator[FeedItem]:
         """The items of a page that belong to the input."""
         for item in super().read(page):
             match item:
                 case JournalEntry():
-                    self.note(item)
-                    is_given = self._concerns(item.wake_id)
+                    is_given = item.wake_id is not None and bool(self._has_read(item.wake_id, item.seq))
+                    event = item.event
+                    self._has_failed = (
+                        is_given and isinstance(event, ConversationIdle) and event.stop_reason == "failed"
+                    )
                 case Retracted():
                     is_given, self._is_streaming = self._is_streaming, False
                 case _:
-                    is_given = self._concerns(item.wake_id)
+                    is_given = item.wake_id in self._running
                     self._is_streaming |= is_given
             if is_given:
                 yield item
 
-    def note(self, entry: JournalEntry) -> None:
-        """Take what an entry says of its wake."""
-        wake_id, event = entry.wake_id, entry.event
-        if wake_id is not None and isinstance(event, SpanStarted) and event.read is not None:
-            self._read[wake_id] = event.read
-        is_ours = self._concerns(wake_id)
-        self._has_failed = is_ours and isinstance(event, ConversationIdle) and event.stop_reason == "failed"
-        if is_ours and isinstance(event, SpanCompleted) and (event.processed or 0) >= self._seq:
-            self._processed_by = wake_id
-
-    def _concerns(self, wake_id: str | None) -> bool:
-        if wake_id is None or self._processed_by not in {None, wake_id}:
-            return False
-        return self._read.get(wake_id, _UNREAD) >= self._seq
+    def _has_read(self, wake_id: str, seq: int) -> bool | None:
+        """Whether the attempt of a wake that has written an entry had read the input, which no wake had processed
+        before; None: not known.
+        """
+        for end in self._ends.values():
+            if end.wake_id == wake_id and end.seq >= seq:
+                return end.base < self._seq <= end.read
+        return True if wake_id in self._running else None
 
     def _read_stream(self, page: JournalPage) -> Iterator[FeedItem]:
         for part in page.stream:
             if (read := inputs_read(part)) is not None:
-                self._read[part.wake_id] = read
+                self._running.discard(part.wake_id)
+                if page.processed < self._seq <= read:
+                    self._running.add(part.wake_id)
+            if part.wake_id not in self._running:
+                self._others.add((part.wake_id, part.attempt))
         yield from super()._read_stream(page)
 
 

@@ -67,7 +67,7 @@ interrupts does not count; the next one has a greater epoch, so its number is gr
 """
 
 USER_INTERRUPT: Final = kind_of(ev.UserInterrupt)
-SPAN_STARTED: Final = kind_of(ev.SpanStarted)
+IDLE: Final = kind_of(ev.ConversationIdle)
 
 TOO_MANY_ENDS: Final = (
     f"the ends of other delegations by the same wake have its result, and as many bytes as they may: "
@@ -576,7 +576,8 @@ class _Attempt(Generic[S]):
     def _close_trace(self, error: ev.SpanError, pause: float | None) -> WakeOutcome:
         self._end("failed" if pause is None else "retried", error)
         if pause is None:
-            self.writing.note(ev.ConversationIdle("failed", [each.request_id for each in self.work.requests], error))
+            requests, revisits = [each.request_id for each in self.work.requests], [each.key for each in self.work.due]
+            self.writing.note(ev.ConversationIdle("failed", requests, error, revisits))
             for each in self.delegations:
                 self._notify_parent(each, "failed", error=error)
             self.delegations = []
@@ -621,10 +622,11 @@ class _Attempt(Generic[S]):
         return outcome
 
     async def _revisits_of(self, wake_id: str) -> Collection[str]:
-        """Keys of the revisits that a wake was given."""
-        query = JournalQuery(session_id=self.writing.session_id, wake_id=wake_id, kinds=[SPAN_STARTED], limit=MAX_PAGE)
-        begins = [from_json(each.payload) async for each in all_entries(self.journals.read, query)]
-        return {key for each in begins if each["span"] == WAKE_SPAN for key in each.get("revisits", ())}
+        """Keys of the revisits that a wake was given, which has failed."""
+        me = self.writing.session_id
+        query = JournalQuery(session_id=me, wake_id=wake_id, kinds=[IDLE], newest_first=True, limit=1)
+        page = await self.journals.read(query)
+        return {key for each in (page.entries if page else ()) for key in from_json(each.payload).get("revisits", ())}
 
     # -- the end of the conversation
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Final
 
+from affinity.conversation.steps import part_step
 from affinity.conversation.wake_parts import WakeParts
 from affinity.journal import NewEntry
 from affinity.orchestration import ActivityCancelledSignal
@@ -55,7 +56,7 @@ async def _commit_spans(parts: WakeParts) -> None:
     if not count or parts.writing.creations:  # these begin with what the wake has processed
         return
     shown = entries[:count] = trace[:count] = [_once(parts, each) for each in entries[:count]]
-    part = parts.writing.part(entries=shown)
+    part = parts.writing.part(entries=shown, steps=[part_step(parts)])
     try:
         await parts.context.commit_part(journal=part)
     except (Exception, ActivityCancelledSignal) as error:

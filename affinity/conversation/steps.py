@@ -44,6 +44,11 @@ PART: Final = "part"
 logger: logging.Logger = logging.getLogger("affinity.conversation")
 
 
+def part_step(parts: WakeParts) -> Step:
+    """The step of a part: readers learn up to which number its attempt has read the inputs."""
+    return Step(parts.wake_id, PART, result=str(parts.writing.processed))
+
+
 class WakeSteps:
     """The steps of one attempt of a wake, and of the attempts before it."""
 
@@ -203,8 +208,8 @@ class WakeSteps:
         async def commit(state: Any) -> None:
             if state is None and not self._writing.has_additions:
                 return
-            if PART not in self._done:
-                self._add(Step(self._parts.wake_id, PART))
+            if (step := part_step(self._parts)) != self._done.get(PART):
+                self._add(step)
             part = self._writing.take_part()
             gone = {id(each) for each in part.entries}
             self._parts.trace.entries[:] = [each for each in self._parts.trace.entries if id(each) not in gone]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -13,12 +14,14 @@ import pytest
 from pydantic import BaseModel, PlainValidator, WithJsonSchema
 
 from affinity.agent import ContextWindow, LoopResult, ModelReply, ModelRequest, Tool, ToolCall, run_loop, tool
-from affinity.agent.transcript import HISTORY
+from affinity.agent.transcript import HISTORY, in_order
 from affinity.conversation import (
     AgentMessage,
     ConfirmationAnswer,
     CustomToolResult,
     CustomToolUse,
+    EndedWake,
+    JournalEntry,
     JournalEvent,
     ToolConfirmation,
     ToolResult,
@@ -110,6 +113,12 @@ class FakeWake:
         ]
         of_kind = [each for each in entries if not kinds or each.event.kind in kinds]
         return [each for each in of_kind if wake is None or each.wake_id == wake][-last:]
+
+    async def wakes(self, *, after: int, limit: int) -> list[Any]:
+        """An attempt of a wake has written each entry, and has read all inputs before but the pending ones."""
+        new = min([each.seq for each in self.pending], default=limit)
+        written = [each for each in await self.history(last=limit) if each.wake_id is not None]
+        return [SimpleNamespace(wake_id=each.wake_id, seq=each.seq, read=min(each.seq, new) - 1) for each in written]
 
     @property
     def kinds(self) -> list[str]:
@@ -263,6 +272,21 @@ def test_an_input_that_came_during_the_wake_before_is_behind_its_answer() -> Non
     wake.pending = [SimpleNamespace(seq=2, event=UserMessage("two"), wake_id=None)]
     run(wake, model)
     assert [m["content"] for m in model.requests[0].openai_messages()] == ["one", "1", "two"]
+
+
+def test_a_wake_without_an_end_has_read_what_stands_before_its_first_entry() -> None:
+    """It was cancelled, when it had committed a call; the end of the call does not leave it."""
+
+    def entry(seq: int, event: JournalEvent, wake_id: str | None = None) -> JournalEntry:
+        return JournalEntry(seq, event, None, wake_id, datetime(2026, 11, 26, tzinfo=UTC), "")
+
+    one, call = entry(1, UserMessage("one")), entry(2, ToolUse("double", {"n": 1}, "c1"), "w0")
+    two, result = entry(3, UserMessage("two")), entry(4, ToolResult("c1", 2), "w0")
+    stop, said = entry(5, UserInterrupt()), entry(6, AgentMessage("stopped"), "w1")
+    end = EndedWake(
+        wake_id="w1", attempt=1, seq=6, base=0, read=5, processed=5, outcome="done", reason="end_turn", error=None
+    )
+    assert in_order([one, call, two, result, stop, said], [end]) == [one, call, result, two, stop, said]
 
 
 def test_a_transcript_that_is_cut_off_begins_with_a_message_of_the_user() -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
+
+from affinity.conversation.writing import WakeWriting
+from affinity.journal import JournalWrite
 
 
 @pytest.fixture(params=["sqlite", "new"])
@@ -16,3 +22,23 @@ def url(request: pytest.FixtureRequest) -> str:
 def postgres_age() -> str:
     """The newer of the two servers."""
     return "new"
+
+
+@pytest.fixture(params=["traced", "untraced"])
+def maybe_traced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test runs again where no wake writes its trace."""
+    if request.param == "traced":
+        return
+    part, prepare = WakeWriting.part, WakeWriting.prepare
+
+    def without(write: JournalWrite) -> JournalWrite:
+        return replace(write, entries=[each for each in write.entries if not each.kind.startswith("span.")])
+
+    async def prepare_without(self: WakeWriting) -> JournalWrite:
+        return without(await prepare(self))
+
+    def part_without(self: WakeWriting, **added: Any) -> JournalWrite:
+        return without(part(self, **added))
+
+    monkeypatch.setattr(WakeWriting, "part", part_without)
+    monkeypatch.setattr(WakeWriting, "prepare", prepare_without)

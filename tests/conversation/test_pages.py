@@ -147,9 +147,9 @@ def test_without_streams_nothing_provisional_is_read() -> None:
 
 def test_the_end_of_a_wake_is_read_although_other_kinds_are_wanted() -> None:
     feed = reader(0, "user.message")
-    assert set(feed.query("s").kinds) == {"user.message", "span.completed"}
+    assert set(feed.query("s").kinds) == {"user.message", "conversation.idle", "conversation.status_changed"}
     assert shown([*feed.read(page([entry(1, "user.message", content="a")], parts=[part(1, "x")]))]) == [1, "x"]
-    ended = [each for each in wake(2, "w1", processed=1, text="x") if each.kind == "span.completed"]
+    ended = [each for each in wake(2, "w1", processed=1, text="x") if each.kind == "conversation.idle"]
     assert shown([*feed.read(replace(page(ended), last_seq=5))]) == [(1, True)]
     assert feed.position == FeedPosition(5)
 

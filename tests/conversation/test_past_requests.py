@@ -101,6 +101,7 @@ async def _is_expired(talk: affinity.ConversationHandle) -> bool:
     return any(isinstance(each, ConfirmationAnswer) and each.expired for each in answers)
 
 
+@pytest.mark.usefixtures("maybe_traced")
 async def test_a_request_that_an_interrupt_had_dropped_before_it_was_there(url: str) -> None:
     """The wake that has made it had not read the interrupt, which stands before the request."""
     entered, go = anyio.Event(), anyio.Event()
@@ -124,6 +125,7 @@ async def test_a_request_that_an_interrupt_had_dropped_before_it_was_there(url: 
             assert await ids(await talk.fork(f"fork-{at}", at=at)) == []
 
 
+@pytest.mark.usefixtures("maybe_traced")
 async def test_a_request_that_a_wake_had_committed_before_it_failed(url: str) -> None:
     """The end of a wake that has failed does not name it."""
 

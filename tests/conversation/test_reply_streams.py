@@ -99,6 +99,7 @@ async def test_parts_and_entries_come_and_then_the_reply(url: str) -> None:
         assert [form(item) for item in again] == [*reply.entries, form(reply)]
 
 
+@pytest.mark.usefixtures("maybe_traced")
 async def test_nothing_of_other_wakes_comes(url: str) -> None:
     """Neither of the wake that runs when the event is sent, nor of inputs that others send, before and behind it."""
     speaker, found = Speaker(), list[ReplyItem]()
@@ -125,6 +126,45 @@ async def test_nothing_of_other_wakes_comes(url: str) -> None:
         assert reply.text == "re: two"
         assert streamed(found).startswith("<two")
         assert {item.wake_id for item in found if not isinstance(item, Heartbeat)} == {reply.wake_id}
+
+
+@pytest.mark.usefixtures("maybe_traced")
+async def test_what_a_running_wake_has_committed_comes_to_its_inputs_only(url: str) -> None:
+    """Before the wake ends, although it streams nothing; also from a position behind some of it."""
+    committed: dict[str, anyio.Event] = defaultdict(anyio.Event)
+    may_go_on: dict[str, anyio.Event] = defaultdict(anyio.Event)
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        (text,) = [event.text for event in wake.events if isinstance(event, UserMessage)]
+        for part in ("first", "second"):
+            wake.append(AgentMessage(f"{part} of {text}"))
+            await wake.commit()
+            committed[f"{part} of {text}"].set()
+            await may_go_on[f"{part} of {text}"].wait()
+
+    def shown(items: list[ReplyItem]) -> list[str]:
+        events = [item.event for item in items if isinstance(item, JournalEntry)]
+        return [event.text for event in events if isinstance(event, AgentMessage)]
+
+    async with stage(url, handler) as on:
+        talk, first, second, rest = on.talk(), list[ReplyItem](), list[ReplyItem](), list[ReplyItem]()
+        stream = talk.stream_reply(UserMessage("one"), event_id="m-1")
+        with anyio.fail_after(PATIENCE):
+            await take(stream, first, lambda _: shown(first) == ["first of one"])
+            await talk.send(UserMessage("two"), event_id="m-2")
+            async with anyio.create_task_group() as group:
+                group.start_soon(take, talk.stream_reply(event_id="m-2"), second)
+                group.start_soon(take, talk.stream_reply(event_id="m-1", after=stream.position), rest)
+                may_go_on["first of one"].set()
+                await take(stream, first, lambda _: shown(first)[1:] == ["second of one"])
+                for text in ("second of one", "first of two", "second of two"):
+                    await committed[text].wait()
+                    may_go_on[text].set()
+                await take(stream, first)
+        assert shown(first) == ["first of one", "second of one"]
+        assert shown(rest) == ["second of one"]
+        assert shown(second) == ["first of two", "second of two"]
+        assert [each[-1].kind for each in (first, rest, second)] == ["reply"] * 3
 
 
 async def test_a_wait_may_be_cancelled_and_begun_again(url: str) -> None:

@@ -118,11 +118,13 @@ async def test_the_trace_of_a_wake_that_takes_long_is_there_while_it_runs(
     begun = ["user.message", "span.started", "span.started"]
     async with stage(url, slow) as on:
         talk = on.talk()
-        seq = await talk.send(UserMessage("one"))
+        seq = await talk.send(UserMessage("one"), event_id="m-1")
         with anyio.fail_after(30):
             async with talk.events(follow=True) as feed:
                 entries = [await anext(feed) for _ in begun]
             await written_again.wait()
+            async with talk.stream_reply(event_id="m-1") as stream:
+                assert [(await anext(stream)).kind for _ in begun[1:]] == begun[1:]
         assert kinds(entries) == kinds(await talk.history()) == begun
         assert await talk.status() == "running"
         free.set()

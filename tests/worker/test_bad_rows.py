@@ -4,13 +4,10 @@ on serving all others.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import closing
-from typing import Any, LiteralString
+from typing import Any
 
 import anyio
-import psycopg
 import pytest
 
 from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Sessions, Worker
@@ -19,6 +16,7 @@ from affinity.client.views import Failure
 from affinity.errors import InvalidOptions, OrchestrationFailed, PayloadTooLarge
 from affinity.limits import MAX_PAYLOAD_DEPTH
 from affinity.records import SessionMetadata, SessionState, StateWrite
+from tests.support.statements import execute
 from tests.support.waiting import started
 
 pytestmark = pytest.mark.anyio
@@ -49,16 +47,6 @@ async def waits(context: OrchestrationContext, n: int) -> int:
 
 without_activities = App("rows without activities")
 without_activities.orchestration(waits)
-
-
-def execute(url: str, statement: LiteralString, *values: object) -> list[tuple[Any, ...]]:
-    """Read or write behind the back of the provider."""
-    if url.startswith("sqlite"):
-        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as connection:
-            return connection.execute(statement.replace("%s", "?"), values).fetchall()
-    with psycopg.connect(url, options="-c search_path=affinity") as connection:
-        cursor = connection.execute(statement, values)
-        return cursor.fetchall() if cursor.description else []
 
 
 def worker_of(url: str, app: App = app, **options: Any) -> Worker:
