@@ -262,12 +262,23 @@ class Revisit(NamedTuple):
 
 
 class OpenDelegation(NamedTuple):
-    """Work that wakes of a journal have given to a child. It ends with `JournalWrite.ended_delegations`, and with the
-    journal of the child, or of its own. A journal that continues another, or was made from it, has none of its.
+    """Work that wakes of a journal have given to a child, or to an instance. It ends with
+    `JournalWrite.ended_delegations`, and with the journal of the child, or of its own. A journal that continues
+    another, or was made from it, has none of its.
     """
 
     delegation_id: str  # unique in its journal
-    child: str  # session
+    child: str  # session; or the instance of a `JournalWrite.starts`, which has the same id as the delegation
+
+
+@frozen(kw_only=True)
+class InstanceStart:
+    """An instance that a wake creates; nothing is created when the id exists."""
+
+    instance_id: str
+    name: str  # of the orchestration
+    start: str  # payload of its start message
+    generation: str
 
 
 class Step(NamedTuple):
@@ -441,6 +452,7 @@ class JournalWrite:
     # To other journals: children, the parent. In place of one that is refused, its ``if_refused`` is appended.
     appends: Sequence[JournalAppend] = ()
     creations: Sequence[JournalCreation] = ()  # after the entries and the state; when one is refused, the fence fails
+    starts: Sequence[InstanceStart] = ()  # instances without a journal; no quota refuses them
     home: HomeLease | None = None  # of a journal with a home: fenced too
     clear_stream: bool = False  # remove the provisional parts of this journal
     attempt: int = 0  # of the wake: later parts of this attempt, or of lower ones, are ignored
@@ -459,6 +471,7 @@ class JournalWrite:
         kept = sum([len(each.payload) for each in self.entries]) + sum([len(each.payload) for each in self.requests])
         created = sum([each.size for each in self.creations])
         done = sum([len(each.result or "") for each in self.steps])
+        done += sum([len(each.start) for each in self.starts])
         return kept + sent + created + done + sum([len(each.note) for each in self.revisits])
 
 
@@ -754,6 +767,10 @@ class JournalAccess(Protocol):
 
     async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
         """Remove the parts of this attempt and of lower ones; not repeated."""
+        ...
+
+    async def append(self, append: JournalAppend) -> Appended:
+        """Append an input as a client does, and wake its instance. The entry has an event id: it may be repeated."""
         ...
 
     def note_written(self, write: JournalWrite) -> None:

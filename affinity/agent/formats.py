@@ -27,6 +27,7 @@ from pydantic_core import from_json, to_json
 from affinity.agent.blocks import anthropic_blocks, is_result_block, openai_content
 from affinity.conversation.events import (
     AgentMessage,
+    CallEnded,
     ChildEnded,
     ConfirmationAnswer,
     Content,
@@ -37,6 +38,7 @@ from affinity.conversation.events import (
     JournalEvent,
     RequestExpired,
     RevisitDue,
+    RunEnded,
     ToolResult,
     ToolUse,
     UserInterrupt,
@@ -87,6 +89,10 @@ def render_input(event: JournalEvent) -> Content | None:
         case ChildEnded():
             told = event.error.message if event.error is not None else event.result
             found = f"[the work of {event.child!r} has ended: {event.outcome}] {'' if told is None else _as_text(told)}"
+        case RunEnded() | CallEnded():
+            name = event.orchestration if isinstance(event, RunEnded) else event.activity
+            how, told = ("failed", event.error.message) if event.error is not None else ("completed", event.result)
+            found = f"[{name!r} has ended: {how}] {'' if told is None else _as_text(told)}"
         case UserInterrupt():
             found = f"[the user interrupts you] {event.reason}"
         case DefineOutcome():

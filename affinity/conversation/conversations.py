@@ -17,6 +17,7 @@ from affinity.conversation.home import HomedScope
 from affinity.conversation.kinds import NOUN, ConversationKind, ConversationLimits, seconds_of
 from affinity.conversation.program import Program, Start, WakeTask
 from affinity.conversation.running import WakeRunner
+from affinity.conversation.runs import RunEnd, RunTask, report_end, run_task
 from affinity.conversation.wake import Wake
 from affinity.errors import InvalidApp, InvalidOptions
 from affinity.journal import PendingWork
@@ -236,7 +237,7 @@ class Conversations(Sessions[S]):
         return None if encoded is None else encoded.new
 
     def functions(self) -> App:
-        """The orchestration and the activity of these conversations; for `App.include`.
+        """The orchestrations and the activities of these conversations; for `App.include`.
 
         Raises:
             InvalidApp: there is no handler.
@@ -260,5 +261,13 @@ class Conversations(Sessions[S]):
         @app.orchestration(name=spec.orchestration)
         async def conversation(ctx: OrchestrationContext, start: dict[str, Any]) -> None:
             await Program(ctx, spec.activity, cast(Start, start)).run()
+
+        @app.orchestration(name=spec.run)
+        async def run(ctx: OrchestrationContext, task: dict[str, Any]) -> None:
+            await run_task(ctx, spec.report, cast(RunTask, task))
+
+        @app.activity(name=spec.report)
+        async def report(ctx: ActivityContext, end: dict[str, Any]) -> None:
+            await report_end(ctx, cast(RunEnd, end))
 
         return app

@@ -403,6 +403,45 @@ class ChildEnded(JournalEvent):
     kind: Literal["child.ended"] = "child.ended"
 
 
+class RunStarted(JournalEvent):
+    """A wake has started an orchestration: see `Wake.start`."""
+
+    run: str  # id
+    orchestration: str  # name
+    input: JsonValue = None
+    instance_id: str | None = None  # of the orchestration, if the wake has chosen it
+    kind: Literal["run.started"] = "run.started"
+
+
+class RunEnded(JournalEvent):
+    """An orchestration that a wake has started has ended: an input of the conversation."""
+
+    run: str
+    orchestration: str
+    result: JsonValue = None
+    error: SpanError | None = None  # None: it has completed
+    kind: Literal["run.ended"] = "run.ended"
+
+
+class CallStarted(JournalEvent):
+    """A wake has called an activity: see `Wake.call`."""
+
+    call: str  # id
+    activity: str  # name
+    input: JsonValue = None
+    kind: Literal["call.started"] = "call.started"
+
+
+class CallEnded(JournalEvent):
+    """An activity that a wake has called has ended: an input of the conversation."""
+
+    call: str
+    activity: str
+    result: JsonValue = None
+    error: SpanError | None = None  # None: it has completed
+    kind: Literal["call.ended"] = "call.ended"
+
+
 ConversationIdle.model_rebuild()
 DeadLetters.model_rebuild()
 
@@ -428,6 +467,10 @@ BUILT_IN: Final[tuple[type[JournalEvent], ...]] = (
     SpanCompleted,
     ChildDelegated,
     ChildEnded,
+    RunStarted,
+    RunEnded,
+    CallStarted,
+    CallEnded,
 )
 
 
@@ -474,10 +517,12 @@ _NO_OUTPUT: Final = {
     "conversation.": "the conversation writes it by itself. Return from the handler to end the wake, or raise to fail",
     "span.": "the conversation writes it by itself. Use wake.span()",
     "child.": "the conversation writes it by itself. Use wake.delegate(), and wake.finish() for the result of a child",
+    "run.": "the conversation writes it by itself. Use wake.start()",
+    "call.": "the conversation writes it by itself. Use wake.call()",
 }
 """Beginnings of the kinds that no handler appends: who writes them, and what to use."""
 
-_NO_INPUT: Final = ("conversation.", "span.", "child.", "agent.")
+_NO_INPUT: Final = ("conversation.", "span.", "child.", "run.", "call.", "agent.")
 _META: Final = ',"_":{'
 
 

@@ -18,7 +18,6 @@ from affinity.conversation.dead_letters import dead_letters, retry_id
 from affinity.conversation.events import (
     NO_META,
     AnswerEvent,
-    ChildEnded,
     ConfirmationAnswer,
     ConversationStatusChanged,
     CustomToolResult,
@@ -59,6 +58,7 @@ from affinity.conversation.views import (
     revisit_of,
 )
 from affinity.conversation.wake_parts import blocked_journals, waiting_for
+from affinity.conversation.writing import ENDS
 from affinity.errors import Explanation, WaitTimeout
 from affinity.journal import (
     Answer,
@@ -389,9 +389,9 @@ class ConversationHandle(CreationCalls["ConversationHandle"]):
         letter = next((each for each in await self.dead_letters() if each.seq == check_seq(seq)), None)
         if letter is None:
             raise errors.UnknownEntry(self.conversation_id, f"entry {seq} is no dead letter: `dead_letters` has them")
-        if not isinstance(letter.event, ChildEnded):
+        if letter.event.kind not in ENDS:
             return await self.send(letter.event, event_id=retry_id(seq))
-        timeline = self._client.journals.timeline  # clients send no events of children of their own
+        timeline = self._client.journals.timeline  # clients send no ends of their own
         appended = await self._send_input(self._entry(letter.event, retry_id(seq)))
         return EntryNumber.of(appended.seq, JournalIdentity(appended.journal_id, timeline))
 

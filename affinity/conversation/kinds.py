@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import Final, Literal, NotRequired, TypeAlias, TypedDict
+from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict
 
 from pydantic_core import to_json
 
@@ -84,6 +85,16 @@ class ConversationKind:
         """Name of the activity that runs a wake."""
         return f"{self.name}.wake"
 
+    @property
+    def run(self) -> str:
+        """Name of the orchestration that runs what a wake has started or called."""
+        return f"{self.name}.run"
+
+    @property
+    def report(self) -> str:
+        """Name of the activity that reports the end of such a run."""
+        return f"{self.name}.report"
+
     def start(self, parent: str | None = None, home: str | None = None) -> JournalStart:
         """The start of a conversation, for its first input; ``parent``: the conversation whose wake creates it;
         ``home``: the session on whose lease its wakes run.
@@ -94,10 +105,15 @@ class ConversationKind:
 def start_of(kind: str, parent: str | None = None, home: str | None = None) -> JournalStart:
     """As `ConversationKind.start`, by the name of the kind."""
     options = {"salt": secrets.token_hex(6)}
-    given = to_json(options if home is None else {**options, "home": home}).decode()
-    started = OrchestrationStarted(name=orchestration_of(kind), version="", input=given)
-    message = encode_message(ANY_EXECUTION, started)
-    return JournalStart(name=started.name, start=message, generation=secrets.token_hex(8), parent=parent)
+    name = orchestration_of(kind)
+    message = start_message(name, options if home is None else {**options, "home": home})
+    return JournalStart(name=name, start=message, generation=secrets.token_hex(8), parent=parent)
+
+
+def start_message(orchestration: str, given: Mapping[str, Any]) -> str:
+    """Starts an instance of an orchestration with this input."""
+    started = OrchestrationStarted(name=orchestration, version="", input=to_json(given).decode())
+    return encode_message(ANY_EXECUTION, started)
 
 
 def orchestration_of(kind: str) -> str:

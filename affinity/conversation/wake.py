@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, Protocol, TypeVar, overload
+from typing import Any, Final, Literal, Protocol, TypeVar, cast, overload
 
 from pydantic import JsonValue
 from pydantic_core import PydanticSerializationError, from_json, to_json
@@ -34,6 +34,7 @@ from affinity.conversation.follow import has_ended
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, seconds_of
 from affinity.conversation.lineage_calls import CommonCalls
 from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader
+from affinity.conversation.runs import RunCalls, RunTask, new_run
 from affinity.conversation.steps import Committed, Repeat, WakeSteps
 from affinity.conversation.trace import current_span, error_of, inside, part_span, traceparent
 from affinity.conversation.views import PendingRequest, PendingRevisit
@@ -94,7 +95,7 @@ class Delegate(Protocol):
         ...
 
 
-class Wake(CommonCalls[None]):
+class Wake(CommonCalls[None], RunCalls):
     """One bounded run of a conversation's handler.
 
     Its entries, requests, revisits and delegations commit in one transaction with the state, the result and the
@@ -624,6 +625,21 @@ class Wake(CommonCalls[None]):
         if page.closed or has_ended(page):
             raise errors.ConversationTerminated(child_id, "it has ended, and takes no more events")
         return page.journal_id
+
+    # -- runs
+
+    def _start_run(self, event: JournalEvent, name: str, work: dict[str, Any]) -> str:
+        writing = self._writing
+        if (begun := self._find_committed(event, name)) is not None:
+            return begun
+        run = self._new_id()
+        source = {"conversation": self.conversation_id, "kind": self._kind.name, "journal": writing.work.journal_id}
+        start = new_run(self._kind, cast(RunTask, {**source, "run": run, **work}))
+        writing.measure(start.start)
+        self._append(event.model_copy(update={name: run}))
+        writing.delegations.append(OpenDelegation(run, run))
+        writing.starts.append(start)
+        return run
 
     # -- lineage
 

@@ -8,11 +8,12 @@ from typing import Any, Final
 
 from pydantic_core import from_json, to_json
 
-from affinity.conversation.events import ChildEnded, EventTypes, JournalEvent, kind_of
+from affinity.conversation.events import CallEnded, ChildEnded, EventTypes, JournalEvent, RunEnded, kind_of
 from affinity.conversation.kinds import WAKE_MESSAGE
 from affinity.errors import InvalidInput, PayloadTooLarge, SessionWriteConflict
 from affinity.journal import (
     HomeLease,
+    InstanceStart,
     JournalAccess,
     JournalAppend,
     JournalCreation,
@@ -29,20 +30,25 @@ from affinity.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
 
 CHILD_ENDED: Final = kind_of(ChildEnded)
 
+ENDS: Final[Mapping[str, str]] = {CHILD_ENDED: "delegation", kind_of(RunEnded): "run", kind_of(CallEnded): "call"}
+"""The inputs that say that a delegation has ended, each with the field that has its id."""
 
-def end_of_delegation(event: ChildEnded, parent: str, parent_kind: str, journal_id: int | None) -> JournalAppend:
-    """The input by which a parent learns of the end of a delegation; it has one end, also when it is reported twice.
-    Another conversation that has the id of the parent by now (``journal_id``) has not delegated.
 
-    Without an instance of the parent, which an operator may delete, it wakes nothing, and is read with the next event.
+def end_of_delegation(
+    event: ChildEnded | RunEnded | CallEnded, session_id: str, kind: str, journal_id: int | None
+) -> JournalAppend:
+    """The input by which a conversation learns of the end of what it has delegated, started or called; it has one end,
+    also when it is reported twice. Another conversation that has its id by now (``journal_id``) has not begun it.
+
+    Without an instance, which an operator may delete, it wakes nothing, and is read with the next event.
     """
     entry = NewEntry(
         kind=event.kind,
         payload=EventTypes().encode(event, limit=MAX_PAYLOAD_BYTES),  # its result is as large as an event may be
-        event_id=f"{event.kind}/{event.delegation}",
+        event_id=f"{event.kind}/{getattr(event, ENDS[event.kind])}",
         is_input=True,
     )
-    unnoticed = JournalAppend(session_id=parent, kind=parent_kind, journal_id=journal_id, entry=entry, message=None)
+    unnoticed = JournalAppend(session_id=session_id, kind=kind, journal_id=journal_id, entry=entry, message=None)
     return replace(unnoticed, message=WAKE_MESSAGE, if_refused=unnoticed)
 
 
@@ -70,6 +76,7 @@ class WakeWriting:
     delegations: list[OpenDelegation] = field(default_factory=list)
     appends: list[JournalAppend] = field(default_factory=list)
     creations: list[JournalCreation] = field(default_factory=list)
+    starts: list[InstanceStart] = field(default_factory=list)
     home: HomeLease | None = None
     steps: list[Step] = field(default_factory=list)
     """They commit with the next part."""
@@ -149,6 +156,7 @@ class WakeWriting:
             self.delegations,
             self.appends,
             self.creations,
+            self.starts,
         ):
             each.clear()
         self.processed = self.work.processed
@@ -174,8 +182,8 @@ class WakeWriting:
     @property
     def ended_delegations(self) -> list[str]:
         """Ids of the delegations whose ends the wake has processed."""
-        ends = [each for each in self.work.inputs if each.kind == CHILD_ENDED and each.seq <= self.processed]
-        return [str(from_json(each.payload)["delegation"]) for each in ends]
+        ends = [each for each in self.work.inputs if each.kind in ENDS and each.seq <= self.processed]
+        return [str(from_json(each.payload)[ENDS[each.kind]]) for each in ends]
 
     @property
     def has_open_delegations(self) -> bool:
@@ -206,6 +214,7 @@ class WakeWriting:
             ended_revisits=[key for key in self.ended_revisits if key in again],
             delegations=self.delegations,
             appends=self.appends,
+            starts=self.starts,
             clear_stream=bool(entries),
             steps=self.steps,
         )
@@ -218,6 +227,7 @@ class WakeWriting:
         self._number += len(entries)
         self.entries = [*self.held]
         self.requests, self.revisits, self.delegations, self.appends, self.steps = [], [], [], [], []
+        self.starts = []
         self.size = 0
         return part
 
@@ -253,6 +263,7 @@ class WakeWriting:
             ended_delegations=self.ended_delegations,
             appends=self.appends,
             creations=self.creations,
+            starts=self.starts,
             home=self.home,
             clear_stream=True,
             attempt=self.attempt,

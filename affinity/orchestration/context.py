@@ -148,7 +148,7 @@ class OrchestrationContext:
         if retry is not None and not isinstance(retry, RetryPolicy):
             raise InvalidOptions(f"retry must be a RetryPolicy, not {retry!r}")
         seconds = None if timeout is None else _timeout(timeout)
-        reference = _reference(activity, input, ActivityDefinition, "schedule_activity")
+        reference = target_reference(activity, input, ActivityDefinition, "schedule_activity")
         return ActivityFuture(self._scheduler, reference, retry, seconds)
 
     def schedule_timer(self, delay: float | timedelta) -> DurableFuture[None]:
@@ -328,7 +328,7 @@ class OrchestrationContext:
             check_id(instance_id, "instance id")
         if version is not None:
             check_id(version, "orchestration version")
-        return _reference(target, input, OrchestrationDefinition, where), instance_id, version
+        return target_reference(target, input, OrchestrationDefinition, where), instance_id, version
 
     def raise_event(self, instance_id: str, name: str | EventValue[Any], data: Any = None) -> None:
         """Raise an external event for another instance, as `Client.raise_event`. It is sent with the commit of this
@@ -462,8 +462,14 @@ OrchestrationFunction: TypeAlias = Callable[[OrchestrationContext, I], Coroutine
 OrchestrationWithoutInput: TypeAlias = Callable[[OrchestrationContext], Coroutine[Any, Any, R]]
 
 
-def _reference(target: object, input: Any, kind: type[Definition], where: str) -> tuple[str, str, Codec | None]:
-    """Return the name, the encoded input, and the codec of the result; None if only the name is known."""
+def target_reference(target: object, input: Any, kind: type[Definition], where: str) -> tuple[str, str, Codec | None]:
+    """Return the name, the encoded input, and the codec of the result; None if only the name is known.
+
+    Raises:
+        InvalidInput: the input does not fit its annotation.
+        OrchestrationMisuse: the function is not registered, or its input is missing or an awaitable. ``where``: the
+            call, for the message.
+    """
     refuse_awaitable(input, f"{where} was passed")
     if isinstance(target, str):
         name = check_id(target, f"{kind.kind} name")

@@ -124,6 +124,16 @@ class WorkerJournals:
         """Remove provisional parts."""
         await self._provider.retract_stream(session_id, journal_id, wake_id, attempt)
 
+    async def append(self, append: JournalAppend) -> Appended:
+        """Append an input, and notify its readers and its worker."""
+        (found,) = await self._retry(partial(self._provider.append_journal, [append]))
+        self._notifier.notify_journals(append.session_id)
+        if found.unparked:
+            self._notifier.hint(found.holder)
+        else:
+            self._notifier.hint_owner(append.session_id)
+        return found
+
     def note_written(self, write: JournalWrite) -> None:
         """The write is committed."""
         self._notifier.notify_journals(write.session_id)
@@ -134,7 +144,7 @@ class WorkerJournals:
                 self._notifier.hint_owner(append.if_refused.session_id)
         for creation in write.creations:
             self._notifier.notify_journals(creation.session_id)
-        if any(append.start is not None for append in write.appends) or write.creations:
+        if any(append.start is not None for append in write.appends) or write.creations or write.starts:
             self._notifier.hint(None)  # instances that no worker owns yet
 
 

@@ -9,6 +9,7 @@ import pytest
 from affinity.agent import from_anthropic, from_openai, to_anthropic, to_openai
 from affinity.conversation import (
     AgentMessage,
+    CallEnded,
     ChildEnded,
     ConfirmationAnswer,
     ConversationIdle,
@@ -18,6 +19,7 @@ from affinity.conversation import (
     JournalEvent,
     RequestExpired,
     RevisitDue,
+    RunEnded,
     SpanCompleted,
     SpanError,
     ToolConfirmation,
@@ -292,6 +294,11 @@ class Rated(JournalEvent):
         (ChildEnded("c/a", "d", "completed", "42 cm"), "[the work of 'c/a' has ended: completed] 42 cm"),
         (ChildEnded("c/a", "d", "completed", {"cm": 42}), """[the work of 'c/a' has ended: completed] {"cm":42}"""),
         (ChildEnded("c/a", "d", "terminated"), "[the work of 'c/a' has ended: terminated]"),
+        (RunEnded("r", "order", {"id": 7}), """['order' has ended: completed] {"id":7}"""),
+        (
+            CallEnded("r", "charge", error=SpanError(type="ValueError", message="no money")),
+            "['charge' has ended: failed] no money",
+        ),
         (
             ChildEnded("c/a", "d", "failed", error=SpanError(type="OSError", message="no disk")),
             "[the work of 'c/a' has ended: failed] no disk",

@@ -66,6 +66,8 @@ def test_fields_are_given_by_position_and_by_name() -> None:
         affinity.ConversationIdle("failed", error=affinity.SpanError(type="E", message="m")),
         affinity.SpanStarted(span="wake", name="support.wake", started_at=NOW),
         affinity.ChildEnded("c", "d", "completed", {"answer": [1, None]}),
+        affinity.RunEnded("r", "order", error=affinity.SpanError(type="E", message="m")),
+        affinity.CallStarted("r", "charge", {"cents": 7}),
     ],
     ids=lambda event: event.kind,
 )

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, LiteralString, NamedTuple
 
-from affinity.journal import JournalAppend, JournalWrite, NewEntry
+from affinity.journal import InstanceStart, JournalAppend, JournalWrite, NewEntry
 from affinity.provider.postgres.driver.arrays import Bool, Bools, Int, Ints, Packed, Text, Texts
 from affinity.provider.postgres.driver.wire import Params
 from affinity.provider.postgres.journals import append_params, call_of
@@ -18,6 +18,7 @@ _BY_KEY: Final = attrgetter("session_id")
 _WRITE: Final = "write_"
 _CREATE: Final = "create_"
 _APPEND: Final = "append_"
+_START: Final = "start_"
 
 
 # The counts make PostgreSQL write the states before the calls: a creation of a journal copies them.
@@ -26,10 +27,11 @@ _PASSED: Final = (
     " AND (SELECT count(*) FROM states_added) + (SELECT count(*) FROM states_written) >= 0)"
 )
 _ONLY_WRITES: Final[LiteralString] = f", _only => ARRAY {_PASSED}"
-_ONLY_APPENDS: Final[LiteralString] = (
-    ", _only => ARRAY (SELECT a.k FROM unnest(%(append_of)s) WITH ORDINALITY AS a (place, k)"  # noqa: S608 -- literals
-    f" WHERE a.place IN {_PASSED})"
+_ONLY_OF: Final[LiteralString] = (
+    f", _only => ARRAY (SELECT a.k FROM unnest({{}}) WITH ORDINALITY AS a (place, k) WHERE a.place IN {_PASSED})"  # noqa: S608 -- literals
 )
+_ONLY_APPENDS: Final[LiteralString] = _ONLY_OF.format("%(append_of)s")
+_ONLY_STARTS: Final[LiteralString] = _ONLY_OF.format("%(start_of)s")
 
 _NO_SESSIONS: Final = Texts([])
 
@@ -43,7 +45,7 @@ class WriteCalls(NamedTuple):
     """Calls for a select list, in their order: what wakes add to their journals, then what follows from that."""
 
     write: LiteralString
-    behind: Sequence[LiteralString]  # creations, appends
+    behind: Sequence[LiteralString]  # creations, starts, appends
     params: Params
 
 
@@ -54,21 +56,24 @@ def write_calls(writes: Sequence[JournalWrite], also: Collection[str] = ()) -> W
         writes: as `sorted_writes` returns them.
         also: sessions of other journals that the statement locks, with these and in the same order.
     """
-    return _calls(writes, "", "", also)
+    return _calls(writes, also=also)
 
 
 def ack_calls(writes: Sequence[JournalWrite]) -> tuple[LiteralString, Params]:
     """The same for the statement of the acks; some of them may not pass."""
-    write, behind, params = _calls(writes, _ONLY_WRITES, _ONLY_APPENDS)
+    write, behind, params = _calls(writes, _ONLY_WRITES, _ONLY_APPENDS, _ONLY_STARTS)
     append_of = Ints([n for n, one in enumerate(writes, 1) for _ in one.appends])
     params = {"write_also": _NO_SESSIONS, **params, **judge_params(writes), "append_of": append_of}
+    if start_of := [n for n, one in enumerate(writes, 1) for _ in one.starts]:
+        params["start_of"] = Ints(start_of)
     return ", ".join([write, *behind]), params
 
 
 def _calls(
     writes: Sequence[JournalWrite],
-    only_writes: LiteralString,
-    only_appends: LiteralString,
+    only_writes: LiteralString = "",
+    only_appends: LiteralString = "",
+    only_starts: LiteralString = "",
     also: Collection[str] = (),
 ) -> WriteCalls:
     columns = write_params(writes, also)
@@ -79,6 +84,11 @@ def _calls(
         columns = creation_params(writes)
         behind.append(f"(SELECT {call_of('create_journals', tuple(columns), _CREATE, only_writes)})")
         params |= {_CREATE + name: value for name, value in columns.items()}
+    if starts := [start for one in writes for start in one.starts]:
+        columns = start_params(starts)
+        call = call_of("add_instances", tuple(columns), _START, only_starts)
+        behind.append(f"(SELECT count(*) FROM {call})")  # noqa: S608 -- literals only
+        params |= {_START + name: value for name, value in columns.items()}
     if appends := [append for one in writes for append in one.appends]:
         columns = append_params(appends)
         call = call_of("append_journals", tuple(columns), _APPEND, only_appends)
@@ -114,7 +124,7 @@ def _bounce(place: int, append: JournalAppend, entry: NewEntry) -> Mapping[str, 
 
 def plain_write_values(write: JournalWrite) -> dict[LiteralString, Packed] | None:
     """Its values among the arguments of ``commit_turn``; None for one that does more than that function."""
-    if write.end is None or write.creations or write.home or write.appends or _is_rare(write):
+    if write.end is None or write.creations or write.home or write.appends or write.starts or _is_rare(write):
         return None
     for entry in write.entries:
         if entry.event_id is not None or entry.is_input or entry.wake_id != write.wake_id:
@@ -197,6 +207,17 @@ def creation_params(writes: Sequence[JournalWrite]) -> Params:
         "creations": Texts(json.dumps(each, ensure_ascii=False) if each else None for each in creations),
         "home": Texts(None if write.home is None else write.home.session_id for write in writes),
         "home_epoch": Ints(None if write.home is None else write.home.epoch for write in writes),
+    }
+
+
+def start_params(starts: Sequence[InstanceStart]) -> Params:
+    """The columns of ``add_instances``."""
+    return {
+        "instance": Texts([each.instance_id for each in starts]),
+        "generation": Texts([each.generation for each in starts]),
+        "name": Texts([each.name for each in starts]),
+        "version": Texts([None for _ in starts]),
+        "start": Texts([each.start for each in starts]),
     }
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from affinity.journal import JournalWrite
-from affinity.provider.sqlite import journal_admin, journals, lineage, streams
+from affinity.journal import InstanceStart, JournalWrite
+from affinity.provider.contract import Generation, NewInstance
+from affinity.provider.sqlite import journal_admin, journals, lineage, messages, streams
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.journal_rows import EntryWriter, Head, read_heads, read_numbers
 from affinity.provider.statements import load_statements
@@ -51,9 +52,12 @@ class JournalChecker:
         _add(self._tx, writes)
 
     def write_to_others(self) -> None:
-        """Create and append to other journals, as accepted."""
+        """Create and append to other journals, and create instances, as accepted."""
         writes = self._passed.values()
         lineage.create_of_wakes(self._tx, [creation for write in writes for creation in write.creations])
+        if starts := [one for write in writes for one in write.starts]:
+            _, outbox = messages.insert_new(self._tx, [_instance(one) for one in starts])
+            messages.send(self._tx, outbox)
         if appends := [one for write in writes for one in write.appends]:
             journals.append_of_wakes(self._tx, appends)
 
@@ -64,6 +68,11 @@ class JournalChecker:
         return self._created.isdisjoint(creation.session_id for creation in write.creations) and lineage.fits(
             self._tx, write
         )
+
+
+def _instance(new: InstanceStart) -> NewInstance:
+    generation = Generation(new.generation)
+    return NewInstance(instance_id=new.instance_id, name=new.name, version=None, start=new.start, generation=generation)
 
 
 def _end(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:

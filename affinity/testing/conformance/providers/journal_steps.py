@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from affinity.journal import JournalWrite, Step
-from affinity.provider.contract import Token, WorkAck, WorkItem, WorkLock
+from affinity.journal import InstanceStart, JournalWrite, Step
+from affinity.provider.contract import Quotas, Token, WorkAck, WorkItem, WorkLock
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import TIMEOUTS, state_write
 from affinity.testing.conformance.providers.cluster import Cluster
@@ -25,6 +25,11 @@ async def commit_part(peer: Peer, item: WorkItem, write: JournalWrite, **fields:
     ack = WorkAck(lock=item.lock, message=None, journal=write, **fields)
     (passed,) = await peer.provider.ack_work_item(peer.identity, [ack], TIMEOUTS)
     return passed
+
+
+def new_run(instance_id: str, text: str = "start") -> InstanceStart:
+    """An instance that a wake starts."""
+    return InstanceStart(instance_id=instance_id, name="run", start=f"{text} {instance_id}", generation="g")
 
 
 class _Running:
@@ -100,6 +105,32 @@ class JournalStepRules(Rules):
         assert await wake.peer.provider.ack_work_item(wake.peer.identity, acks, TIMEOUTS) == [True, True, False]
         assert await cluster.results() == ["done"]
         assert (await wake.talk.pending()).steps == [step()]
+
+    async def test_instances_start_with_what_begins_them(self, cluster: Cluster) -> None:
+        """With a part, a result or a turn that passes, each with its start message; those of one that does not are not
+        there, and an id in use is left alone, whatever the quotas (contract: JournalWrite.starts).
+        """
+        wake = await _Running.begin(cluster)
+        other = await ConversationOwner.begin(cluster, "t")
+        await wake.peer.provider.set_quotas(Quotas(instances=1))
+        part = await wake.new_part(starts=[new_run("a"), new_run("b"), new_run("a", "again")])
+        acks = [
+            WorkAck(lock=wake.item.lock, message=None, journal=part),
+            WorkAck(lock=wake.item.lock, message=None, journal=replace(part, base=7, starts=[new_run("refused")])),
+        ]
+        await wake.peer.provider.ack_work_item(wake.peer.identity, acks[:1], TIMEOUTS)
+        assert await wake.peer.provider.ack_work_item(wake.peer.identity, acks[1:], TIMEOUTS) == [False]
+        assert not (await other.commit(await other.new_write(base=7, starts=[new_run("refused")]))).committed
+        await other.commit_wake(starts=[new_run("b", "again"), new_run("c")])
+        end = await wake.owner.new_write(entries=[output()], starts=[new_run("d")])
+        await wake.peer.provider.ack_work_item(
+            wake.peer.identity, [WorkAck(lock=wake.item.lock, message="done", journal=end)], TIMEOUTS
+        )
+        found = {each.instance_id: each for each in await wake.peer.take_instances(100)}
+        names = ("a", "b", "c", "d")
+        begun = [(found[each].name, [one.payload for one in found[each].messages]) for each in names]
+        assert begun == [("run", [f"start {each}"]) for each in names]
+        assert await wake.peer.provider.get_instance(["refused"]) == [None]
 
     async def test_steps_are_found_until_a_write_clears_them(self, cluster: Cluster) -> None:
         """Also steps of another wake of the journal; one of the same wake and key is replaced (contract: Step,

@@ -1,0 +1,255 @@
+"""Orchestrations and activities that wakes start: `Wake.start` and `Wake.call`.
+
+A run is an instance of its own, which the commit of the wake creates, so it needs no lease and no turn of the
+conversation. It does the work, and reports the end to the conversation, as a child does the end of a delegation. Until
+a wake has processed that input, the conversation has an `affinity.journal.OpenDelegation` for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
+from itertools import count
+from typing import Any, Final, Literal, NotRequired, TypedDict, cast
+
+from pydantic import JsonValue
+from pydantic_core import from_json
+
+from affinity.conversation.events import CallEnded, CallStarted, JournalEvent, RunEnded, RunStarted, SpanError
+from affinity.conversation.kinds import ConversationKind, seconds_of, start_message
+from affinity.conversation.program import CLOSING
+from affinity.conversation.writing import end_of_delegation
+from affinity.errors import (
+    ActivityError,
+    AffinityError,
+    InvalidOptions,
+    OrchestrationCancelled,
+    OrchestrationMisuse,
+    PayloadTooLarge,
+    ReportedError,
+    WakeMisuse,
+)
+from affinity.journal import InstanceStart, JournalAppend
+from affinity.limits import check_id, truncate
+from affinity.orchestration import ActivityContext, DurableFuture, OrchestrationContext, RetryPolicy
+from affinity.orchestration.app import MISSING, ActivityDefinition, Definition, OrchestrationDefinition
+from affinity.orchestration.context import target_reference
+from affinity.orchestration.signals import OrchestrationCancelledSignal
+
+logger: logging.Logger = logging.getLogger("affinity.conversation")
+
+GONE: Final = "unknown"
+"""Outcome of an append to a conversation without an instance, or to none."""
+
+
+class RunSource(TypedDict):
+    """The conversation that a run reports to, and the work."""
+
+    conversation: str
+    kind: str
+    journal: int
+    run: str  # id
+    does: Literal["orchestration", "activity"]
+    name: str
+
+
+class RunTask(RunSource):
+    """The input of the orchestration of a run."""
+
+    input: JsonValue
+    instance_id: NotRequired[str]  # of an orchestration
+    version: NotRequired[str]
+    session_id: NotRequired[str]  # of an activity
+    retry: NotRequired[dict[str, Any]]
+    timeout: NotRequired[float]
+
+
+class RunEnd(RunSource):
+    """The input of the activity that reports."""
+
+    result: NotRequired[JsonValue]
+    error: NotRequired[dict[str, str]]
+
+
+class RunCalls:
+    """The calls of a wake that start a run."""
+
+    def start(
+        self,
+        orchestration: Callable[..., Any] | str,
+        input: Any = MISSING,
+        /,
+        *,
+        instance_id: str | None = None,
+        version: str | None = None,
+    ) -> str:
+        """Start an orchestration, with the next commit of the wake: its end, or `commit`. A wake whose attempt fails
+        before starts nothing, and one that comes again after `commit` does not start it a second time.
+
+        Its end is an input of this conversation, `RunEnded`, until which the conversation is "waiting". It does not end
+        with the conversation, and an interrupt leaves it alone; the end of one that has outlived the conversation is
+        dropped. `Client.cancel` of the run's id cancels it. A fork waits for no run of its origin.
+
+        Args:
+            orchestration: a registered function, or the name of one.
+            input: its input, if it takes one.
+            instance_id: of the orchestration, by which clients find it. If it is taken, the run ends with an error of
+                type ``InstanceExists``. By default derived from the run's id.
+            version: to start; by default the latest one.
+
+        Returns:
+            The id of the run, an instance whose child the orchestration is.
+
+        Raises:
+            WakeMisuse: it is no registered orchestration, or its input is missing.
+            InvalidId, InvalidInput, NotSerializable, PayloadTooLarge: an argument is refused.
+            SessionError: the handler has ended.
+        """
+        name, given = _reference(orchestration, input, OrchestrationDefinition, "wake.start")
+        started = RunStarted(run="", orchestration=name, input=given, instance_id=instance_id)
+        options: dict[str, Any] = {}
+        if instance_id is not None:
+            options["instance_id"] = check_id(instance_id, "instance id")
+        if version is not None:
+            options["version"] = version
+        return self._start_run(started, "run", {"does": "orchestration", "name": name, "input": given, **options})
+
+    def call(
+        self,
+        activity: Callable[..., Any] | str,
+        input: Any = MISSING,
+        /,
+        *,
+        retry: RetryPolicy | None = None,
+        timeout: float | timedelta | None = None,
+        session_id: str | None = None,
+    ) -> str:
+        """Call an activity without waiting for it: it runs, on any worker, when the wake has committed. All else is as
+        for `start`; its end is an input of type `CallEnded`.
+
+        Args:
+            activity: a registered function, or the name of one.
+            input: its input, if it takes one.
+            retry: the retry policy; without it, one attempt.
+            timeout: seconds, or a timedelta, that one attempt may take.
+            session_id: the session on whose holder it runs: of this conversation, or another one.
+
+        Returns:
+            The id of the call, an instance that waits for the activity.
+
+        Raises:
+            WakeMisuse: it is no registered activity, or its input is missing.
+            InvalidOptions: an option is out of range.
+            InvalidId, InvalidInput, NotSerializable, PayloadTooLarge, SessionError: as for `start`.
+        """
+        if retry is not None and not isinstance(retry, RetryPolicy):
+            raise InvalidOptions(f"retry must be a RetryPolicy, not {retry!r:.80}")
+        name, given = _reference(activity, input, ActivityDefinition, "wake.call")
+        options: dict[str, Any] = {}
+        if retry is not None:
+            options["retry"] = asdict(retry)
+        if timeout is not None:
+            options["timeout"] = seconds_of("timeout", timeout)
+        if session_id is not None:
+            options["session_id"] = check_id(session_id, "session id")
+        called = CallStarted(call="", activity=name, input=given)
+        return self._start_run(called, "call", {"does": "activity", "name": name, "input": given, **options})
+
+    def _start_run(self, event: JournalEvent, name: str, work: dict[str, Any]) -> str:
+        """Start a run with the next commit. ``name``: of the event's field that gets the id of the run."""
+        raise NotImplementedError
+
+
+def _reference(target: object, input: Any, kind: type[Definition], where: str) -> tuple[str, JsonValue]:
+    try:
+        name, text, _ = target_reference(target, input, kind, where)
+    except OrchestrationMisuse as error:
+        raise WakeMisuse(str(error)) from None
+    return name, from_json(text)
+
+
+def new_run(kind: ConversationKind, task: RunTask) -> InstanceStart:
+    """The instance of a run."""
+    message = start_message(kind.run, task)
+    return InstanceStart(instance_id=task["run"], name=kind.run, start=message, generation=secrets.token_hex(8))
+
+
+# -- the orchestration
+
+
+async def run_task(ctx: OrchestrationContext, report: str, task: RunTask) -> None:
+    """Do the work of a run, and have the activity ``report`` report its end. A run whose work has failed has done its
+    own: the conversation has the error.
+    """
+    end = cast(RunEnd, {name: task[name] for name in RunSource.__annotations__})  # type: ignore[literal-required]
+    work = None
+    try:
+        work = _schedule(ctx, task)
+        end["result"] = await work
+    except OrchestrationCancelledSignal:
+        if work is not None:
+            work.cancel()
+        await _report(ctx, report, {**end, "error": _fields_of(OrchestrationCancelled("it was cancelled"))})
+        raise
+    except AffinityError as error:
+        end["error"] = _fields_of(error)
+    await _report(ctx, report, end)
+
+
+def _schedule(ctx: OrchestrationContext, task: RunTask) -> DurableFuture[Any]:
+    if task["does"] == "orchestration":
+        of = {name: task[name] for name in ("instance_id", "version") if name in task}  # type: ignore[literal-required]
+        return ctx.schedule_sub_orchestration(task["name"], task["input"], **of)
+    retry = RetryPolicy(**task["retry"]) if "retry" in task else None
+    activity = ctx.schedule_activity(task["name"], task["input"], retry=retry, timeout=task.get("timeout"))
+    return activity.on_session(task["session_id"]) if "session_id" in task else activity
+
+
+def _fields_of(error: AffinityError) -> dict[str, str]:
+    """Without a stack that no history has: it changes with the code."""
+    if isinstance(error, ReportedError):
+        return {"type": error.error_type, "message": truncate(error.message), "stack": error.stack}
+    return {"type": type(error).__name__, "message": truncate(str(error))}
+
+
+async def _report(ctx: OrchestrationContext, report: str, end: RunEnd) -> None:
+    """It is tried until it succeeds: the conversation waits for it."""
+    for attempt in count(1):
+        try:
+            return await ctx.schedule_activity(report, end)
+        except PayloadTooLarge as error:  # the result has no room beside the rest
+            end = {**end, "result": None, "error": _fields_of(error)}
+        except ActivityError:
+            await ctx.schedule_timer(CLOSING.delay(attempt))
+    raise AssertionError("endless")
+
+
+# -- the activity
+
+
+async def report_end(ctx: ActivityContext, end: RunEnd) -> None:
+    """Append the end of a run to its conversation, if that takes events."""
+    if ctx.journals is None:
+        raise InvalidOptions("the end of a run is reported by a worker, whose database has journals")
+    append = _append_of(end)
+    outcome = (await ctx.journals.append(append)).outcome
+    if outcome == GONE and append.if_refused is not None:
+        outcome = (await ctx.journals.append(append.if_refused)).outcome
+    if outcome not in {"appended", "repeated"}:
+        text = "the end of the %s %s (run %s) is dropped: conversation %s takes no more events (%s)"
+        logger.info(text, end["does"], end["name"], end["run"], end["conversation"], outcome)
+
+
+def _append_of(end: RunEnd) -> JournalAppend:
+    about: dict[str, Any] = {"result": end.get("result")}
+    if "error" in end:
+        about["error"] = SpanError(**end["error"])
+    event = (
+        RunEnded(run=end["run"], orchestration=end["name"], **about)
+        if end["does"] == "orchestration"
+        else CallEnded(call=end["run"], activity=end["name"], **about)
+    )
+    return end_of_delegation(event, end["conversation"], end["kind"], end["journal"])
