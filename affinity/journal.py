@@ -262,13 +262,13 @@ class Revisit(NamedTuple):
 
 
 class OpenDelegation(NamedTuple):
-    """Work that wakes of a journal have given to a child, or to an instance. It ends with
-    `JournalWrite.ended_delegations`, and with the journal of the child, or of its own. A journal that continues
-    another, or was made from it, has none of its.
+    """Work that wakes of a journal have given to a child, or to an instance of `JournalWrite.starts`. It ends with
+    `JournalWrite.ended_delegations`, and with the journal of the child, or of its own, or with that instance. A journal
+    that continues another, or was made from it, has none of its.
     """
 
-    delegation_id: str  # unique in its journal
-    child: str  # session; or the instance of a `JournalWrite.starts`, which has the same id as the delegation
+    delegation_id: str  # unique in its journal; of one to an instance, ``child``
+    child: str  # session, or instance
 
 
 @frozen(kw_only=True)

@@ -252,6 +252,16 @@ async def test_what_outlives_its_conversation_goes_on_and_its_end_is_dropped(url
         assert await on.talk("deleted").status() == "idle"
 
 
+async def test_it_waits_no_more_for_a_run_that_is_deleted(url: str) -> None:
+    work = Work()
+    async with stage(url, starting(lambda wake: wake.call(work.wait, "late")), work.app) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("go"), timeout=PATIENCE)
+        (call,) = await begun(talk)
+        await on.client.delete(call, force=True)
+        assert await talk.status() == "idle"
+
+
 async def test_a_conversation_without_an_instance_reads_the_end_with_its_next_input(url: str) -> None:
     work = Work()
     async with stage(url, starting(lambda wake: wake.call(work.wait, "late")), work.app) as on:

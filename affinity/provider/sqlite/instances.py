@@ -96,6 +96,6 @@ def _delete(tx: Tx, instance_id: str, *, force: bool, tree: bool) -> Deletion:
     turns.clear(tx, doomed)
     tx.many(suspension.SQL["forget"], doomed)
     tx.many(parking.SQL["remove"], doomed)
-    for what in ("history", "ended", "sizes", "keys", "instances"):
+    for what in ("history", "ended", "sizes", "keys", "runs", "instances"):
         tx.many(SQL[f"delete_{what}"], doomed)
     return "deleted"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from affinity.journal import JournalCreation, JournalRange, OpenDelegation
+from affinity.journal import InstanceStart, JournalCreation, JournalRange, OpenDelegation
 from affinity.provider.postgres import journals as postgres_journals
 from affinity.provider.sqlite import journals as sqlite_journals
 from affinity.testing.conformance.providers.base import Rules
@@ -65,6 +65,16 @@ class JournalDelegationRules(Rules):
             await owner.commit_wake(delegations=given)
         await concurrently(*[Conversation(talk.provider, name).delete for name in ("child", "too")])
         assert [await _ids(owner.conversation) for owner in owners] == [["b"], ["b"]]
+
+    async def test_a_delegation_to_an_instance_ends_with_it(self, cluster: Cluster) -> None:
+        """Not so one to a child, whose instance alone is deleted (contract: OpenDelegation)."""
+        owner = await ConversationOwner.begin(cluster)
+        run = InstanceStart(instance_id="run", name="run", start="start", generation="g")
+        given = [delegation("run", "run"), delegation("other", "run"), delegation("a")]
+        await owner.commit_wake(delegations=given, starts=[run])
+        await owner.conversation.journals.append_journal([new_input("child")])
+        await owner.peer.provider.delete_instance(["run", "child"], force=True)
+        assert await _ids(owner.conversation) == ["a", "other"]
 
     async def test_a_delegation_ends_with_its_own_journal(self, cluster: Cluster) -> None:
         """Another one of this session, even of this journal id, has none (contract: delete_journal)."""
