@@ -10,7 +10,7 @@ import pytest
 
 import affinity
 from affinity import AgentMessage, UserMessage, Wake
-from affinity.agent import ModelReply, ModelRequest, ToolCall, run_loop, tool
+from affinity.agent import ModelReply, ModelRequest, ToolCall, run_loop, to_openai, tool
 from affinity.conversation import ChildEnded, JournalEntry, ToolConfirmation, ToolResult, ToolUse
 from affinity.testing import Env, crash_matrix
 from tests.conversation.application import Chat, make
@@ -210,3 +210,72 @@ async def test_steps_of_three_conversations_that_delegate(url: str | None) -> No
         chain.make_app, delegate, check, url=url, workers=2, kills=0, max_jump=timedelta(days=1)
     )
     assert matrix.commits >= 15
+
+
+# -- runs
+
+
+class Starter:
+    """An agent that calls an activity and starts an orchestration, and reads their ends."""
+
+    def __init__(self) -> None:
+        self.effects: Counter[str] = Counter()
+
+    def make_app(self) -> affinity.App:
+        self.effects = effects = Counter[str]()
+        failures: Counter[str] = Counter()
+        app = affinity.App("starters")
+
+        @app.activity
+        async def pay(ctx: affinity.ActivityContext, name: str) -> str:
+            effects[name] += 1
+            return f"{name} paid"
+
+        @app.orchestration
+        async def order(ctx: affinity.OrchestrationContext, name: str) -> str:
+            return await ctx.schedule_activity(pay, name)
+
+        async def model(request: ModelRequest) -> ModelReply:
+            texts = [each["content"] for each in to_openai(request.events) if each["role"] == "user"]
+            return ModelReply(content=f"read: {texts[-1]}")
+
+        async def handler(wake: Wake, chat: Chat) -> None:
+            if any(isinstance(each, UserMessage) for each in wake.events):
+                wake.call(pay, "call")
+                await wake.commit()
+                wake.start(order, "run")
+            else:
+                await run_loop(wake, model=model)
+            failures[wake.id] += 1
+            if failures[wake.id] == 1:
+                raise ConnectionError("once")
+
+        app.include(make(handler, retry=RETRY, kind="starter"))
+        return app
+
+
+async def start(env: Env) -> list[JournalEntry]:
+    """Until both ends are read."""
+    talk = env.client.conversation(make(kind="starter"), "c")
+    await talk.ask(UserMessage("go"), event_id="ask", until="settled")
+    return list(await talk.history())
+
+
+async def test_what_a_wake_starts_is_started_once_and_ends_once(url: str | None) -> None:
+    starter = Starter()
+
+    async def check(env: Env, entries: list[JournalEntry]) -> None:
+        kinds = Counter(each.kind for each in entries)
+        assert [kinds[each] for each in ("call.started", "run.started", "call.ended", "run.ended")] == [1] * 4
+        assert set(starter.effects) == {"call", "run"}
+        assert sum(starter.effects.values()) <= 3, starter.effects  # one ran when its process ended
+        read = [each.event.text for each in entries if isinstance(each.event, AgentMessage)]
+        assert read
+        assert all(
+            each in {"read: ['pay' has ended: completed] call paid", "read: ['order' has ended: completed] run paid"}
+            for each in read
+        )
+        assert [one.instance_id async for one in env.client.list_instances(status=["suspended", "failed"])] == []
+
+    matrix = await crash_matrix(starter.make_app, start, check, url=url, workers=2, kills=0)
+    assert matrix.commits >= 12
