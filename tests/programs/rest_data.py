@@ -295,7 +295,9 @@ def _journal_requests(db: Tables) -> Iterator[str]:
 
 @RULES.of("journal_delegations")
 def _journal_delegations(db: Tables) -> Iterator[str]:
-    """The journal is there; the child too, unless the end of the delegation waits to be read."""
+    """The journal is there; the child too, unless the end of the delegation waits to be read. One to an instance has
+    ended.
+    """
     sessions = {each["session_id"] for each in db.journals.values()}
     for row in db.rows["journal_delegations"]:
         journal = db.journals.get(row["journal_id"])

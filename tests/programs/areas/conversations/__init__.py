@@ -13,7 +13,7 @@ import affinity
 from tests.programs.area import Area
 from tests.programs.areas.conversations.checks import Checks
 from tests.programs.areas.conversations.clients import Played, play_clients
-from tests.programs.areas.conversations.handler import NAME, make
+from tests.programs.areas.conversations.handler import NAME, make, work
 from tests.programs.areas.conversations.script import ConversationScript, parts
 from tests.programs.play import Play
 
@@ -29,7 +29,7 @@ class ConversationsArea(Area[ConversationScript, Played]):
 
     def include(self, app: affinity.App) -> None:
         """See `Area`."""
-        for each in make():
+        for each in (*make(), work):
             app.include(each)
 
     async def run(self, play: Play, part: ConversationScript) -> Played:

@@ -179,6 +179,8 @@ class Checks:
             return
         if self._was(name, "cancel") and self._was(name, "remove"):  # between the two it has refused all events
             return
+        left = self.folded[name].runs
+        assert not left, f"{name} waits for {left}, which have ended"
         for delegation, child in self.folded[name].delegations.items():
             assert self._has_reason(child, {name}), f"{name} waits for {delegation} of {child}, {self.infos.get(child)}"
 

@@ -16,6 +16,8 @@ from affinity.client import Client
 from affinity.conversation import (
     AgentMessage,
     AnswerEvent,
+    CallEnded,
+    CallStarted,
     ChildDelegated,
     ChildEnded,
     ConfirmationAnswer,
@@ -25,6 +27,8 @@ from affinity.conversation import (
     CustomToolUse,
     JournalEntry,
     JournalEvent,
+    RunEnded,
+    RunStarted,
     ToolConfirmation,
     UserInterrupt,
 )
@@ -118,6 +122,7 @@ class Port(Protocol):
     async def make(self, what: str, name: str, other: int) -> None: ...
     async def call(self, what: str, to: int, steps: list[Any]) -> None: ...
     async def step(self, number: int, once: bool) -> None: ...
+    async def start(self, what: str, number: int) -> None: ...
     async def commit(self) -> None: ...
     async def fail(self, attempts: int, final: bool) -> None: ...
     def finish(self, result: int) -> None: ...
@@ -194,6 +199,8 @@ def _note_of(event: JournalEvent) -> str | None:
             return "interrupted"
         case ChildEnded():
             return f"{event.child} {event.outcome} {event.result}"
+        case RunEnded() | CallEnded():
+            return f"{event.kind} {event.result} {event.error and event.error.type}"
         case _:
             return None
 
@@ -254,6 +261,8 @@ async def _do_more(port: Port, chat: Chat, step: Sequence[Any]) -> None:
         case [("confirm" | "tool") as kind, expires_in, inner]:
             if (request_id := await port.require(kind, expires_in)) is not None:
                 chat.waiting[request_id] = list(inner)
+        case ["start", what, number]:
+            await port.start(what, number)
         case ["revisit", delay, key, inner]:
             await port.revisit(delay, key, list(inner))
         case ["delegate", child, cycles, inner]:
@@ -280,8 +289,17 @@ class WakePort:
             elif isinstance(event, ChildDelegated):
                 begun = await self._wake.delegate(self._children, event.child, Script([]), max_cycles=event.max_cycles)
                 assert begun == event.delegation, f"{event.delegation}, delegated again, is {begun}"
+            elif isinstance(event, RunStarted | CallStarted):
+                again = self._start(id_of_run(event)[0], event.input)
+                assert again == id_of_run(event)[1], f"{event}, started again, is {again}"
             else:
                 self._wake.append(event)
+
+    async def start(self, what: str, number: int) -> None:
+        self._start(what, number)
+
+    def _start(self, what: str, number: Any) -> str:
+        return self._wake.start(double, number) if what == "run" else self._wake.call(halve, number)
 
     async def emit(self, event: JournalEvent) -> None:
         self._wake.append(event)
@@ -369,6 +387,35 @@ class WakePort:
 
     def _refuse(self, what: str, error: Exception) -> None:
         self._wake.append(Refused(what, type(error).__name__, self.place))
+
+
+work: Final = affinity.App(f"{NAME}.work")
+"""What wakes start."""
+
+
+@work.activity
+async def halve(ctx: affinity.ActivityContext, number: int) -> int:
+    """Half of an even number."""
+    if number % 2:
+        raise ValueError(f"{number} is odd")
+    return number // 2
+
+
+@work.orchestration
+async def double(ctx: affinity.OrchestrationContext, number: int) -> int:
+    """Half of the double, later."""
+    await ctx.schedule_timer(60.0 * number)
+    return await ctx.schedule_activity(halve, 2 * number)
+
+
+def id_of_run(event: RunStarted | RunEnded | CallStarted | CallEnded) -> tuple[str, str]:
+    """What it is, and its id."""
+    return ("run", event.run) if isinstance(event, RunStarted | RunEnded) else ("call", event.call)
+
+
+def end_of_run(what: str, number: int) -> tuple[int | None, str | None]:
+    """The result and the type of the error."""
+    return (None, "ValueError") if what == "call" and number % 2 else (number // (1 if what == "run" else 2), None)
 
 
 async def _new_result() -> str:

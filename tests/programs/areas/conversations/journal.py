@@ -121,7 +121,7 @@ def read(entry: Entry) -> JournalEvent:
 
 def is_of_handler(entry: Entry) -> bool:
     """Whether a handler has appended it: not a span, nor an answer of the conversation itself."""
-    return entry.wake_id is not None and entry.kind.startswith(("agent.", "child."))
+    return entry.wake_id is not None and entry.kind.startswith(("agent.", "child.", "run.", "call."))
 
 
 async def read_journal(client: Client, name: str, imported: int | None) -> Journal | None:

@@ -9,12 +9,16 @@ from typing import Any
 
 from affinity.conversation import (
     AgentMessage,
+    CallEnded,
+    CallStarted,
     ChildDelegated,
     ChildEnded,
     ConfirmationAnswer,
     CustomToolUse,
     DeadLetters,
     JournalEvent,
+    RunEnded,
+    RunStarted,
     ToolConfirmation,
 )
 from affinity.journal import Entry
@@ -25,7 +29,9 @@ from tests.programs.areas.conversations.handler import (
     Noted,
     Refused,
     Seen,
+    end_of_run,
     expired_source,
+    id_of_run,
     perform,
     talk_id,
 )
@@ -77,6 +83,9 @@ class Folded:
     delegations: dict[str, str] = field(default_factory=dict)
     """The children by the ids of the delegations that have not ended."""
     ended: dict[str, ChildEnded] = field(default_factory=dict)
+    runs: dict[str, int] = field(default_factory=dict)
+    """What its wakes have started and has not ended, by the id: the number that it was given."""
+    ended_runs: set[str] = field(default_factory=set)
     made: dict[str, str] = field(default_factory=dict)
     """How its wakes have made other conversations, by the ids of these."""
     results: list[Result] = field(default_factory=list)
@@ -157,6 +166,22 @@ class Fold:
             assert event.delegation not in now.ended, f"{self.journal.name}: {entry.seq} is the second end of {event}"
             assert known is not None or not self.knows_all, f"{self.journal.name}: {entry.seq} ends nothing: {event}"
             now.ended[event.delegation] = event
+        elif entry.kind in {"run.ended", "call.ended"}:
+            self._end_of_run(entry)
+
+    def _end_of_run(self, entry: Entry) -> None:
+        """Each has one end, with the result of the number that it was given."""
+        now, event = self.now, read(entry)
+        assert isinstance(event, RunEnded | CallEnded)
+        what, run = id_of_run(event)
+        number = now.runs.pop(run, None)
+        assert run not in now.ended_runs, f"{self.journal.name}: {entry.seq} is the second end of {event}"
+        assert number is not None or not self.knows_all, f"{self.journal.name}: {entry.seq} ends nothing: {event}"
+        now.ended_runs.add(run)
+        found = (event.result, event.error and event.error.type)
+        assert number is None or found == end_of_run(what, number), (
+            f"{self.journal.name}: {number} has ended as {event}"
+        )
 
     def _resolve(self, request_id: str, what: str, read: int | None = None) -> None:
         """An answer of a wake ``read`` entries before its own: an interrupt behind them comes too late for it."""
@@ -218,6 +243,8 @@ class Fold:
                     self.now.unsure.add(event.request_id)
             elif isinstance(event, ChildDelegated):
                 self.now.delegations[event.delegation] = event.child
+            elif isinstance(event, RunStarted | CallStarted):
+                self.now.runs[id_of_run(event)[1]] = int(str(event.input))
 
     def _is_dropped(self, attempt: Attempt) -> bool:
         """An interrupt that the wake has not read drops its requests and revisits."""
@@ -300,10 +327,11 @@ class Fold:
                     now.revisits[key] = Revisit(steps)
                     due.discard(key)
         now.delegations |= port.delegations
+        now.runs |= port.runs
         now.made |= port.made
         if attempt.is_ok:
             value = port.result if port.result is not None else port.message
-            may_end = port.result is not None or not now.delegations
+            may_end = port.result is not None or not (now.delegations or now.runs)
             now.results.append(Result(value, attempt.read, may_end=may_end))
 
 
@@ -363,6 +391,7 @@ class EntryPort:
         self.requests: list[str] = []
         self.revisits: list[tuple[str, list[Any]]] = []
         self.delegations: dict[str, str] = {}
+        self.runs: dict[str, int] = {}
         self.made: dict[str, str] = {}
         self.place = ""
         self.result: Any = None
@@ -446,6 +475,16 @@ class EntryPort:
         expected = (*wanted, self._new_id())
         assert (found.child, found.max_cycles, found.delegation) == expected, f"has {found!r}"
         self.delegations[found.delegation] = found.child
+
+    async def start(self, what: str, number: int) -> None:
+        of_kind = RunStarted if what == "run" else CallStarted
+        if self._before.take(lambda each: isinstance(each, of_kind) and each.input == number):
+            return
+        found = self._next(what)
+        assert isinstance(found, RunStarted | CallStarted), f"has {found!r}, not what was started"
+        expected = (what, self._new_id())
+        assert (id_of_run(found), found.input) == (expected, number), f"has {found!r}, not {expected}"
+        self.runs[expected[1]] = number
 
     async def make(self, what: str, name: str, other: int) -> None:
         if not self._refused(what):

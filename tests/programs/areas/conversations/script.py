@@ -99,6 +99,7 @@ def _step(depth: int) -> st.SearchStrategy[Step]:
         st.tuples(st.just("step"), _small, st.booleans()),
         st.tuples(st.just("add"), _small),
         st.tuples(st.just("commit"), st.booleans()),
+        st.tuples(st.just("start"), st.sampled_from(("run", "call")), _small),
         st.tuples(st.just("stream"), st.integers(1, 3)),
         st.tuples(st.just("finish"), _small),
         st.tuples(st.just("fail"), st.integers(1, FOR_GOOD), st.booleans()),
@@ -192,6 +193,7 @@ def _in_parts(draw: st.DrawFn) -> tuple[Op, ...]:
         st.tuples(st.sampled_from(("confirm", "tool")), _expiry, _steps(1)),
         st.tuples(st.just("revisit"), _delays, st.sampled_from((None, "k")), _steps(1)),
         st.tuples(st.just("delegate"), st.sampled_from("ab"), st.integers(1, 4), _steps(1)),
+        st.tuples(st.just("start"), st.sampled_from(("run", "call")), _small),
     )
     some = (*some, draw(work))
     begins, ends = (*some, draw(commit), draw(stops)), draw(st.sampled_from(((), some)) | _steps(2))
