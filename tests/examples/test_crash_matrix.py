@@ -132,6 +132,11 @@ async def steps(env: Env, of: ModuleType) -> object:
     return await texts(talk)
 
 
+async def report(env: Env, of: ModuleType) -> object:
+    talk = env.client.conversation(of.reports, "desk-1")
+    return [(await talk.ask(UserMessage(text), event_id=text, until="settled")).text for text in ("one", "all")]
+
+
 NUDGES = [f"Are you still there? (no reply yet, {n})" for n in (1, 2)]
 
 
@@ -181,6 +186,7 @@ CASES = [
     Case("conversations.first", first, ([FIRST[0], *FIRST], FIRST)),
     Case("conversations.approval", approval, ("requires_action", "Done: 5000 cents are on their way.")),
     Case("conversations.delegate", delegate, ["I have found: the length of the cable: 42 cm"]),
+    Case("conversations.report", report, ["Here it is: 500", "Here it is: 1000 orders in 2 regions"]),
     Case("conversations.revisit", revisit, ("I leave you alone.", [*NUDGES, "I leave you alone."])),
     Case("conversations.steps", steps, ["Thank you: payment of 4200 cents", "The parcel is on its way"]),
     Case("conversations.stream", stream, (ON_ITS_WAY, [ON_ITS_WAY])),

@@ -31,6 +31,7 @@ LONG_FILES = {name for name in FILES if "/test_" in name or name == "examples/tu
 PRINTS = {
     "stream": "\nreplied: Your order is on its way.\n",  # a slow reader misses the last streamed parts
     "approval": "requires_action requires_action\nDone: 5000 cents are on their way.\n",
+    "report": "Here it is: 500\nHere it is: 1000 orders in 2 regions\n",
     "steps": "Thank you: payment of 4200 cents\nThe parcel is on its way\n",
     "revisit": "(no reply yet, 1)\nAre you still there? (no reply yet, 2)\nI leave you alone. idle\n",
     "delegate": "I have found: the length of the cable: 42 cm\nchat-7/research research\n",
