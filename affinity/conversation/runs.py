@@ -201,7 +201,7 @@ async def run_task(ctx: OrchestrationContext, report: str, task: RunTask) -> Non
 
 def _schedule(ctx: OrchestrationContext, task: RunTask) -> DurableFuture[Any]:
     if task["does"] == "orchestration":
-        of = {name: task[name] for name in ("instance_id", "version") if name in task}  # type: ignore[literal-required]
+        of = {name: task[name] for name in ("instance_id", "version") if name in task}
         return ctx.schedule_sub_orchestration(task["name"], task["input"], **of)
     retry = RetryPolicy(**task["retry"]) if "retry" in task else None
     activity = ctx.schedule_activity(task["name"], task["input"], retry=retry, timeout=task.get("timeout"))
@@ -219,12 +219,13 @@ async def _report(ctx: OrchestrationContext, report: str, end: RunEnd) -> None:
     """It is tried until it succeeds: the conversation waits for it."""
     for attempt in count(1):
         try:
-            return await ctx.schedule_activity(report, end)
+            await ctx.schedule_activity(report, end)
         except PayloadTooLarge as error:  # the result has no room beside the rest
             end = {**end, "result": None, "error": _fields_of(error)}
         except ActivityError:
             await ctx.schedule_timer(CLOSING.delay(attempt))
-    raise AssertionError("endless")
+        else:
+            return
 
 
 # -- the activity

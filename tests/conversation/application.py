@@ -65,7 +65,7 @@ def make(handler: Handler = echo, *, kind: str = "chat", **options: Any) -> affi
 async def stage(
     url: str,
     handler: Handler | affinity.Conversations[Chat] = echo,
-    *others: affinity.Conversations[Any],
+    *others: affinity.Conversations[Any] | affinity.App,
     workers: int = 1,
     options: affinity.RuntimeOptions | None = None,
     **rest: Any,

@@ -295,10 +295,8 @@ def _journal_requests(db: Tables) -> Iterator[str]:
 
 @RULES.of("journal_delegations")
 def _journal_delegations(db: Tables) -> Iterator[str]:
-    """The journal is there; the child too, unless the end of the delegation waits to be read. One to an instance has
-    ended.
-    """
-    sessions = {each["session_id"] for each in db.journals.values()}
+    """The journal is there; the child, or the instance, too, unless the end of the delegation waits to be read."""
+    sessions = {each["session_id"] for each in db.journals.values()} | db.instances.keys()
     for row in db.rows["journal_delegations"]:
         journal = db.journals.get(row["journal_id"])
         if journal is None or journal["session_id"] is None:
