@@ -758,7 +758,7 @@ class JournalAccess(Protocol):
         ...
 
     async def append(self, append: JournalAppend) -> Appended:
-        """Append an entry immediately, not with the wake; it has an event id, so that the call may be repeated."""
+        """Append an entry immediately, as a client does; it has an event id, so that the call may be repeated."""
         ...
 
     async def write_stream(self, parts: Sequence[StreamPart]) -> None:
@@ -767,10 +767,6 @@ class JournalAccess(Protocol):
 
     async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
         """Remove the parts of this attempt and of lower ones; not repeated."""
-        ...
-
-    async def append(self, append: JournalAppend) -> Appended:
-        """Append an input as a client does, and wake its instance. The entry has an event id: it may be repeated."""
         ...
 
     def note_written(self, write: JournalWrite) -> None:

@@ -110,12 +110,6 @@ class WorkerJournals:
         (instance,) = await self._retry(partial(self._provider.get_instance, [session_id]))
         return instance is not None
 
-    async def append(self, append: JournalAppend) -> Appended:
-        """Append an entry with an event id."""
-        (appended,) = await self._retry(partial(self._provider.append_journal, [append]))
-        self._notifier.notify_journals(append.session_id)
-        return appended
-
     async def write_stream(self, parts: Sequence[StreamPart]) -> None:
         """Add provisional parts."""
         await self._provider.write_stream(parts)
@@ -125,12 +119,12 @@ class WorkerJournals:
         await self._provider.retract_stream(session_id, journal_id, wake_id, attempt)
 
     async def append(self, append: JournalAppend) -> Appended:
-        """Append an input, and notify its readers and its worker."""
+        """Append an entry with an event id, and notify its readers and the worker of its instance."""
         (found,) = await self._retry(partial(self._provider.append_journal, [append]))
         self._notifier.notify_journals(append.session_id)
         if found.unparked:
             self._notifier.hint(found.holder)
-        else:
+        elif append.message is not None:
             self._notifier.hint_owner(append.session_id)
         return found
 
