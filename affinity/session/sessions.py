@@ -320,7 +320,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
         """
 
         async def change() -> Any:
-            async with self.open(session_id, store=store) as state:
+            async with self.open(session_id, store=store, auto_save=True) as state:
                 result = function(state)
                 return await result if inspect.isawaitable(result) else result
 
@@ -337,7 +337,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
         """`update` for sync code, with a store as for `open_sync`. The function runs in the caller's thread."""
 
         def change() -> T:
-            with self.open_sync(session_id, store=store) as state:
+            with self.open_sync(session_id, store=store, auto_save=True) as state:
                 return function(state)
 
         return Retrying(**repeat_conflicts(attempts))(change)
