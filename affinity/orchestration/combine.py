@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Self, TypeVar
+from collections import deque
+from typing import Any, Generic, Self, TypeVar
 
 from affinity.errors import OrchestrationMisuse
 from affinity.orchestration.scheduler import DurableFuture, Scheduler, refuse_iterable
 
+N = TypeVar("N", bound=int)
 T = TypeVar("T")
 
 
-class Selected(tuple[int, T]):
-    """The result of ``select``: a pair, ``index, value``.
+class Selected(tuple[N, T], Generic[N, T]):
+    """The result of ``select``: a pair, ``index, value``. A type checker knows the type of the value once the index was
+    compared with a number.
 
     Attributes:
         future: the winner itself, to compare with the arguments; for a coroutine, the branch that ran it.
@@ -20,14 +23,14 @@ class Selected(tuple[int, T]):
     __match_args__ = ("index", "value", "future")
     future: DurableFuture[T]
 
-    def __new__(cls, index: int, value: T, future: DurableFuture[T]) -> Self:
+    def __new__(cls, index: N, value: T, future: DurableFuture[T]) -> Self:
         """The result of this future, which is the argument at this position."""
         made = super().__new__(cls, (index, value))
         made.future = future
         return made
 
     @property
-    def index(self) -> int:  # type: ignore[override]  # no one searches a pair
+    def index(self) -> N:  # type: ignore[override]  # no one searches a pair
         """Position of the winner among the arguments."""
         return self[0]
 
@@ -70,7 +73,7 @@ class Combined(DurableFuture[T]):
                 child.cancel()
 
 
-class Select(Combined[Selected[T]]):
+class Select(Combined[Selected[int, T]]):
     """Settled by the first of its children; the others are cancelled."""
 
     __slots__ = ()
@@ -125,14 +128,26 @@ class WaitAny(Combined[None]):
 
 
 class Gather(Combined[list[T]]):
-    """Settled when all of its children are, or one has failed; then the others are cancelled."""
+    """Settled when all of its children are, or one has failed; then the others are cancelled. With a limit, children
+    that have not begun wait until fewer than so many run.
+    """
 
-    __slots__ = ("_missing", "_return_exceptions")
+    __slots__ = ("_limit", "_missing", "_return_exceptions", "_running", "_waiting")
 
-    def __init__(self, scheduler: Scheduler, awaitables: tuple[object, ...], return_exceptions: bool) -> None:
+    def __init__(
+        self, scheduler: Scheduler, awaitables: tuple[object, ...], return_exceptions: bool, limit: int | None
+    ) -> None:
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise OrchestrationMisuse(f"gather: limit is a number from 1, not {limit!r:.80}")
         self._return_exceptions = return_exceptions
+        self._limit = limit
         self._missing = len(awaitables)
-        super().__init__(scheduler, _adopt(scheduler, awaitables, "gather"))
+        children = _adopt(scheduler, awaitables, "gather", begin=limit is None)
+        once = dict.fromkeys(children if limit is not None else ())
+        self._waiting = deque(child for child in once if child.hold_back())
+        self._running = {child for child in once if not child.settled}.difference(self._waiting)
+        super().__init__(scheduler, children)
+        self._begin_more()
         if not awaitables:
             self.settle([])
 
@@ -145,6 +160,8 @@ class Gather(Combined[list[T]]):
         """Count down; a failed child settles it immediately."""
         if self.settled:
             return
+        self._running.discard(child)
+        self._begin_more()
         error = child.error
         if error is not None and not (self._return_exceptions and isinstance(error, Exception)):
             self.settle(error=error)
@@ -154,9 +171,18 @@ class Gather(Combined[list[T]]):
         if self._missing == 0:
             self.settle([child.result() if child.error is None else child.error for child in self._children])
 
+    def _begin_more(self) -> None:
+        while self._limit is not None and self._waiting and len(self._running) < self._limit:
+            child = self._waiting.popleft()
+            if not child.settled:
+                self._running.add(child)
+                child.begin()
 
-def _adopt(scheduler: Scheduler, awaitables: tuple[object, ...], where: str) -> tuple[DurableFuture[Any], ...]:
+
+def _adopt(
+    scheduler: Scheduler, awaitables: tuple[object, ...], where: str, *, begin: bool = True
+) -> tuple[DurableFuture[Any], ...]:
     """Adopt all arguments or none: a wrong argument must not leave some of the branches running."""
     for awaitable in awaitables:
         scheduler.check_awaitable(awaitable, where)
-    return tuple(scheduler.adopt(awaitable) for awaitable in awaitables)
+    return tuple(scheduler.adopt(awaitable, begins=begin) for awaitable in awaitables)

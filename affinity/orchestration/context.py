@@ -40,6 +40,7 @@ from affinity.orchestration.waits import SessionMoved, check_event_name
 T = TypeVar("T")
 T2 = TypeVar("T2")
 T3 = TypeVar("T3")
+T4 = TypeVar("T4")
 D = TypeVar("D")
 I = TypeVar("I")  # noqa: E741 - the usual letter for an input type
 R = TypeVar("R")
@@ -376,19 +377,22 @@ class OrchestrationContext:
         raise ContinueAsNewSignal(_encode_untyped(input, "input of continue_as_new"), version)
 
     @overload
-    def select(self, one: Awaitable[T], /) -> DurableFuture[Selected[T]]: ...
+    def select(self, one: Awaitable[T], /) -> DurableFuture[Selected[Literal[0], T]]: ...
     @overload
-    def select(self, one: Awaitable[T], two: Awaitable[T2], /) -> DurableFuture[Selected[T | T2]]: ...
+    def select(
+        self, one: Awaitable[T], two: Awaitable[T2], /
+    ) -> DurableFuture[Selected[Literal[0], T] | Selected[Literal[1], T2]]: ...
     @overload
     def select(
         self, one: Awaitable[T], two: Awaitable[T2], three: Awaitable[T3], /
-    ) -> DurableFuture[Selected[T | T2 | T3]]: ...
+    ) -> DurableFuture[Selected[Literal[0], T] | Selected[Literal[1], T2] | Selected[Literal[2], T3]]: ...
     @overload
-    def select(self, *awaitables: Awaitable[T]) -> DurableFuture[Selected[T]]: ...
-    def select(self, *awaitables: Awaitable[Any]) -> DurableFuture[Selected[Any]]:
+    def select(self, *awaitables: Awaitable[T]) -> DurableFuture[Selected[int, T]]: ...
+    def select(self, *awaitables: Awaitable[Any]) -> DurableFuture[Any]:
         """Wait for the first of several durable futures and coroutines; the others are cancelled.
 
-        ``index, value = await ctx.select(...)``. If the first one failed, its error is raised.
+        ``index, value = await ctx.select(...)``. If the first one failed, its error is raised. A type checker knows
+        the value's type behind ``if won.index == 0``, and in a ``match``: see `Selected`.
 
         Raises:
             OrchestrationMisuse: an argument is something else, or there is none.
@@ -407,21 +411,93 @@ class OrchestrationContext:
         return WaitAny(self._scheduler, futures)
 
     @overload
+    def gather(  # type: ignore[overload-overlap]  # as `asyncio.gather`
+        self,
+        one: Awaitable[T],
+        two: Awaitable[T2],
+        /,
+        *,
+        return_exceptions: Literal[False] = False,
+        limit: int | None = None,
+    ) -> DurableFuture[tuple[T, T2]]: ...
+    @overload
     def gather(
-        self, *awaitables: Awaitable[T], return_exceptions: Literal[False] = False
+        self, one: Awaitable[T], two: Awaitable[T2], /, *, return_exceptions: bool, limit: int | None = None
+    ) -> DurableFuture[tuple[T | Exception, T2 | Exception]]: ...
+    @overload
+    def gather(  # type: ignore[overload-overlap]  # as `asyncio.gather`
+        self,
+        one: Awaitable[T],
+        two: Awaitable[T2],
+        three: Awaitable[T3],
+        /,
+        *,
+        return_exceptions: Literal[False] = False,
+        limit: int | None = None,
+    ) -> DurableFuture[tuple[T, T2, T3]]: ...
+    @overload
+    def gather(
+        self,
+        one: Awaitable[T],
+        two: Awaitable[T2],
+        three: Awaitable[T3],
+        /,
+        *,
+        return_exceptions: bool,
+        limit: int | None = None,
+    ) -> DurableFuture[tuple[T | Exception, T2 | Exception, T3 | Exception]]: ...
+    @overload
+    def gather(  # type: ignore[overload-overlap]  # as `asyncio.gather`
+        self,
+        one: Awaitable[T],
+        two: Awaitable[T2],
+        three: Awaitable[T3],
+        four: Awaitable[T4],
+        /,
+        *,
+        return_exceptions: Literal[False] = False,
+        limit: int | None = None,
+    ) -> DurableFuture[tuple[T, T2, T3, T4]]: ...
+    @overload
+    def gather(
+        self,
+        one: Awaitable[T],
+        two: Awaitable[T2],
+        three: Awaitable[T3],
+        four: Awaitable[T4],
+        /,
+        *,
+        return_exceptions: bool,
+        limit: int | None = None,
+    ) -> DurableFuture[tuple[T | Exception, T2 | Exception, T3 | Exception, T4 | Exception]]: ...
+    @overload
+    def gather(
+        self, *awaitables: Awaitable[T], return_exceptions: Literal[False] = False, limit: int | None = None
     ) -> DurableFuture[list[T]]: ...
     @overload
-    def gather(self, *awaitables: Awaitable[T], return_exceptions: bool) -> DurableFuture[list[T | Exception]]: ...
-    def gather(self, *awaitables: Awaitable[Any], return_exceptions: bool = False) -> DurableFuture[Any]:
+    def gather(
+        self, *awaitables: Awaitable[T], return_exceptions: bool, limit: int | None = None
+    ) -> DurableFuture[list[T | Exception]]: ...
+    def gather(
+        self, *awaitables: Awaitable[Any], return_exceptions: bool = False, limit: int | None = None
+    ) -> DurableFuture[Any]:
         """Wait for all of several durable futures and coroutines; the result is a list of theirs, in order.
 
         If one fails the others are cancelled, and its error is raised; with ``return_exceptions`` errors are results.
+        For a type checker, two to four arguments give a tuple, as those of `asyncio.gather` do.
+
+        Args:
+            awaitables: the futures and coroutines.
+            return_exceptions: whether errors are results.
+            limit: how many of them run at the same time; the others begin in order, as soon as one has ended. Futures
+                that are scheduled already are counted. The call must be in the same step as the futures: before the
+                next await. None: all.
 
         Raises:
             OrchestrationMisuse: an argument is something else.
         """
         self._scheduler.require_running()
-        return Gather(self._scheduler, awaitables, return_exceptions)
+        return Gather(self._scheduler, awaitables, return_exceptions, limit)
 
     def new_guid(self) -> DurableFuture[str]:
         """A new random id (UUID), the same in every replay."""

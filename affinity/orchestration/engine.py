@@ -358,6 +358,7 @@ class Execution:
         self.has_keys = self.has_keys or any(carried.key is not None for carried in event.carried)
         self.parent = event.parent
         self._main = Task(self._scheduler, _body(self.definition, self._context, event.input))
+        self._main.begin()
         if self._cancellation is not None:
             self._main.interrupt(self._cancellation)
         return True

@@ -156,7 +156,7 @@ class ActivityFuture(CommandFuture[T]):
     def _check_unscheduled(self) -> None:
         if self._parked:
             raise errors.OrchestrationMisuse(f"{self.description} is parked already: call park last")
-        if self.schedule_id or self.settled:
+        if self.schedule_id > 0 or self.settled:
             raise errors.OrchestrationMisuse(
                 f"{self.description} is scheduled already: "
                 "call on_session and with_tag before the next await, also before an await of its id"

@@ -35,6 +35,8 @@ from affinity.orchestration.sources import CodeLine, TracedRequests, describe_so
 T = TypeVar("T")
 
 _CLOSE_ATTEMPTS: Final = 5
+_HELD_BACK: Final = -1  # in place of the event id of a command …
+_BEGUN: Final = -2  # … and from `begin` until it is scheduled
 _LOGGER = logging.getLogger("affinity.orchestration")
 
 
@@ -160,9 +162,14 @@ class Scheduler:
                 f"{where} takes durable futures and coroutines, not {describe_foreign(awaitable)}"
             )
 
-    def adopt(self, awaitable: Any) -> DurableFuture[Any]:
-        """Return an argument of select or gather as a future; a coroutine starts as a branch."""
-        return awaitable if isinstance(awaitable, DurableFuture) else Task(self, awaitable)
+    def adopt(self, awaitable: Any, *, begins: bool = True) -> DurableFuture[Any]:
+        """Return an argument of select or gather as a future; a coroutine is a branch, which begins now or later."""
+        if isinstance(awaitable, DurableFuture):
+            return awaitable
+        branch = Task(self, awaitable)
+        if begins:
+            branch.begin()
+        return branch
 
     def cancel_owned(self, task: Task[Any]) -> None:
         """Cancel the futures that the task has created, and that are not settled, or whose event was not read."""
@@ -294,6 +301,13 @@ class DurableFuture(Generic[T]):
         """Cancel it; without effect once it is settled."""
         raise NotImplementedError
 
+    def hold_back(self) -> bool:
+        """Have it wait for `begin`, unless it has begun; returns whether it does."""
+        return False
+
+    def begin(self) -> None:
+        """Begin what was held back."""
+
     def belongs_to(self, scheduler: Scheduler) -> bool:
         """Whether it was created in this execution."""
         return self._scheduler is scheduler
@@ -325,23 +339,36 @@ class CommandFuture(DurableFuture[T]):
     def __init__(self, scheduler: Scheduler) -> None:
         DurableFuture.__init__(self, scheduler)  # not `super()`, which costs as much as the rest
         self.schedule_id: int = 0
-        """Event id of the command; 0 until it is scheduled."""
+        """Event id of the command; 0 or less until it is scheduled."""
         scheduler.pending.append(self)
         scheduler.never_awaited[self] = None
 
     def schedule(self) -> None:
-        """Record the command, unless it is cancelled already."""
-        if not self.settled:
+        """Record the command, unless it is cancelled already, or held back."""
+        if not (self.settled or self.schedule_id > 0 or self.schedule_id == _HELD_BACK):
             history = self._scheduler.history
             recorded = history.record_command(self._command())
             self.schedule_id = history.position
             self._scheduled(recorded)
 
+    def hold_back(self) -> bool:
+        """Not to schedule it before `begin`."""
+        if self.settled or self.schedule_id or self.is_certain:
+            return False
+        self.schedule_id = _HELD_BACK
+        return True
+
+    def begin(self) -> None:
+        """Schedule it after what is requested already."""
+        if self.schedule_id == _HELD_BACK:
+            self.schedule_id = _BEGUN
+            self._scheduler.pending.append(self)
+
     def cancel(self) -> None:
         """Cancel the command, and record that if it is scheduled."""
         if self.settled:
             return
-        if self.schedule_id:
+        if self.schedule_id > 0:
             del self._scheduler.outstanding[self.schedule_id]
             self._scheduler.pending.append(self.cancellation())
         self.settle(error=self._cancelled_error())
@@ -386,7 +413,6 @@ class Task(DurableFuture[T]):
         self._started = False
         self._queued = False
         scheduler.tasks[self] = None
-        self._enqueue()
 
     @property
     def description(self) -> str:
@@ -423,6 +449,15 @@ class Task(DurableFuture[T]):
             self._wait_for(awaited)
         finally:
             scheduler.current = None
+
+    def hold_back(self) -> bool:
+        """Whether it has not begun."""
+        return not (self.settled or self._queued or self._started)
+
+    def begin(self) -> None:
+        """Run it, after the tasks that are ready."""
+        if self.hold_back():
+            self._enqueue()
 
     def on_settled(self, future: DurableFuture[Any]) -> None:
         """Resume it: the awaited future is settled."""

@@ -39,7 +39,7 @@ class LoopThread:
         self._stack = ExitStack()
         self._started: tuple[BlockingPortal, asyncio.AbstractEventLoop, int] | None = None
         self._closing = set[asyncio.Task[None]]()
-        self.open = weakref.WeakSet[Opening[Any]]()
+        self.open: weakref.WeakSet[Opening[Any]] = weakref.WeakSet()
         """What the end of the process has to close."""
 
     def _start(self) -> tuple[BlockingPortal, asyncio.AbstractEventLoop, int]:

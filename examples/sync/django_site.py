@@ -60,7 +60,7 @@ def say(request: HttpRequest, chat_id: str) -> JsonResponse:
     """The reply, or that it takes longer: then the browser asks again with the same key."""
     key = request.headers.get("Idempotency-Key")
     try:
-        reply = client.ask(chat_id, Say(request.POST["text"]), idempotency_key=key, timeout=20)
+        reply = client.ask(chat_id, Say(str(request.POST["text"])), idempotency_key=key, timeout=20)
     except WaitTimeout:
         return JsonResponse({"status": "running"}, status=202)
     return JsonResponse({"reply": reply})
@@ -70,7 +70,7 @@ def rename(request: HttpRequest, chat_id: str) -> JsonResponse:
     """Change the state of the session, also while others do."""
 
     def change(title: Title) -> str:
-        former, title.text = title.text, request.POST["title"]
+        former, title.text = title.text, str(request.POST["title"])
         return former
 
     return JsonResponse({"former": titles.update_sync(chat_id, change, store=client.session_store)})

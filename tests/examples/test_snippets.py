@@ -38,7 +38,7 @@ PRINTS = {
 }
 """The output of programs whose output no page shows."""
 
-TYPED = [ROOT / "examples" / name for name in ("tutorial", "conversations", "testing", "web")]
+TYPED = [ROOT / "examples" / name for name in ("tutorial", "conversations", "testing", "web", "sync")]
 COMMANDS = [block for block in blocks("sh") if block.marker not in ("demo", "test")]
 
 

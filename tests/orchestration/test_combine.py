@@ -146,7 +146,7 @@ def test_gather_can_return_errors() -> None:
 def test_branches_run_first_in_first_out() -> None:
     order: list[str] = []
 
-    async def branches(ctx: OrchestrationContext) -> list[str]:
+    async def branches(ctx: OrchestrationContext) -> tuple[str, str]:
         async def branch(name: str) -> str:
             order.append(name)
             first = await ctx.schedule_activity(name + "1")
@@ -165,9 +165,147 @@ def test_branches_run_first_in_first_out() -> None:
     assert live.outcome == ev.OrchestrationCompleted('["a1a2","b1b2"]')
 
 
+# --- a bound of what runs at the same time ----------------------------------------------------------------------------
+
+
+def scheduled(live: Live) -> list[str]:
+    return [event.name for event in live.history if isinstance(event, ev.ActivityScheduled)]
+
+
+def test_gather_runs_so_many_activities_at_the_same_time() -> None:
+    """The next one begins when one ends, whichever; the results are in the order of the arguments."""
+
+    async def all_of(ctx: OrchestrationContext) -> list[Any]:
+        return await ctx.gather(*(ctx.schedule_activity(name) for name in "abcd"), limit=2)
+
+    live = Live(all_of)
+    live.start()
+    assert scheduled(live) == ["a", "b"]
+    live.complete(3, "2")
+    assert scheduled(live) == ["a", "b", "c"]
+    live.complete(2, "1")
+    live.complete(7, "4")
+    live.complete(5, "3")
+    assert live.outcome == ev.OrchestrationCompleted("[1,2,3,4]")
+
+
+def test_gather_runs_so_many_coroutines_at_the_same_time() -> None:
+    """A branch is one, with all that it awaits, one after the other."""
+    begun: list[int] = []
+
+    async def all_of(ctx: OrchestrationContext) -> list[int]:
+        async def branch(n: int) -> int:
+            begun.append(n)
+            return int(await ctx.schedule_activity("one")) + int(await ctx.schedule_activity("two"))
+
+        return await ctx.gather(*(branch(n) for n in range(3)), limit=1)
+
+    live = Live(all_of)
+    live.start()
+    for n in range(3):
+        assert scheduled(live) == ["one", "two"] * n + ["one"]
+        live.complete(len(live.history), "1")
+        live.complete(len(live.history), "2")
+    assert live.outcome == ev.OrchestrationCompleted("[3,3,3]")
+    assert list(dict.fromkeys(begun)) == [0, 1, 2]
+
+
+def test_a_limit_counts_what_runs_already_and_each_future_once() -> None:
+    async def all_of(ctx: OrchestrationContext) -> list[Any]:
+        first = ctx.schedule_activity("first")
+        await ctx.schedule_timer(1)
+        later = [ctx.schedule_activity(name) for name in "ab"]
+        return await ctx.gather(first, *later, later[0], limit=2)
+
+    live = Live(all_of)
+    live.start()
+    live.feed(ev.TimerFired(3))
+    assert scheduled(live) == ["first", "a"]
+    live.complete(2, "0")
+    assert scheduled(live) == ["first", "a", "b"]
+    live.complete(5, "1")
+    live.complete(7, "2")
+    assert live.outcome == ev.OrchestrationCompleted("[0,1,2,1]")
+
+
+def test_what_waits_for_its_turn_never_begins_once_one_has_failed() -> None:
+    async def all_of(ctx: OrchestrationContext) -> str:
+        async def branch() -> None:
+            raise AssertionError("it must not begin")
+
+        try:
+            await ctx.gather(ctx.schedule_activity("a"), branch(), ctx.schedule_activity("b"), limit=1)
+        except ActivityError as error:
+            return error.activity
+        return ""
+
+    live = Live(all_of)
+    live.start()
+    live.feed(ev.ActivityFailed(2, "failed", "ValueError", "boom"))
+    assert live.outcome == ev.OrchestrationCompleted('"a"')
+    assert scheduled(live) == ["a"]
+
+
+def test_with_errors_as_results_all_of_them_run() -> None:
+    async def all_of(ctx: OrchestrationContext) -> list[str]:
+        async def bad() -> None:
+            raise LookupError("x")
+
+        found = await ctx.gather(bad(), bad(), ctx.schedule_activity("a"), bad(), return_exceptions=True, limit=1)
+        return [type(each).__name__ for each in found]
+
+    live = run(all_of, ev.ActivityCompleted(2, "1"))
+    assert live.outcome == ev.OrchestrationCompleted('["LookupError","LookupError","int","LookupError"]')
+
+
+def test_what_waits_for_its_turn_may_get_a_session_and_may_be_cancelled() -> None:
+    async def all_of(ctx: OrchestrationContext) -> list[str]:
+        calls = [ctx.schedule_activity(name) for name in "abc"]
+        everything = ctx.gather(*calls, return_exceptions=True, limit=1)
+        calls[1].cancel()
+        calls[2].on_session("s")
+        return [type(each).__name__ for each in await everything]
+
+    live = run(all_of, ev.ActivityCompleted(2, "1"), ev.ActivityCompleted(4, "1"))
+    assert live.outcome == ev.OrchestrationCompleted('["int","ActivityCancelled","int"]')
+    assert [event.session_id for event in live.history if isinstance(event, ev.ActivityScheduled)] == [None, "s"]
+
+
+def test_a_future_that_two_gathers_hold_back_begins_once() -> None:
+    async def all_of(ctx: OrchestrationContext) -> list[int]:
+        calls = [ctx.schedule_activity(name) for name in "abc"]
+        one, two = ctx.gather(*calls, limit=1), ctx.gather(*reversed(calls), limit=1)
+        return [*await one, *await two]
+
+    live = run(all_of, *(ev.ActivityCompleted(2 * n, str(n)) for n in (1, 2, 3)))
+    assert live.outcome == ev.OrchestrationCompleted("[1,2,3,3,2,1]")
+    assert scheduled(live) == ["a", "b", "c"]
+
+
+def test_a_cancelled_gather_begins_nothing_more() -> None:
+    async def all_of(ctx: OrchestrationContext) -> Any:
+        calls = (ctx.schedule_activity(name) for name in "ab")
+        index, _ = await ctx.select(ctx.gather(*calls, limit=1), ctx.schedule_timer(1))
+        return index
+
+    live = run(all_of, ev.TimerFired(3))
+    assert live.outcome == ev.OrchestrationCompleted("1")
+    assert scheduled(live) == ["a"]
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, 1.5, "2"])
+def test_a_limit_that_is_none_is_refused(limit: Any) -> None:
+    async def all_of(ctx: OrchestrationContext) -> None:
+        await ctx.gather(ctx.schedule_timer(1), limit=limit)
+
+    live = run(all_of)
+    assert isinstance(live.outcome, ev.OrchestrationFailed)
+    assert "limit is a number from 1" in live.outcome.message
+
+
 def test_nesting() -> None:
     async def nested(ctx: OrchestrationContext) -> list[Any]:
-        async def pair(name: str) -> list[Any]:
+        async def pair(name: str) -> tuple[Any, Any]:
             return await ctx.gather(ctx.schedule_activity(name), ctx.schedule_wait(name))
 
         index, value = await ctx.select(ctx.gather(pair("a"), pair("b")), ctx.schedule_timer(60))

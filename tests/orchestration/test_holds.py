@@ -28,7 +28,7 @@ async def held_in_a_race(ctx: OrchestrationContext) -> int:
     return won.index
 
 
-async def held_twice(ctx: OrchestrationContext) -> list[int]:
+async def held_twice(ctx: OrchestrationContext) -> tuple[int, int]:
     return await ctx.gather(
         ctx.schedule_wait("e", int, hold_session="s"), ctx.schedule_wait("e", int, hold_session="t", hold_for=9)
     )

@@ -55,7 +55,7 @@ def test_a_move_between_two_waits_is_neither_lost_nor_doubled() -> None:
 
 
 def test_moves_of_sessions_and_other_events_are_distinct() -> None:
-    async def several(ctx: OrchestrationContext) -> list[Any]:
+    async def several(ctx: OrchestrationContext) -> tuple[SessionMoved, SessionMoved, int]:
         return await ctx.gather(
             ctx.schedule_session_moved("a"), ctx.schedule_session_moved("b"), ctx.schedule_wait("session_moved", int)
         )

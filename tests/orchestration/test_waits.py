@@ -94,7 +94,7 @@ def test_buffered_data_that_does_not_fit_is_refused_once() -> None:
 
 
 def test_data_that_one_wait_refuses_another_may_take() -> None:
-    async def either(ctx: OrchestrationContext) -> list[Any]:
+    async def either(ctx: OrchestrationContext) -> tuple[int, list[str]]:
         numbers, texts = ctx.schedule_wait("e", int), ctx.schedule_wait("e", list[str])
         return await ctx.gather(numbers, texts)
 

@@ -84,6 +84,7 @@ class Select:
 class Gather:
     parts: Body
     keep_errors: bool = False
+    limit: int | None = None
     do: Literal["gather"] = "gather"
 
 
@@ -236,7 +237,7 @@ def _nested(inner: SearchStrategy[Statement]) -> SearchStrategy[Statement]:
     parts = st.lists(st.one_of(_LEAVES, block, child), min_size=1, max_size=4).map(tuple)
     return st.one_of(
         st.builds(Select, parts),
-        st.builds(Gather, parts, keep_errors=st.booleans()),
+        st.builds(Gather, parts, keep_errors=st.booleans(), limit=st.sampled_from((None, None, 1, 2))),
         st.builds(WaitAny, parts),
         block,
         child,

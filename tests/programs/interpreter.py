@@ -141,7 +141,7 @@ async def _perform(ctx: affinity.OrchestrationContext, statement: Statement) -> 
             return [chosen.index, _plain(chosen.value)]
         case bodies.Gather():
             futures = [_begin(ctx, part) for part in statement.parts]
-            found = await ctx.gather(*futures, return_exceptions=statement.keep_errors)
+            found = await ctx.gather(*futures, return_exceptions=statement.keep_errors, limit=statement.limit)
             return [type(each).__name__ if isinstance(each, Exception) else _plain(each) for each in found]
         case bodies.WaitAny():
             futures = [_future(ctx, part) for part in statement.parts if _is_leaf(part)]

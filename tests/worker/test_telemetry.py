@@ -62,7 +62,7 @@ async def fail(context: ActivityContext, text: str) -> None:
 
 
 @app.orchestration
-async def both(context: OrchestrationContext) -> list[Any]:
+async def both(context: OrchestrationContext) -> tuple[str | None, str | None]:
     """Two sessions at the same time."""
     one = context.schedule_activity(meet, ("one", "two")).on_session("session-1")
     two = context.schedule_activity(meet, ("two", "one")).on_session("session-2")
