@@ -58,7 +58,7 @@ def start(request: HttpRequest, chat_id: str) -> JsonResponse:
 
 def say(request: HttpRequest, chat_id: str) -> JsonResponse:
     """The reply, or that it takes longer: then the browser asks again with the same key."""
-    key = request.headers.get("Idempotency-Key")
+    key = request.META.get("HTTP_IDEMPOTENCY_KEY")
     try:
         reply = client.ask(chat_id, Say(str(request.POST["text"])), idempotency_key=key, timeout=20)
     except WaitTimeout:
