@@ -8,6 +8,7 @@
     │   ├── PayloadTooLarge            an input, result or event over its limit
     │   ├── NotSerializable            a value that JSON, as its declared type, cannot represent
     │   ├── InvalidOptions             options that contradict each other, with both values
+    │   │   └── InvalidSchedule        a cron line, a zone or another option of a schedule
     │   ├── InvalidUrl                 a database URL that names no provider, or is malformed
     │   ├── InvalidApp                 MODULE:APP that does not import, or a wrong registration
     │   ├── ActivityMisuse             an activity, or a handler, makes a call that only orchestrations make
@@ -37,6 +38,9 @@
     │   ├── InstanceNotFinished        delete without force
     │   ├── InstanceNotSuspended       resume of an instance that runs or has ended
     │   ├── UnknownWorker
+    │   ├── UnknownSchedule
+    │   ├── ScheduleExists             create of a schedule whose name is taken
+    │   ├── ScheduleDeclared           update or delete of a schedule that code declares: change the code
     │   ├── WrongEventLoop             a client was called from a thread, or on another event loop than its own
     │   ├── ClientForked               a sync client was opened before the fork of this process
     │   ├── WaitTimeout
@@ -213,6 +217,10 @@ class InvalidOptions(InvalidInput):
     """Options are out of range or contradict each other; the message contains the values."""
 
 
+class InvalidSchedule(InvalidOptions):
+    """A cron line cannot be read, a time zone is not known, or another option of a schedule is refused."""
+
+
 class InvalidUrl(InvalidInput):
     """A database URL names no provider, or is malformed."""
 
@@ -374,6 +382,18 @@ class InstanceExists(ClientError):
 
 class InstanceFinished(ClientError):
     """The instance has ended and takes no more events."""
+
+
+class UnknownSchedule(ClientError):
+    """No schedule has this name."""
+
+
+class ScheduleExists(ClientError):
+    """The name belongs to another schedule."""
+
+
+class ScheduleDeclared(ClientError):
+    """The code of an app declares the schedule: change the code. A pause, a trigger and a backfill are allowed."""
 
 
 class NoReply(InstanceFinished):

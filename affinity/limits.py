@@ -87,6 +87,27 @@ UNREAD_STEP: Final = 100
 MAX_TIMER_SECONDS: Final = 10 * 366 * 86_400.0
 """Ten years: a longer timer is a mistake of unit (milliseconds for seconds)."""
 
+MAX_SCHEDULE_NAME_BYTES: Final = 180
+"""UTF-8 bytes of the name of a schedule: the ids of its instances are the name, its generation and a time."""
+
+MIN_SCHEDULE_SECONDS: Final = 1.0
+"""The shortest time between two ticks of a schedule: what is to happen more often is a loop with a timer."""
+
+MAX_SCHEDULE_TIMES: Final = 1_000
+"""Times in the list of one schedule: each tick reads all of them."""
+
+MAX_CATCH_UP_SECONDS: Final = 31 * 86_400.0
+"""The longest catch-up window of a schedule: what is older is for a backfill, which a person starts."""
+
+MAX_JITTER_SECONDS: Final = 86_400.0
+"""The longest jitter of a schedule: a day."""
+
+MAX_BACKFILL: Final = 10_000
+"""Ticks of one backfill: about a minute's work of a database."""
+
+SCHEDULE_STEP: Final = 100
+"""Schedules that one step of a worker fires, and ticks of one schedule in it: some tens of milliseconds."""
+
 LOCK_TIMEOUT_SECONDS: Final = 2
 """How long a migration waits for a lock. Other calls queue behind it, so it is less than the timeout of any call."""
 

@@ -50,6 +50,8 @@ NOT_PUBLIC: Final = {
     "RequestConditions": "the keyword arguments of a call",
     "RequestFilter": "of a constructor that only `Client` calls",
     "Runtime": "the parts of a running worker, for the tests of the worker",
+    "ScheduleOptions": "the keyword arguments of a call",
+    "ScheduleSpec": "of a property that workers read",
     "Scheduler": "the engine's; makes the context and the futures",
     "SessionContext": "a protocol that ActivityContext fulfils",
     "SessionsOptions": "the keyword arguments of a constructor",

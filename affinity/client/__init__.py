@@ -5,7 +5,8 @@ from affinity.client.administration import EndedStatus, PrunedInstances, Session
 from affinity.client.client import Client, Handle, open_store
 from affinity.client.conversations import Connectable, ConversationInfo, ConversationPage
 from affinity.client.inbox import ConversationRequest, RequestChange, RequestFeed, RequestPage
-from affinity.client.requests import ExternalEvent, IfEnded, Start, StartOutcome
+from affinity.client.requests import IfEnded, Start, StartOutcome
+from affinity.client.schedules import Schedule, Schedules, ScheduleState
 from affinity.client.views import (
     ExecutionSummary,
     Failure,
@@ -17,6 +18,7 @@ from affinity.client.views import (
     WorkStatistics,
 )
 from affinity.explain import SessionHolding, SessionLife
+from affinity.orchestration.typed import ExternalEvent
 from affinity.provider.contract import Quotas
 
 __all__ = [
@@ -42,6 +44,9 @@ __all__ = [
     "RequestChange",
     "RequestFeed",
     "RequestPage",
+    "Schedule",
+    "ScheduleState",
+    "Schedules",
     "SessionHolding",
     "SessionLife",
     "SessionMoveOutcome",

@@ -21,7 +21,6 @@ from affinity.client.calls import batches, check_delivery, check_timeout, retry,
 from affinity.client.conversations import Connectable, ConversationCalls
 from affinity.client.inbox import RequestCalls
 from affinity.client.requests import (
-    ExternalEvent,
     IfEnded,
     Orchestration,
     Start,
@@ -32,14 +31,15 @@ from affinity.client.requests import (
     result_codec,
     start_of,
 )
+from affinity.client.schedules import Schedules
 from affinity.client.starts import PendingStart, refusal_of
 from affinity.client.views import ExecutionSummary, Instance, InstanceTree, error_of, instance_of
 from affinity.errors import Explanation
 from affinity.limits import MAX_PAGE, check_id
-from affinity.orchestration.app import MISSING
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.context import OrchestrationFunction, OrchestrationWithoutInput
-from affinity.orchestration.typed import EventValue
+from affinity.orchestration.definitions import MISSING
+from affinity.orchestration.typed import EventValue, ExternalEvent
 from affinity.provider import open_provider
 from affinity.provider.contract import (
     FINISHED,
@@ -431,6 +431,13 @@ class Client(Administration, ConversationCalls, RequestCalls):
         if not is_awaited(info):
             raise await self.wait_timeout(instance_id, message)
         return info
+
+    # -- schedules
+
+    @property
+    def schedules(self) -> Schedules:
+        """Creates, shows and changes schedules."""
+        return Schedules(self)
 
     # -- conversations
 

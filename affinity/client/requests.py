@@ -8,11 +8,11 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 from affinity.errors import InvalidApp, InvalidOptions
 from affinity.limits import MAX_ERROR_BYTES, MAX_UNREAD_EVENTS, check_id, truncate
-from affinity.orchestration.app import MISSING, OrchestrationDefinition, definition_of
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.context import OrchestrationFunction, OrchestrationWithoutInput
+from affinity.orchestration.definitions import MISSING, OrchestrationDefinition, definition_of
 from affinity.orchestration.events import CancelRequested, EventRaised, OrchestrationStarted
-from affinity.orchestration.typed import EventValue, encode_raised
+from affinity.orchestration.typed import ExternalEvent, encode_raised
 from affinity.orchestration.wire import ANY_EXECUTION, encode_message
 from affinity.provider.contract import NewInstance, NewMessage
 
@@ -38,16 +38,6 @@ class Start:
     version: str | None = None  # None: the latest that the first worker registers
     session_id: str | None = None  # that it and its sub-orchestrations work for, as logs and listings show it
     if_ended: IfEnded = "return"  # what `start` does if the instance of this id has ended
-
-
-@dataclass(frozen=True, slots=True)
-class ExternalEvent:
-    """An event to raise, for `Client.raise_events`."""
-
-    instance_id: str
-    name: str | EventValue[Any]  # the latter has data of its own
-    data: Any = None
-    idempotency_key: str | None = None  # of the events with one key the instance gets one
 
 
 def new_instance(start: Start) -> NewInstance:

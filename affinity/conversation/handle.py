@@ -75,7 +75,7 @@ from affinity.journal import (
     check_description,
 )
 from affinity.limits import MAX_PAGE, MAX_UNREAD_EVENTS, check_id
-from affinity.orchestration.app import MISSING
+from affinity.orchestration.definitions import MISSING
 from affinity.provider.contract import FINISHED
 
 REPLY_PAGE: Final = 100

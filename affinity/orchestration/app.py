@@ -6,157 +6,31 @@ import functools
 import inspect
 import re
 import sys
-import typing
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
-from typing import Any, Final, NoReturn, Protocol, TypeVar, cast, overload, runtime_checkable
+from types import MappingProxyType
+from typing import Any, Final, Protocol, TypeVar, Unpack, cast, overload, runtime_checkable
 
-from affinity.errors import InvalidApp, InvalidId, NotSerializable, OrchestrationMisuse
-from affinity.limits import check_id, check_integer
-from affinity.orchestration.codec import Codec
+from affinity.errors import InvalidApp, InvalidId, OrchestrationMisuse
+from affinity.limits import check_id
+from affinity.orchestration.definitions import (
+    DEFINITION_ATTRIBUTE,
+    ActivityDefinition,
+    Definition,
+    OrchestrationDefinition,
+    definition_of,
+    qualname,
+)
+from affinity.orchestration.schedules import ScheduleOptions, ScheduleSpec, Target, new_spec
+from affinity.orchestration.schedules import check_name as check_schedule_name
 from affinity.records import Hydrate
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_VERSION: Final = "1.0.0"
 
-
-class _Missing:
-    """Marks that no input was given, which differs from None."""
-
-    def __repr__(self) -> str:
-        return "<no input>"
-
-
-MISSING: Final = _Missing()
-
-_NO_INPUT: Final = "null"
-_DEFINITION: Final = "__affinity_definition__"
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
-
-
-class Definition:
-    """A registered function, with the codecs of its input and result.
-
-    The codecs are built on first use, so that annotations may name types that the module defines later. ``App.check``
-    builds all of them.
-    """
-
-    kind: typing.ClassVar[str]
-
-    def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        self.name = name
-        self.function = function
-        self._parameter = _input_parameter(self.description, function)
-
-    @property
-    def description(self) -> str:
-        """Its name in messages: "activity 'reply'"."""
-        return f"{self.kind} {self.name!r}"
-
-    @functools.cached_property
-    def input_codec(self) -> Codec | None:
-        """Codec of the input; None if the function takes no input.
-
-        Raises:
-            InvalidApp: the annotation cannot be resolved, or has no JSON form.
-        """
-        if self._parameter is None:
-            return None
-        return Codec(_annotation(self, self._parameter.name), f"input of {self.description}")
-
-    @functools.cached_property
-    def result_codec(self) -> Codec:
-        """Codec of the result.
-
-        Raises:
-            InvalidApp: the annotation cannot be resolved, or has no JSON form.
-        """
-        return Codec(_annotation(self, "return"), f"result of {self.description}")
-
-    def encode_input(self, value: Any = MISSING) -> str:
-        """Return an input as JSON text; without an input, the parameter's default.
-
-        Raises:
-            OrchestrationMisuse: the function takes no input, or one is required and none was given.
-            NotSerializable: the value does not fit.
-            PayloadTooLarge: it is over the limit.
-        """
-        if self.input_codec is None or self._parameter is None:
-            if value is not MISSING and value is not None:
-                raise OrchestrationMisuse(f"{self.description} takes no input, but was given one")
-            return _NO_INPUT
-        if value is MISSING:
-            value = self._parameter.default
-            if value is inspect.Parameter.empty:
-                raise OrchestrationMisuse(f"{self.description} takes an input, but was given none")
-        return self.input_codec.encode(value)
-
-    def arguments(self, text: str) -> tuple[Any, ...]:
-        """Return the arguments of the function after its context: one decoded input, or none.
-
-        A caller that schedules by name sends null for no input. It stands for the default if null does not fit.
-
-        Raises:
-            NotSerializable: the input does not fit the annotation.
-        """
-        if self.input_codec is None or self._parameter is None:
-            return ()
-        try:
-            return (self.input_codec.decode(text),)
-        except NotSerializable:
-            if text == _NO_INPUT and self._parameter.default is not inspect.Parameter.empty:
-                return ()
-            raise
-
-    def encode_result(self, value: Any) -> str:
-        """Return a result as JSON text.
-
-        Raises:
-            NotSerializable: it does not fit the annotation.
-            PayloadTooLarge: it is over the limit.
-        """
-        return self.result_codec.encode(value)
-
-    def __repr__(self) -> str:
-        return f"<{self.description}>"
-
-
-class ActivityDefinition(Definition):
-    """A registered activity."""
-
-    kind = "activity"
-
-    def __init__(self, name: str, function: Callable[..., Any], journal_inputs: int = 0) -> None:
-        super().__init__(name, function)
-        self.is_async: bool = _is_async(function)
-        """Whether a call returns a coroutine; other activities run in a thread."""
-        self.journal_inputs: int = check_integer(journal_inputs, "journal_inputs")
-        """See `App.activity`."""
-
-
-class OrchestrationDefinition(Definition):
-    """A registered orchestration, in one version."""
-
-    kind = "orchestration"
-
-    def __init__(self, name: str, version: str, function: Callable[..., Coroutine[Any, Any, Any]]) -> None:
-        if not _is_async(function):
-            raise InvalidApp(f"orchestration {name!r} must be an async def: it awaits the futures of its context")
-        self.version = version
-        super().__init__(name, function)
-
-    @property
-    def key(self) -> str:
-        """``name@version``."""
-        return f"{self.name}@{self.version}"
-
-    @property
-    def description(self) -> str:
-        """Its name in messages: "orchestration 'chat@1.0.0'"."""
-        return f"{self.kind} {self.key!r}"
 
 
 @runtime_checkable
@@ -263,6 +137,7 @@ class App:
         self._latest: dict[str, OrchestrationDefinition] = {}
         self._session_listeners: list[SessionListener] = []
         self._resources: list[Destroyable] = []
+        self._schedules: dict[str, ScheduleSpec] = {}
 
     @property
     def activities(self) -> Mapping[str, ActivityDefinition]:
@@ -346,6 +221,50 @@ class App:
         """The resources that a worker of this app destroys when nothing uses them."""
         return tuple(self._resources)
 
+    @property
+    def schedules(self) -> Mapping[str, ScheduleSpec]:
+        """The declared schedules, by name."""
+        return MappingProxyType(self._schedules)
+
+    def schedule(self, name: str, target: Target, **options: Unpack[ScheduleOptions]) -> None:
+        """Declare a schedule. The database has it as soon as a worker of the newest version of this app runs; when that
+        version no longer declares it, it is paused.
+
+        ::
+
+            app.schedule("nightly", summary, cron="0 3 * * *", zone="Europe/Berlin")
+
+        Args:
+            name: of the schedule; unique in the database.
+            target: an orchestration, by function or name; an `affinity.ExternalEvent`, which is sent to its instance;
+                or an event to conversations (`affinity.Conversations.scheduled`).
+            cron: a cron line of 5 fields (minute, hour, day of month, month, weekday), or 6, with seconds first.
+            every: seconds, or a timedelta, of at least 1 s: the ticks are the whole multiples since 1970, in UTC.
+            at: up to 1,000 times, each with a time zone. One of ``cron``, ``every`` and ``at`` is given.
+            zone: time zone of the cron line.
+            end: the last moment of a tick, with a time zone; None: it never ends.
+            input: of the orchestration. Without it, an orchestration that needs an input is given the due time, as
+                text in ISO 8601, UTC.
+            due_as: key under which the input, an object, or the data of the event, has the due time too.
+            overlap: what a tick does while the instance of the tick before has not ended: "skip" does nothing, "queue"
+                waits for its end (one tick does), "allow" starts beside it, "cancel" asks it to end and waits for that.
+            catch_up: seconds, or a timedelta, of at most 31 days: ticks that were missed for so long at most are fired,
+                oldest first. None: only the latest one, if it was due within the last minute.
+            jitter: seconds, or a timedelta, of at most a day: each start is delayed by a part of it, which follows from
+                the tick.
+            version: of the orchestration; by default the latest that the worker registers.
+            session_id: of the instances, as in `Client.start`.
+
+        Raises:
+            InvalidApp: the name is taken, or the target is no registered orchestration.
+            InvalidSchedule: an option is refused, such as a cron line or the name of a zone.
+            InvalidInput: another argument is refused; the subclass is the reason.
+        """
+        spec = new_spec(target, options)
+        if check_schedule_name(name) in self._schedules:
+            raise InvalidApp(f"app {self.name!r} has two schedules named {name!r}")
+        self._schedules[name] = spec
+
     def include(self, other: App | SessionListener | Destroyable) -> None:
         """Register all functions and listeners of another app; or a listener, such as `affinity.Sessions` or
         `affinity.SessionCache`, which workers notify of the sessions that they lose; if it has functions
@@ -383,7 +302,7 @@ class App:
             return
         for present in self._session_listeners:
             if isinstance(present, HasFunctions) and (present.noun, present.kind) == (new.noun, new.kind):
-                names = " and ".join(_qualname(source) for one in (present, new) for source in one.sources())
+                names = " and ".join(qualname(source) for one in (present, new) for source in one.sources())
                 raise InvalidApp(
                     f"app {self.name!r} has two handlers for {new.noun} of kind {new.kind!r} ({names}): give one of "
                     "them another kind"
@@ -392,6 +311,9 @@ class App:
     def _include_app(self, other: App) -> None:
         for listener in other._session_listeners:
             self._refuse_other_handler(listener)
+        for name, spec in other._schedules.items():
+            if self._schedules.get(name, spec) != spec:
+                raise InvalidApp(f"app {self.name!r} has two schedules named {name!r}")
         for activity in other._activities.values():
             self._refuse_taken(self._activities.get(activity.name), activity)
         for orchestration in other._orchestrations.values():
@@ -404,6 +326,7 @@ class App:
             self.include(listener)
         for resource in other._resources:
             self.include(resource)
+        self._schedules |= other._schedules
 
     def registered(self) -> dict[str, dict[str, str]]:
         """A digest of each function by name: ``orchestrations`` (``name@version``), ``activities``, and by kind the
@@ -479,19 +402,13 @@ def _module_of(function: Callable[..., Any]) -> str:
     return Path(getattr(main, "__file__", None) or name).stem
 
 
-def definition_of(function: object) -> Definition | None:
-    """Return the definition of a registered function, or None."""
-    found = getattr(function, _DEFINITION, None)
-    return found if isinstance(found, Definition) else None
-
-
 def _attach(function: Callable[..., Any], definition: Definition) -> None:
     """Store the definition on the function, which is the reference to it."""
     present = definition_of(function)
     if present is not None and (present.description != definition.description):
-        raise InvalidApp(f"{_qualname(function)} is registered already, as {present.description}")
+        raise InvalidApp(f"{qualname(function)} is registered already, as {present.description}")
     # A bound method takes no attributes; its function does.
-    setattr(getattr(function, "__func__", function), _DEFINITION, definition)
+    setattr(getattr(function, "__func__", function), DEFINITION_ATTRIBUTE, definition)
 
 
 def _refusing_orchestrations(function: F, definition: ActivityDefinition) -> F:
@@ -535,46 +452,6 @@ def _checked_name(name: object, what: str) -> str:
     if "@" in checked:
         raise InvalidApp(f"{what} {checked!r} must not hold an @: it parts name and version")
     return checked
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-
-
-def _input_parameter(description: str, function: Callable[..., Any]) -> inspect.Parameter | None:
-    parameters = list(inspect.signature(function).parameters.values())
-    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
-        raise InvalidApp(f"{description} is a generator: it must return one result")
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if not 1 <= len(parameters) <= 2 or any(p.kind not in positional for p in parameters):  # noqa: PLR2004
-        _refuse_signature(description, function)
-    return parameters[1] if parameters[1:] else None
-
-
-def _refuse_signature(description: str, function: Callable[..., Any]) -> NoReturn:
-    signature = inspect.signature(function)
-    raise InvalidApp(
-        f"{description} must take its context and at most one input (put several into a model), not {signature}"
-    )
-
-
-def _annotation(definition: Definition, name: str) -> Any:
-    """Resolve one annotation, but not the context's: it is often imported for type checkers only."""
-    function = inspect.unwrap(definition.function)
-    function = getattr(function, "__func__", function)
-    if not inspect.isfunction(function):
-        function = getattr(function, "func", None) or type(function).__call__
-    try:
-        declared = getattr(function, "__annotations__", {}).get(name, Any)
-        holder = SimpleNamespace(__annotations__={name: declared})
-        resolved = typing.get_type_hints(holder, getattr(function, "__globals__", {}), include_extras=True)[name]
-    except Exception as error:
-        raise InvalidApp(f"{definition.description}: the annotation of {name!r} cannot be resolved: {error}") from error
-    return Any if resolved in (NoReturn, typing.Never) else resolved
-
-
-def _qualname(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", None) or repr(function)
 
 
 def _version_order(version: str) -> tuple[Any, ...]:

@@ -10,16 +10,22 @@ import inspect
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, NoReturn, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from affinity.errors import InvalidOptions, OrchestrationMisuse
 from affinity.limits import MAX_CUSTOM_STATUS_BYTES, MAX_HOLD_SECONDS, MAX_TIMER_SECONDS, check_id
 from affinity.orchestration import events as ev
 from affinity.orchestration.activity import ActivityContext
-from affinity.orchestration.app import MISSING, ActivityDefinition, Definition, OrchestrationDefinition, definition_of
 from affinity.orchestration.codec import Codec, read_json
 from affinity.orchestration.combine import Gather, Select, Selected, WaitAny
+from affinity.orchestration.definitions import (
+    MISSING,
+    ActivityDefinition,
+    Definition,
+    OrchestrationDefinition,
+    definition_of,
+)
 from affinity.orchestration.futures import (
     ActivityFuture,
     ChildFuture,
@@ -98,6 +104,14 @@ class OrchestrationContext:
     def is_replaying(self) -> bool:
         """Whether history is replayed now. For logs and metrics; a decision that depends on it breaks replay."""
         return self._scheduler.history.replaying
+
+    @property
+    def scheduled_for(self) -> datetime | None:
+        """The due time of the schedule that has started this instance, as UTC; None: no schedule has. The instance may
+        begin later: after an outage, a backfill or a jitter.
+        """
+        seconds = self._scheduler.scheduled_for
+        return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:

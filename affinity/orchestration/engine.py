@@ -19,8 +19,8 @@ from typing import Any, Final, cast
 from affinity.errors import AffinityError, ExecutionLimitReached, Nondeterminism, OrchestrationMisuse
 from affinity.limits import MAX_BATCH_BYTES, MAX_BUFFERED_EVENTS, UNREAD_STEP
 from affinity.orchestration import events as ev
-from affinity.orchestration.app import OrchestrationDefinition
 from affinity.orchestration.context import OrchestrationContext
+from affinity.orchestration.definitions import OrchestrationDefinition
 from affinity.orchestration.failures import recorded
 from affinity.orchestration.futures import ActivityFuture, ChildFuture, TimerFuture
 from affinity.orchestration.history import describe
@@ -151,6 +151,11 @@ class Execution:
     def event_count(self) -> int:
         """Events in the history so far: their ids are 1 to this."""
         return self._scheduler.history.position
+
+    @property
+    def scheduled_for(self) -> float | None:
+        """The tick of the schedule that has started the instance, in Unix seconds."""
+        return self._scheduler.scheduled_for
 
     @property
     def custom_status(self) -> str | None:
@@ -355,6 +360,7 @@ class Execution:
         self._scheduler.history.latest = event.time
         self._scheduler.inbox.carry(event.carried)
         self._scheduler.custom_status = event.custom_status
+        self._scheduler.scheduled_for = event.scheduled_for
         self.has_keys = self.has_keys or any(carried.key is not None for carried in event.carried)
         self.parent = event.parent
         self._main = Task(self._scheduler, _body(self.definition, self._context, event.input))

@@ -91,6 +91,8 @@ class OrchestrationStarted:
     """Database time, in Unix seconds."""
     custom_status: RawJson | None = None
     """That the former execution has left, if one did."""
+    scheduled_for: float | None = None
+    """The tick of the schedule that has started the instance, in Unix seconds."""
 
 
 @frozen()

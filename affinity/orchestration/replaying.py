@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from affinity.errors import UnknownOrchestration
-from affinity.orchestration.app import App, OrchestrationDefinition
+from affinity.orchestration.app import App
+from affinity.orchestration.definitions import OrchestrationDefinition
 from affinity.orchestration.engine import Execution
 from affinity.orchestration.exported import ExportedExecution, ExportedHistory, version_of
 

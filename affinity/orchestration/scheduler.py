@@ -57,6 +57,7 @@ class Scheduler:
         "outstanding",
         "pending",
         "ready",
+        "scheduled_for",
         "session_id",
         "tasks",
         "watched",
@@ -85,6 +86,8 @@ class Scheduler:
         """Futures created and not awaited or combined yet. A future that is left at the end is a forgotten await."""
         self.custom_status: str | None = None
         """As JSON text; until this execution sets one, the custom status of the former execution."""
+        self.scheduled_for: float | None = None
+        """Tick of the schedule that has started the instance, in Unix seconds."""
         self.closed: bool = False
         self.logger: ReplaySafeLogger = ReplaySafeLogger(self)
 

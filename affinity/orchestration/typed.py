@@ -70,6 +70,16 @@ class EventValue(Generic[R]):
     """The data as JSON."""
 
 
+@dataclass(frozen=True, slots=True)
+class ExternalEvent:
+    """An event to raise, for `Client.raise_events`; or for a schedule, without a key."""
+
+    instance_id: str
+    name: str | EventValue[Any]  # the latter has data of its own
+    data: Any = None
+    idempotency_key: str | None = None  # of the events with one key the instance gets one
+
+
 _ANY_DATA: Final = Codec(Any, "data of the event")
 
 

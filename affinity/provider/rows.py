@@ -25,6 +25,7 @@ from affinity.provider.contract import (
     InstanceInfo,
     KeyState,
     NewWorkItem,
+    ScheduleRow,
     SessionInfo,
     SessionMove,
     Suspension,
@@ -86,6 +87,13 @@ to_execution: Final = partial(to_record, ExecutionInfo)
 to_session: Final = partial(to_record, SessionInfo)
 to_session_move: Final = partial(to_record, SessionMove)
 to_tree_member: Final = partial(to_record, TreeMember)
+to_schedule: Final = partial(to_record, ScheduleRow)
+
+
+def schedule_values(row: ScheduleRow) -> dict[str, Any]:
+    """A schedule as JSON values, for a statement that writes it; times are Unix seconds."""
+    values = {each.name: getattr(row, each.name) for each in fields(row)}
+    return {name: value.timestamp() if isinstance(value, datetime) else value for name, value in values.items()}
 
 
 def to_journal_info(row: Columns, time: Time) -> JournalInfo:

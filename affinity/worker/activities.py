@@ -18,7 +18,7 @@ from affinity import errors
 from affinity.errors import SessionRecordTooNew
 from affinity.limits import MAX_NOTED_ERROR_BYTES, truncate
 from affinity.orchestration import ActivityContext, App, RetryPolicy
-from affinity.orchestration.app import ActivityDefinition
+from affinity.orchestration.definitions import ActivityDefinition
 from affinity.orchestration.events import ActivityCompleted, ActivityFailed, ActivityFailureKind, Event
 from affinity.orchestration.failures import RecordedError, describe_error, recorded, stack_of
 from affinity.orchestration.wire import ActivityTask, decode_task

@@ -65,6 +65,8 @@ class Maintenance(WorkerPart):
         self._full_reported = False
         self.fail_waiting: Callable[[WorkItem, WaitFailure], None]
         """Fails an item that is locked to this worker; set by the worker."""
+        self.note_schedule: Callable[[float | None], None]
+        """Receives the seconds until the next schedule is due; set by the worker."""
 
     async def cancellations(self) -> None:
         """Find running activities whose work item was taken away: at a hint, else each second if they run so long."""
@@ -131,6 +133,7 @@ class Maintenance(WorkerPart):
             if done.rerouted:
                 self._notifier.hint(None)  # the worker that may take it now need not wait for its poll
             if done.swept:
+                self.note_schedule(done.next_schedule)
                 await self._end_waits()
 
     async def _end_waits(self) -> None:
@@ -220,12 +223,15 @@ class Maintenance(WorkerPart):
 def code_version(app: App) -> str:
     """The version of an application's code: a digest.
 
-    It covers affinity's version, the names that the app registers, and the files of its orchestrations, activities and
-    handlers. A change in another file does not show: ``RuntimeOptions.code_version`` is for that.
+    It covers affinity's version, the names that the app registers, its schedules, and the files of its orchestrations,
+    activities and handlers. A change in another file does not show: ``RuntimeOptions.code_version`` is for
+    that.
     """
     digest = sha256(VERSION.encode())
     for key in sorted([*app.orchestrations, *app.activities]):
         digest.update(key.encode() + b"\0")
+    for name, spec in sorted(app.schedules.items()):
+        digest.update(f"{name}\0{spec.to_text()}\0".encode())
     functions = [one.function for one in [*app.orchestrations.values(), *app.activities.values()]]
     functions += [each for one in app.session_listeners if isinstance(one, HasFunctions) for each in one.sources()]
     for path in sorted({path for function in functions if (path := _file_of(function)) is not None}):

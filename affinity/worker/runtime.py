@@ -50,6 +50,7 @@ from affinity.worker.registrations import Registrations
 from affinity.worker.replays import Replays
 from affinity.worker.resources import ResourceSweeper
 from affinity.worker.retry import Backoff, DatabaseHealth
+from affinity.worker.schedules import Schedules
 from affinity.worker.sent_events import SentEvents
 from affinity.worker.services import REAL_TIME, Timing, WorkerServices
 from affinity.worker.sessions import HeldSessions
@@ -143,11 +144,13 @@ class Runtime:
             replays=self.replays,
         )
         self.maintenance: Maintenance = Maintenance(services, self.sessions, names=orchestration_names(app), code=code)
+        self.schedules: Schedules = Schedules(services, app, code=code)
         self.rebalancer: Rebalancer = Rebalancer(services, self.sessions)
         self.resources: ResourceSweeper = ResourceSweeper(services, app.resources)
         # Each of these parts needs one that is made after it.
         self.activities.deliver_result = self.instances.deliver_result
         self.maintenance.fail_waiting = self.activities.fail_waiting
+        self.maintenance.note_schedule = self.schedules.note
         self.lease.stop_work = self._stop_work
         self.lease.cancel_work = self.activities.cancel_locks
 
@@ -166,6 +169,8 @@ class Runtime:
             maintenance.moves,
             maintenance.retries,
             maintenance.operator_drains,
+            self.schedules.run,
+            self.schedules.declare,
             self.rebalancer.run,
             self.resources.run,
             self.sent_events.run,

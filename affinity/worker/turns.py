@@ -325,6 +325,7 @@ def _add_outcome(rows: _OtherRows, execution: Execution, outcome: ev.Outcome) ->
             parent=execution.parent,
             carried=outcome.carried,
             custom_status=execution.custom_status,
+            scheduled_for=execution.scheduled_for,
         )
         message = encode_message(execution.execution_id + 1, again)
         rows.messages.append(NewMessage(instance_id=execution.instance_id, payload=message))

@@ -8,7 +8,7 @@ from typing import Any
 
 from affinity.orchestration import App
 from affinity.orchestration import events as ev
-from affinity.orchestration.app import OrchestrationDefinition, definition_of
+from affinity.orchestration.definitions import OrchestrationDefinition, definition_of
 from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.waits import moved_event
 from affinity.orchestration.wire import ANY_EXECUTION, decode_event, encode_event, encode_message, read_message

@@ -15,8 +15,9 @@ from pydantic import BaseModel, Field
 from affinity.errors import InvalidApp, NotSerializable, OrchestrationMisuse, PayloadTooLarge
 from affinity.limits import MAX_PAYLOAD_BYTES
 from affinity.orchestration import ActivityContext, App, OrchestrationContext
-from affinity.orchestration.app import ActivityDefinition, OrchestrationDefinition, definition_of, digest_of
+from affinity.orchestration.app import digest_of
 from affinity.orchestration.codec import Codec
+from affinity.orchestration.definitions import ActivityDefinition, OrchestrationDefinition, definition_of
 from affinity.session import SessionCache
 
 if TYPE_CHECKING:

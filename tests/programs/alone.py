@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from affinity.errors import Nondeterminism
 from affinity.orchestration import events as ev
-from affinity.orchestration.app import OrchestrationDefinition
+from affinity.orchestration.definitions import OrchestrationDefinition
 from affinity.orchestration.engine import Execution
 from tests.programs.bodies import Answer, Block, Child, Detached, Job, Select, Statement, Wait
 from tests.programs.histories import Past, Run

@@ -12,7 +12,7 @@ from hypothesis.strategies import SearchStrategy
 
 import affinity
 from affinity.client import Instance
-from affinity.orchestration.app import OrchestrationDefinition
+from affinity.orchestration.definitions import OrchestrationDefinition
 from affinity.testing import Env
 from affinity.testing.env.processes import ProcessEnv
 from affinity.worker.maintenance import RETRY_SECONDS

@@ -15,7 +15,7 @@ from affinity.cli.shell import Shell, command, confirm
 from affinity.conversation import ConversationHandle, Reply
 from affinity.conversation.handle import DELETE_SECONDS
 from affinity.journal import Description
-from affinity.orchestration.app import MISSING
+from affinity.orchestration.definitions import MISSING
 
 F = TypeVar("F", bound=Callable[..., Any])
 

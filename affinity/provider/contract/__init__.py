@@ -4,15 +4,15 @@ A provider stores opaque payloads and knows nothing of orchestrations or replay.
 ``sessions``, ``instances``, ``suspensions``, ``history``, ``ended_executions``, ``orchestrator_queue``,
 ``message_keys``, ``worker_queue``, ``session_moves``, ``session_states``, ``session_holds``, ``session_watches``,
 ``journals``, ``journal_entries``, ``journal_requests``, ``journal_revisits``, ``journal_delegations``,
-``journal_steps``, ``journal_streams``, ``journal_wakes``, ``journal_parents``, ``resources``, ``quotas`` and
-``timeline``, and promises what the conformance suite (`affinity.testing.conformance.providers`) asserts, no more and no
-less.
+``journal_steps``, ``journal_streams``, ``journal_wakes``, ``journal_parents``, ``resources``, ``schedules``, ``quotas``
+and ``timeline``, and promises what the conformance suite (`affinity.testing.conformance.providers`) asserts, no more
+and no less.
 
-`Provider` is four protocols: `WorkerProvider` (worker_side.py), `ClientProvider` (client_side.py), `JournalProvider`
-(journal_side.py) and `AdministrationProvider` (administration.py); what all four have is `ProviderConnection`
-(connection.py). The records that they take and return are in modules by subject: workers, hints, work_items, sessions,
-instances, turns, retention, management. Import all of them from this package; records of journals are in
-`affinity.journal`.
+`Provider` is five protocols: `WorkerProvider` (worker_side.py), `ClientProvider` (client_side.py), `JournalProvider`
+(journal_side.py), `ScheduleProvider` (schedules.py) and `AdministrationProvider` (administration.py); what they have in
+common is `ProviderConnection` (connection.py). The records that they take and return are in modules by subject:
+workers, hints, work_items, sessions, instances, turns, retention, schedules, management. Import all of them from this
+package; records of journals are in `affinity.journal`.
 
 Terms
     *alive worker*: its ``workers`` row has ``locked_until`` in the future.
@@ -111,6 +111,13 @@ from affinity.provider.contract.management import (
     TreeMember,
 )
 from affinity.provider.contract.retention import NO_RETENTION, HistoryPruning, InstancePruning, Retention, Sweep
+from affinity.provider.contract.schedules import (
+    DueSchedules,
+    PauseKind,
+    ScheduleProvider,
+    ScheduleRow,
+    ScheduleWrite,
+)
 from affinity.provider.contract.sessions import (
     MAX_ASSIGNED,
     TOUCH_SLACK,
@@ -188,6 +195,7 @@ __all__ = [
     "ClientProvider",
     "Deletion",
     "Delivery",
+    "DueSchedules",
     "EndedWaits",
     "EventOrigin",
     "ExecutionInfo",
@@ -220,6 +228,7 @@ __all__ = [
     "NewWorkItem",
     "OrchestrationFetch",
     "OrchestrationItem",
+    "PauseKind",
     "Placed",
     "PlanOutcome",
     "PlannedMove",
@@ -234,6 +243,9 @@ __all__ = [
     "Restart",
     "Resumption",
     "Retention",
+    "ScheduleProvider",
+    "ScheduleRow",
+    "ScheduleWrite",
     "SessionHold",
     "SessionInfo",
     "SessionMove",
@@ -268,5 +280,5 @@ __all__ = [
 ]
 
 
-class Provider(WorkerProvider, ClientProvider, JournalProvider, AdministrationProvider, Protocol):
-    """A database in which workers and clients meet: all verbs of the four sides."""
+class Provider(WorkerProvider, ClientProvider, JournalProvider, ScheduleProvider, AdministrationProvider, Protocol):
+    """A database in which workers and clients meet: all verbs of the five sides."""

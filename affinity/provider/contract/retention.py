@@ -32,6 +32,7 @@ class Sweep:
     executions_removed: int = 0  # whose histories were removed
     moves_removed: int = 0
     limit_reached: bool = False  # a bound was reached: call again without waiting
+    next_schedule: float | None = None  # seconds until a schedule is due, as in `DueSchedules`; None: none will be
 
 
 @frozen(kw_only=True)

@@ -8,6 +8,7 @@ from typing import Final
 from affinity.errors import QuotaExceeded
 from affinity.provider.contract import Delivery, NewInstance, NewMessage, Restart
 from affinity.provider.postgres.driver.arrays import Floats, Ints, Texts
+from affinity.provider.postgres.driver.wire import Row
 from affinity.provider.postgres.operations import Database, flags
 from affinity.provider.statements import load_statements
 
@@ -49,7 +50,15 @@ async def restart_instance(db: Database, restarts: Sequence[Restart]) -> Sequenc
 
 
 async def _started(db: Database, statement: str, params: Mapping[str, object], count: int) -> Sequence[bool]:
-    rows = await db.connections.quick.run(_SQL[statement], params)
+    return created_of(await db.connections.quick.run(_SQL[statement], params), count)
+
+
+def created_of(rows: Sequence[Row], count: int) -> Sequence[bool]:
+    """Which of so many rows a function has written; each row has its position, or the quota that refuses all.
+
+    Raises:
+        QuotaExceeded: one does.
+    """
     for n, quota, allowed in rows:
         if n is None:
             raise QuotaExceeded(quota, allowed)

@@ -25,6 +25,7 @@ from affinity.provider.postgres import (
     reset,
     resources,
     retention,
+    schedules,
     sessions,
     streams,
     suspension,
@@ -239,6 +240,12 @@ class PostgresProvider(Database):
     suspend_rebalancing: Final = rebalancing.suspend_rebalancing
     get_quotas: Final = quotas.get_quotas
     set_quotas: Final = quotas.set_quotas
+
+    # -- schedules
+
+    write_schedules: Final = schedules.write_schedules
+    get_due_schedules: Final = schedules.get_due_schedules
+    list_schedules: Final = schedules.list_schedules
 
     # -- resources
 

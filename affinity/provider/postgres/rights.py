@@ -65,7 +65,7 @@ RIGHTS: Final[Sequence[Rights]] = (
         "parked_items ended_executions history instance_counts instance_sizes instances instances_by_status"
         " journal_delegations journal_entries journal_parents journal_requests"
         " journal_revisits journal_steps journal_streams journal_wakes"
-        " journals message_keys resources session_holds session_moves session_states session_watches sessions"
+        " journals message_keys resources schedules session_holds session_moves session_states session_watches sessions"
         " suspensions sweeps workers",
         client=_READ,
         worker=_CHANGE,
@@ -86,13 +86,16 @@ RIGHTS: Final[Sequence[Rights]] = (
     Rights(
         "FUNCTION",
         "create_instances restart_instances send_messages send_keyed_messages append_input append_journals"
-        " create_journal_for_client describe_journal read_timeline",
+        " create_journal_for_client describe_journal read_timeline write_schedules",
         client=_RUN,
         worker=_RUN,
     ),
     # What a client reads with.
     Rights(
-        "FUNCTION", "find_entries find_inherited_reply is_inherited_input journal_segments", client=_RUN, worker=_RUN
+        "FUNCTION",
+        "find_entries find_inherited_reply is_inherited_input is_running journal_segments next_schedule",
+        client=_RUN,
+        worker=_RUN,
     ),
     # With the owner's rights: a timeline begins for the number that a worker gives.
     Rights("FUNCTION", "establish_timeline create_journal", worker=_RUN),

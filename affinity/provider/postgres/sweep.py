@@ -68,9 +68,10 @@ async def sweep(
         "half_sent": HALF_SENT,
         "application_name": db.connections.target.conninfo.get("application_name"),
     }
-    *_, [(items, messages, sessions, workers, holds, moves, bloated, _)] = await db.connections.misc.pipeline(
-        _REPAIR, bounds
-    )
+    (
+        *_,
+        [(items, messages, sessions, workers, holds, moves, bloated, _, next_schedule)],
+    ) = await db.connections.misc.pipeline(_REPAIR, bounds)
     more = max(items, messages, sessions, workers, holds, moves) >= MAX_REROUTE
     if more:
         await db.connections.misc.run(_SQL["again"])
@@ -87,4 +88,5 @@ async def sweep(
         executions_removed=executions,
         moves_removed=moves,
         limit_reached=more,
+        next_schedule=next_schedule,
     )

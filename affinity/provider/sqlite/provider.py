@@ -59,6 +59,7 @@ from affinity.provider.sqlite import (
     releasing,
     replies,
     resources,
+    schedules,
     sessions,
     streams,
     suspension,
@@ -337,6 +338,12 @@ class SqliteProvider:
     suspend_rebalancing: Final = _writes(rebalancing.suspend)
     get_quotas: Final = _reads(quotas.get)
     set_quotas: Final = _writes(quotas.set_all)
+
+    # -- schedules
+
+    write_schedules: Final = _writes(schedules.write)
+    get_due_schedules: Final = _reads(schedules.get_due)
+    list_schedules: Final = _reads(schedules.list_schedules)
 
     # -- resources
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import LEFT, NO_RETENTION, OFFER_SECONDS, Retention, Sweep
-from affinity.provider.sqlite import messages, moves, work_items
+from affinity.provider.sqlite import messages, moves, schedules, work_items
 from affinity.provider.sqlite import retention as pruning
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.sessions import is_offer, own_route
@@ -62,6 +62,7 @@ def sweep(
         executions_removed=executions,
         moves_removed=moves_removed,
         limit_reached=more,
+        next_schedule=schedules.next_due(tx),
     )
 
 

@@ -25,7 +25,7 @@ from affinity.errors import (
 )
 from affinity.limits import MAX_RETENTION_SECONDS
 from affinity.orchestration import App
-from affinity.orchestration.app import definition_of
+from affinity.orchestration.definitions import definition_of
 from affinity.provider.contract import Provider
 from affinity.provider.timeline import Timeline
 from affinity.provider.urls import sqlite_path
@@ -389,13 +389,13 @@ class Env(AsyncBlock):
 
     async def run_until_idle(self) -> None:
         """Run, and jump, until nothing runs and nothing is due. The remaining instances wait for an event, an answer or
-        an operator.
+        an operator. Later ticks of schedules do not count: most schedules have no end; `advance` reaches them.
 
         Raises:
             NothingWillHappen: something is always due, for longer than ``max_jump``.
         """
         begun = self.now()
-        while await self._step(begun):
+        while await self._step(begun, schedules=False):
             pass
 
     async def step(self) -> bool:
@@ -409,19 +409,19 @@ class Env(AsyncBlock):
         """
         return await self._step(self.now())
 
-    async def _step(self, begun: datetime) -> bool:
+    async def _step(self, begun: datetime, *, schedules: bool = True) -> bool:
         async with self._by_hand():
-            due = await self._settled_due()
+            due = await self._settled_due(schedules=schedules)
             if due is not None:
                 self._check_jump(begun, due)
                 await self._jump(due)
             return due is not None
 
-    async def _settled_due(self, *, beside_code: bool = False) -> float | None:
+    async def _settled_due(self, *, beside_code: bool = False, schedules: bool = True) -> float | None:
         """The next due time, once nothing runs."""
         while True:
             await self._settle(beside_code=beside_code)
-            due = await self._database.next_due(self._waiting())
+            due = await self._database.next_due(self._waiting()._replace(schedules=schedules))
             if not self._traffic.in_flight:  # again: a crash may have begun
                 return due
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio.to_thread
 
-from affinity.orchestration.app import ActivityDefinition
+from affinity.orchestration.definitions import ActivityDefinition
 
 
 class Fake:

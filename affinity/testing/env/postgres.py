@@ -87,6 +87,7 @@ class PostgresDatabase:
             "min_idle": waiting.min_idle,
             "unknown": waiting.unknown,
             "offer": OFFER_SECONDS,
+            "schedules": waiting.schedules,
         }
         with anyio.CancelScope(shield=True):  # psycopg closes the connection of a call that is cancelled
             found = await (await self._connection.execute(SQL["next_due"], at)).fetchone()

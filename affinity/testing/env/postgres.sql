@@ -5,6 +5,8 @@ SELECT FROM pg_namespace WHERE nspname = %s;
 SELECT extract(epoch FROM min(at))::float8 FROM (
     SELECT min(visible_at) AS at FROM orchestrator_queue WHERE visible_at > clock() AND route <> 'suspended'
     UNION ALL
+    SELECT min(next_due) FROM schedules WHERE next_due > clock() AND %(schedules)s
+    UNION ALL
     SELECT min(visible_at) FROM worker_queue WHERE visible_at > clock() AND route <> 'blocked'
     UNION ALL
     SELECT min(attend_at) FROM worker_queue WHERE attend_at > clock()

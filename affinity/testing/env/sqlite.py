@@ -116,6 +116,7 @@ def _next_due(tx: Tx, waiting: Waiting) -> float | None:
         "min_idle": waiting.min_idle,
         "unknown": waiting.unknown,
         "offer": OFFER_SECONDS,
+        "schedules": waiting.schedules,
     }
     due: float | None = tx.value(SQL["next_due"], at)
     if tx.value(SQL["waits"], at):

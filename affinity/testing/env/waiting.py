@@ -22,6 +22,8 @@ class Waiting(NamedTuple):
     """Seconds after which an idle session makes room for another one."""
     unknown: float
     """Seconds after which work fails that no worker has the code or the tag for."""
+    schedules: bool = True
+    """Whether the ticks of schedules count: most have no end."""
 
 
 class EnvDatabase(Protocol):

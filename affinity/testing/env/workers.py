@@ -244,13 +244,18 @@ class EnvWorker(Worker):
 
     async def sweep(self) -> None:
         """One round of maintenance; a worker that stands still meanwhile ends it later."""
-        sweep = asyncio.create_task(self.runtime.maintenance.sweep())
+        sweep = asyncio.create_task(self._sweep())
         sweep.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         while self.is_alive and not sweep.done():
             await asyncio.wait([sweep], timeout=HOLD_SECONDS)
         error = sweep.exception() if sweep.done() else None
         if error is not None and not isinstance(error, ProviderError):
             raise error
+
+    async def _sweep(self) -> None:
+        await self.runtime.maintenance.sweep()
+        if self.runtime.lease.is_serving:  # a sweep looks for schedules once in a while, and here the clock may stand
+            await self.runtime.schedules.fire()
 
     def look(self) -> None:
         """Look for work now."""

@@ -44,6 +44,7 @@ from affinity.testing.conformance.providers.fault_fixtures import (
 )
 from affinity.testing.conformance.providers.fault_journals import JOURNAL_VERBS, JournalWriteOnce
 from affinity.testing.conformance.providers.fault_resources import RESOURCE_VERBS
+from affinity.testing.conformance.providers.fault_schedules import SCHEDULE_VERBS
 from affinity.testing.conformance.providers.fault_work import WORK_VERBS
 from affinity.testing.conformance.providers.peer import Peer
 
@@ -395,3 +396,4 @@ VERBS.update({name: _reading(read) for name, read in READS.items()})
 VERBS.update(WORK_VERBS)
 VERBS.update(JOURNAL_VERBS)
 VERBS.update(RESOURCE_VERBS)
+VERBS.update(SCHEDULE_VERBS)

@@ -51,6 +51,7 @@ from affinity.testing.conformance.providers.retention import RetentionRules
 from affinity.testing.conformance.providers.rollouts import RolloutRules
 from affinity.testing.conformance.providers.routing import RoutingRules
 from affinity.testing.conformance.providers.same_turn import SameTurnRules
+from affinity.testing.conformance.providers.schedules import ScheduleRules
 from affinity.testing.conformance.providers.state_batches import StateBatchRules
 from affinity.testing.conformance.providers.states import StateRules
 from affinity.testing.conformance.providers.suspension import SuspensionRules
@@ -129,6 +130,7 @@ class ProviderConformance(
     JournalForkRules,
     LineageRules,
     ResourceRules,
+    ScheduleRules,
     TimelineRules,
     FaultRules,
     HintRules,

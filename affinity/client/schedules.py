@@ -1,0 +1,318 @@
+"""Schedules, as clients use them: `Client.schedules`."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final, Literal, TypeAlias, Unpack
+
+from affinity.client.background import ClientBase
+from affinity.client.calls import batches, check_delivery, retry
+from affinity.errors import Contention, InvalidSchedule, ScheduleDeclared, ScheduleExists, UnknownSchedule
+from affinity.limits import MAX_BACKFILL, MAX_ERROR_BYTES, MAX_PAGE, check_text, truncate
+from affinity.orchestration.schedules import (
+    Overlap,
+    ScheduleOptions,
+    ScheduleSpec,
+    Target,
+    changed_spec,
+    check_name,
+    new_spec,
+    next_tick,
+    read_spec,
+    ticks,
+)
+from affinity.provider.contract import PauseKind, Provider, ScheduleRow, ScheduleWrite
+from affinity.schedules import message_of_tick, new_row, start_of_tick, tick_id
+
+ScheduleState: TypeAlias = Literal["active", "paused", "undeclared", "ended"]
+
+_MOMENT: Final = timedelta(microseconds=1)
+
+NEXT_TICKS: Final = 5
+"""Coming ticks of a `Schedule`."""
+
+CHANGES: Final = 20
+"""Attempts to change a schedule that fires between the read and the write."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A schedule, as it was read."""
+
+    name: str
+    generation: str  # in the ids of its instances; another one after it was deleted and created again
+    state: ScheduleState  # "undeclared": paused, since the newest version of the code declares it no more
+    note: str | None  # why it is paused, or what its last tick has met
+    target: str  # for people: name of the orchestration, or the event and its receiver
+    timing: str  # for people
+    zone: str
+    overlap: Overlap
+    end: datetime | None  # the last moment of a tick
+    next_ticks: Sequence[datetime]  # up to `NEXT_TICKS`, in UTC; a tick that is due and not fired yet is the first
+    last_tick: datetime | None  # that has started or sent something
+    last_instance: str | None  # that it started
+    is_running: bool  # whether that instance has not ended
+    queued: datetime | None  # a tick that waits for its end
+    skipped: int  # ticks that have started or sent nothing, as another was running, or the receiver was not there
+    app: str | None  # whose code declares it; None: a client created it
+    code_version: str | None  # of that code
+    created_at: datetime
+    updated_at: datetime
+
+
+class Schedules:
+    """Creates, shows and changes schedules; `Client.schedules`.
+
+    ::
+
+        await client.schedules.create("nightly", "summary", cron="0 3 * * *", zone="Europe/Berlin")
+        await client.schedules.pause("nightly", reason="migration")
+
+    A schedule that code declares (`affinity.App.schedule`) is changed in the code; it can be paused and triggered here.
+    """
+
+    def __init__(self, client: ClientBase) -> None:
+        self._client = client
+
+    @property
+    def _provider(self) -> Provider:
+        return self._client._provider
+
+    async def create(self, name: str, target: Target, **options: Unpack[ScheduleOptions]) -> Schedule:
+        """Create a schedule; its first tick comes after now. Target and options as of `affinity.App.schedule`.
+
+        Raises:
+            ScheduleExists: the name is taken.
+            InvalidSchedule: an option is refused, such as a cron line or the name of a zone.
+            InvalidInput: another argument is refused; the subclass is the reason.
+        """
+        spec = new_spec(target, options)
+        row = new_row(check_name(name), spec, await self._now())
+        if not await self._write(row):
+            found = await self._find(name)
+            if found is None or found.generation != row.generation:  # else by an earlier attempt, whose reply was lost
+                raise ScheduleExists(f"a schedule {name!r} is there already: update or delete it")
+        return await self.show(name)
+
+    async def update(self, name: str, target: Target | None = None, **options: Unpack[ScheduleOptions]) -> Schedule:
+        """Change a schedule. Options that are left out stay, but one of ``cron``, ``every`` and ``at`` replaces the
+        other two. ``target`` replaces the target with its input. A tick that was missed before is not fired any more.
+
+        Raises:
+            UnknownSchedule, ScheduleDeclared: nothing was changed.
+            InvalidSchedule, InvalidInput: as for `create`.
+        """
+
+        def change(row: ScheduleRow, now: datetime) -> ScheduleRow:
+            _refuse_declared(row, "change")
+            spec = changed_spec(read_spec(row.spec), target, options)
+            due = None if row.paused else next_tick(spec, now)
+            return replace(row, spec=spec.to_text(), next_due=due)
+
+        return await self._change(name, change)
+
+    async def list(self, *, app: str | None = None, limit: int = 100, after: str | None = None) -> Sequence[Schedule]:
+        """One page of schedules, by name. The next page is ``after`` the last name seen.
+
+        Args:
+            app: only the schedules that this app declares.
+            limit: at most `limits.MAX_PAGE`.
+            after: name of the last schedule of the page before.
+        """
+        page = partial(self._provider.list_schedules, app=app, after=after, limit=min(limit, MAX_PAGE))
+        rows = await retry(page)
+        return [_shown(row) for row in rows]
+
+    async def show(self, name: str) -> Schedule:
+        """One schedule.
+
+        Raises:
+            UnknownSchedule: there is none of this name.
+        """
+        return _shown(await self._read(name))
+
+    async def pause(self, name: str, reason: str = "") -> Schedule:
+        """Have it fire no more until `resume`. A tick that waits for the end of the one before is dropped.
+
+        Raises:
+            UnknownSchedule: there is none of this name.
+        """
+        note = truncate(check_text(reason, "reason"), MAX_ERROR_BYTES) or None
+
+        def change(row: ScheduleRow, _: datetime) -> ScheduleRow:
+            return replace(row, paused="operator", note=note, next_due=None, queued=None)
+
+        return await self._change(name, change)
+
+    async def resume(self, name: str) -> Schedule:
+        """Have a paused schedule fire again, from its next tick on: `backfill` fires the ones between.
+
+        Raises:
+            UnknownSchedule: there is none of this name.
+            ScheduleDeclared: it is paused since the newest version of the code does not declare it.
+        """
+
+        def change(row: ScheduleRow, now: datetime) -> ScheduleRow:
+            if row.paused == "undeclared":
+                raise ScheduleDeclared(f"schedule {name!r}: {row.note}; delete it, or declare it again")
+            if row.paused is None:
+                return row
+            return replace(row, paused=None, note=None, next_due=next_tick(read_spec(row.spec), now))
+
+        return await self._change(name, change)
+
+    async def trigger(self, name: str) -> str:
+        """Fire it now, by hand, also when it is paused or a tick's instance runs. Its ticks stay as they are.
+
+        Returns:
+            The id of the instance that was started, or that received the event.
+
+        Raises:
+            UnknownSchedule: there is none of this name.
+            QuotaExceeded: the database has as many instances as it may have.
+            UnknownInstance, InstanceFinished, TooManyUnreadEvents: the event was not sent.
+        """
+        row, now = await self._read(name), await self._now()
+        spec = read_spec(row.spec)
+        instance_id = f"{tick_id(row, now)}-{secrets.token_hex(4)}"
+        await self._fire(spec, [(instance_id, now)])
+        return spec.instance_id or instance_id
+
+    async def backfill(self, name: str, *, start: datetime, end: datetime) -> int:
+        """Fire the ticks of a time in the past, beside each other whatever the overlap, also when it is paused. A tick
+        that was fired before is not fired again, as long as its instance is kept.
+
+        Args:
+            name: of the schedule.
+            start: the first moment of a tick, with a time zone.
+            end: the last one.
+
+        Returns:
+            How many ticks this call has fired.
+
+        Raises:
+            UnknownSchedule: there is none of this name.
+            InvalidSchedule: ``end`` is before ``start`` or in the future, a time has no zone, or there are more than
+                `limits.MAX_BACKFILL` ticks. Nothing was fired.
+            QuotaExceeded: as for `trigger`; some may have been fired.
+        """
+        row, now = await self._read(name), await self._now()
+        if start.tzinfo is None or end.tzinfo is None or not start <= end <= now:
+            raise InvalidSchedule(f"backfill from {start} to {end}: must be times with a zone, in order, not after now")
+        spec = read_spec(row.spec)
+        found = itertools.takewhile(lambda due: due <= end, ticks(spec, start - _MOMENT))
+        due = list(itertools.islice(found, MAX_BACKFILL + 1))
+        if len(due) > MAX_BACKFILL:
+            raise InvalidSchedule(f"from {start} to {end} are more than {MAX_BACKFILL} ticks: do it in parts")
+        return await self._fire(spec, [(tick_id(row, each), each) for each in due])
+
+    async def delete(self, name: str) -> None:
+        """Remove a schedule; the instances that it has started stay.
+
+        Raises:
+            UnknownSchedule: there is none of this name.
+            ScheduleDeclared: the newest version of the code declares it, and would create it again: pause it.
+        """
+        for _ in range(CHANGES):
+            row = await self._read(name)
+            if row.paused != "undeclared":
+                _refuse_declared(row, "remove")
+            if await self._write(row, removed=True):
+                return
+        raise Contention(f"schedule {name!r} changes all the time")
+
+    # -- how
+
+    async def _now(self) -> datetime:
+        return (await retry(partial(self._provider.get_due_schedules, 0))).now
+
+    async def _find(self, name: str) -> ScheduleRow | None:
+        return next(iter(await retry(partial(self._provider.list_schedules, [name]))), None)
+
+    async def _read(self, name: str) -> ScheduleRow:
+        row = await self._find(check_name(name))
+        if row is None:
+            raise UnknownSchedule(f"no schedule is named {name!r}")
+        return row
+
+    async def _write(self, row: ScheduleRow, *, removed: bool = False) -> bool:
+        (written,) = await retry(partial(self._provider.write_schedules, [ScheduleWrite(row=row, removed=removed)]))
+        return written
+
+    async def _change(self, name: str, change: Callable[[ScheduleRow, datetime], ScheduleRow]) -> Schedule:
+        """Write a change that may be made again from a later revision, as the schedule may fire meanwhile."""
+        for _ in range(CHANGES):
+            row, now = await self._read(name), await self._now()
+            changed = change(row, now)
+            if changed == row or await self._write(changed):
+                return await self.show(name)
+        raise Contention(f"schedule {name!r} changes all the time")
+
+    async def _fire(self, spec: ScheduleSpec, due: Sequence[tuple[str, datetime]]) -> int:
+        """Start, or send, what belongs to these ids and due times; returns how many are new."""
+        fire = self._send if spec.orchestration is None else self._start
+        return sum([await fire(spec, part) for part in batches(due)])
+
+    async def _start(self, spec: ScheduleSpec, due: Sequence[tuple[str, datetime]]) -> int:
+        starts = [start_of_tick(spec, instance_id, each) for instance_id, each in due]
+        created = await retry(partial(self._provider.create_instance, starts))
+        self._client._hints.notify_all()
+        return sum(created)
+
+    async def _send(self, spec: ScheduleSpec, due: Sequence[tuple[str, datetime]]) -> int:
+        messages = [message_of_tick(spec, key, each) for key, each in due]
+        deliveries = await retry(partial(self._provider.send_message, messages))
+        receivers = {message.instance_id for message in messages}
+        self._client._hints.notify_owners(receivers)
+        for receiver, delivery in itertools.product(receivers, set(deliveries) - {"repeated"}):
+            check_delivery(receiver, delivery)
+        return deliveries.count("delivered")
+
+
+def _refuse_declared(row: ScheduleRow, verb: str) -> None:
+    if row.app is not None:
+        raise ScheduleDeclared(
+            f"schedule {row.name!r} is declared by the code of the app {row.app!r}: {verb} it there; "
+            "a pause stops it without new code"
+        )
+
+
+def _shown(row: ScheduleRow) -> Schedule:
+    assert row.created_at is not None
+    assert row.updated_at is not None
+    try:
+        spec = read_spec(row.spec)
+    except InvalidSchedule as error:  # of a later release
+        spec, row = ScheduleSpec(), replace(row, note=str(error))
+    coming: list[datetime] = []
+    if row.next_due is not None:
+        coming = [row.next_due, *itertools.islice(ticks(spec, row.next_due), NEXT_TICKS - 1)]
+    return Schedule(
+        name=row.name,
+        generation=row.generation,
+        state=_STATES[row.paused] if row.paused else "active" if coming or row.queued else "ended",
+        note=row.note,
+        target=spec.target,
+        timing=spec.timing,
+        zone=spec.zone,
+        overlap=spec.overlap,
+        end=spec.end,
+        next_ticks=coming,
+        last_tick=row.last_due,
+        last_instance=row.running,
+        is_running=row.is_running,
+        queued=row.queued,
+        skipped=row.skipped,
+        app=row.app,
+        code_version=row.code,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+    )
+
+
+_STATES: Final[dict[PauseKind, ScheduleState]] = {"operator": "paused", "undeclared": "undeclared"}

@@ -1,0 +1,378 @@
+"""Schedules: what they start or send, and when they are due. Pure: the caller knows the time.
+
+A *tick* is one due time of a schedule. Ticks follow from the schedule alone, never from when it was created or last
+fired, so that every worker computes the same ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal, TypeAlias, TypedDict, cast, get_args
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import from_json, to_json
+
+from affinity.errors import InvalidApp, InvalidSchedule, NotSerializable, OrchestrationMisuse, problem_of
+from affinity.limits import (
+    MAX_CATCH_UP_SECONDS,
+    MAX_JITTER_SECONDS,
+    MAX_SCHEDULE_NAME_BYTES,
+    MAX_SCHEDULE_TIMES,
+    MAX_TIMER_SECONDS,
+    MIN_SCHEDULE_SECONDS,
+    check_id,
+)
+from affinity.orchestration.codec import Codec
+from affinity.orchestration.context import OrchestrationFunction, OrchestrationWithoutInput
+from affinity.orchestration.definitions import MISSING, OrchestrationDefinition, definition_of
+from affinity.orchestration.typed import ExternalEvent, encode_raised
+from affinity.records import frozen
+
+Overlap: TypeAlias = Literal["skip", "queue", "allow", "cancel"]
+"""What a tick does while the instance of the tick before has not ended: nothing; wait for its end, one tick at most;
+start beside it; ask it to end, and wait for that.
+"""
+
+LATEST_SECONDS: Final = 60.0
+"""Without a catch-up window, the latest tick is fired if it was due so long ago at most."""
+
+_SAMPLE: Final = datetime(2026, 1, 1, 3, tzinfo=UTC)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_ANY_INPUT: Final = Codec(Any, "input of the schedule")
+
+
+@frozen(kw_only=True)
+class ScheduleTarget:
+    """An orchestration with its input, as JSON: what a schedule starts. Made by `affinity.Conversations`."""
+
+    orchestration: str
+    input: str
+
+
+Target: TypeAlias = (
+    str | OrchestrationFunction[Any, Any] | OrchestrationWithoutInput[Any] | ExternalEvent | ScheduleTarget
+)
+"""What a schedule starts or sends: an orchestration, by function or name; an event to an instance; or an event to
+conversations (`affinity.Conversations.scheduled`).
+"""
+
+
+class ScheduleTiming(TypedDict, total=False):
+    """Options of a schedule: when it is due, and what a tick does. See `affinity.App.schedule`."""
+
+    cron: str | None
+    every: float | timedelta | None
+    at: Sequence[datetime] | None
+    zone: str
+    end: datetime | None
+    overlap: Overlap
+    catch_up: float | timedelta | None
+    jitter: float | timedelta
+
+
+class ScheduleOptions(ScheduleTiming, total=False):
+    """Options of a schedule, with those of what it starts or sends. See `affinity.App.schedule`."""
+
+    input: Any
+    due_as: str | None
+    version: str | None
+    session_id: str | None
+
+
+class ScheduleSpec(BaseModel):
+    """A schedule as it is stored: JSON, whose unknown keys are ignored."""
+
+    model_config = ConfigDict(frozen=True)
+
+    orchestration: str | None = None  # name; None: an event is sent
+    version: str | None = None
+    session_id: str | None = None
+    instance_id: str | None = None  # that receives the event
+    event: str | None = None  # its name
+    input: str | None = None  # JSON, of the orchestration or the event; None: the due time
+    due_as: str | None = None  # key under which the input, an object, has the due time
+    cron: str | None = None
+    zone: str = "UTC"
+    every: float | None = None  # seconds
+    at: tuple[datetime, ...] = ()
+    end: datetime | None = None  # the last moment of a tick
+    overlap: Overlap = "skip"
+    catch_up: float | None = None  # seconds; None: see `LATEST_SECONDS`
+    jitter: float = 0.0  # seconds
+
+    def to_text(self) -> str:
+        """As JSON, without fields that have their default."""
+        return self.model_dump_json(exclude_defaults=True)
+
+    @property
+    def timing(self) -> str:
+        """When it is due, for people."""
+        if self.cron is not None:
+            return f"cron {self.cron} ({self.zone})"
+        if self.every is not None:
+            return f"every {timedelta(seconds=self.every)}"
+        return f"at {len(self.at)} times"
+
+    @property
+    def target(self) -> str:
+        """What it starts or sends, for people."""
+        if self.orchestration is not None:
+            return self.orchestration
+        return f"event {self.event!r} to {self.instance_id!r}"
+
+    def input_at(self, due: datetime) -> str:
+        """The input of one tick, as JSON."""
+        text = format_due(due)
+        if self.input is None:
+            return to_json(text).decode()
+        if self.due_as is None:
+            return self.input
+        return to_json({**from_json(self.input), self.due_as: text}).decode()
+
+
+def read_spec(text: str) -> ScheduleSpec:
+    """A stored schedule.
+
+    Raises:
+        InvalidSchedule: it cannot be read by this version.
+    """
+    try:
+        return ScheduleSpec.model_validate_json(text)
+    except ValidationError as error:
+        raise InvalidSchedule(f"the schedule cannot be read: {problem_of(error)}") from error
+
+
+def new_spec(target: Target, options: ScheduleOptions) -> ScheduleSpec:
+    """A checked schedule.
+
+    Raises:
+        InvalidSchedule: options are out of range, contradict each other, or lead to no tick.
+        InvalidApp: the target is a function that is no registered orchestration.
+        InvalidId, NotSerializable, PayloadTooLarge, OrchestrationMisuse: a name, an id or the input is refused.
+    """
+    unknown = options.keys() - ScheduleOptions.__annotations__.keys()
+    if unknown:
+        raise InvalidSchedule(f"a schedule has no option {', '.join(sorted(unknown))}")
+    return ScheduleSpec(**_target_fields(target, options), **_timing_fields(options))
+
+
+def changed_spec(spec: ScheduleSpec, target: Target | None, options: ScheduleOptions) -> ScheduleSpec:
+    """The schedule with these options in place of its own; ``cron``, ``every`` or ``at`` replaces the other two.
+
+    Raises:
+        InvalidSchedule, InvalidApp, InvalidInput: as for `new_spec`; or ``input`` or ``due_as`` is given without the
+            target.
+    """
+    if target is None and (of_target := options.keys() & {"input", "due_as", "version", "session_id"}):
+        raise InvalidSchedule(f"give the target too: {', '.join(sorted(of_target))} belongs to it")
+    before: dict[str, Any] = {name: getattr(spec, name) for name in _TIMING}
+    if options.keys() & _WHEN:
+        before = {name: value for name, value in before.items() if name not in _WHEN}
+    timing = _timing_fields(cast(ScheduleOptions, {**before, **options}))
+    fields = spec.model_dump() if target is None else _target_fields(target, options)
+    return ScheduleSpec(**{**fields, **timing})
+
+
+_WHEN: Final = frozenset({"cron", "every", "at"})
+_TIMING: Final = tuple(ScheduleTiming.__annotations__)
+
+
+def check_name(name: object) -> str:
+    """Return the name of a schedule.
+
+    Raises:
+        InvalidId: it is not allowed.
+        InvalidSchedule: it is too long.
+    """
+    checked = check_id(name, "schedule name")
+    if len(checked.encode()) > MAX_SCHEDULE_NAME_BYTES:
+        raise InvalidSchedule(f"the name of a schedule has at most {MAX_SCHEDULE_NAME_BYTES} UTF-8 bytes")
+    return checked
+
+
+def format_due(due: datetime) -> str:
+    """A due time as text, in ids and inputs: UTC in ISO 8601."""
+    return due.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+# --- ticks
+
+
+def ticks(spec: ScheduleSpec, after: datetime) -> Iterator[datetime]:
+    """The ticks behind a time, in order, as UTC."""
+    for due in _unbounded(spec, after.astimezone(UTC)):
+        if spec.end is not None and due > spec.end:
+            return
+        yield due
+
+
+def next_tick(spec: ScheduleSpec, after: datetime) -> datetime | None:
+    """The first tick behind a time; None: there is none."""
+    return next(ticks(spec, after), None)
+
+
+def _unbounded(spec: ScheduleSpec, after: datetime) -> Iterator[datetime]:
+    if spec.cron is not None:
+        yield from _cron_ticks(spec.cron, ZoneInfo(spec.zone), after)
+    elif spec.every is not None:
+        period = timedelta(seconds=spec.every)
+        for n in _count_from((after - _EPOCH) // period + 1):
+            yield _EPOCH + n * period
+    else:
+        yield from (due for due in spec.at if due > after)
+
+
+def _count_from(first: int) -> Iterator[int]:
+    while True:
+        yield first
+        first += 1
+
+
+def _cron_ticks(cron: str, zone: ZoneInfo, after: datetime) -> Iterator[datetime]:
+    last = after
+    for local in CronSim(cron, after.astimezone(zone)):
+        # cronsim knows no fold of the time at which it begins: within a repeated hour it begins in the first one.
+        due = local.astimezone(UTC)
+        if due > last:
+            last = due
+            yield due
+
+
+# --- options
+
+
+def _timing_fields(options: ScheduleOptions) -> dict[str, Any]:
+    cron, every, at = options.get("cron"), options.get("every"), options.get("at") or ()
+    if sum(each not in (None, ()) for each in (cron, every, tuple(at))) != 1:
+        raise InvalidSchedule("a schedule needs one of cron=, every= and at=")
+    zone = options.get("zone", "UTC")
+    end = options.get("end")
+    fields = {
+        "cron": None if cron is None else _check_cron(cron, zone),
+        "zone": zone,
+        "every": None if every is None else _seconds("every", every, MIN_SCHEDULE_SECONDS, MAX_TIMER_SECONDS),
+        "at": _check_times(at),
+        "end": None if end is None else _check_time("end", end),
+        "overlap": _check_overlap(options.get("overlap", "skip")),
+        "catch_up": None
+        if (window := options.get("catch_up")) is None
+        else _seconds("catch_up", window, 0.0, MAX_CATCH_UP_SECONDS),
+        "jitter": _seconds("jitter", options.get("jitter", 0.0), 0.0, MAX_JITTER_SECONDS),
+    }
+    if cron is None:
+        _zone(zone)
+    return fields
+
+
+def _check_cron(cron: str, zone: str) -> str:
+    known = _zone(zone)
+    try:
+        sim = CronSim(cron, _SAMPLE.astimezone(known))
+        if next(sim, None) is None:
+            raise InvalidSchedule(f"cron = {cron!r:.80}: it has no tick within 50 years")
+    except (CronSimError, AttributeError) as error:
+        raise InvalidSchedule(
+            f"cron = {cron!r:.80}: {error}; it has 5 fields (minute hour day month weekday), or 6 with seconds first"
+        ) from error
+    return cron
+
+
+def _zone(zone: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(zone)
+    except Exception as error:  # ZoneInfoNotFoundError, ValueError, TypeError, and of the file system IsADirectoryError
+        raise InvalidSchedule(f"zone = {zone!r:.80}: no time zone has this name, as in 'Europe/Berlin'") from error
+
+
+def _check_times(at: Sequence[datetime]) -> tuple[datetime, ...]:
+    if len(at) > MAX_SCHEDULE_TIMES:
+        raise InvalidSchedule(f"at has {len(at)} times, over the limit of {MAX_SCHEDULE_TIMES}")
+    return tuple(sorted({_check_time("at", each) for each in at}))
+
+
+def _check_time(name: str, value: object) -> datetime:
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise InvalidSchedule(f"{name} = {value!r:.80}: must be a datetime with a time zone")
+    return value.astimezone(UTC)
+
+
+def _check_overlap(value: object) -> object:
+    if value not in get_args(Overlap):
+        raise InvalidSchedule(f"overlap = {value!r:.80}: must be one of {', '.join(get_args(Overlap))}")
+    return value
+
+
+def _seconds(name: str, value: float | timedelta, least: float, most: float) -> float:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and math.isfinite(seconds)
+    if not is_number or not least <= seconds <= most:
+        raise InvalidSchedule(f"{name} = {value!r:.80}: must be seconds or a timedelta, from {least:g} to {most:g} s")
+    return float(seconds)
+
+
+def _target_fields(target: Target, options: ScheduleOptions) -> dict[str, Any]:
+    value, due_as = options.get("input", MISSING), options.get("due_as")
+    if isinstance(target, ExternalEvent):
+        fields = _event_fields(target, options)
+    elif isinstance(target, ScheduleTarget):
+        if value is not MISSING or due_as is not None:
+            raise InvalidSchedule("an event to conversations has no input= and no due_as=")
+        fields = {"orchestration": target.orchestration, "input": target.input}
+    else:
+        fields = _orchestration_fields(target, value, due_as)
+    for name, what in (("version", "orchestration version"), ("session_id", "session id")):
+        if (given := options.get(name)) is not None:
+            fields[name] = check_id(given, what)
+    return fields
+
+
+def _orchestration_fields(target: object, value: Any, due_as: str | None) -> dict[str, Any]:
+    if isinstance(target, str):
+        text = None if value is MISSING else _ANY_INPUT.encode(value)
+        return {"orchestration": check_id(target, "orchestration name"), **_with_due(text, due_as)}
+    definition = definition_of(target)
+    if not isinstance(definition, OrchestrationDefinition):
+        raise InvalidApp(f"{target!r} is not registered as an orchestration: pass a name, or decorate it")
+    if due_as is not None:
+        fields = _with_due(_ANY_INPUT.encode({} if value is MISSING else value), due_as)
+    else:
+        fields = _with_due(_typed_input(definition, value), None)
+    try:
+        definition.arguments(ScheduleSpec(orchestration=definition.name, **fields).input_at(_SAMPLE))
+    except NotSerializable as error:
+        raise NotSerializable(f"{error}; without input=, the input of a schedule is the due time") from error
+    return {"orchestration": definition.name, **fields}
+
+
+def _typed_input(definition: OrchestrationDefinition, value: Any) -> str | None:
+    """None: the due time, for a function that needs an input and gets none."""
+    try:
+        return definition.encode_input(value)
+    except OrchestrationMisuse:
+        if value is MISSING:
+            return None
+        raise
+
+
+def _event_fields(target: ExternalEvent, options: ScheduleOptions) -> dict[str, Any]:
+    if options.get("input", MISSING) is not MISSING or target.idempotency_key is not None:
+        raise InvalidSchedule("a scheduled event has its data in the ExternalEvent; each tick has a key of its own")
+    if misplaced := options.keys() & {"version", "session_id"}:
+        raise InvalidSchedule(f"an event has no {', '.join(sorted(misplaced))}")
+    name, data = encode_raised(target.name, target.data)
+    text = None if data == "null" and options.get("due_as") is None else data
+    receiver = check_id(target.instance_id, "instance id")
+    return {"instance_id": receiver, "event": name, **_with_due(text, options.get("due_as"))}
+
+
+def _with_due(text: str | None, due_as: str | None) -> dict[str, Any]:
+    if due_as is None:
+        return {"input": text}
+    given = "{}" if text in (None, "null") else text
+    if not isinstance(from_json(given), dict):
+        raise InvalidSchedule("due_as needs an input that is a JSON object, which gets the due time under this key")
+    return {"input": given, "due_as": check_id(due_as, "due_as")}

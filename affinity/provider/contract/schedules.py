@@ -1,0 +1,85 @@
+"""Records and verbs of schedules: what starts an instance, or sends an event, again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import Literal, Protocol, TypeAlias
+
+from affinity.provider.contract.connection import ProviderConnection
+from affinity.provider.contract.instances import NewInstance
+from affinity.records import frozen
+
+PauseKind: TypeAlias = Literal["operator", "undeclared"]
+"""Why a schedule is paused: a client has paused it; the newest version of the code does not declare it any more."""
+
+
+@frozen(kw_only=True)
+class ScheduleRow:
+    """One row of ``schedules``. The provider stores ``spec`` and reads no word of it; it computes no due time."""
+
+    name: str
+    generation: str  # random: a schedule that is created under the same name after a deletion has another
+    revision: int = 0  # changes with each write: the fence of the next one. 0: it is to be created
+    spec: str
+    app: str | None = None  # whose code declares it; None: a client created it
+    code: str | None = None  # the version of that code
+    paused: PauseKind | None = None
+    note: str | None = None  # why it is paused, or what its last tick has met
+    next_due: datetime | None = None  # None: paused, or ended
+    last_due: datetime | None = None  # the last tick that has started something
+    running: str | None = None  # instance that the last tick has started
+    queued: datetime | None = None  # a tick that waits for the end of that instance
+    skipped: int = 0  # ticks that have started nothing
+    created_at: datetime | None = None  # set by the provider
+    updated_at: datetime | None = None  # set by the provider
+    is_running: bool = False  # whether the instance ``running`` has not ended; not stored
+
+
+@frozen(kw_only=True)
+class ScheduleWrite:
+    """A new state of a schedule, made from the row that was read at ``row.revision``."""
+
+    row: ScheduleRow
+    removed: bool = False  # the schedule is deleted
+    starts: Sequence[NewInstance] = ()  # created in the same transaction, as by `create_instance`; none at revision 0
+
+
+@frozen(kw_only=True)
+class DueSchedules:
+    """Answer to `Provider.get_due_schedules`."""
+
+    now: datetime
+    rows: Sequence[ScheduleRow]
+    next_due: float | None  # seconds until a schedule is due, 0 or less if one is; None: none will be
+
+
+class ScheduleProvider(ProviderConnection, Protocol):
+    """The verbs on schedules: of workers, which fire them, and of clients."""
+
+    async def write_schedules(self, writes: Sequence[ScheduleWrite]) -> Sequence[bool]:
+        """Write schedules of distinct names in one transaction, each with its starts. False: the row is not there in
+        this generation and revision, or, to be created, its name is taken; nothing of this write was done. An instance
+        whose id exists is not started again.
+
+        Raises:
+            QuotaExceeded: as for `create_instance`, over all starts; nothing was written.
+        """
+        ...
+
+    async def get_due_schedules(self, limit: int) -> DueSchedules:
+        """Up to ``limit`` schedules whose ``next_due`` has come, the longest due first; and up to so many that have a
+        tick in ``queued`` whose instance ``running`` has ended. Reads only.
+        """
+        ...
+
+    async def list_schedules(
+        self,
+        names: Collection[str] | None = None,
+        *,
+        app: str | None = None,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> Sequence[ScheduleRow]:
+        """The schedules of these names, or else one page of ``limit`` rows by name; with ``app``, only of this app."""
+        ...

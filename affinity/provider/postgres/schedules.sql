@@ -1,0 +1,38 @@
+-- write: schedules, and the instances that they start
+SELECT n, quota, allowed FROM write_schedules(%(rows)s, %(of)s, %(instance)s, %(generation)s, %(name)s, %(version)s,
+    %(start)s, %(delay)s, %(session)s)
+
+-- next: the time, and seconds until a schedule is due
+SELECT clock(), next_schedule()
+
+-- due: schedules whose time has come, and schedules with a queued tick that may start
+(SELECT
+    -- include columns
+FROM schedules s WHERE s.next_due <= clock() ORDER BY s.next_due LIMIT %(limit)s)
+UNION ALL
+(SELECT
+    -- include columns
+FROM schedules s WHERE s.queued IS NOT NULL AND (s.next_due > clock()) IS NOT false AND NOT is_running(s)
+ORDER BY s.queued LIMIT %(limit)s)
+
+-- list: a page of schedules, or some
+SELECT
+    -- include columns
+FROM schedules s WHERE true
+-- [names
+    AND s.name = ANY (%(names)s)
+-- names]
+-- [app
+    AND s.app = %(app)s
+-- app]
+-- [after
+    AND s.name > %(after)s
+-- after]
+ORDER BY s.name
+-- [limit
+LIMIT %(limit)s
+-- limit]
+
+-- columns: of a schedule
+s.name, s.generation, s.revision, s.spec, s.app, s.code, s.paused, s.note, s.next_due, s.last_due, s.running, s.queued,
+s.skipped, s.created_at, s.updated_at, is_running(s)

@@ -1,0 +1,69 @@
+-- known: revisions of schedules that there are
+SELECT json_group_array(json_array(name, generation, revision)) FROM schedules
+WHERE name IN (SELECT value FROM json_each(:names));
+
+-- write: schedules, new ones too
+INSERT INTO schedules (name, generation, revision, spec, app, code, paused, note, next_due, last_due, running, queued,
+    skipped, created_at, updated_at)
+SELECT value ->> 'name', value ->> 'generation', value ->> 'revision' + 1, value ->> 'spec', value ->> 'app',
+    value ->> 'code', value ->> 'paused', value ->> 'note', value ->> 'next_due', value ->> 'last_due',
+    value ->> 'running', value ->> 'queued', value ->> 'skipped', :now, :now
+FROM json_each(:rows) WHERE true
+ON CONFLICT (name) DO UPDATE
+SET revision = excluded.revision, spec = excluded.spec, app = excluded.app, code = excluded.code,
+    paused = excluded.paused, note = excluded.note, next_due = excluded.next_due, last_due = excluded.last_due,
+    running = excluded.running, queued = excluded.queued, skipped = excluded.skipped, updated_at = excluded.updated_at;
+
+-- remove: schedules
+DELETE FROM schedules WHERE name IN (SELECT value FROM json_each(:rows));
+
+-- next_due: when the next schedule is due; now, if a queued tick may start
+SELECT min(at) FROM (
+    SELECT min(next_due) AS at FROM schedules WHERE next_due IS NOT NULL
+    UNION ALL
+    SELECT :now FROM schedules AS s WHERE s.queued IS NOT NULL AND NOT EXISTS (
+        SELECT 1 FROM instances AS i
+        WHERE i.instance_id = s.running AND i.status IN ('pending', 'running', 'suspended'))
+);
+
+-- due: schedules whose time has come, and schedules with a queued tick that may start
+SELECT * FROM (
+    SELECT
+        -- include columns
+    FROM schedules AS s WHERE s.next_due <= :now ORDER BY s.next_due LIMIT :limit
+)
+UNION ALL
+SELECT * FROM (
+    SELECT
+        -- include columns
+    FROM schedules AS s WHERE s.queued IS NOT NULL AND (s.next_due > :now) IS NOT false AND NOT EXISTS (
+        SELECT 1 FROM instances AS i
+        WHERE i.instance_id = s.running AND i.status IN ('pending', 'running', 'suspended'))
+    ORDER BY s.queued LIMIT :limit
+);
+
+-- list: a page of schedules, or some
+SELECT
+    -- include columns
+FROM schedules AS s WHERE true
+-- [names
+    AND s.name IN (SELECT value FROM json_each(:names))
+-- names]
+-- [app
+    AND s.app = :app
+-- app]
+-- [after
+    AND s.name > :after
+-- after]
+ORDER BY s.name
+-- [limit
+LIMIT :limit
+-- limit]
+;
+
+-- columns: of a schedule
+s.name, s.generation, s.revision, s.spec, s.app, s.code, s.paused, s.note, s.next_due, s.last_due, s.running, s.queued,
+s.skipped, s.created_at, s.updated_at,
+EXISTS (
+    SELECT 1 FROM instances AS i WHERE i.instance_id = s.running AND i.status IN ('pending', 'running', 'suspended')
+)

@@ -1,0 +1,24 @@
+-- Schedules. spec: JSON that the provider does not read. app, code: the version of the code that declares it; NULL: a client
+-- created it. revision: the fence of each write. running: the instance that the last tick has started; queued: a tick that
+-- waits for its end.
+CREATE TABLE schedules (
+    name       TEXT PRIMARY KEY,
+    generation TEXT NOT NULL,
+    revision   INTEGER NOT NULL,
+    spec       TEXT NOT NULL,
+    app        TEXT,
+    code       TEXT,
+    paused     TEXT,
+    note       TEXT,
+    next_due   REAL,
+    last_due   REAL,
+    running    TEXT,
+    queued     REAL,
+    skipped    INTEGER NOT NULL,
+    created_at REAL NOT NULL,
+    updated_at REAL NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX schedules_due ON schedules (next_due) WHERE next_due IS NOT NULL;
+CREATE INDEX schedules_queued ON schedules (queued) WHERE queued IS NOT NULL;
+CREATE INDEX schedules_by_app ON schedules (app, name) WHERE app IS NOT NULL;

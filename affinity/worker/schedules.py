@@ -1,0 +1,305 @@
+"""Schedules: a worker fires the ones that are due, and brings the ones that its code declares up to date.
+
+Any worker fires any schedule; it needs no code of what the schedule starts. A tick and the next due time are one write,
+from the revision that was read: of workers that fire the same tick one succeeds. A tick has an id of its own as well
+(`affinity.schedules.tick_id`), so that it starts nothing twice although the database was set back, or was restored.
+
+Each sweep reports when the next schedule is due, so no worker asks for it. The worker that made the sweep waits for
+that time if it comes before the next sweep.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final
+
+import anyio
+
+from affinity.errors import InvalidSchedule, QuotaExceeded
+from affinity.limits import MAX_PAGE, SCHEDULE_STEP
+from affinity.orchestration import App
+from affinity.orchestration.schedules import LATEST_SECONDS, ScheduleSpec, format_due, next_tick, read_spec, ticks
+from affinity.provider.contract import NewInstance, NewMessage, ScheduleRow, ScheduleWrite, WorkerInfo
+from affinity.schedules import cancellation, message_of_tick, new_row, start_of_tick, tick_id
+from affinity.worker.services import WorkerPart, WorkerServices
+
+logger: logging.Logger = logging.getLogger("affinity.worker")
+
+HORIZON: Final = 1.2
+"""Seconds: a tick that is due later is found by a later sweep, of this worker or another one."""
+
+DECLARE_SECONDS: Final = 30.0
+"""Between two looks at whether the database has the schedules of this code: another version may have come or gone."""
+
+_EARLIER: Final = timedelta(microseconds=1)
+
+
+@dataclass
+class Firing:
+    """What is to be written and sent for one due schedule."""
+
+    row: ScheduleRow
+    spec: ScheduleSpec
+    now: datetime
+    starts: list[NewInstance] = field(default_factory=list)
+    messages: list[NewMessage] = field(default_factory=list)
+    missed: tuple[datetime, datetime] | None = None
+    """First tick that was due before the catch-up window, and the begin of that window."""
+
+    def run(self) -> None:
+        """Fire the queued tick, if its time has come, and all ticks that are due, or the first of them."""
+        if self.row.queued is not None and not self.row.is_running:
+            due, self.row = self.row.queued, replace(self.row, queued=None)
+            self._start(due)
+        for due in self._take_due():
+            self._fire(due)
+
+    def _take_due(self) -> Sequence[datetime]:
+        """The ticks to fire; the row has the due time behind them."""
+        first = self.row.next_due
+        if first is None or first > self.now:
+            return []
+        window = LATEST_SECONDS if self.spec.catch_up is None else self.spec.catch_up
+        earliest = self.now - timedelta(seconds=window)
+        if first < earliest:
+            self.missed = (first, earliest)
+        coming = ticks(self.spec, max(first, earliest) - _EARLIER)
+        due = list(itertools.takewhile(lambda tick: tick <= self.now, itertools.islice(coming, SCHEDULE_STEP)))
+        after = due[-1] if due else self.now
+        self.row = replace(self.row, next_due=next_tick(self.spec, after))
+        if self.spec.catch_up is None or self.spec.overlap == "cancel":
+            self._skip(len(due) - 1)
+            return due[-1:]
+        return due
+
+    def _skip(self, number: int) -> None:
+        if number > 0:
+            self.row = replace(self.row, skipped=self.row.skipped + number)
+
+    def _fire(self, due: datetime) -> None:
+        if self.spec.orchestration is None:
+            self.messages.append(message_of_tick(self.spec, tick_id(self.row, due), due))
+            self.row = replace(self.row, last_due=due)
+        elif not self.row.is_running or self.spec.overlap == "allow":
+            self._start(due)
+        elif self.spec.overlap == "skip" or (self.spec.overlap == "queue" and self.row.queued is not None):
+            self._skip(1)
+        else:
+            self._queue(due)
+
+    def _queue(self, due: datetime) -> None:
+        """Wait for the end of the instance that runs; a later tick that cancels it replaces an earlier one."""
+        self._skip(self.row.queued is not None)
+        self.row = replace(self.row, queued=due)
+        if self.spec.overlap == "cancel" and self.row.running is not None:
+            self.messages.append(cancellation(self.row.running, self.row.name))
+
+    def _start(self, due: datetime) -> None:
+        instance_id = tick_id(self.row, due)
+        self.starts.append(start_of_tick(self.spec, instance_id, due, now=self.now))
+        self.row = replace(self.row, last_due=due, running=instance_id, is_running=True, note=None)
+
+    @property
+    def write(self) -> ScheduleWrite:
+        """The write, with its starts."""
+        return ScheduleWrite(row=self.row, starts=self.starts)
+
+
+class Schedules(WorkerPart):
+    """The loops of one worker.
+
+    Args:
+        code: version of the app's code.
+    """
+
+    def __init__(self, services: WorkerServices, app: App, *, code: str) -> None:
+        super().__init__(services)
+        self._app = app
+        self._code = code
+        self._wanted = anyio.Event()
+        self._at = 0.0
+        self._late: set[str] = set()
+        self._is_first = True
+
+    def note(self, next_due: float | None) -> None:
+        """A schedule is due in so many seconds, as a sweep has seen."""
+        if next_due is not None and next_due <= HORIZON:
+            self._at = self._monotonic() + next_due
+            self._wanted.set()
+
+    async def run(self) -> None:
+        """Fire what is due within `HORIZON` of a sweep, until cancelled."""
+        while True:
+            await self._wanted.wait()
+            self._wanted = anyio.Event()
+            await self._pause(max(0.0, self._at - self._monotonic()))
+            if self._lease.is_serving:
+                self.note(await self.fire())
+
+    async def fire(self) -> float | None:
+        """Fire all that is due; returns the seconds until the next schedule is, None if none will be."""
+        while True:
+            due = await self._health.call(partial(self._provider.get_due_schedules, SCHEDULE_STEP), self.run)
+            if not due.rows:
+                return due.next_due
+            firings = [one for row in due.rows if (one := self._planned(row, due.now)) is not None]
+            await self._send(firings)
+            if not firings or not await self._write(firings):
+                return None  # a quota refuses starts, or only newer code can read them; the next sweep comes back
+
+    def _planned(self, row: ScheduleRow, now: datetime) -> Firing | None:
+        try:
+            firing = Firing(row, read_spec(row.spec), now)
+        except InvalidSchedule as error:
+            self._report_once(row.name, error)
+            return None
+        firing.run()
+        return firing
+
+    async def _send(self, firings: Sequence[Firing]) -> None:
+        """Send the messages of ticks: before the write, which a lost reply would leave unsent. Each has a key, or may
+        be sent twice.
+        """
+        sent = [(firing, message) for firing in firings for message in firing.messages]
+        if not sent:
+            return
+        send = partial(self._provider.send_message, [message for _, message in sent])
+        for (firing, message), delivery in zip(sent, await self._health.call(send, self.run), strict=True):
+            self._notifier.hint_owner(message.instance_id)
+            if message.key is not None:
+                note = None if delivery in {"delivered", "repeated"} else f"{message.instance_id!r}: {delivery}"
+                if note != firing.row.note and note is not None:
+                    logger.warning("schedule %s: the event of a tick was not delivered to %s", firing.row.name, note)
+                firing.row = replace(firing.row, note=note, skipped=firing.row.skipped + (note is not None))
+
+    async def _write(self, firings: Sequence[Firing]) -> bool:
+        """Write ticks; False: a quota has refused some, which are due still."""
+        try:
+            await self._write_once(firings)
+        except QuotaExceeded as error:
+            if len(firings) == 1:
+                self._report_once(firings[0].row.name, error)
+                return False
+        else:
+            return True
+        outcomes = [await self._write([firing]) for firing in firings]
+        return all(outcomes)
+
+    def _report_once(self, name: str, error: Exception) -> None:
+        """Log why a tick is late, once until one is fired."""
+        if name not in self._late:
+            logger.warning("schedule %s: its tick is late: %s", name, error)
+        self._late.add(name)
+
+    async def _write_once(self, firings: Sequence[Firing]) -> None:
+        write = partial(self._provider.write_schedules, [firing.write for firing in firings])
+        written = await self._health.call(write, self.run)
+        done = [firing for firing, ok in zip(firings, written, strict=True) if ok]
+        for firing in done:
+            self._late.discard(firing.row.name)
+            if firing.missed is not None:
+                first, window = map(format_due, firing.missed)
+                logger.warning(
+                    "schedule %s: its ticks from %s on were missed; those before %s are not fired (catch_up)",
+                    firing.row.name,
+                    first,
+                    window,
+                )
+        if any(firing.starts for firing in done):
+            self._notifier.share()
+
+    # -- declarations
+
+    async def declare(self) -> None:
+        """Bring the declared schedules up to date, at the start and once in a while, until cancelled."""
+        is_done = False
+        while self._app.schedules or not is_done:
+            if self._lease.is_serving:
+                is_done = await self.declare_now()
+            await self._pause(DECLARE_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
+
+    async def declare_now(self) -> bool:
+        """Bring the declared schedules up to date. False: not, since live workers of the app run newer code."""
+        name = self._app.name
+        workers = await self._health.call(self._provider.list_workers, self.declare)
+        if newest_version(workers, name) not in {None, self._code}:
+            return False
+        rows = await self._rows_of(name)
+        others = {row.name: row for row in await self._rows_named(self._app.schedules.keys() - rows.keys())}
+        now = (await self._health.call(partial(self._provider.get_due_schedules, 0), self.declare)).now
+        writes = [
+            changed
+            for schedule, spec in self._app.schedules.items()
+            if (changed := self._declared(schedule, spec, rows.get(schedule), others.get(schedule), now)) is not None
+        ]
+        writes += [
+            _undeclared(row, self._code)
+            for row in rows.values()
+            if row.name not in self._app.schedules and row.paused is None
+        ]
+        for row in writes:
+            logger.info(
+                "schedule %s: %s by code %s", row.name, "declared" if row.paused is None else "paused", self._code
+            )
+        for start in range(0, len(writes), SCHEDULE_STEP):
+            batch = [ScheduleWrite(row=row) for row in writes[start : start + SCHEDULE_STEP]]
+            await self._health.call(partial(self._provider.write_schedules, batch), self.declare)
+        self._is_first = False
+        if writes:
+            self.note(0.0)
+        return True
+
+    def _declared(
+        self, name: str, spec: ScheduleSpec, row: ScheduleRow | None, other: ScheduleRow | None, now: datetime
+    ) -> ScheduleRow | None:
+        """What is to be written for a schedule that this code declares; None: nothing."""
+        if other is not None:
+            if self._is_first:
+                owner = "a client" if other.app is None else f"the app {other.app!r}"
+                logger.error("schedule %s: %s has created it, so the one of this code is not used", name, owner)
+            return None
+        if row is None:
+            return new_row(name, spec, now, app=self._app.name, code=self._code)
+        is_same = row.spec == spec.to_text()
+        if row.code == self._code and row.paused != "undeclared" and (is_same or not self._is_first):
+            return None
+        changed = replace(row, spec=spec.to_text(), code=self._code)
+        if row.paused == "undeclared":
+            changed = replace(changed, paused=None, note=None)
+        if changed.paused is None and not (is_same and row.paused is None):
+            changed = replace(changed, next_due=next_tick(spec, now))
+        return changed
+
+    async def _rows_of(self, app: str) -> Mapping[str, ScheduleRow]:
+        rows: dict[str, ScheduleRow] = {}
+        after: str | None = None
+        while True:
+            page = partial(self._provider.list_schedules, app=app, after=after, limit=MAX_PAGE)
+            found = await self._health.call(page, self.declare)
+            rows |= {row.name: row for row in found}
+            if len(found) < MAX_PAGE:
+                return rows
+            after = found[-1].name
+
+    async def _rows_named(self, names: Sequence[str] | set[str]) -> Sequence[ScheduleRow]:
+        if not names:
+            return []
+        return await self._health.call(partial(self._provider.list_schedules, sorted(names)), self.declare)
+
+
+def newest_version(workers: Sequence[WorkerInfo], app: str) -> str | None:
+    """The newest version of an app's code that live workers run; None: none runs it."""
+    alive = [each for each in workers if each.alive and each.labels.get("app") == app]
+    newest = max(alive, key=lambda each: (each.code_since, each.code_version), default=None)
+    return None if newest is None else newest.code_version
+
+
+def _undeclared(row: ScheduleRow, code: str) -> ScheduleRow:
+    note = f"code {code} no longer declares it"
+    return replace(row, paused="undeclared", note=note, code=code, next_due=None, queued=None)
