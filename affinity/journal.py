@@ -749,6 +749,10 @@ class JournalAccess(Protocol):
         """One page of journals, newest first."""
         ...
 
+    async def append(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
+        """Append inputs with event ids, and notify the workers of the instances."""
+        ...
+
     async def lineage(self, session_id: str) -> Sequence[JournalLineage]:
         """A journal and its ancestors, nearest first; empty: there is none."""
         ...

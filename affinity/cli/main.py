@@ -33,6 +33,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "replay": ("replay.replay", "Check that code fits the histories of instances."),
     "reset": ("instances.reset", "Open an instance again at an earlier event."),
     "resume": ("instances.resume", "Resume suspended instances, or drained workers."),
+    "schedules": ("schedules.schedules", "Show, create, pause and trigger schedules."),
     "sessions": ("sessions.sessions", "Show and manage sessions: leases and records."),
     "show": ("inspection.show", "Show how an instance is."),
     "start": ("instances.start", "Start an orchestration."),
@@ -120,7 +121,7 @@ def main(ctx: click.Context, url: str | None) -> None:
       2    the command line or an input is wrong; nothing was changed
       3    the database cannot be reached or refuses; or another process took the worker's name
       4    the time given to `wait`, `ask` or `stop` ran out
-      5    nothing has this id: no instance, conversation, session, worker or process; `replay`: no history
+      5    nothing has this id: no instance, conversation, schedule, session, worker or process; `replay`: no history
       6    what has the id does not allow this now: finished, running, in use, busy; or a limit is reached
       130  interrupted by Ctrl-C
 

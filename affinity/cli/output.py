@@ -24,6 +24,7 @@ _IDS: Final = frozenset(
         "OWNER",
         "PARENT",
         "REQUEST",
+        "SCHEDULE",
         "SESSION",
         "TO",
         "WORKER",

@@ -50,6 +50,7 @@ _CODES: Final[Mapping[type[AffinityError], int]] = {
     errors.UnknownInstance: UNKNOWN,
     errors.UnknownConversation: UNKNOWN,
     errors.UnknownEntry: UNKNOWN,
+    errors.UnknownSchedule: UNKNOWN,
     errors.UnknownWorker: UNKNOWN,
     errors.SessionNotFound: UNKNOWN,
     errors.SessionAmbiguous: UNKNOWN,

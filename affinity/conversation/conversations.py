@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar, Unpack, c
 from pydantic_core import to_json
 
 from affinity.client import Client, ConversationRequest
+from affinity.client.conversations import ConversationConditions
 from affinity.conversation.events import EventTypes, JournalEntry, JournalEvent
 from affinity.conversation.handle import ConversationHandle
 from affinity.conversation.home import HomedScope
@@ -18,11 +19,13 @@ from affinity.conversation.kinds import NOUN, ConversationKind, ConversationLimi
 from affinity.conversation.program import Program, Start, WakeTask
 from affinity.conversation.running import WakeRunner
 from affinity.conversation.runs import RunEnd, RunTask, report_end, run_task
+from affinity.conversation.scheduled import conditions_of, delivery_of, target_of
+from affinity.conversation.scheduled import register as register_scheduled
 from affinity.conversation.wake import Wake
 from affinity.errors import InvalidApp, InvalidOptions
 from affinity.journal import PendingWork
 from affinity.limits import MAX_CYCLES, check_id, check_integer
-from affinity.orchestration import ActivityContext, App, OrchestrationContext, RetryPolicy
+from affinity.orchestration import ActivityContext, App, OrchestrationContext, RetryPolicy, ScheduleTarget
 from affinity.records import SessionMetadata, SessionState
 from affinity.session import OpenSession, Sessions, StateCodec
 
@@ -200,6 +203,28 @@ class Conversations(Sessions[S]):
         """The handle of a conversation; see `Client.conversation`."""
         return ConversationHandle(client, self.spec, conversation_id, self)
 
+    def scheduled(self, event: JournalEvent, conversation_id: str) -> ScheduleTarget:
+        """An event to a conversation, for `App.schedule` and `Schedules.create`; it begins with its first event.
+
+        Raises:
+            InvalidInput: the event or the id is refused.
+        """
+        receiver = check_id(conversation_id, "conversation id")
+        return target_of(self.spec, {**delivery_of(self.spec, event), "to": receiver})
+
+    def scheduled_each(self, event: JournalEvent, **where: Unpack[ConversationConditions]) -> ScheduleTarget:
+        """An event to each conversation that fits at the time of the tick, in steps of 1,000; terminated ones are left
+        out. For `App.schedule` and `Schedules.create`. After a crash it goes on with the step in which it was.
+
+        Args:
+            event: as for `ConversationHandle.send`; no answer, and no interrupt.
+            where: conditions; see `ConversationConditions`.
+
+        Raises:
+            InvalidInput: the event or a condition is refused.
+        """
+        return target_of(self.spec, {**delivery_of(self.spec, event), "each": conditions_of(where)})
+
     def read_request(self, request: ConversationRequest) -> JournalEvent:
         """The event of a request of the inbox; an `UnknownEvent` if these conversations do not know its kind."""
         return self.spec.types.decode(request.kind, to_json(request.event).decode())
@@ -270,4 +295,5 @@ class Conversations(Sessions[S]):
         async def report(ctx: ActivityContext, end: dict[str, Any]) -> None:
             await report_end(ctx, cast(RunEnd, end))
 
+        register_scheduled(app, spec)
         return app

@@ -101,6 +101,15 @@ class WorkerJournals:
         """One page of journals."""
         return await self._retry(partial(self._provider.list_journals, where, limit))
 
+    async def append(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
+        """Append inputs with event ids."""
+        appended = await self._retry(partial(self._provider.append_journal, appends)) if appends else []
+        for each in appends:
+            self._notifier.notify_journals(each.session_id)
+        if appends:
+            self._notifier.hint(None)  # whichever workers have the instances, or the sessions of parked wakes
+        return appended
+
     async def lineage(self, session_id: str) -> Sequence[JournalLineage]:
         """A journal and its ancestors."""
         return await self._retry(partial(self._provider.get_lineage, session_id))

@@ -223,7 +223,7 @@ WHERE pronamespace = 'affinity'::regnamespace AND (prosecdef OR proconfig::text 
 
 
 async def test_functions_with_the_rights_of_the_owner(url: str, admin: psycopg.Connection[Any]) -> None:
-    """A client has nine, the documents name them, and no function looks for a name in the caller's temporary tables
+    """A client has ten, the documents name them, and no function looks for a name in the caller's temporary tables
     first: triggers run within them with the owner's rights.
     """
     assert url
@@ -238,6 +238,7 @@ async def test_functions_with_the_rights_of_the_owner(url: str, admin: psycopg.C
         "create_journal_for_client",
         "describe_journal",
         "read_timeline",
+        "write_schedules",
     }
     (row,) = [line for line in DATABASES.read_text().splitlines() if line.startswith("| client |")]
     assert allowed <= set(re.findall(r"`(\w+)`", row))

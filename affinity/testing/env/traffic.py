@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 import anyio
 import anyio.to_thread
 
-from affinity.errors import ConnectionLost, DatabaseFailure
+from affinity.errors import ConnectionLost, DatabaseFailure, QuotaExceeded
 from affinity.provider.contract import Provider
 from affinity.testing.env.commits import describe_commit
 
@@ -70,6 +70,7 @@ BROUGHT: Final[dict[str, Callable[[Any], object]]] = {
     "report_session_moves": lambda _: False,
     "drain_worker": lambda held: held is None,  # it takes work again
     "prune_journals": lambda _: False,
+    "write_schedules": any,
 }
 """Calls that workers repeat: whether one has brought or changed anything."""
 
@@ -269,6 +270,9 @@ class _Observed:
                     changed = bool(brought(result))
                 if fetches and result.next_due:  # by itself, nothing becomes due: after a jump the workers look
                     result = replace(result, next_due=None)
+            except QuotaExceeded:
+                changed = False
+                raise
             finally:
                 traffic.end(changed=changed)
             if link is not None:
