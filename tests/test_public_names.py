@@ -22,6 +22,7 @@ ROOT: Final = Path(__file__).parent.parent
 NOT_PUBLIC: Final = {
     "ActivityOptions": "the keyword arguments of a call",
     "ActivityScope": "a protocol that ActivityContext fulfils",
+    "ClientBase": "of a constructor that only `Client` calls",
     "Codec": "a definition's; given to futures and handles by the code that makes them",
     "ConversationConditions": "the keyword arguments of a call",
     "ConversationKind": "of a constructor that only `Conversations` calls",
