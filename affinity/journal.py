@@ -749,8 +749,8 @@ class JournalAccess(Protocol):
         """One page of journals, newest first."""
         ...
 
-    async def append(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
-        """Append inputs with event ids, and notify the workers of the instances."""
+    async def append_inputs(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
+        """Append inputs of other journals, with event ids, and notify the workers of the instances."""
         ...
 
     async def lineage(self, session_id: str) -> Sequence[JournalLineage]:

@@ -108,14 +108,14 @@ async def _deliver(journals: JournalAccess, kind: ConversationKind, delivery: De
     new = {"kind": kind.name, "entry": entry, "message": WAKE_MESSAGE, "unread_limit": MAX_UNREAD_EVENTS}
     if "to" in delivery:
         append = JournalAppend(session_id=delivery["to"], start=start_of(kind.name), **new)
-        (appended,) = await journals.append([append])
+        (appended,) = await journals.append_inputs([append])
         if appended.outcome not in _SENT:
             text = f"the event of the schedule was not sent: {appended.outcome}"
             raise ConversationError(delivery["to"], text)
         return Delivered(sent=1, refused=0, after=None)
     done = delivery.get("done", Delivered(sent=0, refused=0))
     found = await journals.list(_filter_of(kind, delivery), MAX_PAGE)
-    outcomes = await journals.append([JournalAppend(session_id=each.session_id, **new) for each in found])
+    outcomes = await journals.append_inputs([JournalAppend(session_id=each.session_id, **new) for each in found])
     sent = sum(each.outcome in _SENT for each in outcomes)
     last = (found[-1].created_at.isoformat(), found[-1].session_id) if len(found) == MAX_PAGE else None
     return Delivered(sent=done["sent"] + sent, refused=done["refused"] + len(found) - sent, after=last)

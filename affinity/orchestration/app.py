@@ -237,7 +237,7 @@ class App:
         Args:
             name: of the schedule; unique in the database.
             target: an orchestration, by function or name; an `affinity.ExternalEvent`, which is sent to its instance;
-                or an event to conversations (`affinity.Conversations.scheduled`, ``scheduled_each``).
+                or a `ScheduleTarget` that another layer has made.
             cron: a cron line of 5 fields (minute, hour, day of month, month, weekday), or 6, with seconds first.
             every: seconds, or a timedelta, of at least 1 s: the ticks are the whole multiples since 1970, in UTC.
             at: up to 1,000 times, each with a time zone. One of ``cron``, ``every`` and ``at`` is given.

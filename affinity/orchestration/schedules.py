@@ -47,7 +47,7 @@ _ANY_INPUT: Final = Codec(Any, "input of the schedule")
 
 @frozen(kw_only=True)
 class ScheduleTarget:
-    """An orchestration with its input, as JSON: what a schedule starts. Made by `affinity.Conversations`."""
+    """An orchestration with its input, as JSON: what a schedule starts. Made by layers above."""
 
     orchestration: str
     input: str
@@ -56,8 +56,8 @@ class ScheduleTarget:
 Target: TypeAlias = (
     str | OrchestrationFunction[Any, Any] | OrchestrationWithoutInput[Any] | ExternalEvent | ScheduleTarget
 )
-"""What a schedule starts or sends: an orchestration, by function or name; an event to an instance; or an event to
-conversations (`affinity.Conversations.scheduled`).
+"""What a schedule starts or sends: an orchestration, by function or name; an event to an instance; or what a layer above
+has made.
 """
 
 
@@ -320,7 +320,7 @@ def _target_fields(target: Target, options: ScheduleOptions) -> dict[str, Any]:
         fields = _event_fields(target, options)
     elif isinstance(target, ScheduleTarget):
         if value is not MISSING or due_as is not None:
-            raise InvalidSchedule("an event to conversations has no input= and no due_as=")
+            raise InvalidSchedule("a ScheduleTarget has its input: leave out input= and due_as=")
         fields = {"orchestration": target.orchestration, "input": target.input}
     else:
         fields = _orchestration_fields(target, value, due_as)

@@ -101,8 +101,8 @@ class WorkerJournals:
         """One page of journals."""
         return await self._retry(partial(self._provider.list_journals, where, limit))
 
-    async def append(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
-        """Append inputs with event ids."""
+    async def append_inputs(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
+        """Append inputs of other journals, with event ids."""
         appended = await self._retry(partial(self._provider.append_journal, appends)) if appends else []
         for each in appends:
             self._notifier.notify_journals(each.session_id)
