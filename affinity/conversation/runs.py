@@ -35,8 +35,8 @@ from affinity.errors import (
 from affinity.journal import InstanceStart, JournalAppend
 from affinity.limits import check_id, truncate
 from affinity.orchestration import ActivityContext, DurableFuture, OrchestrationContext, RetryPolicy
-from affinity.orchestration.app import MISSING, ActivityDefinition, Definition, OrchestrationDefinition
 from affinity.orchestration.context import target_reference
+from affinity.orchestration.definitions import MISSING, ActivityDefinition, Definition, OrchestrationDefinition
 from affinity.orchestration.signals import OrchestrationCancelledSignal
 
 logger: logging.Logger = logging.getLogger("affinity.conversation")

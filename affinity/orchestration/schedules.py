@@ -56,8 +56,8 @@ class ScheduleTarget:
 Target: TypeAlias = (
     str | OrchestrationFunction[Any, Any] | OrchestrationWithoutInput[Any] | ExternalEvent | ScheduleTarget
 )
-"""What a schedule starts or sends: an orchestration, by function or name; an event to an instance; or what a layer above
-has made.
+"""What a schedule starts or sends: an orchestration, by function or name; an event to an instance; or what a layer
+above has made.
 """
 
 
