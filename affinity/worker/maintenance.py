@@ -170,7 +170,7 @@ class Maintenance(WorkerPart):
             await self._pause(PRUNE_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
             after: int | None = 0
             while after is not None and self._lease.is_serving:
-                after = (await self._health.call(partial(prune, after=after), self.journals)).after
+                after = (await self._health.call_seldom(partial(prune, after=after), self.journals)).after
 
     async def moves(self) -> None:
         """Once a second: report hydrates and count moves, if a session has come here."""

@@ -88,7 +88,7 @@ class Rebalancer(WorkerPart):
     async def run_round(self) -> None:
         """Tell the load, and offer sessions if there are too many here."""
         held = len(self._sessions)
-        load = await self._health.call(partial(self._provider.get_load, self._identity, held=held), self.run)
+        load = await self._health.call_seldom(partial(self._provider.get_load, self._identity, held=held), self.run)
         if not self._offers or load.suspended or not self._has_gained(load, held):
             return
         targets = choose_targets(
@@ -106,7 +106,7 @@ class Rebalancer(WorkerPart):
             await self._offer(moves)
 
     async def _offer(self, moves: Sequence[PlannedMove]) -> None:
-        outcomes = await self._health.call(partial(self._provider.move_session, moves), self.run)
+        outcomes = await self._health.call_seldom(partial(self._provider.move_session, moves), self.run)
         made = [move for move, outcome in zip(moves, outcomes, strict=True) if outcome == "planned"]
         self._sessions.note_offers([move.session_id for move in made])
         for to, number in Counter(move.to for move in made).items():

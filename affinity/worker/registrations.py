@@ -48,7 +48,8 @@ class Registrations(WorkerPart):
         while True:
             if self._lease.is_serving:
                 self._wanted = anyio.Event()
-                workers = [one for one in await self._health.call(self._provider.list_workers, self.run) if one.alive]
+                found = await self._health.call_seldom(self._provider.list_workers, self.run)
+                workers = [one for one in found if one.alive]
                 self._report_differences(workers)
                 self._report_missing(workers)
             with anyio.move_on_after(COMPARE_SECONDS * random.uniform(0.9, 1.1)):  # noqa: S311

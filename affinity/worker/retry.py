@@ -125,6 +125,15 @@ class DatabaseHealth:
         self.note_answer(caller)
         return result
 
+    async def call_seldom(self, verb: Callable[[], Awaitable[T]], caller: Hashable) -> T:
+        """As `call`, for a caller that may call again in a minute only: until then the database may be back."""
+        try:
+            return await self.call(verb, caller)
+        except ProviderError as error:
+            if error.retryable:
+                self.forget(caller)
+            raise
+
     async def retry(self, verb: Callable[[], Awaitable[T]]) -> T:
         """Await ``verb()``, and repeat it until it answers; only for idempotent verbs.
 

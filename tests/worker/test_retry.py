@@ -90,6 +90,17 @@ def test_who_does_not_call_again_does_not_keep_the_database_lost(
     assert said(caplog) == [LOST, BACK]
 
 
+async def test_who_calls_again_in_a_minute_does_not_keep_the_database_lost(
+    database: DatabaseHealth, caplog: pytest.LogCaptureFixture
+) -> None:
+    database.note_failure(ConnectionLost("gone"), "read")
+    with pytest.raises(ConnectionLost):
+        await database.call_seldom(Verb(ConnectionLost("gone")), "compare")
+    assert said(caplog) == [LOST]
+    database.note_answer("read")
+    assert said(caplog) == [LOST, BACK]
+
+
 PASSING = [Contention("x"), ConnectionLost("x"), DatabaseFailure("x"), ReadOnly("x"), StatementTimeout("x")]
 MISCONFIGURED = [AccessDenied("x"), SchemaMismatch("x")]
 FINAL = [DataRefused("x"), WorkerFenced("x")]
