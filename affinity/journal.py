@@ -668,6 +668,8 @@ class OpenRequestPage:
 
     requests: Sequence[OpenRequest]
     after: RequestCursor | None  # where the next page begins; None: this was the last
+    # Another one when a request of any journal was added or removed. None: the provider does not say it.
+    mark: str | None = None
 
 
 @frozen(kw_only=True)
@@ -683,6 +685,7 @@ class RequestFilter:
     # theirs. At most `limits.MAX_BELOW` journals are looked at, the nearest first.
     below: str | None = None
     after: RequestCursor | None = None
+    mark: str | None = None  # while it is `OpenRequestPage.mark`, the page may be without requests
 
     def __post_init__(self) -> None:
         check_conditions(self)

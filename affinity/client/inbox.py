@@ -142,8 +142,9 @@ class RequestFeed(ClosedBlock, AsyncIterator[RequestChange]):
     the conditions no more. One that comes and goes between two reads is left out. The wait for a change may be
     cancelled, as by a timeout, and begun again.
 
-    Only conversations are read whose journals have changed. About once a second, and with 1,000 requests for each page
-    less often, all requests are read, as hints of changes may be lost.
+    Only conversations are read whose journals have changed. With SQLite a commit of another process does not say which:
+    all requests are read if one was added or removed. About once a second, and with 1,000 requests for each page less
+    often, all are read in any case: hints of changes may be lost, and say nothing of a request that expires.
     """
 
     def __init__(self, journals: Journals, where: RequestFilter) -> None:
@@ -156,6 +157,7 @@ class RequestFeed(ClosedBlock, AsyncIterator[RequestChange]):
         self._all_wanted = True
         self._read_at = self._all_read_at = -math.inf
         self._pages = 1  # at the last read of all
+        self._mark: str | None = None  # then: `OpenRequestPage.mark`
         self._changes: AllChanges | None = None
         self._is_reading = False
         self._has_ended = False
@@ -202,9 +204,10 @@ class RequestFeed(ClosedBlock, AsyncIterator[RequestChange]):
         self._note(self._changes.take())
         await self._changes.opened()
         now = asyncio.get_running_loop().time()
-        if self._all_wanted or now - self._all_read_at >= SAFETY_SECONDS * self._pages:
-            await self._pause(self._all_read_at + PAUSE_SECONDS * self._pages)
-            await self._read_all()
+        is_due = now - self._all_read_at >= SAFETY_SECONDS * self._pages
+        if self._all_wanted or is_due:
+            await self._pause(max(self._all_read_at + PAUSE_SECONDS * self._pages, self._read_at + PAUSE_SECONDS))
+            await self._read_all(None if is_due else self._mark)
         elif self._wanted:
             await self._pause(self._read_at + PAUSE_SECONDS)
             await self._read_some(sorted(self._wanted)[:MAX_BATCH])
@@ -221,19 +224,22 @@ class RequestFeed(ClosedBlock, AsyncIterator[RequestChange]):
     async def _pause(self, until: float) -> None:
         await anyio.sleep(max(0.0, until - asyncio.get_running_loop().time()))
 
-    async def _read_all(self) -> None:
-        found, self._pages = await self._read(self._where)
-        self._all_wanted, self._all_read_at = False, self._read_at
-        self._wanted.clear()
-        self._compare(found, [*self._known])
+    async def _read_all(self, known_mark: str | None) -> None:
+        """Read all requests; with a mark, only if one was added or removed since."""
+        found, pages, mark = await self._read(replace(self._where, mark=known_mark))
+        self._all_wanted = False
+        if mark is None or mark != known_mark:
+            self._pages, self._mark, self._all_read_at = pages, mark, self._read_at
+            self._wanted.clear()
+            self._compare(found, [*self._known])
 
     async def _read_some(self, session_ids: Sequence[str]) -> None:
-        found, _ = await self._read(replace(self._where, session_ids=session_ids))
+        found, *_ = await self._read(replace(self._where, session_ids=session_ids))
         self._wanted.difference_update(session_ids)
         self._compare(found, session_ids)
 
-    async def _read(self, where: RequestFilter) -> tuple[Sequence[OpenRequest], int]:
-        """All requests, and the number of their pages."""
+    async def _read(self, where: RequestFilter) -> tuple[Sequence[OpenRequest], int, str | None]:
+        """See `Journals.all_requests`."""
         found = await self._journals.all_requests(where)
         self._read_at = asyncio.get_running_loop().time()
         return found

@@ -37,7 +37,6 @@ from affinity.journal import (
     OpenRequest,
     OpenRequestPage,
     PendingWork,
-    RequestCursor,
     RequestFilter,
 )
 from affinity.limits import MAX_PAGE, PRUNE_EVENTS
@@ -142,16 +141,16 @@ class Journals:
         """See `JournalProvider.list_requests`."""
         return await self._retry(partial(self._provider.list_requests, where, limit))
 
-    async def all_requests(self, where: RequestFilter) -> tuple[Sequence[OpenRequest], int]:
-        """All requests, and the number of their pages."""
+    async def all_requests(self, where: RequestFilter) -> tuple[Sequence[OpenRequest], int, str | None]:
+        """All requests, the number of their pages, and `OpenRequestPage.mark` as it was before."""
         found = deque[OpenRequest]()
-        pages = 0
-        after: RequestCursor | None = None
-        while not pages or after is not None:
-            page = await self.requests(replace(where, after=after), MAX_PAGE)
+        pages, mark = 0, None
+        while not pages or where.after is not None:
+            page = await self.requests(where, MAX_PAGE)
             found += page.requests
-            pages, after = pages + 1, page.after
-        return found, pages
+            pages, mark = pages + 1, mark or page.mark
+            where = replace(where, after=page.after, mark=None)
+        return found, pages, mark
 
     async def pending(self, session_id: str) -> PendingWork | None:
         """The requests and revisits of a session, without its inputs; see `JournalProvider.get_pending`."""

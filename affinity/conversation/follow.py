@@ -195,7 +195,7 @@ def _is_replaced(page: JournalPage, wake_id: str) -> bool:
     """Whether the entries of a wake are its result, not the trace of an attempt that has failed or was cancelled."""
     own = [each for each in page.entries if each.wake_id == wake_id]
     if ends := [each for each in own if each.kind in ATTEMPT_ENDS]:
-        return fields_of(ends[-1]).get("stop_reason", "failed") != "failed"
+        return bool(fields_of(ends[-1]).get("stop_reason", "failed") != "failed")
     return page.more or any(each.kind not in _SPANS for each in own)
 
 

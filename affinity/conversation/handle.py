@@ -557,7 +557,7 @@ class ConversationHandle(CreationCalls["ConversationHandle"]):
         """
         journals, types, me = self._client.journals, self._kind.types, self.conversation_id
         if deep:
-            found, _ = await journals.all_requests(RequestFilter(below=me))
+            found, *_ = await journals.all_requests(RequestFilter(below=me))
             return [request_of(each, types, each.session_id) for each in found]
         work = await journals.pending(me)
         return [request_of(each, types, me) for each in work.open_requests] if work else []

@@ -45,7 +45,7 @@ async def test_a_conversation_goes_on_when_its_trace_is_deleted(url: str) -> Non
         with pytest.raises(WakeFailed):
             async for _ in talk.stream_reply(event_id="m-2"):
                 pass
-        (request,) = reply.requests
+        (request,) = await talk.requests()
         fork = await talk.fork("fork", at=again.entries[-1].seq)
         assert [each.request_id for each in await fork.requests()] == [request.request_id]
 

@@ -17,7 +17,7 @@ from typing import Final
 import anyio
 import pytest
 
-from affinity.journal import StreamCursor
+from affinity.journal import Answer, NewRequest, RequestFilter, StreamCursor
 from affinity.provider.sqlite import Clock, SqliteProvider, journal_admin, open_requests
 from affinity.provider.sqlite.driver.database import Database, connect
 from affinity.provider.statements import with_parts
@@ -220,3 +220,29 @@ async def test_a_page_of_requests_reads_an_index_of_them(tmp_path: Path, part: s
         "SEARCH i USING INDEX sqlite_autoindex_instances_1 (instance_id=?)",
     ]
     assert part == "some" or "TEMP B-TREE" not in "".join(plan[: plan.index("MATERIALIZE judged")])
+
+
+async def test_a_page_of_requests_has_a_mark_while_none_comes_or_goes(tmp_path: Path) -> None:
+    """With the mark nothing else is read."""
+    async with opened_file(tmp_path / "affinity.db") as (peer, path):
+        talk = Conversation(peer.provider)
+        await talk.append()
+        owner = await ConversationOwner.of(peer)
+
+        async def page(mark: str | None = None) -> tuple[list[str], str | None]:
+            found = await talk.journals.list_requests(RequestFilter(mark=mark), 10)
+            return [each.request_id for each in found.requests], found.mark
+
+        _, empty = await page()
+        await owner.commit_wake(requests=[NewRequest(request_id="r", kind="confirm", payload="1")])
+        names, first = await page(empty)
+        assert (names, await page(first)) == (["r"], ([], first))
+        await talk.append(event_id="more")
+        assert await page(first) == ([], first)
+        answer = Answer(request_id="r", kind="confirm")
+        await talk.append(answers=answer)
+        await owner.commit_wake(requests=[NewRequest(request_id="r", kind="confirm", payload="1")])
+        assert len({empty, first, (await page())[1]}) == 3
+        with closing(sqlite3.connect(path)) as connection:
+            plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {open_requests.MARK}")]
+        assert plan == ["SCAN journal_requests USING COVERING INDEX journal_requests_by_creation"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final
 
 from affinity.journal import OpenRequestPage, RequestFilter
@@ -11,10 +12,16 @@ from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements, with_parts
 
-LIST: Final = load_statements(__package__, "open_requests.sql")["list"]
+_SQL: Final = load_statements(__package__, "open_requests.sql")
+LIST: Final = _SQL["list"]
+MARK: Final = _SQL["mark"]
 
 
 def list_requests(tx: Tx, where: RequestFilter, limit: int) -> OpenRequestPage:
+    part = listing.part_of(where)
+    mark = tx.value(MARK) if part == "all" and where.after is None else None
+    if mark is not None and mark == where.mark:
+        return OpenRequestPage(requests=[], after=None, mark=mark)
     window = listing.request_window(where, limit)
     time, journal_id, place, _ = where.after or (None, 0, 0, "")
     arguments = {
@@ -33,5 +40,5 @@ def list_requests(tx: Tx, where: RequestFilter, limit: int) -> OpenRequestPage:
         "window": window,
         "limit": limit,
     }
-    rows = tx.rows(with_parts(LIST, frozenset({listing.part_of(where)})), arguments)
-    return listing.to_request_page(rows, window, limit, instant)
+    rows = tx.rows(with_parts(LIST, frozenset({part})), arguments)
+    return replace(listing.to_request_page(rows, window, limit, instant), mark=mark)

@@ -1,3 +1,6 @@
+-- mark: another text when a request was added or removed; by the index alone
+SELECT count(*) || '/' || coalesce(max(created_at), 0) || '/' || coalesce(max(id), 0) FROM journal_requests;
+
 -- list: pending requests, oldest first, with their journals, and the last one that was looked at
 -- Parts: `all` of all journals, `some` of the journals of some sessions, or `below` of a journal and of those below it.
 WITH page AS MATERIALIZED (
