@@ -1,28 +1,29 @@
 """The orchestration of a conversation: waits for signals, and runs one wake after the other.
 
-States of a conversation's instance::
+States of a conversation's instance (`State`), with what leads from one to the next::
 
-    idle ──an input, a revisit that is due, resume──► waking ──done──► idle, or waking and parked
-                                                        │        parked ──an input──► it runs
-                                                        │ ├──cancelled by an interrupt──► waking, as another wake
-                                                        │ └──failed──► rescheduling ──the pause is over──► waking
-                                                        └──failed for good──► failed ──an input, resume──► waking
-    all ──terminate──► ended
+    waiting ──an input, a revisit that is due, resume──► waking      waking ──done──► idle, or waiting
+    idle    ──an input──► waking                                            ──failed──► retrying
+    failed  ──an input, resume──► waking                                    ──failed for good──► failed
+    retrying ──the pause is over, resume──► waking                   waking, retrying ──interrupt──► as before, and due
+    all ──terminate──► ending ──the parent and the children are notified──► ended
 
 The journal is authoritative for pending inputs. A signal is a hint that there may be one: a wake reads the journal, and
 a wake that finds nothing changes nothing. A signal whose input a wake has processed already is dropped.
 
 Where nothing will be due, the next wake is scheduled when one ends, parked: the next input queues it in its own
 transaction, and sends no signal (`affinity.provider.contract.NewWorkItem.parked`). So an input costs the instance no
-turn of its own.
+turn of its own. The status that clients see does not depend on this state: it is derived from the journal's rows, which
+commit with it (`affinity.journal.ConversationStatus`).
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import count
-from typing import Any, Final, Literal, NotRequired, TypedDict
+from typing import Any, Final, Literal, NotRequired, TypedDict, cast
 
 from affinity.conversation.kinds import SIGNAL
 from affinity.errors import ActivityError, ActivityPoisoned
@@ -83,6 +84,7 @@ class Outstanding(TypedDict, total=False):
     # Ids of cancelled wakes whose trace may be open. In a task: of those since the last result; one of them may have
     # committed, and its result is dropped.
     cancelled_wakes: list[str]
+    was_parked: bool  # the first of them was parked, unless there are inputs
     children: ChildrenDone  # the next wake goes on behind these
 
 
@@ -96,7 +98,6 @@ class WakeTask(Outstanding):
     elapsed: NotRequired[float]  # seconds that these took, with the pauses behind them
     failed: NotRequired[Failure]  # close the trace of the wake, which has ended with this error
     aside: NotRequired[bool]  # what the last wake was given, which has failed for good, becomes dead letters
-    was_parked: NotRequired[bool]  # the first cancelled wake was parked, unless there are inputs
     terminated: NotRequired[bool]  # the conversation was; True: its children are to be
 
 
@@ -122,9 +123,31 @@ class Start(Outstanding):
     home: NotRequired[str]  # session on whose lease the wakes run; by default the conversation's own
     processed: NotRequired[int]
     signalled: NotRequired[int]
-    next_due: NotRequired[float]
-    failed: NotRequired[bool]
-    due: NotRequired[bool]
+    state: NotRequired[str]
+    next_due: NotRequired[float | None]
+
+
+class State(StrEnum):
+    """What a conversation's instance does."""
+
+    IDLE = "idle"
+    """The next wake is parked: the next input queues it."""
+    WAITING = "waiting"
+    """For a signal, or until a wake is due (`Program.next_due`)."""
+    WAKING = "waking"
+    """A wake runs."""
+    RETRYING = "retrying"
+    """A wake has failed, and waits for its next attempt."""
+    FAILED = "failed"
+    """As `WAITING`, behind a wake that has failed for good."""
+    ENDING = "ending"
+    """The conversation is terminated: the parent and the children are to be notified."""
+    ENDED = "ended"
+    """It is terminated, and nothing is left to do."""
+
+
+RESTING: Final = frozenset({State.WAITING, State.FAILED})
+OVER: Final = frozenset({State.ENDING, State.ENDED})
 
 
 @dataclass(eq=False)
@@ -134,47 +157,32 @@ class Program:
     ctx: OrchestrationContext
     activity: str
     start: Start
+    state: State = State.WAITING
+    next_due: float | None = None
+    """Seconds until the next wake is due; 0: now. None: only a signal begins it."""
+    left: Outstanding = field(default_factory=Outstanding)
+    """What the last wake has left to the next one."""
     wakes: int = 0
     signals: int = 0
     received: int = 0
     """Signals since the last wake began."""
     processed: int = 0
-    """The watermark, as far as known."""
+    """The watermark, as far as known; 0: no wake has read the journal."""
     signalled: int = 0
     """The greatest number that a signal has announced."""
     announced: int = 0
     """The greatest number since the last wake began. It may be of a new journal, whose numbers are smaller."""
-    is_due: bool = False
-    """A wake is to run."""
-    is_failed: bool = False
-    """The last wake has failed for good."""
-    terminated: bool | None = None
-    """True: the children are terminated too."""
-    is_unread: bool = True
-    """There may be inputs that no result of a wake accounts for, and delegations among them."""
-    is_interrupted: bool = False
-    """The wake under way is to be cancelled."""
     is_resumed: bool = False
-    """The pause before the next attempt is over."""
-    cancelled: list[str] = field(default_factory=list)
-    """Wakes that were cancelled since the last result."""
-    was_parked: bool = False
-    """The first of them was parked, unless an input has come."""
-    is_parked: bool = False
-    """The wake that is scheduled is parked, unless an input has come."""
-    is_closed: bool = False
-    """The journal was closed when a wake read it: the message that terminates the instance is on its way."""
-    next_due: float | None = None
-    delegations: list[Delegation] = field(default_factory=list)
-    children: ChildrenDone | None = None
+    """A `resume` has come that no wake accounts for."""
+    cascade: bool = False
+    """The children are terminated too."""
     signal: DurableFuture[Any] = field(init=False)
 
     def __post_init__(self) -> None:
         start = self.start
         self.processed, self.signalled = start.get("processed", 0), start.get("signalled", 0)
-        self.next_due, self.is_failed = start.get("next_due"), start.get("failed", False)
-        self.delegations, self.cancelled = start.get("delegations", []), start.get("cancelled_wakes", [])
-        self.children, self.is_due = start.get("children"), start.get("due", False)
+        self.state, self.next_due = State(start.get("state", State.WAITING)), start.get("next_due")
+        self._keep(start)
         self.signal = self.ctx.schedule_wait(SIGNAL)
 
     @property
@@ -185,14 +193,15 @@ class Program:
     async def run(self) -> None:
         """Run until the conversation is terminated, or an operator cancels its instance."""
         try:
-            while self.terminated is None:
+            while self.state not in OVER:
                 if self._is_long:
                     self.ctx.continue_as_new(self._rest(), version=LATEST)
-                if self.is_due or self._may_park:
+                if self.state is State.IDLE or self.next_due == 0:
                     await self._wake()
                 else:
                     await self._wait()
-            await self._end()
+            if self.state is State.ENDING:
+                await self._end()
         except OrchestrationCancelledSignal:
             await self._end()
             raise
@@ -201,22 +210,12 @@ class Program:
         """Notify the parent and the children, and close the traces of wakes that were cancelled. The journal takes no
         inputs any more; the wake closes it if an operator has cancelled the instance.
         """
-        is_closed = self.terminated is False
-        if is_closed and not (self.delegations or self.cancelled or self.is_unread):
-            return
-        is_first = True
-        while is_first or self.children is not None:
-            outcome = await self._attempt({**self._new_task(), "terminated": self.terminated is True})
-            self.children = None if outcome is None else outcome.get("children")
-            is_first = False
-
-    @property
-    def _may_park(self) -> bool:
-        """The next wake is to be scheduled before there is something to do: not the first one, whose signal comes with
-        the start, nor one that something else than an input may begin.
-        """
-        begun = self.processed > 0
-        return begun and self.next_due is None and not (self.is_failed or self.is_closed)
+        self.state = State.ENDING
+        while True:
+            outcome = await self._attempt({**self._new_task(), "terminated": self.cascade})
+            self._keep(outcome or {}, "delegations", "cancelled_wakes", "was_parked")
+            if "children" not in self.left:
+                return
 
     @property
     def _is_long(self) -> bool:
@@ -225,142 +224,135 @@ class Program:
 
     def _rest(self) -> Start:
         """The input of the next execution."""
-        rest = Start(salt=self.start["salt"], processed=self.processed, signalled=self.signalled, due=self.is_due)
-        self._add_outstanding(rest)
-        if "home" in self.start:
-            rest["home"] = self.start["home"]
-        if self.next_due is not None:
-            rest["next_due"] = self.next_due
-        if self.is_failed:
-            rest["failed"] = True
-        return rest
+        about = {"salt": self.start["salt"], "home": self.home, "state": self.state, "next_due": self.next_due}
+        return cast(Start, {**about, "processed": self.processed, "signalled": self.signalled, **self.left})
 
-    def _add_outstanding(self, to: Outstanding) -> None:
-        if self.delegations:
-            to["delegations"] = self.delegations
-        if self.cancelled:
-            to["cancelled_wakes"] = self.cancelled
-        if self.children:
-            to["children"] = self.children
+    def _keep(self, found: Outstanding | WakeOutcome | Start, *stays: str) -> None:
+        """Take over what is left to the next wake: what has been found, and of what was left before only ``stays``."""
+        before = {name: value for name, value in self.left.items() if name in stays}
+        new = {name: value for name, value in found.items() if name in Outstanding.__annotations__}
+        self.left = cast(Outstanding, {name: value for name, value in {**before, **new}.items() if value})
 
     # -- signals
 
     async def _wait(self) -> None:
-        """Wait for a signal, or until a revisit is due."""
-        if self.next_due is None:
-            return await self._receive()
-        timer = self.ctx.schedule_timer(min(self.next_due + TIMER_MARGIN, MAX_TIMER_SECONDS))
+        """Wait for a signal, or until a wake is due."""
+        timer = None if self.next_due is None else self.ctx.schedule_timer(min(self.next_due, MAX_TIMER_SECONDS))
         # The time is relative: a signal that leads to no wake leaves the timer as it is.
-        while not (self.is_due or timer.settled or self.terminated is not None or self._is_long):
-            await self.ctx.wait_any(self.signal, timer)
-            if not timer.settled:
+        while self.state in RESTING and self.next_due != 0 and not self._is_long:
+            if timer is not None:
+                await self.ctx.wait_any(self.signal, timer)
+            if timer is not None and timer.settled:
+                self.next_due = 0.0
+            else:
                 await self._receive()
-        if timer.settled:
-            self.next_due, self.is_due = None, True
-        else:
+        if timer is not None and not timer.settled:
             timer.cancel()
-            self.is_due |= self._is_long  # the next execution's timer would begin anew: a wake computes the rest
+            self.next_due = 0.0  # the next execution's timer would begin anew: a wake computes the rest
 
-    async def _receive(self) -> None:
-        """Take the signal that has come, and wait for the next one."""
+    async def _receive(self) -> dict[str, Any]:
+        """Take the signal that has come, and wait for the next one; returns its data."""
         data = await self.signal
-        self.signals += 1
-        self.received += 1
+        self.signals, self.received = self.signals + 1, self.received + 1
         self.signal = self.ctx.schedule_wait(SIGNAL)
         match data:
             case {"type": "wake", "seq": int(seq)}:
                 self._announce(seq)
             case {"type": "interrupt", "seq": int(seq), **more}:
                 # One of an input that a wake has processed since then is too late to cancel anything.
-                self.is_interrupted |= more.get("cancel") is True and seq > self.processed
+                if more.get("cancel") is True and seq > self.processed and self.state not in RESTING:
+                    self.state = State.WAITING
                 self._announce(seq)
             case {"type": "terminate", **more}:
-                self.terminated = more.get("cascade") is True
-                self.is_parked &= more.get("parked") is True
-            case {"type": "resume"} if not self.is_parked:
-                self.is_due = self.is_resumed = True
+                self._terminate(cascade=more.get("cascade") is True, parked=more.get("parked") is True)
+            case {"type": "resume"} if self.state is not State.IDLE:
+                self._resume()
             case {"type": "resume"}:
                 pass  # nothing is pending
             case _:
                 self.ctx.logger.warning("conversation %s: unknown signal %r", self.ctx.instance_id, data)
+        return cast(dict[str, Any], data)
 
     def _announce(self, seq: int) -> None:
         if seq <= self.signalled:  # signals of one journal come in order: this is a new one of the same id
             self.processed = 0
         self.signalled = self.announced = seq
-        self.is_due |= seq > self.processed
+        if self.state in RESTING and seq > self.processed:
+            self.next_due = 0.0
 
-    def _has_news(self, seq: int) -> bool:
-        """Signals during the wake have announced inputs behind this number."""
-        return (self.is_due and self.signalled > seq) or self.announced > seq
+    def _terminate(self, *, cascade: bool, parked: bool) -> None:
+        """``parked``: no input has queued the parked wake."""
+        has_read_all = parked if self.state is State.IDLE else self.state is State.WAITING and self.next_due is not None
+        has_work = cascade or "delegations" in self.left or "cancelled_wakes" in self.left
+        self.cascade, self.state = cascade, State.ENDED if has_read_all and not has_work else State.ENDING
+
+    def _resume(self) -> None:
+        self.is_resumed = True
+        if self.state in RESTING:
+            self.next_due = 0.0
+        elif self.state is State.RETRYING:
+            self.state = State.WAKING
 
     # -- wakes
 
     def _new_task(self) -> WakeTask:
         self.wakes += 1
         wake = f"{self.start['salt']}-{self.ctx.execution_id}-{self.wakes}"
-        task = WakeTask(wake=wake, processed=self.processed)
-        self._add_outstanding(task)
-        if self.cancelled and self.was_parked:
-            task["was_parked"] = True
-        return task
+        return cast(WakeTask, {"wake": wake, "processed": self.processed, **self.left})
 
     async def _wake(self) -> None:
         """Run one wake, with all its attempts; parked until there is an input, unless it is due."""
-        task = self._new_task()
-        if self.is_failed and not self.is_resumed:
+        task, has_failed = self._new_task(), self.state is State.FAILED
+        if has_failed and not self.is_resumed:
             task["aside"] = True
-        self.is_parked = not self.is_due
-        self.is_due = self.is_interrupted = self.is_resumed = False
+        if self.state is not State.IDLE:
+            self.state = State.WAKING
+        self.next_due, self.is_resumed = None, False
         self.received = self.announced = 0
         while (outcome := await self._attempt(task)) is not None:
             if outcome["outcome"] != "failed":
-                return self._succeed(outcome)
+                return self._succeed(outcome, stays_failed=has_failed and outcome["outcome"] == "nothing")
             if (pause := outcome.get("retry_after")) is None:
                 return self._fail(outcome)
             task.pop("cancelled_wakes", None)
-            self.cancelled, self.is_unread = [], True
             task["attempts"] = outcome.get("attempt", 0)
             task["failures"] = task.get("failures", 0) + 1
             task["elapsed"] = outcome.get("elapsed", 0.0)
             task["processed"] = outcome.get("processed", self.processed)
-            # Also delegations of wakes that had ended before they were cancelled.
-            if "delegations" in outcome:
-                task["delegations"] = self.delegations = outcome["delegations"]
+            self._keep(outcome, "delegations", "children")
+            task["delegations"] = self.left.get("delegations", [])  # also of wakes that had ended and were cancelled
             if not await self._pause(pause):
                 break
-        self.is_due = True
+        if self.state not in OVER:
+            self.state, self.next_due = State.FAILED if has_failed else State.WAITING, 0.0
 
     async def _attempt(self, task: WakeTask) -> WakeOutcome | None:
         """Run the activity once; None: the conversation was terminated, or interrupted, meanwhile."""
         activity = self._schedule(task)
-        if self.is_parked:
+        if self.state is State.IDLE:
             activity.park()
         is_last = "terminated" in task
         while True:
-            receives = self._has_room and not is_last
-            was_parked = self.is_parked
-            if was_parked and not receives:  # resumed thousands of times; the next execution has room
+            receives, is_parked = self._has_room and not is_last, self.state is State.IDLE
+            if is_parked and not receives:  # resumed thousands of times; the next execution has room
                 activity.cancel()
-                self.is_parked = False
                 return None
             try:
                 await self.ctx.wait_any(activity, *([self.signal] if receives else []))
             except OrchestrationCancelledSignal:
                 activity.cancel()
-                self._note_cancelled(task, was_parked)
+                self._note_cancelled(task, is_parked)
                 raise
             if activity.settled:
-                self.is_parked = False
                 break
-            await self._receive()
-            if self.is_interrupted or self.terminated is not None:
+            data = await self._receive()
+            if self.state not in {State.IDLE, State.WAKING}:
                 activity.cancel()
-                if self.terminated is not None and self.is_parked:
-                    self.is_unread = self.is_parked = False  # nothing has come since the last result
-                else:
-                    self._note_cancelled(task, was_parked)
+                if not (is_parked and data.get("parked") is True):  # nothing has come since the last result
+                    self._note_cancelled(task, is_parked)
                 return None
+        if not is_last:
+            self.state = State.WAKING
         try:
             return await activity
         except ActivityError as error:
@@ -368,9 +360,10 @@ class Program:
 
     def _note_cancelled(self, task: WakeTask, was_parked: bool) -> None:
         if "terminated" not in task:
-            self.was_parked = self.was_parked if self.cancelled else was_parked
-            self.cancelled = [*self.cancelled, task["wake"]]
-        self.is_parked = False
+            before = self.left.get("cancelled_wakes", [])
+            if was_parked and not before:
+                self.left["was_parked"] = True
+            self.left["cancelled_wakes"] = [*before, task["wake"]]
 
     @property
     def _has_room(self) -> bool:
@@ -397,46 +390,49 @@ class Program:
             if is_last:
                 await self.ctx.schedule_timer(CLOSING.delay(attempt))
                 continue
-            self.is_unread = True
             self.wakes += 1  # counts as a wake: an execution has a bounded number
-            if not await self._pause(CLOSING.delay(attempt), until_due=True) or self.is_due or self._is_long:
+            if not await self._pause(CLOSING.delay(attempt), until_due=True) or self._is_long:
                 return None
         raise AssertionError("endless")
 
-    def _succeed(self, outcome: WakeOutcome) -> None:
+    def _succeed(self, outcome: WakeOutcome, *, stays_failed: bool) -> None:
         self.processed = outcome.get("processed", self.processed)
-        self.next_due = outcome.get("next_due")
-        self.delegations = outcome.get("delegations", self.delegations)
-        self.cancelled = outcome.get("cancelled_wakes", [])
-        self.is_failed &= outcome["outcome"] == "nothing"
-        self.children = outcome.get("children")
-        # A wake that finds its journal closed reads nothing: what ends the conversation reads the rest.
-        self.is_closed = self.is_unread = outcome.get("closed", False)
+        self._keep(outcome, "delegations")
         if "home" in outcome:
             self.start["home"] = outcome["home"]
         # A signal that came while the wake ran may be of an input that it has processed.
-        self.is_due = outcome.get("more", False) or self._has_news(self.processed) or self.is_resumed
+        self._set_due(outcome, outcome.get("more", False) or self.is_resumed or self.announced > self.processed)
+        # Not without a journal, whose first signal comes with the start, nor with one that is closed: the message that
+        # terminates the instance is on its way.
+        may_park = self.next_due is None and self.processed > 0 and not outcome.get("closed", False)
+        self.state = State.FAILED if stays_failed else State.IDLE if may_park else State.WAITING
 
     def _fail(self, outcome: WakeOutcome) -> None:
-        self.next_due = outcome.get("next_due")
-        self.delegations = outcome.get("delegations", self.delegations)
-        self.is_failed = self.is_unread = True
+        self.state = State.FAILED
+        self._keep(outcome, "delegations", "children")
         # Signals that came meanwhile, of inputs that the wake was given, begin no other one.
-        self.is_due = self._has_news(outcome.get("read", self.signalled))
-        if "attempt" in outcome:
-            self.cancelled = []
+        read = outcome.get("read", self.signalled)
+        self._set_due(outcome, self.announced > read or (self.is_resumed and self.signalled > read))
+
+    def _set_due(self, outcome: WakeOutcome, is_due: bool) -> None:
+        later = outcome.get("next_due")
+        self.next_due = 0.0 if is_due else None if later is None else later + TIMER_MARGIN
 
     async def _pause(self, seconds: float, *, until_due: bool = False) -> bool:
-        """Wait before the next attempt, or until `resume`, or an input; False: interrupted, or terminated."""
+        """Wait before the next attempt, or until `resume`; False: interrupted, or terminated, or, with ``until_due``,
+        another wake is due.
+        """
         timer = self.ctx.schedule_timer(min(seconds, MAX_TIMER_SECONDS))
-        while not (timer.settled or self.is_resumed or (until_due and self.is_due)):
+        if not self.is_resumed:
+            self.state = State.RETRYING
+        while self.state is State.RETRYING and not (timer.settled or (until_due and self.announced > self.processed)):
             receives = self._has_room
             await self.ctx.wait_any(timer, *([self.signal] if receives else []))
             if receives and self.signal.settled:
                 await self._receive()
-            if self.terminated is not None or self.is_interrupted:
-                break
         timer.cancel()
-        going_on = self.terminated is None and not self.is_interrupted
+        if self.state is State.RETRYING:
+            self.state = State.WAKING
+        is_due = until_due and (self.is_resumed or self.announced > self.processed)
         self.is_resumed = False
-        return going_on
+        return self.state is State.WAKING and not is_due

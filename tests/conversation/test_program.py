@@ -197,7 +197,7 @@ def test_a_parked_wake_makes_room_for_more_signals() -> None:
     for _ in range(5):
         signal(live, "resume")
     (outcome,) = [each for each in live.history if isinstance(each, ev.ContinuedAsNew)]
-    assert json.loads(outcome.input)["due"]
+    assert json.loads(outcome.input)["next_due"] == 0
     assert "cancelled_wakes" not in json.loads(outcome.input)
 
 
@@ -247,7 +247,7 @@ def test_a_revisit_is_not_delayed_by_the_next_execution() -> None:
     signal(live, "unknown")
     signal(live, "unknown")
     (outcome,) = [each for each in live.history if isinstance(each, ev.ContinuedAsNew)]
-    assert json.loads(outcome.input)["due"]
+    assert json.loads(outcome.input)["next_due"] == 0
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ def test_the_attempts_to_record_a_failure_are_bounded_in_one_execution(monkeypat
     (timer,) = [n for n, each in enumerate(live.history, 1) if isinstance(each, ev.TimerCreated)]
     live.feed(ev.TimerFired(timer))
     assert isinstance(live.outcome, ev.ContinuedAsNew)
-    assert json.loads(live.outcome.input)["due"]
+    assert json.loads(live.outcome.input)["next_due"] == 0
 
 
 @pytest.mark.parametrize("outcome", ['{"outcome":"failed","attempt":1,"retry_after":60', '{"outcome":"nothing"'])
@@ -461,3 +461,16 @@ def test_an_operator_who_cancels_the_end_of_a_conversation_does_not_hide_it_from
     assert tasks_of(live)[-1]["cancelled_wakes"] == ["s-1-1"]
     live.complete(wake_of(live), '{"outcome":"done"}')
     assert live.outcome is not None
+
+
+def test_the_next_execution_goes_on_in_the_same_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a wake that has failed for good, what that was given is set aside."""
+    monkeypatch.setattr(program, "WAKES_PER_EXECUTION", 1)
+    live = begin()
+    live.complete(wake_of(live), '{"outcome":"failed","attempt":1,"read":1}')
+    assert isinstance(live.outcome, ev.ContinuedAsNew)
+    assert json.loads(live.outcome.input)["state"] == "failed"
+    again = Live(conversation)
+    again.start(live.outcome.input)
+    signal(again, "wake", seq=2)
+    assert [each.get("aside") for each in tasks_of(again)] == [True]
