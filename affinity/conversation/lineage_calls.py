@@ -8,9 +8,10 @@ from typing import Any, Generic, Literal, TypeVar, Unpack, cast
 from pydantic import JsonValue
 
 from affinity.client import Client
+from affinity.conversation.events import JournalEntry
 from affinity.conversation.kinds import ConversationKind
 from affinity.conversation.lineage import Ancestor, CreationPlanner, LineageState, MadeBy, Summarise, check_creation
-from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader, Read, check_seq
+from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader, Read, all_wakes, check_seq
 from affinity.conversation.transfer import read_lines
 from affinity.conversation.views import EndedWake, wake_of
 from affinity.errors import ConversationExists, InvalidInput, QuotaExceeded
@@ -53,6 +54,21 @@ class CommonCalls(EntryReader, Generic[M]):
         read = self._planner.reads.wakes
         found = await read(self.conversation_id, check_seq(after), newest_first=newest_first, limit=limit)
         return [wake_of(each) for each in found]
+
+    async def processed_by(self, entries: Iterable[JournalEntry]) -> Mapping[int, str]:
+        """The wakes that have processed the inputs among some entries of `history`: their ids, by the number of the
+        input. A wake that has set an input aside has processed it (`ConversationHandle.dead_letters`). It is one read
+        for a page of entries.
+        """
+        inputs = [each for each in entries if each.wake_id is None and not each.kind.startswith("conversation.")]
+        seqs = sorted([each.seq for each in inputs])
+        found: dict[int, str] = {}
+        if seqs:
+            async for wake in all_wakes(self._planner.reads.wakes, self.conversation_id, seqs[0]):
+                found |= {seq: wake.wake_id for seq in seqs if wake.base < seq <= wake.processed}
+                if wake.processed >= seqs[-1]:
+                    break
+        return found
 
     async def fork(self, new_id: str, *, at: int | None = None, **made_by: Unpack[MadeBy]) -> M:
         """A conversation that goes on from an entry of this one. The cost does not grow with the length. It has the

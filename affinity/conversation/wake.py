@@ -8,8 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, Protocol, TypeVar, cast, overload
+from typing import Any, Final, Literal, Protocol, TypeVar, Unpack, cast, overload
 
 from pydantic import JsonValue
 from pydantic_core import PydanticSerializationError, from_json, to_json
@@ -42,6 +43,7 @@ from affinity.conversation.wake_parts import WakeParts
 from affinity.conversation.writing import WakeWriting, end_of_delegation
 from affinity.journal import (
     REFUSAL_MARK,
+    Description,
     JournalAppend,
     JournalCreation,
     JournalFilter,
@@ -51,6 +53,7 @@ from affinity.journal import (
     NewRequest,
     NewRevisit,
     OpenDelegation,
+    check_description,
 )
 from affinity.limits import (
     MAX_CYCLES,
@@ -513,7 +516,14 @@ class Wake(CommonCalls[None], RunCalls):
     # -- children
 
     async def delegate(
-        self, conversations: Delegate, child_id: str, event: JournalEvent, /, *, max_cycles: int | None = None
+        self,
+        conversations: Delegate,
+        child_id: str,
+        event: JournalEvent,
+        /,
+        *,
+        max_cycles: int | None = None,
+        **about: Unpack[Description],
     ) -> str:
         """Give work to a child, a conversation with its own journal and state, which is created if there is none.
 
@@ -527,6 +537,7 @@ class Wake(CommonCalls[None], RunCalls):
             event: its input.
             max_cycles: wakes that it may run for this delegation, from 1; by default the ``max_cycles`` of its
                 `on_wake`.
+            about: title, owner and labels of a new child; by default it has the owner and the labels of this one.
 
         Returns:
             The id of the delegation.
@@ -536,7 +547,7 @@ class Wake(CommonCalls[None], RunCalls):
                 with this one's id, which was deleted without its children, has another parent.)
             ConversationKindMismatch, ConversationTerminated: it is of another kind, or takes no more events.
             WakeMisuse: it is no event, or one that only a wake writes; or no `Conversations` are given.
-            InvalidInput: an argument is out of bounds.
+            InvalidInput, InvalidOptions: an argument is out of bounds.
             NotSerializable, PayloadTooLarge: as `append`.
         """
         check_input(event, refusal=errors.WakeMisuse)
@@ -551,7 +562,7 @@ class Wake(CommonCalls[None], RunCalls):
         delegated = ChildDelegated(check_id(child_id, "conversation id"), "", spec.name, cycles)
         if (begun := self._find_committed(delegated, "delegation")) is not None:
             return begun
-        child = await self._check_child(child_id, spec.name)
+        child, given = await self._check_child(child_id, spec.name), check_description(about)
         delegation = self._new_id()
         meta = EventMeta(
             trace=traceparent(),
@@ -573,7 +584,10 @@ class Wake(CommonCalls[None], RunCalls):
                 kind=spec.name,
                 entry=entry,
                 message=WAKE_MESSAGE,
-                start=spec.start(parent=self.conversation_id),
+                start=replace(
+                    spec.start(parent=self.conversation_id),
+                    about=await self._inherited() | given if child is None else None,
+                ),
                 journal_id=child,
                 sender=self.conversation_id,
                 unread_limit=MAX_UNREAD_EVENTS,
@@ -581,6 +595,12 @@ class Wake(CommonCalls[None], RunCalls):
             )
         )
         return delegation
+
+    async def _inherited(self) -> Description:
+        """What a new child has of the description of this conversation."""
+        for own in await self._parts.journals.list(JournalFilter(session_id=self.conversation_id), 1):
+            return {"owner": own.owner, "labels": own.labels}
+        return {}
 
     def _refused(self, child_id: str, delegation: str) -> JournalAppend:
         """The end of a delegation that the commit refuses, although the child could take it before."""

@@ -40,7 +40,7 @@ def research(handler: Handler, **options: object) -> affinity.Conversations[Chat
     return make(handler, kind="research", events=[Brief], **options)
 
 
-def parent_of(child: affinity.Conversations[Chat], **options: int) -> Handler:
+def parent_of(child: affinity.Conversations[Chat], **options: Any) -> Handler:
     async def handler(wake: affinity.Wake, chat: Chat) -> None:
         for event in wake.events:
             if isinstance(event, UserMessage):

@@ -106,6 +106,12 @@ async def test_the_wakes_say_which_inputs_each_has_processed(url: str) -> None:
         assert await talk.wakes(after=found[-2].seq) == [last]
         with pytest.raises(InvalidInput):
             await talk.wakes(limit=0)
+        entries = await talk.history()
+        expected = {seq: each.wake_id for each in found for seq in seqs if each.base < seq <= each.processed}
+        own = {reply.seq: reply.wake_id}
+        assert await talk.processed_by(entries) == expected | own
+        assert await talk.processed_by([each for each in entries if each.seq == reply.seq]) == own
+        assert await talk.processed_by([]) == {}
 
 
 async def test_resume_tries_the_same_inputs_again(url: str) -> None:

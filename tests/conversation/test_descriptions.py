@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import affinity
-from affinity import JournalEntry, UserMessage
+from affinity import JournalEntry, UserMessage, Wake
 from affinity.client import Quotas
 from affinity.errors import (
     ConversationExists,
@@ -21,7 +21,7 @@ from affinity.errors import (
 )
 from affinity.journal import Description
 from affinity.limits import MAX_LABELS, MAX_TITLE_BYTES
-from tests.conversation.application import Stage, make, stage
+from tests.conversation.application import Chat, Stage, make, stage
 from tests.conversation.lineage_helpers import LONG, texts
 
 pytestmark = pytest.mark.anyio
@@ -221,3 +221,33 @@ async def test_an_export_has_it(idle: Stage) -> None:
     assert await about(idle, "old") == NONE
     with pytest.raises(affinity.errors.InvalidInput, match=r"line 1 .*owner"):
         await idle.talk("bad").import_([lines[0].replace('"ann"', '""'), *lines[1:]])
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"title": None, "owner": "ann", "labels": {"team": "eu", "tier": "gold"}}),
+        (
+            {"title": "Search", "owner": None, "labels": {"team": "us"}},
+            {"title": "Search", "owner": None, "labels": {"team": "us"}},
+        ),
+    ],
+)
+async def test_a_child_has_owner_and_labels_of_its_parent(url: str, given: Description, expected: Description) -> None:
+    """Unless the parent gives others; a child that is there keeps its own."""
+    child = make(kind="child")
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage):
+                with pytest.raises(InvalidId):
+                    await wake.delegate(child, "c/child", event, owner="")
+                await wake.delegate(child, "c/child", event, **given)
+
+    async with stage(url, handler, child) as on:
+        await on.talk().ask(UserMessage("go"), timeout=30, **ABOUT)
+        assert await about(on, "c/child") == expected
+        await on.talk().describe(owner="bob", labels={})
+        given = {"owner": "eve"}
+        await on.talk().ask(UserMessage("go on"), timeout=30)
+        assert await about(on, "c/child") == expected
