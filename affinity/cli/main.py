@@ -21,6 +21,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "conversation": ("conversation.conversation", "Show, ask and answer conversations."),
     "delete": ("instances.delete", "Remove an instance and its history."),
     "demo": ("demo.demo", "Replay real conversations, kill a worker, verify the result."),
+    "dev": ("dev.dev", "Run a worker that starts again when the code changes."),
     "drain": ("cluster.drain", "Drain workers without ending them."),
     "executions": ("inspection.executions", "Show the executions of an instance."),
     "history": ("inspection.history", "Show what happened in an instance."),
