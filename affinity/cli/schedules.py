@@ -187,7 +187,7 @@ def create(
       affinity schedules create closing report --at 2026-12-31T18:00:00+01:00
       affinity schedules create tick chat-17 --event reminder --every 1h
     """
-    more = {key: text for key, text in {**given, "due_as": due_as}.items() if text is not None}
+    more: dict[str, Any] = {key: text for key, text in {**given, "due_as": due_as}.items() if text is not None}
     if event is not None:
         target: str | ExternalEvent = ExternalEvent(orchestration, event, value)
     else:

@@ -283,12 +283,13 @@ def _refuse_declared(row: ScheduleRow, verb: str) -> None:
 
 
 def _shown(row: ScheduleRow) -> Schedule:
-    assert row.created_at is not None
-    assert row.updated_at is not None
+    note = row.note
     try:
         spec = read_spec(row.spec)
     except InvalidSchedule as error:  # of a later release
-        spec, row = ScheduleSpec(), replace(row, note=str(error))
+        spec, note = ScheduleSpec(), str(error)
+    assert row.created_at is not None
+    assert row.updated_at is not None
     coming: list[datetime] = []
     if row.next_due is not None:
         coming = [row.next_due, *itertools.islice(ticks(spec, row.next_due), NEXT_TICKS - 1)]
@@ -296,7 +297,7 @@ def _shown(row: ScheduleRow) -> Schedule:
         name=row.name,
         generation=row.generation,
         state=_STATES[row.paused] if row.paused else "active" if coming or row.queued else "ended",
-        note=row.note,
+        note=note,
         target=spec.target,
         timing=spec.timing,
         zone=spec.zone,

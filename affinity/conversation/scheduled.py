@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, NotRequired, TypedDict, cast, get_args
 
 from pydantic_core import to_json
@@ -105,9 +106,9 @@ def register(app: App, kind: ConversationKind) -> None:
 async def _deliver(journals: JournalAccess, kind: ConversationKind, delivery: Delivery, event_id: str) -> Delivered:
     """One step."""
     entry = NewEntry(kind=delivery["kind"], payload=delivery["event"], event_id=event_id, is_input=True)
-    new = {"kind": kind.name, "entry": entry, "message": WAKE_MESSAGE, "unread_limit": MAX_UNREAD_EVENTS}
+    new = partial(JournalAppend, kind=kind.name, entry=entry, message=WAKE_MESSAGE, unread_limit=MAX_UNREAD_EVENTS)
     if "to" in delivery:
-        append = JournalAppend(session_id=delivery["to"], start=start_of(kind.name), **new)
+        append = new(session_id=delivery["to"], start=start_of(kind.name))
         (appended,) = await journals.append_inputs([append])
         if appended.outcome not in _SENT:
             text = f"the event of the schedule was not sent: {appended.outcome}"
@@ -115,7 +116,7 @@ async def _deliver(journals: JournalAccess, kind: ConversationKind, delivery: De
         return Delivered(sent=1, refused=0, after=None)
     done = delivery.get("done", Delivered(sent=0, refused=0))
     found = await journals.list(_filter_of(kind, delivery), MAX_PAGE)
-    outcomes = await journals.append_inputs([JournalAppend(session_id=each.session_id, **new) for each in found])
+    outcomes = await journals.append_inputs([new(session_id=each.session_id) for each in found])
     sent = sum(each.outcome in _SENT for each in outcomes)
     last = (found[-1].created_at.isoformat(), found[-1].session_id) if len(found) == MAX_PAGE else None
     return Delivered(sent=done["sent"] + sent, refused=done["refused"] + len(found) - sent, after=last)

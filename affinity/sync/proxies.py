@@ -81,6 +81,10 @@ class RequestFeed(Items, of=client.RequestFeed):
     """`affinity.RequestFeed`, of a sync client: for a plain ``for``."""
 
 
+class Schedules(Proxy, of=client.Schedules):
+    """`affinity.Schedules`, of a sync client."""
+
+
 class SessionManager(Proxy, of=session.SessionManager):
     """`affinity.SessionManager`, of a sync client."""
 

@@ -11,7 +11,7 @@ import pytest
 
 import affinity
 from affinity.client import Instance
-from affinity.conversation import AgentMessage, JournalEvent, UserMessage
+from affinity.conversation import AgentMessage, UserMessage
 from affinity.provider.contract import Quotas
 from affinity.testing import Env
 
@@ -310,12 +310,8 @@ async def test_an_event_to_each_conversation(env_url: str | None, monkeypatch: p
 
 
 async def _received(env: Env, conversation_id: str) -> int:
-    events = await _events(env.client.conversation(support, conversation_id))
-    return [event.kind for event in events].count("user.message")
-
-
-async def _events(talk: affinity.ConversationHandle) -> list[JournalEvent]:
-    return [each.event async for each in talk.events(follow=False)]
+    talk = env.client.conversation(support, conversation_id)
+    return [each.kind async for each in talk.events(follow=False)].count("user.message")
 
 
 # --- declared in code

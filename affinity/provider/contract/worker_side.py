@@ -325,7 +325,8 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
 
         With ``retention``, it also does one step of `prune_instances`, from where the last sweep ended, for
         `SWEPT_STATUSES` and trees of at most `limits.PRUNE_TREE_EVENTS` events. It does one step of `prune_histories`,
-        and removes up to `limits.MAX_REROUTE` of the oldest rows of ``session_moves``.
+        and removes up to `limits.MAX_REROUTE` of the oldest rows of ``session_moves``. Schedules that no app declares
+        are removed when they ended so long ago as instances are kept.
         """
         ...
 

@@ -44,6 +44,8 @@ async def sweep_ended(db: Database, retention: Retention, after: datetime | None
         if step.after != after:
             await db.connections.misc.run(_SQL["set_pruned"], {"after": step.after})
         instances = step.instances
+        ended = {"older_than": float(retention.instances), "window": Int8(PRUNE_WINDOW)}
+        await db.connections.misc.run(_SQL["remove_ended_schedules"], ended)
     if retention.histories is not None:
         executions = (await prune_histories(db, retention.histories)).executions
     return instances, executions

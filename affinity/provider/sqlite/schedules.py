@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from affinity.limits import MAX_PAGE
+from affinity.limits import MAX_PAGE, PRUNE_WINDOW
 from affinity.provider.contract import DueSchedules, ScheduleRow, ScheduleWrite
 from affinity.provider.rows import schedule_values, to_schedule
 from affinity.provider.sqlite.driver.clock import instant
@@ -35,6 +35,10 @@ def _expected(row: ScheduleRow) -> tuple[str, int] | None:
 def get_due(tx: Tx, limit: int) -> DueSchedules:
     rows = tx.rows(SQL["due"], {"now": tx.now, "limit": limit})
     return DueSchedules(now=instant(tx.now), rows=[to_schedule(row, instant) for row in rows], next_due=next_due(tx))
+
+
+def remove_ended(tx: Tx, older_than: float) -> None:
+    tx.run(SQL["remove_ended"], {"before": tx.now - older_than, "limit": PRUNE_WINDOW})
 
 
 def next_due(tx: Tx) -> float | None:

@@ -17,6 +17,13 @@ SET revision = excluded.revision, spec = excluded.spec, app = excluded.app, code
 -- remove: schedules
 DELETE FROM schedules WHERE name IN (SELECT value FROM json_each(:rows));
 
+-- remove_ended: schedules of clients that have ended long ago
+DELETE FROM schedules WHERE name IN (
+    SELECT name FROM schedules
+    WHERE next_due IS NULL AND paused IS NULL AND queued IS NULL AND app IS NULL AND updated_at < :before
+    ORDER BY updated_at LIMIT :limit
+);
+
 -- next_due: when the next schedule is due; now, if a queued tick may start
 SELECT min(at) FROM (
     SELECT min(next_due) AS at FROM schedules WHERE next_due IS NOT NULL

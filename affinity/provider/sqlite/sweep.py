@@ -53,6 +53,8 @@ def sweep(
     if more:
         tx.run(SQL["due_immediately"])
     instances, executions = pruning.sweep(tx, retention)
+    if retention.instances is not None:
+        schedules.remove_ended(tx, retention.instances)
     return Sweep(
         swept=True,
         rerouted=repair.rerouted,

@@ -20,6 +20,8 @@ CREATE TABLE schedules (
 CREATE INDEX schedules_due ON schedules (next_due) WHERE next_due IS NOT NULL;
 CREATE INDEX schedules_queued ON schedules (queued) WHERE queued IS NOT NULL;
 CREATE INDEX schedules_app ON schedules (app, name) WHERE app IS NOT NULL;
+CREATE INDEX schedules_ended ON schedules (updated_at)
+WHERE next_due IS NULL AND paused IS NULL AND queued IS NULL AND app IS NULL;
 
 -- Whether the instance that a schedule's last tick has started has not ended.
 CREATE FUNCTION is_running(s schedules) RETURNS boolean LANGUAGE sql STABLE AS $$

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from affinity.errors import QuotaExceeded
-from affinity.provider.contract import InstanceUpdate, Provider, Quotas, ScheduleRow, ScheduleWrite
+from affinity.provider.contract import InstanceUpdate, Provider, Quotas, Retention, ScheduleRow, ScheduleWrite
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import count_rows, message_ids, new_instance
 from affinity.testing.conformance.providers.cluster import Cluster, concurrently
@@ -169,6 +169,26 @@ class ScheduleRules(Rules):
         assert _names(await provider.list_schedules(app="shop")) == ["b", "d"]
         assert _names(await provider.list_schedules(app="shop", after="b", limit=5)) == ["d"]
         assert _names(await provider.list_schedules([])) == []
+
+    async def test_an_ended_schedule_is_removed_with_the_instances(self, cluster: Cluster) -> None:
+        """When instances are removed that ended at that time; a declared or paused one stays (contract: sweep)."""
+        provider = (await cluster.worker("a")).provider
+        queued = (await provider.get_due_schedules(1)).now
+        await _write(
+            provider,
+            _row("ended"),
+            _row("declared", app="shop"),
+            _row("paused", paused="operator"),
+            _row("active", next_due=queued + timedelta(days=99)),
+            _row("waits", queued=queued, running="i"),
+        )
+        for seconds, left in ((50, 5), (100, 4)):
+            await cluster.harness.advance(seconds)
+            await provider.sweep(
+                interval=0.0, session_retention=1e6, worker_retention=1e6, retention=Retention(instances=100.0)
+            )
+            assert len(await provider.list_schedules()) == left
+        assert _names(await provider.list_schedules(["ended"])) == []
 
     async def test_a_deleted_schedule_is_gone(self, cluster: Cluster) -> None:
         """Its name is free again (contract: write_schedules)."""
