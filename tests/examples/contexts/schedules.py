@@ -2,7 +2,10 @@
 
 from datetime import UTC, datetime, timedelta
 
+import affinity
 from affinity.testing import Env
 
 app = affinity.App("shop")
-monday, friday = datetime(2026, 3, 2, tzinfo=UTC), datetime(2026, 3, 6, tzinfo=UTC)
+env = Env(app)
+monday = datetime(2026, 3, 2, tzinfo=UTC)
+friday = monday + timedelta(days=4)
