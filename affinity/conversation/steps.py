@@ -214,6 +214,7 @@ class WakeSteps:
             gone = {id(each) for each in part.entries}
             self._parts.trace.entries[:] = [each for each in self._parts.trace.entries if id(each) not in gone]
             await self._commit(state, part)
+            self._parts.journals.note_written(part)
             if part.clear_stream:
                 stream.show_again()
 
@@ -226,7 +227,6 @@ class WakeSteps:
         except BaseException as error:
             self._writing.lost = error
             raise
-        self._parts.journals.note_written(part)
 
 
 class Committed:

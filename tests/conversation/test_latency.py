@@ -22,6 +22,7 @@ from affinity.provider.contract import (
     WorkFetch,
 )
 from affinity.provider.postgres import PostgresProvider
+from affinity.worker.notifier import Notifier
 from tests.conversation.application import Chat, stage
 
 pytestmark = pytest.mark.anyio
@@ -170,6 +171,33 @@ async def test_the_hints_of_an_ask_go_with_its_commits(postgres_migrated: str, m
             assert (await on.talk().ask(UserMessage(text), timeout=0.9)).text == f"re: {text}"
         await anyio.sleep(0.3)
         assert sent == [{"w": Hint(only_own=True)}, ["c"]] * 2
+
+
+async def test_steps_notify_no_reader(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in no journal. What a commit makes visible notifies the readers."""
+    notified: list[str] = []
+    found: list[list[str]] = []
+    notify = Notifier.notify_journals
+
+    def note(self: Notifier, session_id: str) -> None:
+        notified.append(session_id)
+        notify(self, session_id)
+
+    async def double(number: int) -> int:
+        return 2 * number
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        for number in range(3):
+            await wake.step("double", double, number)
+        found.append([*notified])
+        wake.append(AgentMessage("half"))
+        await wake.commit()
+        found.append([*notified])
+
+    monkeypatch.setattr(Notifier, "notify_journals", note)
+    async with stage(url, handler) as on:
+        assert (await on.talk().ask(UserMessage("one"), timeout=30)).text == "half"
+    assert found == [[], ["c"]]
 
 
 async def test_work_that_becomes_visible_is_fetched_beside_a_stream_of_messages(
