@@ -1,4 +1,6 @@
-"""``conversation``: asks beside turns, one at a time, deliveries to followers, streams beside turns, a long journal."""
+"""``conversation``: asks beside the same rows by SQL alone, deliveries to followers, streams beside turns, a long
+journal.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ import anyio
 from affinity import AgentMessage, Client, ConversationHandle, JournalEntry, Streamed, UserMessage
 from affinity.client.calls import batches
 from affinity.journal import JournalAppend, NewEntry
+from bench.asks import AskLoop
 from bench.measures import RATE, Metric, Report, over_rounds
 from bench.run import Bed, Run
 from bench.scenarios.turns import CPU
@@ -26,16 +29,19 @@ TOKENS = Metric(name="median delivery of a token, ms", better="less", digits=2)
 ENTRIES = Metric(name="median delivery of an entry, ms", better="less", digits=2)
 LONG = Metric(name="time / time with a short journal", better="less", digits=2)
 
-ASKS_BAR = 0.6
-ASK_BAR = 3.0
+SHARE_BAR = 0.2
+ASK_BAR = 2.5
 DELIVERY_BAR = 50.0
 STREAM_BAR = 0.9
 LONG_BAR = 1.1
 
-WITH_STATE = "with state"
 CONVERSATIONS = "conversations"
+SQL = "sql"
 ALONE = "one at a time"
 FOLLOWER = "a follower"
+
+WARM_UP = 20
+"""Rounds of the loop that do not count."""
 
 TOKEN_PAUSE = 0.02
 """Seconds between two tokens of a stream."""
@@ -46,28 +52,24 @@ ROOM = {"max_sessions_per_runtime": 1_200}
 
 def conversation(run: Run) -> Report:
     """An ask is an input, and the wake that answers it: it commits two entries of its span, the answer, why it ends,
-    the state, and the watermark. Beside it are turns with as many sessions: without state, and with the same state,
-    which is what a wake commits beside its journal. Replies, tokens and states are checked.
+    the state, and the watermark. Beside it are the same rows by SQL alone, on PostgreSQL. Replies, tokens and states
+    are checked.
     """
     report = Report("conversation")
     sizes = [(run.sized(50, 3), run.sized(40, 3)), (run.sized(500, 6), run.sized(10, 3))]
-    measures = [
-        measure
-        for sessions, length in sizes
-        for measure in (
-            partial(_turns, run, report, sessions, length, name=run.ours.name, size=0),
-            partial(_turns, run, report, sessions, length, name=WITH_STATE, size=1),
-            partial(_asks, run, report, sessions, length),
-        )
-    ]
-    measures += [partial(_alone, run, report, run.sized(300, 5)), partial(_delivery, run, report, run.sized(100, 50))]
+    alone = run.sized(300, 5)
+    measures = [partial(_asks, run, report, sessions, length) for sessions, length in sizes]
+    measures += [partial(_alone, run, report, alone), partial(_delivery, run, report, run.sized(100, 50))]
+    if run.place.dialect == "postgresql":
+        measures += [partial(_loop, run, report, f"{size} x {length}", size, length) for size, length in sizes]
+        measures.append(partial(_loop, run, report, ALONE, 1, alone))
     over_rounds(run.rounds, measures)
     for sessions, length in sizes:
         case = f"{sessions} x {length}"
-        asks, turns = report.median(case, CONVERSATIONS, ASKS), report.median(case, WITH_STATE, RATE)
-        report.bar(f"{case}: asks/s, of turns/s with state", asks / turns if asks and turns else None, ASKS_BAR)
-    if run.place.dialect == "postgresql":
-        report.bar(f"{ALONE}: median ask, ms", report.median(ALONE, CONVERSATIONS, MEDIAN_ASK), ASK_BAR, "less")
+        asks, bare = report.median(case, CONVERSATIONS, ASKS), report.median(case, SQL, ASKS)
+        report.bar(f"{case}: share of the same rows by SQL alone", asks / bare if asks and bare else None, SHARE_BAR)
+    ask, bare = report.median(ALONE, CONVERSATIONS, MEDIAN_ASK), report.median(ALONE, SQL, MEDIAN_ASK)
+    report.bar(f"{ALONE}: times the same rows by SQL alone", ask / bare if ask and bare else None, ASK_BAR, "less")
     for metric in (TOKENS, ENTRIES):
         report.bar(f"{FOLLOWER}: {metric.name}", report.median(FOLLOWER, CONVERSATIONS, metric), DELIVERY_BAR, "less")
     _beside_streams(run, report)
@@ -75,21 +77,15 @@ def conversation(run: Run) -> Report:
     return report
 
 
-def _turns(run: Run, report: Report, sessions: int, length: int, *, name: str, size: int) -> None:
-    with run.bed(run.ours) as bed:
-        (worker,) = bed.start_workers(1, app="stateful", **ROOM)
-        warm = [f"warm-up-{number}" for number in range(25)]
-        bed.ours.start_with_state({one: [one] for one in warm}, Walk(turns=5), size)
-        bed.client.outputs(warm)
-        ids = [f"walk-{number}" for number in range(sessions)]
-        walk, before = Walk(turns=length), worker.cpu_seconds()
-        began = time.monotonic()
-        bed.ours.start_with_state({one: [one] for one in ids}, walk, size)
-        walks = [walk.check(output) for output in bed.client.outputs(ids)]
-        seconds = max(each[-1].at for each in walks) - began
-        turns = sessions * length
-        values = {RATE: turns / seconds, CPU: (worker.cpu_seconds() - before) / turns * 1e6}
-        run.note(report, f"{sessions} x {length}", name, values)
+def _loop(run: Run, report: Report, case: str, batch: int, asks: int) -> None:
+    """So many asks of each of a batch of conversations, which are written together."""
+    with run.place.database(run.ours) as url:
+        loop = AskLoop(url, batch)
+        loop.run(WARM_UP)
+        times = loop.run(asks)
+        loop.close()
+    values = {ASKS: batch * asks / sum(times)}
+    run.note(report, case, SQL, values | ({MEDIAN_ASK: median(times) * 1e3} if batch == 1 else {}))
 
 
 @contextmanager

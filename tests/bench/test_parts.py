@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
+import anyio
+import psycopg
 import pytest
 from click.testing import CliRunner
 
+from affinity import Client, UserMessage, Worker
+from bench.asks import AskLoop
+from bench.bare import BareLoop
 from bench.chats import Chat, chat_after
 from bench.cli import main
 from bench.fused import FusedLoop
@@ -19,8 +25,10 @@ from bench.run import Run
 from bench.scenarios.conversation import check_parts
 from bench.scenarios.state import Shape, check
 from bench.systems import SYSTEMS
-from bench.systems.base import Client, FloodingClient, System, WaitingClient, module_launch
+from bench.systems.base import Client as BenchClient
+from bench.systems.base import FloodingClient, System, WaitingClient, module_launch
 from bench.systems.ours import OurClient
+from bench.systems.ours_app import talking, talks
 from bench.wire import Messages, wire
 from bench.work import Stamp, Walk, Walked, WrongResults
 
@@ -144,20 +152,65 @@ def test_statements_are_counted_whatever_the_chunks(size: int) -> None:
     assert sum(counter.feed(said[start : start + size]) for start in range(0, len(said), size)) == 2
 
 
-def test_the_loop_sends_one_statement_a_turn_and_the_wire_counts_it(postgres_migrated: str) -> None:
+@pytest.mark.parametrize(("kind", "statements"), [(FusedLoop, 1), (AskLoop, 4)])
+def test_a_loop_sends_its_statements_and_the_wire_counts_them(
+    postgres_migrated: str, kind: type[BareLoop], statements: int
+) -> None:
+    """A turn is one statement; an ask is an append, a fetch, a commit and a read."""
     with wire(postgres_migrated) as counted:
-        loop = FusedLoop(counted.url, 3)
+        loop = kind(counted.url, 3)
         before = counted.statements
         assert len(loop.run(4)) == 4
-        assert counted.statements - before == 4
+        assert counted.statements - before == 4 * statements
         loop.close()
+
+
+def test_the_loop_writes_the_rows_of_asks(postgres_migrated: str) -> None:
+    """As many of each kind, and about as many bytes."""
+
+    async def ask() -> Sequence[Written]:
+        async with Worker(talking, postgres_migrated), Client(postgres_migrated) as client:
+            talk, found = client.conversation(talks, "talk"), []
+            for _ in range(2):
+                for _ in range(5):
+                    await talk.ask(UserMessage("question 10"), timeout=60)
+                found.append(written(postgres_migrated))
+            return found
+
+    loop = AskLoop(postgres_migrated, 1)
+    before = written(postgres_migrated)
+    loop.run(5)
+    loop.close()
+    bare = added(before, written(postgres_migrated))
+    own = added(*anyio.run(ask))
+    assert {name: rows for name, (rows, _) in bare.items()} == {name: rows for name, (rows, _) in own.items()}
+    assert 0.9 < sum(size for _, size in bare.values()) / sum(size for _, size in own.values()) < 1.1
+
+
+Written = dict[str, tuple[int, int]]
+"""Rows and bytes, by kind."""
+
+
+def written(url: str) -> Written:
+    with psycopg.connect(url, options="-c search_path=affinity") as connection:
+        found = connection.execute("""
+            SELECT kind, count(*), sum(octet_length(payload)) FROM journal_entries GROUP BY kind
+            UNION ALL SELECT event::json ->> 'type', count(*), sum(octet_length(event)) FROM history GROUP BY 1
+            UNION ALL SELECT 'wake', count(*), count(*) FROM journal_wakes
+            UNION ALL SELECT 'queued', count(*), 0 FROM worker_queue""")
+        return {name: (rows, int(size or 0)) for name, rows, size in found}
+
+
+def added(before: Written, after: Written) -> Written:
+    differences = {name: [a - b for a, b in zip(after[name], before.get(name, (0, 0)), strict=True)] for name in after}
+    return {name: (rows, size) for name, (rows, size) in differences.items() if rows}
 
 
 # --- systems and processes --------------------------------------------------------------------------------------------
 
 
 def test_our_client_has_every_capability() -> None:
-    def takes(client: OurClient) -> tuple[Client, WaitingClient, FloodingClient]:
+    def takes(client: OurClient) -> tuple[BenchClient, WaitingClient, FloodingClient]:
         return client, client, client
 
     assert takes.__annotations__

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, LiteralString
 
 import anyio
 import pytest
@@ -22,6 +22,8 @@ from affinity.provider.contract import (
     WorkFetch,
 )
 from affinity.provider.postgres import PostgresProvider
+from affinity.provider.postgres.driver.connections import Calls
+from affinity.provider.postgres.driver.wire import Params, Statement
 from affinity.worker.notifier import Notifier
 from tests.conversation.application import Chat, stage
 
@@ -171,6 +173,34 @@ async def test_the_hints_of_an_ask_go_with_its_commits(postgres_migrated: str, m
             assert (await on.talk().ask(UserMessage(text), timeout=0.9)).text == f"re: {text}"
         await anyio.sleep(0.3)
         assert sent == [{"w": Hint(only_own=True)}, ["c"]] * 2
+
+
+async def test_an_ask_is_an_append_a_fetch_a_commit_and_a_read(
+    postgres_migrated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six statements, with the hints behind the append and the commit."""
+    names = {"append_input(": "append", "AS waiting": "fetch", "commit_turn(": "commit", "is_inherited_input(": "read"}
+    sent: list[str] = []
+    run = Calls.run
+
+    async def note(
+        self: Calls, statement: LiteralString, params: Params | None = None, *, behind: Statement | None = None
+    ) -> Any:
+        for part, name in names.items():
+            if part in statement:
+                sent.extend([name] if behind is None else [name, "hint"])
+        return await run(self, statement, params, behind=behind)
+
+    monkeypatch.setattr(Calls, "run", note)
+    options = RuntimeOptions(worker_node_id="w", poll_interval=10.0)
+    async with stage(postgres_migrated, options=options) as on:
+        for text in ("one", "two"):
+            assert (await on.talk().ask(UserMessage(text), timeout=30)).text == f"re: {text}"
+        await anyio.sleep(0.3)  # until nothing is sent any more
+        sent.clear()
+        for text in ("three", "four"):
+            assert (await on.talk().ask(UserMessage(text), timeout=0.9)).text == f"re: {text}"
+    assert sent == ["append", "hint", "fetch", "commit", "hint", "read"] * 2
 
 
 async def test_steps_notify_no_reader(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
