@@ -19,11 +19,11 @@ from affinity.journal import JournalAppend, NewEntry
 from bench.asks import AskLoop
 from bench.measures import RATE, Metric, Report, over_rounds
 from bench.run import Bed, Run
-from bench.scenarios.turns import CPU
 from bench.systems.ours_app import Emit, talks
 from bench.work import Walk, WrongResults
 
 ASKS = Metric(name="asks/s")
+CPU = Metric(name="worker CPU, µs/ask", better="less")
 MEDIAN_ASK = Metric(name="median ask, ms", better="less", digits=2)
 TOKENS = Metric(name="median delivery of a token, ms", better="less", digits=2)
 ENTRIES = Metric(name="median delivery of an entry, ms", better="less", digits=2)
