@@ -18,6 +18,7 @@ from affinity_workflows import VERSION
 _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "ask": ("instances.ask", "Send an event, and print the reply to it."),
     "cancel": ("instances.cancel", "Ask an instance to end."),
+    "console": ("console.console", "Show everything in a browser."),
     "conversation": ("conversation.conversation", "Show, ask and answer conversations."),
     "delete": ("instances.delete", "Remove an instance and its history."),
     "demo": ("demo.demo", "Replay real conversations, kill a worker, verify the result."),

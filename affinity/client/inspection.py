@@ -272,12 +272,12 @@ class Inspection(ClientBase):
             raise unknown_instance(root)
         return tree_of(root, members, limit)
 
-    async def statistics(self, *, limit: int = MAX_COUNT) -> WorkStatistics:
+    async def statistics(self, *, limit: int = MAX_COUNT, every_instance: bool = True) -> WorkStatistics:
         """The number of instances of each status, the work in the queues, and the age of the oldest work.
 
         Args:
-            limit: where each count of the queues stops, from 1 to `limits.MAX_COUNT`. Instances are all counted, by
-                pages.
+            limit: where each count of the queues stops, from 1 to `limits.MAX_COUNT`.
+            every_instance: count all instances, by pages; False: only the first `limits.SCRAPE_COUNT`, by id.
 
         Raises:
             InvalidInput: a limit out of range.
@@ -286,11 +286,11 @@ class Inspection(ClientBase):
         queues = await retry(partial(self._provider.measure_queues, limit))
         page = await retry(partial(self._provider.count_instances, SCRAPE_COUNT))
         counts: Counter[InstanceStatus] = Counter(page.counts)
-        while page.after is not None:
+        while every_instance and page.after is not None:
             page = await retry(partial(self._provider.count_instances, SCRAPE_COUNT, after=page.after))
             counts.update(page.counts)
         instances = {status: counts[status] for status in get_args(InstanceStatus)}
-        return copied(WorkStatistics, queues, instances=instances)
+        return copied(WorkStatistics, queues, instances=instances, counted_all=page.after is None)
 
     async def list_page(
         self, *, after: str | None = None, limit: int = 100, **where: Unpack[InstanceConditions]
@@ -325,10 +325,23 @@ class Inspection(ClientBase):
         """All sessions that have a row, by id, with their present or last holder; read page by page."""
 
         async def read(after: str) -> tuple[Sequence[SessionInfo], str | None]:
-            rows = await retry(partial(self._provider.list_sessions, after=after or None, limit=MAX_PAGE))
+            rows = await self.sessions_page(after=after or None, limit=MAX_PAGE)
             return rows, None if len(rows) < MAX_PAGE else rows[-1].session_id
 
         return PageIterator(read, "")
+
+    async def sessions_page(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:
+        """Some sessions that have a row, by id; see `sessions`.
+
+        Args:
+            after: only ids behind this one, which is the last of the page before.
+            limit: sessions on the page, from 1 to `limits.MAX_PAGE`.
+
+        Raises:
+            InvalidInput: a limit out of range.
+        """
+        _check_limit(limit, MAX_PAGE)
+        return await retry(partial(self._provider.list_sessions, after=after, limit=limit))
 
     async def session_moves(
         self, *, after: int | None = None, before: int | None = None, limit: int = 100, **where: Unpack[MoveConditions]

@@ -136,6 +136,7 @@ class WorkStatistics:
     oldest_work_item: float | None  # seconds for which the one that waits longest could have been fetched
     oldest_message: float | None
     waiting_sessions: int  # that have work and no holder, among as many activities as the limit
+    counted_all: bool = True  # False: there are more instances than ``instances`` counts
 
 
 def instance_of(info: InstanceInfo) -> Instance:

@@ -1,0 +1,137 @@
+"""``affinity console``: the console, served by this process."""
+
+from __future__ import annotations
+
+import getpass
+import ipaddress
+import secrets
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from affinity.cli.shell import Shell, command
+from affinity.errors import InvalidOptions
+
+if TYPE_CHECKING:
+    from affinity.console.serving import Identify
+
+LOCAL: Final = ("127.0.0.1", "localhost", "::1")
+"""Names under which a console of this machine is asked."""
+
+STOP_SECONDS: Final = 1
+"""For which live pages may delay the end."""
+
+_ACTIONS: Final = ("answer", "cancel", "resume", "release", "move", "drain")
+
+
+@command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8321, show_default=True, help="0: any free one.")
+@click.option(
+    "--allow",
+    "actions",
+    multiple=True,
+    type=click.Choice(["all", *_ACTIONS]),
+    help="What users may do.",
+)
+@click.option("--hide-payloads", is_flag=True, help="Show no values of the application.")
+@click.option("--token-file", metavar="FILE", help="A token with which users log in, at /login?token=…")
+@click.option("--basic-auth-file", metavar="FILE", help="A line NAME:PASSWORD for each user.")
+@click.option("--trust-header", metavar="NAME", help="A header in which a proxy names the user.")
+@click.option("--trusted-proxy", "proxies", multiple=True, metavar="CIDR", help="From where that header counts.")
+@click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="A name under which it may be asked.")
+@click.option("--root-path", default="", metavar="PATH", help="The prefix that a proxy takes away, as in /ops.")
+@click.option("--origin", "origins", multiple=True, metavar="URL", help="Of its pages, if a proxy changes Host.")
+def console(shell: Shell, **options: Any) -> None:
+    """Show workers, sessions, instances and conversations in a browser, as they are and as they change.
+
+    It prints an address with a token that works once, on this machine. It only reads, unless --allow names what else
+    users may do. To listen on another --host it needs one of --token-file, --basic-auth-file (both files readable by
+    their owner only), or --trust-header with --trusted-proxy; and --allow-host, the name in the address. It needs an
+    extra: pip install 'affinity-workflows[console]'.
+
+    Examples:
+      affinity console --url postgresql://db/app
+      affinity console --allow answer --allow resume
+      affinity console --host 0.0.0.0 --allow-host ops.example --basic-auth-file users --hide-payloads
+    """
+    try:
+        import uvicorn
+
+        from affinity.console import serving
+    except ModuleNotFoundError as error:
+        raise InvalidOptions(f"{error}: pip install 'affinity-workflows[console]'") from None
+    hosts = [*options["hosts"], *(LOCAL if _is_local(options["host"]) else ())]
+    if not hosts:
+        raise click.UsageError("--host: give --allow-host too, the name in the address that users type")
+    token = secrets.token_urlsafe(32)
+    gate = serving.Gate(_application(shell, options), _login(options, token), hosts)
+    config = uvicorn.Config(
+        gate,
+        options["host"],
+        options["port"],
+        root_path=options["root_path"].rstrip("/"),
+        log_level="warning",
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=STOP_SECONDS,
+    )
+    socket = config.bind_socket()
+    name, port = (options["host"] if _is_local(options["host"]) else hosts[0]), socket.getsockname()[1]
+    address = f"http://{f'[{name}]' if ':' in name else name}:{port}"
+    path = f"/login?token={token}" if _is_default(options) else "/"
+    shell.show({"url": address + path, "port": port}, lambda: click.echo(address + path))
+    uvicorn.Server(config).run([socket])
+
+
+def _application(shell: Shell, options: dict[str, Any]) -> Any:
+    from affinity.console import ALL, READ, Access, create, hide_payloads
+    from affinity.console.payloads import show_all
+    from affinity.console.serving import USER
+
+    actions = ALL if "all" in options["actions"] else READ | set(options["actions"])
+    return create(
+        shell.url,
+        access=lambda request: Access(actions, request.scope[USER]),
+        redact=hide_payloads if options["hide_payloads"] else show_all,
+        origins=options["origins"],
+    )
+
+
+def _login(options: dict[str, Any], token: str) -> Identify:
+    """How users log in.
+
+    Raises:
+        click.UsageError: options contradict each other, or the address needs one of them.
+        InvalidOptions: a file or a network is wrong.
+    """
+    from affinity.console import serving
+
+    token_file, passwords, header, proxies = (
+        options[name] for name in ("token_file", "basic_auth_file", "trust_header", "proxies")
+    )
+    if sum(map(bool, (token_file, passwords, header))) > 1:
+        raise click.UsageError("give one of --token-file, --basic-auth-file and --trust-header")
+    if bool(header) != bool(proxies):
+        raise click.UsageError("--trust-header and --trusted-proxy need each other")
+    if token_file:
+        return serving.TokenLogin(serving.token_of_file(token_file), "token", once=False)
+    if passwords:
+        return serving.BasicLogin(serving.passwords_of_file(passwords))
+    if header:
+        return serving.ProxyLogin(header, proxies)
+    if not _is_local(options["host"]):
+        wanted = "--token-file, --basic-auth-file, or --trust-header with --trusted-proxy"
+        raise click.UsageError(f"--host {options['host']} is reached by others: give {wanted}")
+    return serving.TokenLogin(token, getpass.getuser(), once=True)
+
+
+def _is_default(options: dict[str, Any]) -> bool:
+    return not (options["token_file"] or options["basic_auth_file"] or options["trust_header"])
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,34 @@
+"""Web pages that show what workers, sessions, instances and conversations do: the extra ``console``.
+
+`create` gives an ASGI application to mount in another one, behind its login; ``affinity console`` serves it alone.
+
+============  ==============================================================================================
+access        who may read, and who may act
+app           the application: pages, actions, downloads, live updates
+requests      what a request must have: origin, token, a user; headers of answers
+pages         what each page reads, by subject
+payloads      values of the application: redacted, pretty, cut
+rendering     templates, in which all stored text is hostile
+strip         the bars of a session's life
+recent        one read for all browsers that look at the same page
+serving       the command: addresses, logins
+============  ==============================================================================================
+"""
+
+from affinity.console.access import ALL, NONE, READ, Access, AccessFunction, Action, read_only
+from affinity.console.app import Console, create
+from affinity.console.payloads import Redact, hide_payloads
+
+__all__ = [
+    "ALL",
+    "NONE",
+    "READ",
+    "Access",
+    "AccessFunction",
+    "Action",
+    "Console",
+    "Redact",
+    "create",
+    "hide_payloads",
+    "read_only",
+]

@@ -1,0 +1,241 @@
+"""The console as an ASGI application: pages, downloads, forms, live updates."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Collection
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final, TypeAlias
+
+import anyio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from affinity import errors
+from affinity.async_block import ClosedBlock
+from affinity.client import Client
+from affinity.console.access import Access, AccessFunction, read_only
+from affinity.console.actions import do
+from affinity.console.pages import PAGES, Page
+from affinity.console.payloads import Payloads, Redact, show_all
+from affinity.console.recent import SECONDS, Recent
+from affinity.console.rendering import render, static_file, static_version
+from affinity.console.requests import COOKIE, HEADERS, Refused, new_secret, read_form, token_of
+
+LIVE_SILENCE: Final = 15.0
+"""Seconds after which a live update without a change says that it is alive."""
+
+_Read: TypeAlias = tuple[dict[str, Any], Payloads]
+
+_STATUS: Final = {
+    errors.InvalidInput: 400,
+    errors.UnknownInstance: 404,
+    errors.UnknownConversation: 404,
+    errors.UnknownEntry: 404,
+    errors.UnknownWorker: 404,
+    errors.SessionNotFound: 404,
+    errors.ClientError: 409,
+    errors.ProviderError: 503,
+}
+"""Of the errors of a client: the first class that fits decides."""
+
+
+def create(
+    database: str | Client,
+    *,
+    access: AccessFunction = read_only,
+    redact: Redact = show_all,
+    origins: Collection[str] = (),
+) -> Console:
+    """The console as an ASGI application, to mount in another one behind its login.
+
+    ::
+
+        console = affinity.console.create(url, access=lambda request: Access(ALL, request.user.name))
+        app = Starlette(routes=[Mount("/ops", app=console)], lifespan=lambda app: console)
+
+    Args:
+        database: a URL, opened with the first request; or an open client, which stays the caller's.
+        access: what the user of a request may do, at each request; may be async. By default all may read.
+        redact: is given each value of the application before it is shown; see `affinity.console.Redact`.
+        origins: of pages whose forms are taken, as a browser names them, if a proxy changes the header Host:
+            ``["https://ops.example"]``.
+    """
+    return Console(database, access, redact, origins)
+
+
+class Console(ClosedBlock):
+    """An ASGI application; see `create`. It is closed by `aclose`, at the end of an ``async with``, or of its own
+    lifespan where it is served alone.
+    """
+
+    def __init__(
+        self, database: str | Client, access: AccessFunction, redact: Redact, origins: Collection[str]
+    ) -> None:
+        self._database, self._access, self._redact, self._origins = database, access, redact, origins
+        self._opening = asyncio.Lock()
+        self._client: Client | None = None if isinstance(database, str) else database
+        self._recent = Recent[_Read]()
+        routes = [Route(page.path, partial(self._page, page=page)) for page in PAGES.values()]
+        app = Starlette(
+            routes=[
+                *routes,
+                Route("/download", self._download),
+                Route("/do/{action}", self._do, methods=["POST"]),
+                Route("/static/{name}", self._static),
+            ],
+            exception_handlers={errors.AffinityError: self._error, 404: self._error, 405: self._error},
+        )
+        self._app = _Headers(app)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.aclose()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def aclose(self) -> None:
+        """Close the client that the console has opened."""
+        client, self._client = self._client, None
+        if client is not None and client is not self._database:
+            await client.__aexit__(None, None, None)
+
+    async def _open(self) -> Client:
+        async with self._opening:
+            if self._client is None:
+                assert isinstance(self._database, str)
+                self._client = await Client(self._database).__aenter__()
+            return self._client
+
+    # -- requests
+
+    async def _allowed(self, request: Request) -> Access:
+        """The access of the user, who may read at least.
+
+        Raises:
+            Refused: the user may not.
+        """
+        found = self._access(request)
+        access = found if isinstance(found, Access) else await found
+        if not access.may("read"):
+            raise Refused(403, "you may not see this")
+        return access
+
+    async def _read(self, page: Page, query: dict[str, str]) -> _Read:
+        return await self._recent.get((page.path, *sorted(query.items())), partial(self._load, page, query))
+
+    async def _load(self, page: Page, query: dict[str, str]) -> _Read:
+        payloads = Payloads(self._redact)
+        return await page.load(await self._open(), query, payloads), payloads
+
+    async def _page(self, request: Request, page: Page) -> Response:
+        access = await self._allowed(request)
+        if request.headers.get("accept") == "text/event-stream":
+            headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+            return StreamingResponse(self._live(request, page), media_type="text/event-stream", headers=headers)
+        secret = request.cookies.get(COOKIE) or new_secret()
+        html = await self._render(request, page, access, secret)
+        response = HTMLResponse(html, headers={"cache-control": "no-store", "vary": "accept"})
+        if COOKIE not in request.cookies:
+            path, secure = request.scope.get("root_path") or "/", request.url.scheme == "https"
+            response.set_cookie(COOKIE, secret, path=path, httponly=True, samesite="lax", secure=secure)
+        return response
+
+    async def _render(self, request: Request, page: Page, access: Access, secret: str) -> str:
+        query = dict(request.query_params)
+        values, _ = await self._read(page, query)
+        frame = {**_frame(request), "page": page, "query_values": query, "access": access, "token": token_of(secret)}
+        return render(page.template, {"data": values, **frame})
+
+    async def _live(self, request: Request, page: Page) -> AsyncIterator[str]:
+        """The page, each time that it is another one."""
+        seen, silent = request.headers.get("last-event-id"), 0.0
+        while not await request.is_disconnected():
+            try:
+                access = await self._allowed(request)
+                html = await self._render(request, page, access, request.cookies.get(COOKIE, ""))
+            except errors.AffinityError as error:
+                if not isinstance(error, errors.ProviderError):
+                    yield "event: gone\ndata:\n\n"  # the browser loads the page, which says why
+                    return
+                html = None
+            tag = seen if html is None else hashlib.sha256(html.encode()).hexdigest()[:16]
+            if html is not None and tag != seen:
+                seen, silent = tag, 0.0
+                lines = "".join([f"data: {line}\n" for line in html.splitlines()])
+                yield f"id: {tag}\n{lines}\n"
+            elif silent >= LIVE_SILENCE:
+                silent = 0.0
+                yield ": alive\n\n"
+            silent += SECONDS
+            await anyio.sleep(SECONDS)
+
+    async def _download(self, request: Request) -> Response:
+        """A whole value of a page, as a file."""
+        await self._allowed(request)
+        query = dict(request.query_params)
+        page, part = PAGES.get(query.pop("page", "")), query.pop("part", "")
+        if page is None:
+            raise Refused(404, "there is no such page")
+        _, payloads = await self._read(page, query)
+        headers = {"content-disposition": 'attachment; filename="value.json"', "cache-control": "no-store"}
+        return Response(payloads.whole(part).encode("utf-8", "replace"), media_type="text/plain", headers=headers)
+
+    async def _do(self, request: Request) -> Response:
+        """Do what a form asks for, and show the page that it came from."""
+        access = await self._allowed(request)
+        form = await read_form(request, self._origins)
+        await do(await self._open(), request.path_params["action"], form, access)
+        self._recent.clear()
+        path, _, query = form.get("back", "/").partition("?")
+        target = path if path in PAGES else "/"
+        return RedirectResponse(request.scope.get("root_path", "") + target + (query and f"?{query}"), 303)
+
+    async def _static(self, request: Request) -> Response:
+        found = static_file(request.path_params["name"])
+        if found is None:
+            raise Refused(404, "there is no such file")
+        content, kind = found
+        return Response(content, media_type=kind, headers={"cache-control": "public, max-age=31536000, immutable"})
+
+    async def _error(self, request: Request, error: Exception) -> Response:
+        """What was wrong, as a page."""
+        status = getattr(error, "status", None) or getattr(error, "status_code", None)
+        status = status or next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
+        message = str(error) if isinstance(error, errors.AffinityError) else HTTPStatus(status).phrase
+        html = render("error.html", {**_frame(request), "status": status, "message": message})
+        return HTMLResponse(html, status, headers={"cache-control": "no-store"})
+
+
+def _frame(request: Request) -> dict[str, Any]:
+    """What each page has around its own."""
+    return {"base": request.scope.get("root_path", ""), "version": static_version()}
+
+
+class _Headers:
+    """Adds `HEADERS` to each answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                more = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] = [*message["headers"], *more]
+            await send(message)
+
+        await self._app(scope, receive, with_headers)

@@ -1,0 +1,23 @@
+"""What each page reads. A page is a function of the client, the query of the URL, and the values that it shows."""
+
+from affinity.console.pages import conversations, instances, overview, sessions
+from affinity.console.pages.base import Page
+
+PAGES = {
+    page.path: page
+    for page in (
+        Page("/", "Overview", "overview.html", overview.overview),
+        Page("/workers", "Workers", "workers.html", overview.workers),
+        Page("/sessions", "Sessions", "sessions.html", sessions.sessions),
+        Page("/session", "Session", "session.html", sessions.session),
+        Page("/instances", "Instances", "instances.html", instances.instances),
+        Page("/instance", "Instance", "instance.html", instances.instance),
+        Page("/conversations", "Conversations", "conversations.html", conversations.conversations),
+        Page("/conversation", "Conversation", "conversation.html", conversations.conversation),
+        Page("/approvals", "Approvals", "approvals.html", conversations.approvals),
+        Page("/approval", "Approval", "approval.html", conversations.approval),
+    )
+}
+"""By path below the console's prefix."""
+
+__all__ = ["PAGES", "Page"]

@@ -1,0 +1,57 @@
+"""The parts that all pages share."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeAlias
+
+from affinity.client import Client
+from affinity.console.payloads import Payloads
+from affinity.errors import InvalidInput
+from affinity.records import frozen
+
+ROWS: Final = 50
+"""Rows on a page of a list."""
+
+Query: TypeAlias = Mapping[str, str]
+Load: TypeAlias = Callable[[Client, Query, Payloads], Awaitable[dict[str, Any]]]
+
+
+@frozen()
+class Page:
+    """One page of the console."""
+
+    path: str
+    title: str
+    template: str
+    load: Load
+
+
+def required(query: Query, name: str) -> str:
+    """A value of the URL.
+
+    Raises:
+        InvalidInput: it is missing.
+    """
+    if not query.get(name):
+        raise InvalidInput(f"the address has no {name!r}")
+    return query[name]
+
+
+def number(query: Query, name: str) -> int | None:
+    """A number of the URL; None: it is missing.
+
+    Raises:
+        InvalidInput: it is none.
+    """
+    text = query.get(name)
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 19):  # noqa: PLR2004 -- digits of 64 bits
+        raise InvalidInput(f"{name} is no number")
+    return int(text)
+
+
+def given(query: Query, *names: str) -> dict[str, str]:
+    """The values of these names that the URL has."""
+    return {name: query[name] for name in names if query.get(name)}

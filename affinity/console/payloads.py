@@ -1,0 +1,81 @@
+"""Values of the application on pages: redacted first, then as indented JSON, cut, with a download of the whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+from affinity.errors import UnknownEntry
+from affinity.records import frozen
+
+MAX_SHOWN: Final = 64 * 1024
+"""Characters of one value on a page."""
+
+MAX_PAGE_SHOWN: Final = 256 * 1024
+"""Characters of all values of one page; those behind are cut at `MIN_SHOWN`."""
+
+MIN_SHOWN: Final = 200
+
+Redact: TypeAlias = Callable[[str, str, Any], Any]
+"""Called with the kind of a value ("output", "custom_status", "event", "entry", "request", "stream", "state", "error",
+"sentence"), the name that it belongs to (of the orchestration or event; the kind of the entry, request or session), and
+the value as plain JSON; returns what is shown in its place.
+"""
+
+HIDDEN: Final = "(hidden)"
+
+
+def show_all(kind: str, name: str, value: Any) -> Any:
+    """The value as it is."""
+    return value
+
+
+def hide_payloads(kind: str, name: str, value: Any) -> Any:
+    """No value: of a sentence, which may name an error, its code; else that there is one."""
+    return f"({name})" if kind == "sentence" else HIDDEN
+
+
+@frozen()
+class Payload:
+    """A value on a page."""
+
+    part: str  # its name in the download of the page
+    text: str
+    cut: bool  # ``text`` is only the beginning
+
+
+class Payloads:
+    """The values of one page."""
+
+    def __init__(self, redact: Redact) -> None:
+        self._redact = redact
+        self._left = MAX_PAGE_SHOWN
+        self._parts: dict[str, Any] = {}
+
+    def text(self, kind: str, name: str, value: str) -> str:
+        """A short text that may hold data, such as the message of an error."""
+        return str(self._redact(kind, name, value))
+
+    def show(self, part: str, kind: str, name: str, value: Any) -> Payload:
+        """The value for the page; ``part`` names it among the values of the page."""
+        self._parts[part] = value = self._redact(kind, name, value)
+        text = pretty(value)
+        most = max(MIN_SHOWN, min(MAX_SHOWN, self._left))
+        self._left -= min(most, len(text))
+        return Payload(part, text[:most], len(text) > most)
+
+    def whole(self, part: str) -> str:
+        """The value without a cut, as JSON.
+
+        Raises:
+            UnknownEntry: the page has no value of this name.
+        """
+        if part not in self._parts:
+            raise UnknownEntry(part, "the page has no such value any more")
+        return pretty(self._parts[part])
+
+
+def pretty(value: Any) -> str:
+    """Indented JSON; a text as it is. Numbers are exact."""
+    return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, default=str)

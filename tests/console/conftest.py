@@ -1,0 +1,68 @@
+"""A database with something of each kind in it, and a browser without a screen: a client that reads HTML."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TypeAlias
+
+import httpx2 as httpx
+import pytest
+
+from affinity import Client, RuntimeOptions, Worker
+from affinity.console import ALL, Access, create
+from affinity.conversation import UserMessage
+from affinity.errors import OrchestrationFailed
+from tests.support.console_app import app, chats, shows, spoils, stays
+from tests.support.waiting import until
+
+Open: TypeAlias = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
+
+TEXT = "plain"
+
+
+async def fill(client: Client, text: str, prefix: str = "") -> None:
+    """Make one of each kind, with this text in each field that code of an application gives."""
+    session = f"{prefix}s"
+    await (await client.start(shows, text, instance_id=f"{prefix}shown", session_id=session)).wait(20)
+    with pytest.raises(OrchestrationFailed):
+        await (await client.start(spoils, text, instance_id=f"{prefix}spoilt")).wait(20)
+    await client.start(stays, text, instance_id=f"{prefix}stays")
+    await client.start("unknown to all", text[:100], instance_id=f"{prefix}suspended")
+    talk = client.conversation(chats, f"{prefix}talk")
+    line = " ".join(text[:100].split())
+    about = {"title": line, "owner": line, "labels": {"team": line}}
+    await talk.ask(UserMessage(text), timeout=20, **about)  # type: ignore[arg-type]
+
+    async def is_suspended() -> bool:
+        return (await client.status(f"{prefix}suspended")).status == "suspended"
+
+    async def waits() -> bool:
+        found = await client.explain(f"{prefix}stays")
+        return found is not None and found.code == "event"
+
+    await until(is_suspended)
+    await until(waits)
+
+
+@pytest.fixture
+async def client(any_url: str) -> AsyncIterator[Client]:
+    """Of a database with a worker."""
+    options = RuntimeOptions(poll_interval=0.1, worker_node_id="one", unregistered_timeout=0.2, drain_timeout=0.1)
+    async with Worker(app, any_url, options), Client(any_url) as client:
+        yield client
+
+
+@pytest.fixture
+def open_console(client: Client) -> Open:
+    """Opens a console over the client, with these arguments of `create`; by default all may do all."""
+
+    @asynccontextmanager
+    async def opened(**options: object) -> AsyncIterator[httpx.AsyncClient]:
+        chosen: dict[str, object] = {"access": lambda request: Access(ALL, "ann"), **options}
+        console = create(client, **chosen)  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(app=console)
+        async with httpx.AsyncClient(transport=transport, base_url="http://console.test") as http:
+            yield http
+
+    return opened

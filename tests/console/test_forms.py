@@ -1,0 +1,181 @@
+"""Who may do what, and which forms are taken."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from starlette.requests import Request
+
+from affinity import Client
+from affinity.console import ALL, NONE, READ, Access
+from affinity.console.actions import VERBS
+from affinity.console.pages import PAGES
+from affinity.conversation import AgentMessage
+from tests.console.conftest import Open, fill
+from tests.support.console_app import chats
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+ORIGIN = {"origin": "http://console.test"}
+
+
+async def token(http: httpx.AsyncClient, address: str = "/approvals") -> str:
+    """The token of the forms of a browser, which has the cookie from now on."""
+    found = re.search(r'name="token" value="([0-9a-f]+)"', (await http.get(address)).text)
+    assert found is not None
+    return found[1]
+
+
+async def answer_form(client: Client, http: httpx.AsyncClient, **fields: str) -> dict[str, str]:
+    request = (await client.requests_page()).items[0]
+    form = {"conversation": request.conversation_id, "request": request.request_id, "answer": "allow"}
+    return {"token": await token(http), **form, **fields}
+
+
+async def test_a_request_is_allowed_in_the_browser(
+    client: Client, open_console: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "affinity.console")
+    await fill(client, "plain")
+    async with open_console() as http:
+        form = await answer_form(client, http, reason="all right", back="/approvals?owner=plain")
+        done = await http.post("/do/answer", data=form, headers=ORIGIN)
+        assert (done.status_code, done.headers["location"]) == (303, "/approvals?owner=plain")
+        assert "Nothing waits" in (await http.get("/approvals")).text
+        again = await http.post("/do/answer", data=form, headers=ORIGIN)
+        assert again.status_code == 409
+        assert "is not answered" in again.text or "does not wait" in again.text or "not pending" in again.text
+    talk = client.conversation(chats, "talk")
+
+    async def said() -> bool:
+        last = await talk.history(kinds=[AgentMessage], last=1)
+        return isinstance(last[0].event, AgentMessage) and last[0].event.text == "allowed: True, all right"
+
+    await until(said)
+    assert "'ann': answer 'talk'" in caplog.text
+    assert "was refused" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields", "status"),
+    [
+        ({}, {}, 403),
+        ({"origin": "null"}, {}, 403),
+        ({"origin": "http://evil.test"}, {}, 403),
+        ({"origin": "http://console.test.evil.test"}, {}, 403),
+        (ORIGIN, {"token": ""}, 403),
+        (ORIGIN, {"token": "0" * 64}, 403),
+        (ORIGIN, {"answer": "perhaps"}, 400),
+        (ORIGIN, {"conversation": ""}, 400),
+        (ORIGIN, {"conversation": "nobody"}, 404),
+        (ORIGIN, {"reason": "x" * 2_000_000}, 413),
+    ],
+)
+async def test_forms_that_are_refused(
+    client: Client, open_console: Open, headers: dict[str, str], fields: dict[str, str], status: int
+) -> None:
+    """Nothing is answered: without the origin, or the token of the browser, or with wrong fields."""
+    await fill(client, "plain")
+    async with open_console() as http:
+        form = await answer_form(client, http, **fields)
+        assert (await http.post("/do/answer", data=form, headers=headers)).status_code == status
+        http.cookies.clear()
+        assert (await http.post("/do/answer", data=form, headers=ORIGIN)).status_code in {403, 413}
+    assert len((await client.requests_page()).items) == 1
+
+
+@pytest.mark.parametrize("back", ["https://evil.test/", "//evil.test", "/nowhere", "\\evil", "/\r\nx: y"])
+async def test_a_form_leads_to_a_page_of_the_console(client: Client, open_console: Open, back: str) -> None:
+    await fill(client, "plain")
+    async with open_console() as http:
+        form = await answer_form(client, http, back=back)
+        done = await http.post("/do/answer", data=form, headers=ORIGIN)
+        assert (done.status_code, done.headers["location"]) == (303, "/")
+
+
+async def test_an_origin_behind_a_proxy(client: Client, open_console: Open) -> None:
+    await fill(client, "plain")
+    async with open_console(origins=["https://ops.example"]) as http:
+        form = await answer_form(client, http)
+        done = await http.post("/do/answer", data=form, headers={"origin": "https://ops.example"})
+        assert done.status_code == 303
+
+
+async def test_without_access_there_is_nothing(client: Client, open_console: Open) -> None:
+    async with open_console(access=lambda request: Access(NONE)) as http:
+        for path in [*PAGES, "/download?page=/&part=x"]:
+            assert (await http.get(path)).status_code == 403
+        for name in VERBS:
+            assert (await http.post(f"/do/{name}", headers=ORIGIN)).status_code == 403
+
+
+async def test_readers_only_read(client: Client, open_console: Open) -> None:
+    """At the endpoints, and no page has a form for them; this is the default."""
+    await fill(client, "plain")
+    chosen: dict[str, Any]
+    for chosen in ({"access": lambda request: Access(READ)}, {}):
+        async with open_console(**chosen) as writer:
+            pass
+    for access in (READ, frozenset({"answer"}) | READ, frozenset({"answer"})):
+        async with open_console() as writer, open_console(access=lambda request, a=access: Access(a)) as http:
+            key = await token(writer)
+            http.cookies = writer.cookies
+            form = await answer_form(client, writer) | {"token": key}
+            targets = {verb.target: "stays" for verb in VERBS.values()} | {"confirm": "stays", "to": "one"}
+            for name, verb in VERBS.items():
+                if verb.needs in access and "read" in access:
+                    continue
+                done = await http.post(f"/do/{name}", data=form | targets, headers=ORIGIN)
+                assert done.status_code == 403, name
+            if "read" in access:
+                for path in ("/workers", "/instance?id=stays", "/session?id=s"):
+                    assert '<form method="post"' not in (await http.get(path)).text
+                page = (await http.get("/approvals")).text
+                assert ('action="/do/answer"' in page) is ("answer" in access)
+    assert len((await client.requests_page()).items) == 1
+    assert (await client.status("stays")).status == "running"
+
+
+async def test_access_of_each_request(client: Client, open_console: Open) -> None:
+    """It may be async, and sees the request."""
+
+    async def access(request: Request) -> Access:
+        return Access(ALL if request.headers.get("x-user") == "ann" else NONE, "ann")
+
+    async with open_console(access=access) as http:
+        assert (await http.get("/")).status_code == 403
+        page = await http.get("/", headers={"x-user": "ann"})
+        assert page.status_code == 200
+        assert '<p class="user">ann' in page.text
+
+
+async def test_other_actions(client: Client, open_console: Open) -> None:
+    """Each verb does what it says; the ones that hurt want the name once more."""
+    await fill(client, "plain")
+    async with open_console() as http:
+        key = await token(http)
+
+        async def do(action: str, **fields: str) -> int:
+            return (await http.post(f"/do/{action}", data={"token": key, **fields}, headers=ORIGIN)).status_code
+
+        assert await do("boil", worker="one") == 404
+        assert await do("resume", instance="stays") == 409
+        assert await do("resume", instance="suspended") == 303
+        assert await do("move", session="s", to="nowhere") == 409
+        assert await do("move", session="s", to="one") == 303
+        assert await do("release", session="s") == 303
+        assert await do("release", session="s") == 409
+        assert await do("drain", worker="one", confirm="two") == 400
+        assert not (await client.workers())[0].drain_wanted
+        assert await do("drain", worker="one", confirm="one") == 303
+        assert (await client.workers())[0].drain_wanted
+        assert await do("end-drain", worker="one") == 303
+        assert not (await client.workers())[0].drain_wanted
+        assert await do("cancel", instance="stays") == 400
+        assert await do("cancel", instance="stays", confirm="stays", reason="enough") == 303
+        assert (await client.wait_finished("stays", 20)).status == "cancelled"

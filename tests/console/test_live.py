@@ -1,0 +1,125 @@
+"""Pages that renew themselves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+import anyio
+import httpx2 as httpx
+import pytest
+import uvicorn
+
+from affinity import Client
+from affinity.client.inspection import Inspection
+from affinity.console import ALL, NONE, Access, create
+from tests.console.conftest import fill
+from tests.support.console_app import chats
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+LIVE = {"accept": "text/event-stream"}
+
+
+class Events:
+    """The events of a stream as they come."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._lines: AsyncIterator[str] = response.aiter_lines()
+
+    async def next(self) -> dict[str, str]:
+        """The next event; lines of data are joined."""
+        fields: dict[str, str] = {}
+        with anyio.fail_after(20):
+            async for line in self._lines:
+                if not line and fields:
+                    return fields
+                name, _, value = line.partition(": ")
+                fields[name] = f"{fields[name]}\n{value}" if name in fields else value
+        raise AssertionError("the stream has ended")
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to the tests."""
+        yield
+
+
+@pytest.fixture
+async def http(client: Client) -> AsyncIterator[tuple[httpx.AsyncClient, dict[str, Access]]]:
+    """A client of a served console, and the access that its users have."""
+    users = {"ann": Access(ALL, "ann")}
+    config = uvicorn.Config(
+        create(client, access=lambda request: users["ann"]), port=0, log_level="warning", timeout_graceful_shutdown=1
+    )
+    server = _Server(config)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.serve)
+
+        async def started() -> bool:
+            return server.started
+
+        await until(started)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as opened:
+            yield opened, users
+        server.should_exit = True
+
+
+async def test_a_page_comes_again_when_it_has_changed(
+    client: Client, http: tuple[httpx.AsyncClient, dict[str, Access]]
+) -> None:
+    """And not before: a stream that resumes at what it has shows nothing twice."""
+    await fill(client, "plain")
+    browser, users = http
+    await browser.get("/approvals")
+    async with browser.stream("GET", "/approvals", headers=LIVE) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        events = Events(response)
+        first = await events.next()
+        assert "agent.tool_confirmation" in first["data"]
+        request = (await client.requests_page()).items[0]
+        async with browser.stream("GET", "/approvals", headers={**LIVE, "last-event-id": first["id"]}) as resumed:
+            talk = client.conversation(chats, request.conversation_id)
+            await talk.answer(request.request_id, allowed=False)
+            for stream in (events, Events(resumed)):
+                second = await stream.next()
+                assert "Nothing waits for an answer" in second["data"]
+                assert second["id"] != first["id"]
+        users["ann"] = Access(NONE)
+        assert "gone" in (await events.next()).values()
+
+
+async def test_many_live_pages_read_once_a_second(
+    client: Client, http: tuple[httpx.AsyncClient, dict[str, Access]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[float] = []
+    plain = Inspection.list_page
+
+    async def counted(self: Inspection, **where: object) -> object:
+        reads.append(anyio.current_time())
+        return await plain(self, **where)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Inspection, "list_page", counted)
+    browser, _ = http
+
+    async def look() -> None:
+        async with browser.stream("GET", "/instances", headers=LIVE) as response:
+            events = Events(response)  # kept: without it the response is closed
+            await events.next()
+            await done.wait()
+
+    done = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(8):
+            tasks.start_soon(look)
+
+        async def read_thrice() -> bool:
+            return len(reads) >= 3
+
+        await until(read_thrice)
+        done.set()
+    assert all(later - earlier >= 0.99 for earlier, later in pairwise(reads))

@@ -1,0 +1,227 @@
+"""The pages: what they show, that all stored text is hostile, that they work under a prefix and read once for all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from urllib.parse import urljoin, urlsplit
+
+import httpx2 as httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from affinity import Client
+from affinity.client.inspection import Inspection
+from affinity.console import ALL, Access, create, hide_payloads
+from affinity.console.pages import PAGES
+from affinity.console.payloads import MAX_SHOWN
+from tests.console.conftest import Open, fill
+
+pytestmark = pytest.mark.anyio
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "\"><img src=x onerror=alert(1)>'",
+    "javascript:alert(1)//</pre></main>",
+    "{{ 7 * 7 }}{% raw %}&lt;b&gt;",
+    "\u202egnp.exe\u2066\u200b\ufeff",
+    "https://evil.test/?a=b&c=d#e\n\tdata: x\n\nevent: gone",
+    "x" * 700_000,
+]
+"""Texts that a model, or somebody who talks to it, may write."""
+
+
+class Tags(HTMLParser):
+    """The tags of a page, with their attributes."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def links(self, *names: str) -> Iterator[str]:
+        """Where the page leads, and what it loads: the values of these attributes."""
+        for _, attributes in self.tags:
+            for name in names:
+                if attributes.get(name):
+                    yield attributes[name] or ""
+
+
+async def crawl(http: httpx.AsyncClient, start: str) -> dict[str, httpx.Response]:
+    """All that can be reached by links, but for forms and downloads."""
+    found: dict[str, httpx.Response] = {}
+    left = [start]
+    while left:
+        address = left.pop()
+        if address in found or "#" in address:
+            continue
+        found[address] = answer = await http.get(address)
+        assert answer.status_code == 200, f"{address}: {answer.status_code} {answer.text[:500]}"
+        if answer.headers["content-type"].startswith("text/html"):
+            left += [urljoin(address, link) for link in Tags(answer.text).links("href", "src")]
+    return found
+
+
+async def test_all_pages_can_be_reached_and_say_what_they_are_about(client: Client, open_console: Open) -> None:
+    await fill(client, "plain")
+    async with open_console() as http:
+        found = await crawl(http, "/")
+        assert {urlsplit(address).path for address in found} >= {*PAGES}
+        instance = found["/instance?id=stays"].text
+        assert "&#39;stays&#39; waits for the event &#39;go&#39;" in instance
+        assert "start a worker that registers it" in found["/instance?id=suspended"].text
+        assert "ValueError: plain" in found["/instances"].text
+        assert str(2**63 + 1) in found["/instance?id=shown"].text
+        session = found["/session?id=s"].text
+        assert "session &#39;s&#39; is held by worker &#39;one&#39;" in session
+        assert len(re.findall(r"<rect class=\"w\d\" x=\"[\d.]+\" y=\"4\" width=\"[\d.]+\"", session)) == 1
+        assert "1 requests wait for an answer" in found["/"].text
+        assert "1 suspended instances" in found["/"].text
+        assert "plain" in found["/approvals"].text
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+async def test_stored_text_is_only_text(client: Client, open_console: Open, text: str) -> None:
+    """In all fields of all pages: no tag, no attribute, no character that changes the direction of text; and a page
+    stays small.
+    """
+    id_text = re.sub(r"[\x00-\x1f]", "", text)[:60]
+    await fill(client, text, prefix=id_text)
+    async with open_console() as http:
+        found = await crawl(http, "/")
+        assert len(found) > len(PAGES)
+        for address, answer in found.items():
+            if "/static/" in address or "/download?" in address:
+                continue
+            assert len(answer.content) < 1_000_000
+            shown = re.sub(r'<input [^>]*value="[^"]*"', "", answer.text)  # which is sent back as it is
+            assert not [c for c in shown if not (c.isprintable() or c in "\n\t")], address
+            page = Tags(answer.text)
+            assert [a.get("src", "")[:15] for tag, a in page.tags if tag == "script"] == ["/static/console"]  # type: ignore[index]
+            assert {tag for tag, _ in page.tags}.isdisjoint({"img", "style", "iframe", "b"})
+            for _, attributes in page.tags:
+                assert not [name for name in attributes if name.startswith("on") or name == "style"]
+            assert all(
+                urlsplit(link).scheme == urlsplit(link).netloc == "" for link in page.links("href", "src", "action")
+            ), address
+
+
+async def test_what_an_answer_allows_the_browser(client: Client, open_console: Open) -> None:
+    async with open_console() as http:
+        for path in ("/", "/static/console.js", "/nowhere", "/instance?id=nobody", "/instance"):
+            headers = (await http.get(path)).headers
+            policy = headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert "frame-ancestors 'none'" in policy
+            assert headers["x-content-type-options"] == "nosniff"
+        assert (await http.get("/")).headers["cache-control"] == "no-store"
+        sizes = [len((await http.get(path)).content) for path in ("/", "/static/console.js", "/static/console.css")]
+        assert sum(sizes) < 100_000
+
+
+@pytest.mark.parametrize(
+    ("address", "status"),
+    [
+        ("/instance?id=nobody", 404),
+        ("/session?id=nobody", 404),
+        ("/conversation?id=nobody", 404),
+        ("/instance", 400),
+        ("/instances?status=boiling", 400),
+        ("/instances?after=x", 400),
+        ("/conversation?id=nobody&before=x", 400),
+        ("/download?page=/instances&part=nothing", 404),
+        ("/download?page=nowhere", 404),
+        ("/static/../app.py", 404),
+        ("/do/answer", 405),
+        ("/instances?page=1&part=2&self=3&from=4", 200),
+    ],
+)
+async def test_addresses_that_are_wrong(client: Client, open_console: Open, address: str, status: int) -> None:
+    if "before=x" in address:
+        await fill(client, "plain", prefix="nobody-")
+        address = address.replace("nobody", "nobody-talk")
+    async with open_console() as http:
+        assert (await http.get(address)).status_code == status
+
+
+async def test_under_a_prefix(client: Client) -> None:
+    """Mounted in another application: all links stay below the prefix."""
+    await fill(client, "plain")
+    outer = Starlette(routes=[Mount("/ops/affinity", app=create(client, access=lambda request: Access(ALL)))])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=outer), base_url="http://site.test") as http:
+        found = await crawl(http, "/ops/affinity/")
+        assert len(found) > len(PAGES)
+        assert all(address.startswith("/ops/affinity/") for address in found)
+
+
+async def test_a_console_opens_its_own_client(any_url: str) -> None:
+    """With the first request; and closes it."""
+    console = create(any_url)
+    async with console, httpx.AsyncClient(transport=httpx.ASGITransport(app=console), base_url="http://x") as http:
+        assert "No worker is alive" in (await http.get("/")).text
+        opened = console._client
+    assert opened is not None
+    assert opened._stack is None
+
+
+# -- values
+
+
+async def test_values_are_redacted_cut_and_downloaded(client: Client, open_console: Open) -> None:
+    text = "secret" + "y" * MAX_SHOWN
+    await fill(client, text)
+    async with open_console() as http:
+        page = (await http.get("/instance?id=shown")).text
+        link = next(each for each in Tags(page).links("href") if "part=output" in each)
+        whole = await http.get(link)
+        assert whole.headers["content-disposition"].startswith("attachment")
+        assert whole.json() == {text: text, "number": 2**63 + 1}
+
+    seen: set[tuple[str, str]] = set()
+
+    def redact(kind: str, name: str, value: object) -> object:
+        seen.add((kind, name))
+        return "redacted"
+
+    async with open_console(redact=redact) as http:
+        await crawl(http, "/")
+        assert (await http.get(link)).text == "redacted"
+    kinds = {kind for kind, _ in seen}
+    assert kinds >= {"output", "custom_status", "event", "entry", "request", "state", "error", "sentence"}
+    assert {("output", "shows"), ("entry", "user.message"), ("request", "agent.tool_confirmation")} <= seen
+
+
+async def test_no_value_is_shown(client: Client, open_console: Open) -> None:
+    await fill(client, "secret", prefix="p-")
+    await client.journals.describe("p-talk", "chat", {"title": "t", "owner": "o", "labels": {}})
+    async with open_console(redact=hide_payloads) as http:
+        for address, answer in (await crawl(http, "/")).items():
+            # The name of a record, which its application makes searchable, is no payload.
+            assert "secret" not in answer.text.replace("<dt>Name</dt><dd>secret</dd>", ""), address
+
+
+# -- reads
+
+
+async def test_many_browsers_are_one_read(client: Client, open_console: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = 0
+    plain = Inspection.list_page
+
+    async def counted(self: Inspection, **where: object) -> object:
+        nonlocal reads
+        reads += 1
+        return await plain(self, **where)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Inspection, "list_page", counted)
+    async with open_console() as http:
+        for _ in range(20):
+            await http.get("/instances")
+        assert 1 <= reads <= 2
+        await http.get("/instances?status=failed")
+        assert reads >= 2

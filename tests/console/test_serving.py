@@ -1,0 +1,141 @@
+"""The command: addresses, hosts, logins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from click.testing import CliRunner
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from affinity.cli import main
+from affinity.cli.help import MISUSED
+from affinity.console.serving import (
+    MAX_LOGINS,
+    USER,
+    BasicLogin,
+    Gate,
+    Identify,
+    ProxyLogin,
+    TokenLogin,
+    passwords_of_file,
+    token_of_file,
+)
+from affinity.errors import InvalidOptions
+
+pytestmark = pytest.mark.anyio
+
+TOKEN = "x" * 20
+
+
+async def whoami(scope: Scope, receive: Receive, send: Send) -> None:
+    await PlainTextResponse(f"you are {scope[USER]}")(scope, receive, send)
+
+
+def browser(identify: Identify, address: str = "127.0.0.1", **options: Any) -> httpx.AsyncClient:
+    gate = Gate(whoami, identify, options.pop("hosts", ["127.0.0.1", "localhost"]))
+    transport = httpx.ASGITransport(app=gate, client=(address, 1234), **options)
+    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8321")
+
+
+async def test_a_token_is_used_once() -> None:
+    """In exchange for a cookie that scripts and other sites do not get."""
+    async with browser(login := TokenLogin(TOKEN, "ann", once=True)) as http:
+        assert (await http.get("/")).status_code == 401
+        assert (await http.get("/login?token=wrong")).status_code == 401
+        found = await http.get(f"/login?token={TOKEN}")
+        assert 'content="0;url=/"' in found.text
+        cookie = found.headers["set-cookie"].lower()
+        assert "httponly" in cookie
+        assert "samesite=strict" in cookie
+        assert (await http.get("/")).text == "you are ann"
+        assert found.headers["content-security-policy"].startswith("default-src 'none'")
+    async with browser(login) as other:
+        assert (await other.get(f"/login?token={TOKEN}")).status_code == 401
+        assert (await other.get("/")).status_code == 401
+
+
+async def test_a_link_on_another_site_leads_to_the_page() -> None:
+    """The browser sends no strict cookie with it: the answer has it load the page as from here."""
+    async with browser(TokenLogin(TOKEN, "ann", once=False)) as http:
+        found = await http.get('/instance?id=a"b', headers={"sec-fetch-site": "cross-site"})
+        assert found.status_code == 200
+        assert 'content="0;url=/instance?id=a%22b"' in found.text
+
+
+async def test_a_token_of_a_file_is_used_again_and_old_cookies_end() -> None:
+    login = TokenLogin(TOKEN, "token", once=False)
+    async with browser(login) as http:
+        await http.get(f"/login?token={TOKEN}")
+        assert (await http.get("/")).text == "you are token"
+        async with browser(login) as other:
+            for _ in range(MAX_LOGINS):
+                await other.get(f"/login?token={TOKEN}")
+        assert (await http.get("/")).status_code == 401
+
+
+@pytest.mark.parametrize("host", ["evil.test", "evil.test:8321", "127.0.0.1.evil.test", "", "evil.test/", "[", "a@b"])
+async def test_other_hosts_are_not_answered(host: str) -> None:
+    """A page whose name leads to this machine reads nothing."""
+    async with browser(TokenLogin(TOKEN, "ann", once=True)) as http:
+        assert (await http.get(f"/login?token={TOKEN}", headers={"host": host})).status_code == 421
+        assert (await http.get("/login?token=" + TOKEN, headers={"host": "localhost:8321"})).status_code == 200
+
+
+async def test_names_and_passwords() -> None:
+    async with browser(BasicLogin({"ann": "secret", "bob": "s:e"})) as http:
+        refused = await http.get("/")
+        assert (refused.status_code, refused.headers["www-authenticate"][:5]) == (401, "Basic")
+        for user, password, status in (("ann", "secret", 200), ("bob", "s:e", 200), ("ann", "", 401), ("eve", "", 401)):
+            assert (await http.get("/", auth=(user, password))).status_code == status
+        assert (await http.get("/", headers={"authorization": "Basic !"})).status_code == 401
+
+
+async def test_a_proxy_names_the_user() -> None:
+    login = ProxyLogin("X-Forwarded-User", ["10.0.0.0/8", "::1"])
+    named = {"x-forwarded-user": "ann"}
+    for address, headers, status in (("10.1.2.3", named, 200), ("10.1.2.3", {}, 401), ("192.0.2.1", named, 401)):
+        async with browser(login, address) as http:
+            assert (await http.get("/", headers=headers)).status_code == status
+    with pytest.raises(InvalidOptions, match="trusted-proxy"):
+        ProxyLogin("X-Forwarded-User", ["10.0.0.0/99"])
+
+
+def test_files_of_secrets(tmp_path: Path) -> None:
+    """Only their owner may read them."""
+    file = tmp_path / "secrets"
+    for read, good, wrong in ((token_of_file, TOKEN, "short"), (passwords_of_file, "ann:secret\n\nbob:x", "ann")):
+        file.write_text(good)
+        file.chmod(0o640)
+        with pytest.raises(InvalidOptions, match="chmod 600"):
+            read(str(file))
+        file.chmod(0o600)
+        assert read(str(file)) == (TOKEN if read is token_of_file else {"ann": "secret", "bob": "x"})
+        for text in (wrong, ""):
+            file.write_text(text)
+            with pytest.raises(InvalidOptions, match="secrets"):
+                read(str(file))
+    with pytest.raises(InvalidOptions, match="nowhere"):
+        token_of_file(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--host", "::"], "--allow-host"),
+        (["--host", "::", "--allow-host", "ops.example"], "is reached by others"),
+        (["--host", "192.0.2.1", "--allow-host", "ops.example"], "is reached by others"),
+        (["--trust-header", "X-User"], "need each other"),
+        (["--trusted-proxy", "10.0.0.0/8"], "need each other"),
+        (["--token-file", "a", "--basic-auth-file", "b"], "one of"),
+        (["--token-file", "/nowhere"], "/nowhere"),
+        (["--allow", "everything"], "everything"),
+    ],
+)
+def test_what_the_command_refuses(arguments: list[str], why: str) -> None:
+    result = CliRunner().invoke(main, ["console", *arguments])
+    assert result.exit_code == MISUSED, result.output
+    assert why in result.output

@@ -1,0 +1,72 @@
+"""An app whose every visible field has a text of its caller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+import affinity
+from affinity.conversation import ConfirmationAnswer, ToolConfirmation, UserMessage
+
+
+class Noted(BaseModel):
+    """A state with a text."""
+
+    text: str = ""
+
+
+app = affinity.App("shown")
+notes = affinity.Sessions(
+    Noted, kind="note", metadata=lambda state: affinity.SessionMetadata(name=" ".join(state.text[:100].split()))
+)
+chats = affinity.Conversations(Noted, kind="chat")
+app.include(notes)
+
+
+@app.activity
+async def note(ctx: affinity.ActivityContext, text: str) -> str:
+    """Keep the text in the session, and return it."""
+    async with notes.open(ctx) as state:
+        state.text = text
+    return text
+
+
+@app.activity
+async def spoil(ctx: affinity.ActivityContext, text: str) -> None:
+    """Fail with the text."""
+    raise ValueError(text)
+
+
+@app.orchestration
+async def shows(ctx: affinity.OrchestrationContext, text: str) -> dict[str, Any]:
+    """End with the text, and with a number that no float can hold."""
+    ctx.set_custom_status({"says": text[:1000]})
+    assert ctx.session_id is not None
+    return {text: await ctx.schedule_activity(note, text).on_session(ctx.session_id), "number": 2**63 + 1}
+
+
+@app.orchestration
+async def spoils(ctx: affinity.OrchestrationContext, text: str) -> None:
+    """Fail with the text."""
+    await ctx.schedule_activity(spoil, text)
+
+
+@app.orchestration
+async def stays(ctx: affinity.OrchestrationContext, text: str) -> None:
+    """Wait for an event."""
+    await ctx.schedule_wait("go")
+
+
+@chats.on_wake
+async def respond(wake: affinity.Wake, state: Noted) -> None:
+    """Ask for a permission with the text of a message; say whether it was given."""
+    for event in wake.events:
+        if isinstance(event, UserMessage):
+            wake.append(affinity.AgentMessage(event.text))
+            wake.require(ToolConfirmation(tool=event.text[:100], arguments={event.text[:100]: event.text}))
+        elif isinstance(event, ConfirmationAnswer):
+            wake.append(affinity.AgentMessage(f"allowed: {event.allowed}, {event.reason}"))
+
+
+app.include(chats)
