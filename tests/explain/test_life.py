@@ -36,7 +36,7 @@ async def test_the_holders_of_a_session_one_after_another(any_url: str) -> None:
                 held = await client.session_life("s")
                 last = held.holdings[-1]
                 assert held.sentence == f"session 's' is held by worker '{worker_id}' under epoch {last.epoch}"
-                assert held.free_seconds is last.until is None
+                assert (held.free_seconds, last.until) == (None, None)
         async with aclosing(await open_provider(any_url)) as provider:
             await provider.report_session_moves([MoveReport(last.epoch, 0.25, 1024)])
         life = await client.session_life("s")

@@ -34,7 +34,7 @@ async def session(client: Client, query: Query, payloads: Payloads) -> dict[str,
     with suppress(UnknownConversation):
         conversation = await client.get_conversation(session_id)
     record = await client.session_store.load(session_id)
-    if life is record is own is conversation is None:
+    if not (life or record or own or conversation):
         raise SessionNotFound(f"there is no session {session_id!r}")
     return {
         "session_id": session_id,
