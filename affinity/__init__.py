@@ -334,7 +334,9 @@ _PACKAGES: typing.Final = (
 )
 """Where the public names are; later packages need earlier ones."""
 
-_MODULES: typing.Final = frozenset({"agent", "console", "errors", "journal", "limits", "sync", "telemetry"}.union(_PACKAGES))
+_MODULES: typing.Final = frozenset(
+    {"agent", "console", "errors", "journal", "limits", "sync", "telemetry"}.union(_PACKAGES)
+)
 
 if not typing.TYPE_CHECKING:  # else type checkers would accept any name
 
