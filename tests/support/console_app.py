@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 from pydantic import BaseModel
 
 import affinity
@@ -62,7 +63,12 @@ async def stays(ctx: affinity.OrchestrationContext, text: str) -> None:
 async def respond(wake: affinity.Wake, state: Noted) -> None:
     """Ask for a permission with the text of a message; say whether it was given."""
     for event in wake.events:
-        if isinstance(event, UserMessage):
+        if isinstance(event, UserMessage) and event.text.startswith("slowly "):
+            for word in event.text.split():
+                wake.stream(f"{word} ")
+                await anyio.sleep(0.2)
+            wake.append(affinity.AgentMessage("said"))
+        elif isinstance(event, UserMessage):
             wake.append(affinity.AgentMessage(event.text))
             wake.require(ToolConfirmation(tool=event.text[:100], arguments={event.text[:100]: event.text}))
         elif isinstance(event, ConfirmationAnswer):
