@@ -116,6 +116,7 @@ def drain(shell: Shell, *, worker_ids: tuple[str, ...]) -> None:
 @click.option("--grant-client", "clients", metavar="ROLE", multiple=True, help="Let it start, raise, cancel and read.")
 @click.option("--grant-worker", "workers", metavar="ROLE", multiple=True, help="Let it do all but change the schema.")
 @click.option("--grant-scaler", "scalers", metavar="ROLE", multiple=True, help="Let it read desired_workers only.")
+@click.option("--grant-reader", "readers", metavar="ROLE", multiple=True, help="Let it read, as for a console.")
 @click.option("--revoke", metavar="ROLE", multiple=True, help="Take all its rights in the schema away.")
 def migrate(
     shell: Shell,
@@ -124,6 +125,7 @@ def migrate(
     clients: tuple[str, ...],
     workers: tuple[str, ...],
     scalers: tuple[str, ...],
+    readers: tuple[str, ...],
     revoke: tuple[str, ...],
 ) -> None:
     """Create the tables, or bring them up to date. Safe while workers run, and when several processes migrate.
@@ -133,15 +135,16 @@ def migrate(
 
     After a restore that has copied rows and no sequences it moves these past the rows.
 
-    On PostgreSQL, roles that exist are given the rights of a client, of a worker that starts with --no-migrate, or of
-    an autoscaler, which reads the view desired_workers, and no others in the schema. Each migration takes what PUBLIC
-    has by default, and gives these roles their rights again.
+    On PostgreSQL, roles that exist are given the rights of a client, of a worker that starts with --no-migrate, of an
+    autoscaler, which reads the view desired_workers, or of a reader, which reads what a client reads and writes
+    nothing; and no others in the schema. Each migration takes what PUBLIC has by default, and gives these roles their
+    rights again.
 
     Examples:
       affinity migrate --url postgresql://owner@db/app
       affinity migrate --grant-worker app_worker --grant-client app_web --url postgresql://owner@db/app
     """
-    rights = {"clients": clients, "workers": workers, "scalers": scalers, "revoke": revoke}
+    rights = {"clients": clients, "workers": workers, "scalers": scalers, "readers": readers, "revoke": revoke}
     if dry_run and any(rights.values()):
         raise click.UsageError("--dry-run changes nothing: it contradicts --grant-… and --revoke")
     if dry_run:

@@ -102,17 +102,19 @@ async def change_rights(
     clients: Collection[str] = (),
     workers: Collection[str] = (),
     scalers: Collection[str] = (),
+    readers: Collection[str] = (),
     revoke: Collection[str] = (),
 ) -> None:
-    """Give roles of PostgreSQL the rights of a client, of a worker that may not migrate, or of an autoscaler, and no
-    others; or take all rights in the schema away. A later `migrate` gives these roles their rights to what it adds.
-    Idempotent.
+    """Give roles of PostgreSQL the rights of a client, of a worker that may not migrate, of an autoscaler, or of a
+    reader, and no others; or take all rights in the schema away. A later `migrate` gives these roles their rights to
+    what it adds. Idempotent.
 
     Args:
         url: of a migrated database, for the role that migrates.
         clients: roles that start instances, send them events, cancel them, and read.
         workers: roles that run workers, and administer instances and session records.
         scalers: roles that read the view ``desired_workers``.
+        readers: roles that read all that a client reads, and write nothing, as for a console.
         revoke: roles that lose their rights.
 
     Raises:
@@ -124,4 +126,5 @@ async def change_rights(
         raise InvalidOptions("SQLite has no roles: a user who may write the file may do everything")
     from affinity.provider.postgres import PostgresProvider
 
-    await PostgresProvider.change_rights(url, clients=clients, workers=workers, scalers=scalers, revoke=revoke)
+    roles = {"clients": clients, "workers": workers, "scalers": scalers, "readers": readers}
+    await PostgresProvider.change_rights(url, **roles, revoke=revoke)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 CLIENT: Final = "affinity_test_client"
 WORKER: Final = "affinity_test_worker"
 SCALER: Final = "affinity_test_scaler"
+READER: Final = "affinity_test_reader"
 
 CREATE: Final[LiteralString] = """
 DO $do$

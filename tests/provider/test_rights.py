@@ -12,15 +12,18 @@ from pathlib import Path
 from typing import Any, Final, LiteralString
 
 import anyio
+import httpx2 as httpx
 import psycopg
 import pytest
 from click.testing import CliRunner
 from psycopg import sql
 from psycopg.errors import InsufficientPrivilege
+from pydantic import BaseModel
 
-from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
+from affinity import ActivityContext, App, Conversations, OrchestrationContext, RuntimeOptions, UserMessage, Worker
 from affinity.cli import main
 from affinity.client import Client
+from affinity.console import create
 from affinity.errors import AccessDenied, InvalidOptions, OrchestrationCancelled
 from affinity.provider import change_rights, migrate, open_provider
 from affinity.provider.contract import (
@@ -41,7 +44,7 @@ from affinity.provider.schema import Migration
 from affinity.testing.conformance.providers.builders import fetch_options, new_instance, profile, state
 from affinity.testing.conformance.providers.lineage import creation_of
 from tests.provider.postgres_stage import administrator
-from tests.provider.roles import CLIENT, SCALER, WORKER, as_role
+from tests.provider.roles import CLIENT, READER, SCALER, WORKER, as_role
 from tests.support.waiting import started
 
 pytestmark = pytest.mark.anyio
@@ -51,6 +54,10 @@ DATABASES: Final = Path(__file__).parents[2] / "docs/run/databases.md"
 ME: Final = WorkerIdentity(worker_id="me", incarnation=Incarnation("me-1"))
 
 app = App("rights")
+
+
+class Chat(BaseModel):
+    """The state of a conversation."""
 
 
 @app.activity
@@ -76,7 +83,7 @@ async def flow(ctx: OrchestrationContext, _: None) -> int:
 def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
     """A plain connection to the test's database; its server has the roles."""
     with administrator(postgres_migrated) as connection:
-        for role in (CLIENT, WORKER, SCALER):
+        for role in (CLIENT, WORKER, SCALER, READER):
             if not connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [role]).rowcount:
                 name = sql.Identifier(role)
                 connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(name, sql.Literal(role)))
@@ -88,7 +95,7 @@ async def url(postgres_migrated: str, admin: psycopg.Connection[Any]) -> str:
     """A database in which both roles have their rights."""
     assert not admin.closed
     for _ in range(2):  # it may be said again
-        await change_rights(postgres_migrated, clients=[CLIENT], workers=[WORKER], scalers=[SCALER])
+        await change_rights(postgres_migrated, clients=[CLIENT], workers=[WORKER], scalers=[SCALER], readers=[READER])
     return postgres_migrated
 
 
@@ -189,7 +196,7 @@ PRIVILEGES: Final[dict[str, tuple[str, ...]]] = {
     "SEQUENCE": ("USAGE", "SELECT", "UPDATE"),
     "FUNCTION": ("EXECUTE",),
 }
-KINDS: Final = {"public": None, CLIENT: "client", WORKER: "worker", SCALER: "scaler"}
+KINDS: Final = {"public": None, CLIENT: "client", WORKER: "worker", SCALER: "scaler", READER: "reader"}
 
 
 async def test_the_table_of_rights_is_whole(url: str, admin: psycopg.Connection[Any]) -> None:
@@ -243,6 +250,7 @@ async def test_functions_with_the_rights_of_the_owner(url: str, admin: psycopg.C
     (row,) = [line for line in DATABASES.read_text().splitlines() if line.startswith("| client |")]
     assert allowed <= set(re.findall(r"`(\w+)`", row))
     assert admin.execute(DEFINERS, [SCALER]).fetchall() == []
+    assert admin.execute(DEFINERS, [READER]).fetchall() == [("read_timeline",)]
     assert admin.execute(UNPINNED).fetchall() == []
 
 
@@ -358,7 +366,7 @@ async def test_what_a_later_migration_adds_is_theirs_too(
     assert asked(WORKER) == (True, True, True, True)
     assert asked(SCALER) == (True, False, False, False)
     assert asked("public") == (False, False, False, False)
-    await change_rights(url, clients=[WORKER], revoke=[CLIENT, SCALER])
+    await change_rights(url, clients=[WORKER], revoke=[CLIENT, SCALER, READER])
     assert asked(CLIENT) == asked(SCALER) == (False, False, False, False)
     assert asked(WORKER) == (True, False, False, False)
     assert admin.execute("SELECT role, kind FROM granted_roles").fetchall() == [(WORKER, "client")]
@@ -381,6 +389,44 @@ async def test_an_autoscaler_reads_one_view(url: str, admin: psycopg.Connection[
     assert asked.fetchone() == (False,)
 
 
+WRITES: Final[dict[str, Callable[[Client], Awaitable[object]]]] = {
+    "start": lambda c: c.start("flow"),
+    "start again": lambda c: c.start("child", 1, instance_id="i", if_ended="restart"),
+    "raise": lambda c: c.raise_event("i", "number", 1),
+    "raise once": lambda c: c.raise_event("i", "number", 1, idempotency_key="k"),
+    "cancel": lambda c: c.cancel("i"),
+    "resume": lambda c: c.resume("i"),
+    "delete": lambda c: c.delete("i", force=True),
+    "release": lambda c: c.release_session("s"),
+    "move": lambda c: c.move_session("s", "w"),
+    "drain": lambda c: c.drain_worker("me"),
+    "converse": lambda c: c.conversation(Conversations(Chat, kind="chat"), "c").send(UserMessage("hello")),
+}
+"""What a client or an operator does, and a reader may not."""
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_a_reader_writes_nothing(url: str, admin: psycopg.Connection[Any], write: str) -> None:
+    """And reads all that a console shows."""
+    async with aclosing(await open_provider(url)) as owner, Client(url) as client:
+        await owner.register_worker(ME, 60.0, {}, profile=profile())
+        await client.start("child", 1, instance_id="i")
+
+    def counts() -> Any:
+        tables = ("instances", "orchestrator_queue", "journals", "sessions")
+        return [admin.execute(f"SELECT count(*) FROM {table}").fetchone() for table in tables]  # type: ignore[arg-type]
+
+    before = counts()
+    async with Client(as_role(url, READER)) as reader:
+        with pytest.raises(AccessDenied):
+            await WRITES[write](reader)
+        transport = httpx.ASGITransport(app=create(reader))
+        async with httpx.AsyncClient(transport=transport, base_url="http://console.test") as http:
+            for path in ("/", "/workers", "/sessions", "/instances", "/instance?id=i", "/conversations", "/approvals"):
+                assert (await http.get(path)).status_code == 200, path
+    assert counts() == before
+
+
 async def test_roles_that_make_no_sense_are_refused(url: str, sqlite_url: str, admin: psycopg.Connection[Any]) -> None:
     """And nothing is changed."""
     for wanted, said in (
@@ -393,7 +439,7 @@ async def test_roles_that_make_no_sense_are_refused(url: str, sqlite_url: str, a
             await change_rights(url, **wanted)
     with pytest.raises(InvalidOptions, match="SQLite has no roles"):
         await change_rights(sqlite_url, clients=["x"])
-    assert admin.execute("SELECT count(*) FROM granted_roles").fetchone() == (3,)
+    assert admin.execute("SELECT count(*) FROM granted_roles").fetchone() == (4,)
 
 
 def test_the_command_gives_rights(postgres_migrated: str, admin: psycopg.Connection[Any]) -> None:

@@ -146,12 +146,12 @@ class PostgresProvider(Database):
         clients: Collection[str] = (),
         workers: Collection[str] = (),
         scalers: Collection[str] = (),
+        readers: Collection[str] = (),
         revoke: Collection[str] = (),
     ) -> None:
         """See `affinity.provider.change_rights`. Needs the rights of the role that migrated."""
-        await change_rights(
-            Target.parse(url), "affinity", clients=clients, workers=workers, scalers=scalers, revoke=revoke
-        )
+        roles = {"clients": clients, "workers": workers, "scalers": scalers, "readers": readers}
+        await change_rights(Target.parse(url), "affinity", **roles, revoke=revoke)
 
     @property
     def dialect(self) -> str:

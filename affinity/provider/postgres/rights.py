@@ -1,12 +1,13 @@
-"""Rights of roles other than the one that migrates: clients, workers without DDL, and autoscalers.
+"""Rights of roles other than the one that migrates: clients, readers, workers without DDL, and autoscalers.
 
 `RIGHTS` is the whole table of role, object and right. PUBLIC has none: each migration revokes what PostgreSQL gives it
 by default, which is EXECUTE on every function, and gives each role of the table ``granted_roles`` its rights again.
 
 A client reads, and writes through functions that run with the rights of the role that migrated: it creates instances,
 restarts ended ones, sends messages, appends to journals and creates journals from others. These functions take no state
-of a session. A worker changes rows of all tables but the ones that describe the schema and the rights. An autoscaler
-reads the view ``desired_workers`` and the numbers of the migrations.
+of a session. A reader has the rights of a client but for these functions. A worker changes rows of all tables but the
+ones that describe the schema and the rights. An autoscaler reads the view ``desired_workers`` and the numbers of the
+migrations.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from affinity.provider.postgres.driver.wire import Row
 
 ObjectKind: TypeAlias = Literal["SCHEMA", "TABLE", "SEQUENCE", "FUNCTION"]
 
-ROLE_KINDS: Final = ("client", "worker", "scaler")
+ROLE_KINDS: Final = ("client", "worker", "scaler", "reader")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Rights:
         kind: as ``GRANT`` calls it: a view is a table.
         objects: names, separated by spaces; a function's name stands for all functions of that name.
         client, worker, scaler: privileges, separated by commas.
+        reader: likewise; None: as a client.
     """
 
     kind: ObjectKind
@@ -44,10 +46,12 @@ class Rights:
     client: str = ""
     worker: str = ""
     scaler: str = ""
+    reader: str | None = None
 
     def of(self, role_kind: str) -> list[str]:
         """The privileges of a kind of role."""
-        return [each.strip() for each in str(getattr(self, role_kind)).split(",") if each]
+        named = self.client if role_kind == "reader" and self.reader is None else getattr(self, role_kind)
+        return [each.strip() for each in str(named).split(",") if each]
 
 
 _READ: Final = "SELECT"
@@ -86,10 +90,13 @@ RIGHTS: Final[Sequence[Rights]] = (
     Rights(
         "FUNCTION",
         "create_instances restart_instances send_messages send_keyed_messages append_input append_journals"
-        " create_journal_for_client describe_journal read_timeline write_schedules",
+        " create_journal_for_client describe_journal write_schedules",
         client=_RUN,
         worker=_RUN,
+        reader="",
     ),
+    # With the owner's rights: what each connection asks first. A timeline begins where the server is another one.
+    Rights("FUNCTION", "read_timeline", client=_RUN, worker=_RUN),
     # What a client reads with.
     Rights(
         "FUNCTION",
@@ -166,9 +173,11 @@ async def change_rights(
     clients: Collection[str],
     workers: Collection[str],
     scalers: Collection[str],
+    readers: Collection[str],
     revoke: Collection[str],
 ) -> None:
-    """Give roles the rights of a client, a worker or an autoscaler, and no others; or take them away. All or nothing.
+    """Give roles the rights of a client, a worker, an autoscaler or a reader, and no others; or take them away. All or
+    nothing.
 
     Raises:
         InvalidOptions: a role is named twice, is not there, or owns the schema.
@@ -178,11 +187,11 @@ async def change_rights(
         connection = await connect(target.connect(f"{application_name} migrate", settings))
         async with connection, connection.transaction():
             await connection.execute(_LOCK, [target.schema])
-            await _check(connection, [*clients, *workers, *scalers, *revoke])
+            await _check(connection, [*clients, *workers, *scalers, *readers, *revoke])
             for role in revoke:
                 await _close(connection, target, sql.Identifier(role))
                 await connection.execute(_FORGET, [role])
-            for kind, roles in zip(ROLE_KINDS, (clients, workers, scalers), strict=True):
+            for kind, roles in zip(ROLE_KINDS, (clients, workers, scalers, readers), strict=True):
                 for role in roles:
                     await connection.execute(_REMEMBER, [role, kind])
                     await _grant(connection, target, role, kind)

@@ -2,5 +2,5 @@
 -- themselves are one table in affinity/provider/postgres/rights.py.
 CREATE TABLE granted_roles (
     role text COLLATE "C" PRIMARY KEY,
-    kind text COLLATE "C" NOT NULL CHECK (kind IN ('client', 'worker', 'scaler'))
+    kind text COLLATE "C" NOT NULL CHECK (kind IN ('client', 'worker', 'scaler', 'reader'))
 );
