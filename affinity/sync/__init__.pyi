@@ -9,7 +9,7 @@ from affinity.client.conversations import Connectable, ConversationConditions, C
 from affinity.client.inbox import ConversationRequest, RequestChange, RequestConditions, RequestPage
 from affinity.client.inspection import InstanceConditions, MoveConditions
 from affinity.client.requests import Orchestration, Start, StartOutcome
-from affinity.client.schedules import Schedules
+from affinity.client.schedules import Schedule
 from affinity.client.views import ExecutionSummary, HistoryRecord, Instance, InstanceTree, Page, WorkStatistics
 from affinity.conversation.events import JournalEntry, JournalEvent, OutcomeUpdated
 from affinity.conversation.follow import FeedItem
@@ -21,6 +21,7 @@ from affinity.errors import Explanation, WaitTimeout
 from affinity.explain import SessionLife
 from affinity.journal import ConversationStatus, Description
 from affinity.orchestration.context import OrchestrationFunction, OrchestrationWithoutInput
+from affinity.orchestration.schedules import ScheduleOptions, Target
 from affinity.orchestration.typed import EventValue, ExternalEvent
 from affinity.provider.contract import (
     Delivery,
@@ -48,6 +49,7 @@ from affinity.session.removal import Pruned
 from affinity.session.transfer import ImportTimes, Imported, Lines, OnExists, Progress
 from collections.abc import AsyncIterable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import datetime
 from pydantic import JsonValue
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
@@ -60,6 +62,7 @@ __all__ = [
     "Items",
     "ReplyStream",
     "RequestFeed",
+    "Schedules",
     "SessionManager",
     "SessionStore",
     "open_store",
@@ -255,7 +258,7 @@ class ConversationHandle:
         *,
         into: str,
         state: Any = ...,
-        keep: Literal['left', 'right'] | None = ...,
+        keep: Literal["left", "right"] | None = ...,
         operator: str | None = ...,
         extras: Mapping[str, JsonValue] | None = ...,
     ) -> ConversationHandle: ...
@@ -295,7 +298,7 @@ class ConversationHandle:
         *,
         event_id: str | None = ...,
         timeout: float | None = ...,
-        until: Literal['wake', 'settled'] = ...,
+        until: Literal["wake", "settled"] = ...,
         **about: Unpack[Description],
     ) -> Reply: ...
     def stream_reply(
@@ -328,6 +331,17 @@ class ReplyStream(Items[ReplyItem]):
 
 class RequestFeed(Items[RequestChange]):
     pass
+
+class Schedules:
+    def create(self, name: str, target: Target, **options: Unpack[ScheduleOptions]) -> Schedule: ...
+    def update(self, name: str, target: Target | None = ..., **options: Unpack[ScheduleOptions]) -> Schedule: ...
+    def list(self, *, app: str | None = ..., limit: int = ..., after: str | None = ...) -> Sequence[Schedule]: ...
+    def show(self, name: str) -> Schedule: ...
+    def pause(self, name: str, reason: str = ...) -> Schedule: ...
+    def resume(self, name: str) -> Schedule: ...
+    def trigger(self, name: str) -> str: ...
+    def backfill(self, name: str, *, start: datetime, end: datetime) -> int: ...
+    def delete(self, name: str) -> None: ...
 
 class SessionManager:
     def page(self, where: SessionFilter = ..., *, limit: int = ...) -> SessionPage: ...
