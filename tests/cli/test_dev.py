@@ -95,8 +95,9 @@ def dev(directory: Path) -> Iterator[Callable[[], Dev]]:
     yield start
     for each in started:
         children = psutil.Process(each.process.pid).children() if each.process.poll() is None else []
-        for process in [*children, each.process]:
+        for process in children:
             process.kill()
+        each.process.kill()
         each.process.communicate()
 
 

@@ -414,7 +414,7 @@ async def test_a_reader_writes_nothing(url: str, admin: psycopg.Connection[Any],
 
     def counts() -> Any:
         tables = ("instances", "orchestrator_queue", "journals", "sessions")
-        return [admin.execute(f"SELECT count(*) FROM {table}").fetchone() for table in tables]  # type: ignore[arg-type]
+        return [admin.execute(f"SELECT count(*) FROM {table}").fetchone() for table in tables]
 
     before = counts()
     async with Client(as_role(url, READER)) as reader:

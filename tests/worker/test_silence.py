@@ -16,6 +16,7 @@ from affinity import ActivityContext, App, EventValue, OrchestrationContext, Run
 from affinity.client import Client
 from affinity.errors import ConnectionLost
 from affinity.provider import open_provider
+from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver.connections import CALL_TIMEOUT
 from tests.servers.proxy import proxy
 from tests.support.ask_app import Answer, Ask, Question, app, oracle
@@ -75,6 +76,7 @@ async def test_a_client_repeats_only_what_has_a_key(postgres_migrated: str, only
     """Each call meets a dead connection. What has no key raises that its outcome is unknown."""
     with proxy(postgres_migrated) as network:
         provider = await open_provider(network.url, one_connection=True, probe_after=1.0)
+        assert isinstance(provider, PostgresProvider)
         async with (
             aclosing(provider),
             Client.from_provider(provider) as client,
