@@ -55,8 +55,8 @@ ASIDE: Final = frozenset(
 REPEATS: Final = 3
 """Points at calls of one name; further ones are as these."""
 
-HANG_SECONDS: Final = 10.0
-"""Of real time, in which two operations end that nothing holds any more."""
+HANG_SECONDS: Final = 60.0
+"""Of real time, in which two operations end that nothing holds any more, on a busy machine too."""
 
 CALM: Final = 2
 """Looks of all workers that bring nothing: then an operation that has not ended waits for the one that is held."""
