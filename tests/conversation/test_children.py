@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 import affinity
 from affinity import AgentMessage, ChildEnded, RetryPolicy, ToolConfirmation, UserInterrupt, UserMessage
-from affinity.conversation import ConfirmationAnswer, ConversationIdle, running, writing
+from affinity.conversation import ConfirmationAnswer, ConversationIdle, attempt, writing
 from affinity.conversation.writing import WakeWriting
 from affinity.errors import (
     AffinityError,
@@ -524,7 +524,7 @@ def transactions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             found.append(len(write.appends))
         return write
 
-    monkeypatch.setattr(running, "MAX_STEP_CHILDREN", 2)
+    monkeypatch.setattr(attempt, "MAX_STEP_CHILDREN", 2)
     monkeypatch.setattr(WakeWriting, "prepare", counted)
     return found
 
@@ -561,7 +561,7 @@ async def test_many_children_are_interrupted_in_steps(
     url: str, transactions: list[int], monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """Each transaction has a bounded number of them, and of bytes; each child is interrupted once."""
-    monkeypatch.setattr(running, "MAX_BATCH_BYTES", 300_000)
+    monkeypatch.setattr(attempt, "MAX_BATCH_BYTES", 300_000)
     async with stage(url, many, patient) as on:
         below = await five(on)
         transactions.clear()

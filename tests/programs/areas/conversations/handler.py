@@ -32,7 +32,7 @@ from affinity.conversation import (
     ToolConfirmation,
     UserInterrupt,
 )
-from affinity.conversation.running import ATTEMPTS, EPOCHS
+from affinity.conversation.attempt import ATTEMPTS, EPOCHS
 from affinity.errors import ClientError, InvalidInput, ProviderError, StepInterrupted
 from tests.programs import calls
 from tests.programs.areas.conversations.script import FOR_GOOD
