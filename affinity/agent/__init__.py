@@ -11,7 +11,8 @@ formats       events as the messages of the APIs of models, and back
 
 from affinity.agent.builtins import builtin_tools
 from affinity.agent.formats import Transcript, from_anthropic, from_openai, render_input, to_anthropic, to_openai
-from affinity.agent.loop import LoopResult, LoopStop, Model, ModelReply, ModelRequest, ToolCall, WhileWaiting, run_loop
+from affinity.agent.loop import LoopResult, LoopStop, WhileWaiting, run_loop
+from affinity.agent.models import Model, ModelReply, ModelRequest, ToolCall
 from affinity.agent.tools import Tool, ToolContext, ToolErrorKind, ToolRepeat, tool
 from affinity.agent.transcript import ContextWindow
 

@@ -11,53 +11,23 @@ A call that a person has to allow, or that the client runs, is a request (`Wake.
 from __future__ import annotations
 
 import inspect
-import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from hashlib import sha256
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
 
-import anyio
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import ValidationError
 
-from affinity.agent.formats import (
-    Message,
-    Render,
-    call_id,
-    call_of,
-    render_input,
-    to_anthropic,
-    to_openai,
-)
-from affinity.agent.tools import (
-    Tool,
-    ToolContext,
-    ToolErrorKind,
-    checked_arguments,
-    error_value,
-    in_chains,
-    tools_by_name,
-)
-from affinity.agent.transcript import (
-    ContextWindow,
-    LoopTranscript,
-    OpenCall,
-    TranscriptWake,
-    is_read,
-    name_late,
-    open_calls,
-    read_transcript,
-)
+from affinity.agent.formats import Render, call_id, call_of, render_input
+from affinity.agent.models import Model, ModelReply, ModelRequest, ToolCall, numbers_of
+from affinity.agent.tool_calls import LoopWake, ToolCalls, error_result
+from affinity.agent.tools import Tool, ToolErrorKind, tools_by_name
+from affinity.agent.transcript import ContextWindow, LoopTranscript, OpenCall, is_read, name_late, read_transcript
 from affinity.conversation.events import (
     AgentMessage,
-    ConfirmationAnswer,
     Content,
     CustomToolUse,
-    JournalEntry,
     JournalEvent,
-    RequestEvent,
     RevisitDue,
     ToolConfirmation,
     ToolResult,
@@ -65,23 +35,9 @@ from affinity.conversation.events import (
     text_of,
 )
 from affinity.conversation.trace import TRACE_KINDS
-from affinity.conversation.views import PendingRevisit
-from affinity.errors import (
-    InvalidInput,
-    InvalidOptions,
-    NotSerializable,
-    PayloadTooLarge,
-    SessionWriteConflict,
-    WakeMisuse,
-    problem_of,
-)
+from affinity.errors import InvalidOptions, NotSerializable, PayloadTooLarge, WakeMisuse, problem_of
 from affinity.limits import MAX_ID_BYTES, truncate
-from affinity.orchestration.failures import describe_error
-from affinity.session import Resource
 from affinity.tasks import call_any
-
-T = TypeVar("T")
-R = TypeVar("R", bound=RequestEvent)
 
 MAX_ROUNDS: Final = 64
 """Default of ``max_rounds``."""
@@ -89,16 +45,7 @@ MAX_ROUNDS: Final = 64
 CUT_BYTES: Final = 64 * 1024
 """UTF-8 bytes that are kept of the text of an answer that no event has room for."""
 
-_NOT_RUN: Final = "the call was interrupted and has not run: its request was dropped by an interrupt"
-_INTERRUPTED: Final = "an interrupt came while the call ran: it is not known whether it had an effect"
-_UNKNOWN: Final = (
-    "the call had begun when its process ended, and is not run again: it is not known whether it had an effect. Find "
-    "out before you call it again"
-)
-_NOT_READ: Final = "the call was interrupted: no result of the client was read"
-
 _WAITS: Final = "the call waits for an answer: its result comes later, as a message. Do not make it again"
-_WAITS_ALREADY: Final = "the same call waits for an answer already: this one has not run"
 _NOTICES: Final = {
     "queue": "An answer to a request is needed first: your message is read after it.",
     "refuse": "An answer to a request is needed first: send your message again after it.",
@@ -119,163 +66,6 @@ reason that is neither an answer nor a call, such as ``length`` (see `LoopResult
 
 ``invalid_reply``: no event has room for the answer (`limits.MAX_EVENT_BYTES`), or it has no JSON form. Its calls are
 not run. The appended message has the beginning of its text, and the reason.
-"""
-
-
-class LoopWake(TranscriptWake, Protocol):
-    """The parts of a `Wake` that a loop needs."""
-
-    @property
-    def attempt(self) -> int:
-        """Of the wake, from 1."""
-        ...
-
-    @property
-    def conversation_id(self) -> str:
-        """Whose wake it is."""
-        ...
-
-    @property
-    def due(self) -> Sequence[PendingRevisit]:
-        """The revisits that are due."""
-        ...
-
-    @property
-    def committed(self) -> Sequence[JournalEntry]:
-        """What earlier attempts of the wake have committed."""
-        ...
-
-    def note_truncated(self) -> None:
-        """The loop was cut off."""
-        ...
-
-    async def begin_once(self, key: str, /) -> bool:
-        """Record that something begins; False: it has begun before."""
-        ...
-
-    def has_begun(self, key: str, /) -> bool:
-        """Whether that was recorded."""
-        ...
-
-    @property
-    def logger(self) -> logging.LoggerAdapter[logging.Logger]:
-        """Of the wake."""
-        ...
-
-    async def resource(self, resource: Resource[T], /) -> T:
-        """A resource of the conversation's session."""
-        ...
-
-    def require(self, request: R, /, *, expires_in: float | None = None) -> R:
-        """Append a request; returns it with its id."""
-        ...
-
-    def stream(self, value: Any, /) -> None:
-        """Show provisional output to readers."""
-        ...
-
-    def stream_tool(
-        self, tool: str, tool_use_id: str, arguments: Mapping[str, JsonValue], /
-    ) -> AbstractContextManager[object]:
-        """Show readers that a call of a tool runs."""
-        ...
-
-
-class ToolCall(NamedTuple):
-    """A call of a tool, as a model gives it."""
-
-    tool_use_id: str
-    tool: str
-    arguments: str | Mapping[str, Any]  # JSON text of an object, or the object
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelReply:
-    """The answer of a model."""
-
-    content: Content | None = None
-    calls: Sequence[ToolCall] = ()
-    finish_reason: str | None = None  # as the API names it; None: it answered
-    usage: Mapping[str, int] = field(default_factory=dict)  # tokens by name
-
-    @classmethod
-    def from_openai(cls, response: Mapping[str, Any]) -> ModelReply:
-        """The first choice of a chat completion, as plain JSON values.
-
-        Raises:
-            InvalidInput: it is none, such as the response to a request that has failed.
-        """
-        try:
-            choice = response["choices"][0]
-            message = choice["message"]
-            calls = [
-                ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
-                for call in message.get("tool_calls") or ()
-            ]
-        except (AttributeError, LookupError, TypeError) as error:
-            raise InvalidInput(f"the response is no chat completion: {problem_of(error)}") from error
-        return cls(
-            content=message.get("content") or message.get("refusal"),
-            calls=calls,
-            finish_reason=choice.get("finish_reason"),
-            usage=_numbers(response.get("usage")),
-        )
-
-    @classmethod
-    def from_anthropic(cls, response: Mapping[str, Any]) -> ModelReply:
-        """A message, as plain JSON values.
-
-        Raises:
-            InvalidInput: it is none, such as the response to a request that has failed.
-        """
-        if not isinstance(response, Mapping) or not isinstance(blocks := response.get("content"), list):
-            raise InvalidInput("the response is no message: it has no content")
-        try:
-            shown = [block for block in blocks if block.get("type") != "tool_use"]
-            calls = [ToolCall(b["id"], b["name"], b["input"]) for b in blocks if b.get("type") == "tool_use"]
-        except (AttributeError, LookupError, TypeError) as error:
-            raise InvalidInput(f"the response is no message: {problem_of(error)}") from error
-        text = text_of(shown) if all(block.get("type") == "text" for block in shown) else shown
-        return cls(
-            content=text or None,
-            calls=calls,
-            finish_reason=response.get("stop_reason"),
-            usage=_numbers(response.get("usage")),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRequest:
-    """The input of a model: the system prompts, then the transcript."""
-
-    system: Sequence[str]
-    events: Sequence[JournalEvent]
-    tools: Sequence[Tool]
-    round: int  # from 1; an attempt that comes again goes on behind the rounds that are committed
-    stream: Callable[[Any], None]  # `Wake.stream`: shows a part of the answer to readers now
-
-    render: Render = render_input  # as for `run_loop`
-
-    def openai_messages(self) -> list[Message]:
-        """``messages`` of a chat completion."""
-        return to_openai(self.events, system=self.system, render=self.render)
-
-    def openai_tools(self) -> list[dict[str, Any]]:
-        """``tools`` of a chat completion."""
-        return [each.to_openai() for each in self.tools]
-
-    def anthropic_messages(self) -> list[Message]:
-        """``messages`` of a message request; its ``system`` is a parameter of its own."""
-        return to_anthropic(self.events, render=self.render)
-
-    def anthropic_tools(self) -> list[dict[str, Any]]:
-        """``tools`` of a message request."""
-        return [each.to_anthropic() for each in self.tools]
-
-
-Model: TypeAlias = Callable[[ModelRequest], Awaitable[ModelReply] | ModelReply]
-"""Asks a model; what it raises ends the loop, and the wake fails. A function that is not async runs in a thread, which
-an interrupt does not end.
 """
 
 
@@ -356,7 +146,7 @@ async def run_loop(
     return await loop.run(max_rounds, while_waiting)
 
 
-class _Loop:
+class _Loop(ToolCalls):
     """One run of a loop."""
 
     def __init__(
@@ -370,10 +160,9 @@ class _Loop:
         render: Render,
         window: ContextWindow | None,
     ) -> None:
+        super().__init__(wake, tools, before)
         self._render, self._window = render, window
-        self._wake, self._model, self._tools, self._system = wake, model, tools, system
-        self._events, self._earlier = before
-        self._refused: dict[int, ToolResult] = {}  # by the identity of the call among the events
+        self._model, self._system = model, system
         self._usage: Counter[str] = Counter()
         committed = [each.event for each in wake.committed]
         replies = [each for each in committed if isinstance(each, AgentMessage | ToolUse | CustomToolUse)]
@@ -474,9 +263,6 @@ class _Loop:
         first = 0 if self._window is None else self._window.first_kept(self._events, self._render)
         return tuple(name_late(self._events[first:], [*self._earlier, *self._events]))
 
-    def _open_calls(self) -> list[OpenCall]:
-        return open_calls([*self._earlier, *self._events])
-
     def _append_reply(self, reply: ModelReply) -> LoopStop | None:
         """Append what the model has answered; returns why the loop ends; None: it calls tools. A reply that ended for
         an unknown reason may be cut off in the middle of a call: its calls are not run.
@@ -501,7 +287,7 @@ class _Loop:
         """Append what a reader and the model can know of a reply that no journal takes."""
         text = truncate(_text_of(reply.content), CUT_BYTES)
         notice = f"{text}\n[the reply of the model cannot be kept: {truncate(problem_of(error))}]"
-        self._append_message(notice, _numbers(reply.usage))
+        self._append_message(notice, numbers_of(reply.usage))
 
     def _append_message(self, content: Content, usage: Mapping[str, int]) -> None:
         message = AgentMessage(content, dict(usage), message_id=self._message_id)
@@ -525,180 +311,12 @@ class _Loop:
             cut = ToolUse(tool, {}, tool_use_id, usage=usage, message_id=message_id, raw_arguments=raw)
             self._append(cut)
             kind: ToolErrorKind = "invalid_tool_arguments" if call.tool in self._tools else "unknown_tool"
-            self._refused[id(cut)] = _error(cut, kind, problem_of(error))
-
-    def _require_result(self, call: ToolUse) -> bool:
-        """Request the result of a tool that the client runs; returns whether the call is one."""
-        known = self._tools.get(call.tool)
-        if known is None or not known.runs_on_client or call.raw_arguments is not None:
-            return False
-        request = CustomToolUse(
-            call.tool, call.arguments, call.tool_use_id, message_id=call.message_id, usage=call.usage
-        )
-        if not isinstance(checked_arguments(self._tools, request), BaseModel):
-            return False
-        if self._waits_already(call):
-            self._refused[id(call)] = _error(call, "refused", _WAITS_ALREADY)
-            return False
-        try:
-            self._require(request, known)
-        except (PayloadTooLarge, NotSerializable):
-            raise
-        except InvalidInput as error:  # there are as many requests as there may be
-            self._refused[id(call)] = _exception(call, error)
-            return False
-        return True
-
-    # -- calls
-
-    async def _run_open_calls(self) -> Sequence[OpenCall]:
-        """Run the calls that may run now, and append their results; returns the others, which wait."""
-        pending = {each.request_id for each in self._wake.requests}
-        ready: list[_Ready] = []
-        waiting: list[OpenCall] = []
-        for opened in self._open_calls():
-            decided = self._decide(opened, pending)
-            if isinstance(decided, ToolResult):
-                self._append_result(opened.call, decided)
-            elif decided is not None:
-                ready.append(decided)
-            else:
-                waiting.append(opened)
-        if waiting and ready:  # a person may answer while the others run
-            await self._wake.commit()
-        await self._run_chains(ready)
-        return waiting
-
-    def _waits_already(self, call: ToolUse | CustomToolUse) -> bool:
-        """Whether the same call waits for an answer, and the model knows that."""
-        told = [each.call for each in self._open_calls() if each.is_told]
-        return any((each.tool, each.arguments) == (call.tool, call.arguments) for each in told)
-
-    def _decide(self, opened: OpenCall, pending: Collection[str]) -> _Ready | ToolResult | None:
-        """A call that may run; its result, if it may not; None while it waits for an answer."""
-        call, request_id, answer = opened.call, opened.request_id, opened.answer
-        if answer is None and request_id is not None and request_id in pending:
-            return None
-        return self._refused.get(id(call)) or self._judge(opened)
-
-    def _judge(self, opened: OpenCall) -> _Ready | ToolResult | None:
-        """The same of a call that waits for no answer."""
-        call, request_id, answer = opened.call, opened.request_id, opened.answer
-        if isinstance(call, CustomToolUse):
-            return _error(call, "refused", _NOT_READ if opened.is_interrupted else "it was not answered")
-        if opened.is_interrupted and (request_id is None or self._wake.has_begun(opened.key)):
-            return _error(call, "outcome_unknown", _INTERRUPTED)
-        arguments = checked_arguments(self._tools, call)
-        if not isinstance(arguments, BaseModel):
-            return ToolResult(call.tool_use_id, arguments, is_error=True)
-        if opened.is_interrupted or (request_id is not None and (answer is None or not answer.allowed)):
-            return _error(call, "refused", _NOT_RUN if opened.is_interrupted else _refusal(answer))
-        return self._prepare(opened, call, arguments, is_allowed=answer is not None)
-
-    def _prepare(
-        self, opened: OpenCall, call: ToolUse, arguments: BaseModel, *, is_allowed: bool
-    ) -> _Ready | ToolResult | None:
-        known = self._tools[call.tool]
-        try:  # what the tool is asked here is what it runs with: with defaults, and of the types that it declares
-            is_read = callable(known.confirm) or callable(known.resource)
-            given = arguments.model_dump(mode="json", by_alias=True) if is_read else {}
-            if is_allowed or not known.needs_confirmation(given):
-                once = opened.key if known.runs_once(is_allowed=is_allowed) else None
-                return _Ready(call, arguments, known.resource_key(given), opened.key, once)
-            if self._waits_already(call):
-                return _error(call, "refused", _WAITS_ALREADY)
-            self._require(ToolConfirmation(call.tool, call.arguments, call.tool_use_id), known)
-        except Exception as error:  # of the application, or there are as many requests as there may be
-            return _exception(call, error)
-        return None
-
-    def _require(self, request: R, known: Tool) -> R:
-        """Append a request; returns it with its id."""
-        required = self._wake.require(request, expires_in=known.confirm_within)
-        self._events.append(required)
-        return required
-
-    async def _run_chains(self, ready: Sequence[_Ready]) -> None:
-        """Run the calls, and commit each result when it is there: if the wake goes on, at the latest with the next."""
-
-        async def run(chain: Sequence[int]) -> None:
-            for each in chain:
-                self._append_result(ready[each].call, await self._result(ready[each]))
-                await self._wake.commit()
-
-        try:
-            async with anyio.create_task_group() as tasks:
-                for chain in in_chains([each.call for each in ready], [each.resource for each in ready]):
-                    tasks.start_soon(run, chain)
-        except ExceptionGroup as group:  # of commits; a conflict means that the wake is to be repeated
-            conflicts = [each for each in group.exceptions if isinstance(each, SessionWriteConflict)]
-            raise (conflicts or group.exceptions)[0] from group
-
-    async def _result(self, ready: _Ready) -> ToolResult:
-        """The result of one call; an exception of the tool is one, and fails its span."""
-        call = ready.call
-        if ready.once is not None and not await self._wake.begin_once(ready.once):
-            return _error(call, "outcome_unknown", _UNKNOWN)
-        try:
-            shown = self._wake.stream_tool(call.tool, call.tool_use_id, call.arguments)
-            with self._wake.span(call.tool), shown:
-                result = await self._tools[call.tool].run(ready.arguments, self._context(ready))
-            return ToolResult(call.tool_use_id, result)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # the last two would end the worker
-            return _exception(call, error)
-
-    def _context(self, ready: _Ready) -> ToolContext:
-        wake = self._wake
-        about = {**(wake.logger.extra or {}), "tool": ready.call.tool, "tool_use_id": ready.call.tool_use_id}
-        return ToolContext(
-            wake=wake,
-            tool_use_id=ready.call.tool_use_id,
-            idempotency_key=sha256(f"{wake.conversation_id}\n{ready.key}".encode()).hexdigest(),
-            logger=logging.LoggerAdapter(wake.logger.logger, about),
-        )
-
-    # --
-
-    def _append(self, event: JournalEvent) -> None:
-        self._wake.append(event)
-        self._events.append(event)
-
-    def _append_result(self, call: ToolUse | CustomToolUse, result: ToolResult) -> None:
-        """A result that no journal takes is an error of the tool, which the model may mend."""
-        try:
-            self._append(result)
-        except (PayloadTooLarge, NotSerializable) as error:
-            self._append(_error(call, "tool_execution_exception", str(error), type=type(error).__name__))
+            self._refused[id(cut)] = error_result(cut, kind, problem_of(error))
 
     def _ended(self, stop: LoopStop) -> LoopResult:
         return LoopResult(
             stop=stop, text=self._text, finish_reason=self._finish_reason, rounds=self._rounds, usage=dict(self._usage)
         )
-
-
-def _error(call: ToolUse | CustomToolUse, kind: ToolErrorKind, message: str, **fields: JsonValue) -> ToolResult:
-    return ToolResult(call_id(call), error_value(kind, message, **fields), is_error=True)
-
-
-def _exception(call: ToolUse, error: BaseException) -> ToolResult:
-    name, message = describe_error(error)
-    return _error(call, "tool_execution_exception", message, type=name)
-
-
-class _Ready(NamedTuple):
-    """A call that may run."""
-
-    call: ToolUse
-    arguments: BaseModel
-    resource: str | None  # key of its resource
-    key: str  # of the call
-    once: str | None  # the same, if it may not begin a second time
-
-
-def _refusal(answer: ConfirmationAnswer | None) -> str:
-    if answer is None:
-        return _NOT_RUN
-    return answer.reason or ("it was not answered in time" if answer.expired else "a person has refused it")
 
 
 def _text_of(content: Any) -> str:
@@ -707,8 +325,3 @@ def _text_of(content: Any) -> str:
         return text_of(content)
     except (AttributeError, TypeError):
         return ""
-
-
-def _numbers(usage: Any) -> dict[str, int]:
-    found = usage if isinstance(usage, Mapping) else {}
-    return {name: value for name, value in found.items() if type(value) is int}

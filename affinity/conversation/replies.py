@@ -12,17 +12,8 @@ import anyio
 from affinity import errors
 from affinity.client.calls import check_timeout
 from affinity.client.changes import Change
-from affinity.conversation.events import (
-    JournalEvent,
-)
-from affinity.conversation.follow import (
-    EntryNumber,
-    EventFeed,
-    FeedPosition,
-    PageReader,
-    check_timeline,
-    read_position,
-)
+from affinity.conversation.events import JournalEvent
+from affinity.conversation.follow import EntryNumber, EventFeed, FeedPosition, PageReader, check_timeline, read_position
 from affinity.conversation.reading import check_seq, kinds_of
 from affinity.conversation.reply import Reply, check_awaited
 from affinity.conversation.reply_stream import ReplyPageReader, ReplyStream
@@ -30,12 +21,7 @@ from affinity.conversation.sending import SendingCalls
 from affinity.conversation.settling import settled_reply
 from affinity.conversation.wake_parts import blocked_journals, waiting_for
 from affinity.errors import WaitTimeout
-from affinity.journal import (
-    Appended,
-    Description,
-    Entry,
-    JournalQuery,
-)
+from affinity.journal import Appended, Description, Entry, JournalQuery
 
 M = TypeVar("M")
 

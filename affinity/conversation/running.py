@@ -34,14 +34,7 @@ from affinity.conversation.views import request_of, revisit_of
 from affinity.conversation.wake import Wake
 from affinity.conversation.wake_parts import WakeInputs, WakeParts, handling
 from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict
-from affinity.journal import (
-    Entry,
-    JournalAccess,
-    JournalAppend,
-    JournalQuery,
-    NewEntry,
-    PendingWork,
-)
+from affinity.journal import Entry, JournalAccess, JournalAppend, JournalQuery, NewEntry, PendingWork
 from affinity.limits import MAX_PAGE, MAX_WAKE_ENTRIES
 from affinity.orchestration import ActivityContext
 

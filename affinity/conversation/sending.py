@@ -19,16 +19,8 @@ from affinity.conversation.events import (
     UserInterrupt,
     check_input,
 )
-from affinity.conversation.follow import (
-    EntryNumber,
-    JournalIdentity,
-    unknown_conversation,
-)
-from affinity.conversation.kinds import (
-    WAKE_MESSAGE,
-    ConversationKind,
-    interrupt_message,
-)
+from affinity.conversation.follow import EntryNumber, JournalIdentity, unknown_conversation
+from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, interrupt_message
 from affinity.conversation.trace import traceparent
 from affinity.journal import (
     Answer,
