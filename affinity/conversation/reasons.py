@@ -67,15 +67,15 @@ async def _idle(explainer: Explainer, me: str) -> Explanation:
 
 
 async def _working(explainer: Explainer, children: Sequence[str]) -> Explanation:
-    """Children work for it: the first whose reason is known, and is not that it waits for a client."""
-    status = ""
+    """Children, or runs, work for it: the first whose reason is known, and is not that it waits for a client."""
+    what, status = "child", ""
     for child in children:
         listed = await explainer.provider.list_journals(JournalFilter(session_id=child), 1)
-        status = f" ({listed[0].status})" if listed else ""
-        found = await explainer.explain_child(child, "child", status)
+        what, status = ("child", f" ({listed[0].status})") if listed else ("run", "")
+        found = await explainer.explain_child(child, what, status)
         if found is not None and found.code != "input":
             return found
-    return explainer.reason("child", f"waits for its child {children[-1]!r}{status}")
+    return explainer.reason("child", f"waits for its {what} {children[-1]!r}{status}")
 
 
 add_reasons(conversation_reason)

@@ -139,7 +139,7 @@ async def test_it_waits_for_what_it_has_started(url: str) -> None:
         (call,) = await begun(talk)
         assert await talk.status() == "waiting"
         found = await until(partial(_explained, talk, "activity_running"))
-        assert f"'c' waits for its child {call!r}: " in found.sentence
+        assert f"'c' waits for its run {call!r}: " in found.sentence
         assert await (await talk.fork("fork")).status() == "idle"
         await talk.interrupt()
         await until(partial(status, talk, "waiting"))
