@@ -20,6 +20,7 @@ from bench.scenarios.rebalance import rebalance
 from bench.scenarios.replicas import replicas
 from bench.scenarios.restart import restart
 from bench.scenarios.rollout import rollout
+from bench.scenarios.schedules import schedules
 from bench.scenarios.size import size
 from bench.scenarios.soak import soak
 from bench.scenarios.sqlite import sqlite
@@ -47,6 +48,7 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
     "order": order,
     "tags": tags,
     "conversation": conversation,
+    "schedules": schedules,
     "steps": steps,
     "fleet": fleet,
     "size": size,

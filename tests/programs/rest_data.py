@@ -113,6 +113,22 @@ def _resources(db: Tables) -> Iterator[str]:
             yield f"{row['name']!r} {me!r} is half made, or half destroyed"
 
 
+# -- schedules
+
+
+@RULES.of("schedules")
+def _schedules(db: Tables) -> Iterator[str]:
+    """None is due; one that is paused never will be. A tick waits only for an instance that has not ended."""
+    for row in db.rows["schedules"]:
+        me, due = row["name"], row["next_due"]
+        if due is not None and (row["paused"] or (db.workers and due <= db.now)):
+            yield f"{me!r} is due at {due}, and now it is {db.now}; paused: {row['paused']}"
+        if row["queued"] is not None and (row["paused"] or not db.is_live(row["running"])):
+            yield f"{me!r} has a queued tick, and {row['running']!r} has ended; paused: {row['paused']}"
+        if row["last_due"] is not None and row["next_due"] is not None and row["last_due"] >= row["next_due"]:
+            yield f"{me!r} is due again at {row['next_due']}, and its last tick was at {row['last_due']}"
+
+
 # -- states of sessions
 
 

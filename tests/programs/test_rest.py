@@ -301,6 +301,13 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
         lambda at: at.add("resources", **resource(handle="{}", taken_until=1.0)),
         lambda at: at.add("resources", **resource(handle=None)),
     ),
+    "schedules": (
+        lambda at: at.add("schedules", **schedule(next_due=at.now)),
+        lambda at: at.add("schedules", **schedule(next_due=at.now + 9, paused="operator")),
+        lambda at: at.add("schedules", **schedule(queued=at.now, running="gone")),
+        lambda at: at.add("schedules", **schedule(queued=at.now, running=None, paused="operator")),
+        lambda at: at.add("schedules", **schedule(next_due=at.now + 9, last_due=at.now + 9)),
+    ),
     "session_states": (
         lambda at: at.change("session_states", {"session_id": "s"}, epoch=1_000_000),
         lambda at: at.change("session_states", {"session_id": "s"}, generation=""),
@@ -373,6 +380,11 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
 def lock(at: Rows) -> Row:
     by = {"lock_worker": at.worker["worker_id"], "lock_incarnation": at.worker["incarnation"]}
     return {"lock_token": "t", "locked_until": at.now + 9, **by}
+
+
+def schedule(**values: Any) -> Row:
+    nothing = dict.fromkeys(("paused", "next_due", "last_due", "running", "queued"))
+    return {"name": "s", **nothing, **values}
 
 
 def resource(**values: Any) -> Row:

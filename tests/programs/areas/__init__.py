@@ -8,5 +8,6 @@ from typing import Final
 from tests.programs.area import AnyArea
 from tests.programs.areas.conversations import CONVERSATIONS
 from tests.programs.areas.orchestrations import ORCHESTRATIONS
+from tests.programs.areas.schedules import SCHEDULES
 
-AREAS: Final[Mapping[str, AnyArea]] = {each.name: each for each in (ORCHESTRATIONS, CONVERSATIONS)}
+AREAS: Final[Mapping[str, AnyArea]] = {each.name: each for each in (ORCHESTRATIONS, CONVERSATIONS, SCHEDULES)}
