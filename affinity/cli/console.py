@@ -21,7 +21,7 @@ LOCAL: Final = ("127.0.0.1", "localhost", "::1")
 STOP_SECONDS: Final = 1
 """For which live pages may delay the end."""
 
-_ACTIONS: Final = ("answer", "cancel", "resume", "release", "move", "drain")
+_ACTIONS: Final = ["answer", "converse", "raise", "cancel", "resume", "reset", "delete", "release", "move", "drain"]
 
 
 @command()

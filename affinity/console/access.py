@@ -10,10 +10,20 @@ from starlette.requests import Request
 
 from affinity.records import frozen
 
-Action: TypeAlias = Literal["read", "answer", "cancel", "resume", "release", "move", "drain"]
-"""``read``: all pages. ``answer``: requests of conversations. ``cancel``, ``resume``: instances. ``release``, ``move``:
-sessions. ``drain``: workers, also to end a drain.
-"""
+Action: TypeAlias = Literal[
+    "read",  # all pages
+    "answer",  # requests of conversations
+    "converse",  # send messages, interrupt, have a failed conversation try again, fork
+    "raise",  # events for instances
+    "cancel",  # instances; also to terminate conversations
+    "resume",  # suspended instances
+    "reset",  # instances to an earlier event
+    "delete",  # finished instances, and records of sessions
+    "release",  # sessions
+    "move",  # sessions to another worker
+    "drain",  # workers; also to end a drain
+]
+"""What a user may do."""
 
 NONE: Final[AbstractSet[Action]] = frozenset()
 READ: Final[AbstractSet[Action]] = frozenset({"read"})

@@ -9,9 +9,11 @@ from typing import Any, Final, TypeAlias
 
 from affinity.client import Client
 from affinity.console.access import Access, Action
-from affinity.console.pages.base import required
+from affinity.console.pages.base import number, required
 from affinity.console.pages.conversations import handle_of
+from affinity.console.rendering import query
 from affinity.console.requests import Refused
+from affinity.conversation import ConversationHandle, UserMessage
 from affinity.errors import AffinityError, InvalidInput
 from affinity.records import frozen
 
@@ -28,10 +30,11 @@ class Verb:
     target: str  # the field that names what it is done to
     run: Callable[[Client, Form], Awaitable[object]]  # returns the outcome
     confirmed: bool = False  # the form repeats the target in the field "confirm"
+    then: Callable[[Form], str] | None = None  # the page that is shown then; None: the one with the form
 
 
-async def do(client: Client, name: str, form: Form, access: Access) -> None:
-    """Do what a form asks for.
+async def do(client: Client, name: str, form: Form, access: Access) -> str:
+    """Do what a form asks for. Returns the address of the page that is shown then, below the console's prefix.
 
     Raises:
         Refused: there is no such action, the user may not, or the name was not repeated.
@@ -51,28 +54,72 @@ async def do(client: Client, name: str, form: Form, access: Access) -> None:
         logger.warning("%r: %s %r was refused: %r", access.user, name, target, error)
         raise
     logger.info("%r: %s %r: %s", access.user, name, target, outcome)
+    return form.get("back", "/") if verb.then is None else verb.then(form)
+
+
+async def _talk(client: Client, form: Form) -> ConversationHandle:
+    found = await client.get_conversation(form["conversation"])
+    return handle_of(client, found.conversation_id, found.kind)
 
 
 async def _answer(client: Client, form: Form) -> int:
-    conversation_id = form["conversation"]
-    found = await client.get_conversation(conversation_id)
     answer: dict[str, Any] = {"reason": form.get("reason", "")}
     match form.get("answer"):
         case "allow" | "refuse" as word:
             answer["allowed"] = word == "allow"
         case "result" | "error" as word:
-            answer = {"result": _json_of(form.get("result", "")), "is_error": word == "error"}
+            answer = {"result": _json_of(form, "result"), "is_error": word == "error"}
         case _:
             raise InvalidInput("answer with allow, refuse, result or error")
-    talk = handle_of(client, conversation_id, found.kind)
-    return await talk.answer(required(form, "request"), **answer)
+    return await (await _talk(client, form)).answer(required(form, "request"), **answer)
 
 
-def _json_of(text: str) -> Any:
+def _json_of(form: Form, name: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(form.get(name, ""))
     except (ValueError, RecursionError):
-        raise InvalidInput('the result is no JSON: a text stands in quotes, as "done"') from None
+        raise InvalidInput(f'{name} is no JSON: a text stands in quotes, as "done"') from None
+
+
+async def _send(client: Client, form: Form) -> int:
+    return await (await _talk(client, form)).send(UserMessage(required(form, "text")))
+
+
+async def _interrupt(client: Client, form: Form) -> int:
+    cancel = bool(form.get("cancel"))
+    return await (await _talk(client, form)).interrupt(cancel_running=cancel, reason=form.get("reason", ""))
+
+
+async def _try_again(client: Client, form: Form) -> bool:
+    return await (await _talk(client, form)).resume()
+
+
+async def _terminate(client: Client, form: Form) -> None:
+    await (await _talk(client, form)).terminate(reason=form.get("reason", ""))
+
+
+async def _fork(client: Client, form: Form) -> str:
+    made = await (await _talk(client, form)).fork(required(form, "new"), at=number(form, "at"))
+    return made.conversation_id
+
+
+def _forked(form: Form) -> str:
+    return f"/conversation?{query(id=form['new'])}"
+
+
+async def _raise(client: Client, form: Form) -> None:
+    await client.raise_event(form["instance"], required(form, "name"), _json_of(form, "data"))
+
+
+async def _reset(client: Client, form: Form) -> int:
+    event = number(form, "event")
+    if event is None:
+        raise InvalidInput("name the last event that counts")
+    return await client.reset(form["instance"], to_event=event)
+
+
+async def _delete_record(client: Client, form: Form) -> int:
+    return len(await client.session_manager.delete(form["session"]))
 
 
 async def _release(client: Client, form: Form) -> str:
@@ -92,6 +139,17 @@ def _done(outcome: str, *good: str) -> str:
 VERBS: Final[Mapping[str, Verb]] = {
     "answer": Verb("answer", "conversation", _answer),
     "cancel": Verb("cancel", "instance", lambda c, f: c.cancel(f["instance"], f.get("reason", "")), confirmed=True),
+    "delete": Verb(
+        "delete", "instance", lambda c, f: c.delete(f["instance"]), confirmed=True, then=lambda f: "/instances"
+    ),
+    "delete-record": Verb("delete", "session", _delete_record, confirmed=True, then=lambda f: "/sessions"),
+    "fork": Verb("converse", "conversation", _fork, then=_forked),
+    "interrupt": Verb("converse", "conversation", _interrupt),
+    "raise": Verb("raise", "instance", _raise),
+    "reset": Verb("reset", "instance", _reset, confirmed=True),
+    "send": Verb("converse", "conversation", _send),
+    "terminate": Verb("cancel", "conversation", _terminate, confirmed=True),
+    "try-again": Verb("converse", "conversation", _try_again),
     "resume": Verb("resume", "instance", lambda c, f: c.resume(f["instance"])),
     "release": Verb("release", "session", _release),
     "move": Verb("move", "session", _move),

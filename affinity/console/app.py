@@ -198,9 +198,9 @@ class Console(ClosedBlock):
         """Do what a form asks for, and show the page that it came from."""
         access = await self._allowed(request)
         form = await read_form(request, self._origins)
-        await do(await self._open(), request.path_params["action"], form, access)
+        back = await do(await self._open(), request.path_params["action"], form, access)
         self._recent.clear()
-        path, _, query = form.get("back", "/").partition("?")
+        path, _, query = back.partition("?")
         target = path if path in PAGES else "/"
         return RedirectResponse(request.scope.get("root_path", "") + target + (query and f"?{query}"), 303)
 

@@ -220,6 +220,19 @@ def test_a_stream_is_read_while_it_is_made(workers: Workers, open_windows: Calla
     expect(page.locator(".transcript")).to_contain_text("said")
 
 
+def test_a_fork_is_made_at_an_entry(workers: Workers, open_windows: Callable[..., Windows]) -> None:
+    say(workers, "origin", "please")
+    page = open_windows().open("/conversation?id=origin")
+    expect(page.locator(".transcript li.agent").first).to_be_visible(timeout=5 * SECOND)
+    page.locator("#fork summary").click()
+    page.get_by_label("Id of the new conversation").fill("copy")
+    page.get_by_label("Up to entry").fill("1")
+    page.locator("#fork").get_by_role("button", name="Fork").click()
+    expect(page.locator("dl")).to_contain_text("copy, of kind chat")
+    expect(page.locator("dl").get_by_role("link", name="origin")).to_be_visible()
+    expect(page.locator(".transcript li.user")).to_have_count(1)
+
+
 def test_stored_text_runs_nothing(workers: Workers, open_windows: Callable[..., Windows]) -> None:
     """`Windows` fails on a dialog, an error, and each violation of the policy of the pages."""
     text = "<script>alert(1)</script><img src=x onerror=alert(2)><svg onload=alert(3)>"

@@ -176,6 +176,49 @@ async def test_other_actions(client: Client, open_console: Open) -> None:
         assert (await client.workers())[0].drain_wanted
         assert await do("end-drain", worker="one") == 303
         assert not (await client.workers())[0].drain_wanted
+        assert await do("raise", instance="stays", name="other", data="tea") == 400
+        assert await do("raise", instance="stays", name="other", data='"tea"') == 303
+        assert await do("delete", instance="stays", confirm="stays") == 409
+        assert await do("delete-record", session="s", confirm="s") == 303
+        assert await client.session_store.load("s") is None
+        assert await do("delete-record", session="s", confirm="s") == 404
+        assert await do("reset", instance="spoilt", confirm="spoilt") == 400
+        assert await do("reset", instance="spoilt", confirm="spoilt", event="2") == 303
+        assert (await client.wait_finished("spoilt", 20)).execution_id == 2
+        assert await do("delete", instance="spoilt", confirm="spoilt") == 303
         assert await do("cancel", instance="stays") == 400
         assert await do("cancel", instance="stays", confirm="stays", reason="enough") == 303
         assert (await client.wait_finished("stays", 20)).status == "cancelled"
+
+
+async def test_actions_on_conversations(client: Client, open_console: Open) -> None:
+    await fill(client, "plain")
+    talk = client.conversation(chats, "talk")
+    async with open_console() as http:
+        key = await token(http)
+
+        async def do(action: str, **fields: str) -> httpx.Response:
+            form = {"token": key, "conversation": "talk", **fields}
+            return await http.post(f"/do/{action}", data=form, headers=ORIGIN)
+
+        assert (await do("send", text="")).status_code == 400
+        assert (await do("send", text="hello")).status_code == 303
+
+        async def said() -> bool:
+            last = await talk.history(kinds=[AgentMessage], last=1)
+            return isinstance(last[0].event, AgentMessage) and last[0].event.text == "hello"
+
+        await until(said)
+        assert (await do("interrupt", reason="stop")).status_code == 303
+        assert await talk.requests() == []
+        forked = await do("fork", new="fork & more", at="1")
+        assert (forked.status_code, forked.headers["location"]) == (303, "/conversation?id=fork+%26+more")
+        page = (await http.get(forked.headers["location"])).text
+        assert "Made by fork of" in page
+        assert page.count("<li class=") == 1
+        assert (await do("fork", new="talk")).status_code == 409
+        assert (await do("try-again")).status_code == 303  # there is nothing to try: nothing happens
+        assert (await do("terminate")).status_code == 400
+        assert (await do("terminate", confirm="talk")).status_code == 303
+        assert await talk.status() == "terminated"
+        assert (await do("send", text="hello")).status_code == 409

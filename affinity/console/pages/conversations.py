@@ -79,6 +79,7 @@ async def conversation(client: Client, query: Query, payloads: Payloads) -> dict
     before = number(query, "before")
     page: Mapping[str, Any] = {"last": ENTRIES} if before is None else {"before": before, "limit": ENTRIES}
     entries = [_entry(each, payloads) for each in await talk.history(**page)]
+    own, *ancestors = await talk.ancestors()
     return {
         "found": found,
         "sentence": await _sentence(talk, payloads),
@@ -92,7 +93,8 @@ async def conversation(client: Client, query: Query, payloads: Payloads) -> dict
             for each in await talk.wakes(newest_first=True, limit=10)
         ],
         "children": (await client.list_conversations_page(parent=found.conversation_id, limit=ROWS)).items,
-        "ancestors": [each for each in await talk.ancestors() if each.distance],
+        "lineage": own.lineage,
+        "ancestors": ancestors,
     }
 
 
