@@ -15,12 +15,6 @@ from affinity.errors import InvalidOptions
 if TYPE_CHECKING:
     from affinity.console.serving import Identify
 
-LOCAL: Final = ("127.0.0.1", "localhost", "::1")
-"""Names under which a console of this machine is asked."""
-
-STOP_SECONDS: Final = 1
-"""For which live pages may delay the end."""
-
 _ACTIONS: Final = ["answer", "converse", "raise", "cancel", "resume", "reset", "delete", "release", "move", "drain"]
 
 
@@ -61,7 +55,7 @@ def console(shell: Shell, **options: Any) -> None:
         from affinity.console import serving
     except ModuleNotFoundError as error:
         raise InvalidOptions(f"{error}: pip install 'affinity-workflows[console]'") from None
-    hosts = [*options["hosts"], *(LOCAL if _is_local(options["host"]) else ())]
+    hosts = [*options["hosts"], *(serving.LOCAL if _is_local(options["host"]) else ())]
     if not hosts:
         raise click.UsageError("--host: give --allow-host too, the name in the address that users type")
     token = secrets.token_urlsafe(32)
@@ -74,7 +68,7 @@ def console(shell: Shell, **options: Any) -> None:
         log_level="warning",
         proxy_headers=False,
         server_header=False,
-        timeout_graceful_shutdown=STOP_SECONDS,
+        timeout_graceful_shutdown=serving.STOP_SECONDS,
     )
     socket = config.bind_socket()
     name, port = (options["host"] if _is_local(options["host"]) else hosts[0]), socket.getsockname()[1]

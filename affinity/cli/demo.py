@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import secrets
 import shutil
 import signal
 import tempfile
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +24,12 @@ from affinity.cli.output import printable
 from affinity.cli.shell import check_call
 from affinity.demo.conversations import DATASET_SIZE, load_conversations
 from affinity.demo.display import LEASE_SECONDS, RECOVERY_SLACK, DemoReport, Display
-from affinity.demo.run import DemoFailed, DemoPlan, run_demo
+from affinity.demo.run import DemoFailed, DemoPlan, database_of, run_demo
+from affinity.errors import InvalidOptions
+from affinity.provider import migrate
+
+OPEN_SECONDS: Final = 60.0
+"""For which a run with a console waits for its browser."""
 
 MAX_DIFFERENCES: Final = 20
 """Differences that are printed; of the others only their number."""
@@ -39,10 +47,19 @@ MAX_DIFFERENCES: Final = 20
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Chooses which ones, and when who writes.")
 @click.option("--no-kill", is_flag=True, help="Let all workers live.")
+@click.option("--console", is_flag=True, help="Show the run in a browser, and begin when it is opened.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
 @click.pass_context
 def demo(
-    ctx: click.Context, *, url: str | None, workers: int, conversations: int, seed: int, no_kill: bool, as_json: bool
+    ctx: click.Context,
+    *,
+    url: str | None,
+    workers: int,
+    conversations: int,
+    seed: int,
+    no_kill: bool,
+    console: bool,
+    as_json: bool,
 ) -> None:
     """Replay real conversations over worker processes, kill one of them half-way, and verify the result.
 
@@ -57,8 +74,12 @@ def demo(
     a worker ended by itself, or the run stalled; the command names the fault, and a folder with the logs and
     transcripts.
 
+    With --console (pip install 'affinity-workflows[console,demo]') it prints an address. The run begins when a browser
+    opens it, or after a minute; it shows the workers, how one dies, and how its sessions move. Ctrl-C ends it.
+
     Examples:
       affinity demo
+      affinity demo --console
       affinity demo --workers 6 --url postgresql://localhost/app
       affinity demo --conversations 20 --json
     """
@@ -72,7 +93,7 @@ def demo(
         folder = Path(tempfile.mkdtemp(prefix="affinity-demo-"))
         at_exit.callback(shutil.rmtree, folder)
         try:
-            report = anyio.run(_run_until_signalled, plan, folder)
+            report = anyio.run(partial(_run_until_signalled, plan, folder, console=console))
             _print(report, as_json=as_json)
         except DemoFailed:
             at_exit.pop_all()
@@ -80,21 +101,52 @@ def demo(
             raise
 
 
-async def _run_until_signalled(plan: DemoPlan, folder: Path) -> DemoReport:
-    """Run the demo; SIGINT or SIGTERM cancels it, and ends the command when all is cleaned up."""
+async def _run_until_signalled(plan: DemoPlan, folder: Path, *, console: bool) -> DemoReport:
+    """Run the demo; SIGINT or SIGTERM cancels it, and ends the command when all is cleaned up. A signal that comes after
+    the run, while its console is served, ends the console.
+    """
     received: list[signal.Signals] = []
+    signalled, is_over = anyio.Event(), False
 
     def stop(number: signal.Signals) -> None:
         received.append(number)
-        scope.cancel()
+        signalled.set()
+        if not is_over:
+            scope.cancel()
+
+    async def show(report: DemoReport) -> None:
+        nonlocal is_over
+        is_over = True
+        display.say("\n".join([*report.story, "The run is over. The console goes on until Ctrl-C."]))
+        await signalled.wait()
 
     display = Display(Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True))
     with anyio.CancelScope() as scope, display.opened():
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop, number)
+        if console:
+            async with _in_browser(database_of(plan, folder), display):
+                return await run_demo(plan, folder, display, show)
         return await run_demo(plan, folder, display)
     click.echo("interrupted; all workers have ended", err=True)
     raise click.exceptions.Exit(SIGNALLED + received[0])
+
+
+@asynccontextmanager
+async def _in_browser(url: str, display: Display) -> AsyncIterator[None]:
+    """Serve a console of the database, and wait until a browser has opened it."""
+    try:
+        from affinity.console import create, serving
+    except ModuleNotFoundError as error:
+        raise InvalidOptions(f"{error}: pip install 'affinity-workflows[console]'") from None
+    await migrate(url)
+    token = secrets.token_urlsafe(32)
+    login = serving.TokenLogin(token, getpass.getuser(), once=True)
+    async with create(url) as app, serving.serve_locally(app, login) as address:
+        display.say(f"Open {address}/login?token={token}")
+        with anyio.move_on_after(OPEN_SECONDS):
+            await login.used.wait()
+        yield
 
 
 def _print(report: DemoReport, *, as_json: bool) -> None:

@@ -6,16 +6,20 @@ cookie in exchange. On other addresses it needs a token file, a file of password
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hmac
 import ipaddress
 import stat
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs, quote, urlsplit
 
+import anyio
+import uvicorn
 from markupsafe import escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
@@ -23,6 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from affinity.console.requests import HEADERS, new_secret
 from affinity.errors import InvalidOptions
+from affinity.tasks import BackgroundTask
 
 SAFE: Final = "/?=&%"
 """Characters of an address that are not escaped."""
@@ -32,6 +37,12 @@ USER: Final = "affinity.user"
 
 MIN_TOKEN: Final = 16
 """Characters of a token in a file."""
+
+LOCAL: Final = ("127.0.0.1", "localhost", "::1")
+"""Names under which a console of this machine is asked."""
+
+STOP_SECONDS: Final = 1
+"""For which live pages may delay the end."""
 
 MAX_LOGINS: Final = 1_000
 """Cookies that are valid; a further login ends the oldest one."""
@@ -69,6 +80,8 @@ class TokenLogin:
         self._token: str | None = token
         self._user, self._once, self._cookie = user, once, cookie
         self._cookies: dict[str, None] = {}
+        self.used = asyncio.Event()
+        """Set when a user has logged in."""
 
     def __call__(self, request: Request) -> str | Response:
         base = request.scope.get("root_path", "")
@@ -86,6 +99,7 @@ class TokenLogin:
             return _refusal(401, "this token is not valid, or was used: start `affinity console` again for another one")
         if self._once:
             self._token = None
+        self.used.set()
         secret = new_secret()
         self._cookies[secret] = None
         if len(self._cookies) > MAX_LOGINS:
@@ -134,6 +148,30 @@ class ProxyLogin:
         if address is None or not user or not any(address in each for each in self._networks):
             return _refusal(401, "come through the proxy that knows you")
         return user
+
+
+class _Server(uvicorn.Server):
+    """A server whose program handles the signals."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def serve_locally(app: ASGIApp, login: Identify) -> AsyncIterator[str]:
+    """Serve a console on a free port of this machine, in the event loop of the caller; gives its address."""
+    gate = Gate(app, login, LOCAL)
+    config = uvicorn.Config(gate, port=0, log_level="warning", timeout_graceful_shutdown=STOP_SECONDS)
+    socket = config.bind_socket()
+    server = _Server(config)
+    running = BackgroundTask(lambda: server.serve([socket]))
+    try:
+        yield f"http://127.0.0.1:{socket.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        with anyio.CancelScope(shield=True):
+            await running.join()
 
 
 def _load(address: str) -> Response:

@@ -13,7 +13,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -113,15 +113,29 @@ async def export_transcripts(provider: Provider, run: str, folder: Path, display
         display.say(f"not all transcripts could be read: {error}")
 
 
-async def run_demo(plan: DemoPlan, folder: Path, display: Display) -> DemoReport:
+def database_of(plan: DemoPlan, folder: Path) -> str:
+    """The URL of the database of a run: in its folder, unless the plan names one."""
+    return plan.url or f"sqlite:///{quote(str(folder / 'affinity.db'))}"
+
+
+async def nothing_more(report: DemoReport) -> None:
+    """The end of a run that is not looked at."""
+
+
+async def run_demo(
+    plan: DemoPlan,
+    folder: Path,
+    display: Display,
+    before_clean_up: Callable[[DemoReport], Awaitable[None]] = nothing_more,
+) -> DemoReport:
     """Replay the conversations and verify the result. The folder is for the logs, the transcripts of a failed run, and
-    the database unless the plan names one.
+    the database unless the plan names one. ``before_clean_up`` is awaited while the data of the run are still there.
 
     Raises:
         DemoFailed: a worker ended by itself, or the run stalled.
         InvalidUrl, ProviderError: the database is wrong, or refuses.
     """
-    url = plan.url or f"sqlite:///{quote(str(folder / 'affinity.db'))}"
+    url = database_of(plan, folder)
     settings = [plan.settings(n + 1, url) for n in range(plan.workers)]
     await migrate(url)
     async with (
@@ -140,6 +154,7 @@ async def run_demo(plan: DemoPlan, folder: Path, display: Display) -> DemoReport
             raise
         if report.differences:
             await export_transcripts(provider, plan.run, folder, display)
+        await before_clean_up(report)
         return report
 
 

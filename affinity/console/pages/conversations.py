@@ -106,8 +106,11 @@ async def _sentence(talk: ConversationHandle, payloads: Payloads) -> str:
 
 
 def _entry(entry: JournalEntry, payloads: Payloads) -> EntryRow:
-    value = json.loads(entry.to_json())["event"]
-    shown = payloads.show(f"entry-{entry.seq}", "entry", entry.kind, _said(value))
+    try:
+        value = _said(json.loads(entry.to_json())["event"])
+    except (ValueError, RecursionError):  # a stored value may be anything
+        value = entry.payload
+    shown = payloads.show(f"entry-{entry.seq}", "entry", entry.kind, value)
     return EntryRow(entry=entry, role=entry.kind.partition(".")[0], value=shown)
 
 
