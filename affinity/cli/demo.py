@@ -102,8 +102,8 @@ def demo(
 
 
 async def _run_until_signalled(plan: DemoPlan, folder: Path, *, console: bool) -> DemoReport:
-    """Run the demo; SIGINT or SIGTERM cancels it, and ends the command when all is cleaned up. A signal that comes after
-    the run, while its console is served, ends the console.
+    """Run the demo; SIGINT or SIGTERM cancels it, and ends the command when all is cleaned up. A signal that comes
+    after the run, while its console is served, ends the console.
     """
     received: list[signal.Signals] = []
     signalled, is_over = anyio.Event(), False
