@@ -250,6 +250,18 @@ class Program:
             timer.cancel()
             self.next_due = 0.0  # the next execution's timer would begin anew: a wake computes the rest
 
+    async def _await_end(self) -> None:
+        """The journal is closed. The message that terminates the instance came into the queue in the same transaction,
+        so it comes before a timer; or it came long ago, and an operator has reset the instance since then.
+        """
+        timer = self.ctx.schedule_timer(0.0)
+        while self.state not in OVER and not timer.settled:
+            await self.ctx.wait_any(self.signal, timer)
+            if self.signal.settled:
+                await self._receive()
+        timer.cancel()
+        self.state = State.ENDING
+
     async def _receive(self) -> dict[str, Any]:
         """Take the signal that has come, and wait for the next one; returns its data."""
         data = await self.signal
@@ -311,7 +323,8 @@ class Program:
         self.received = self.announced = 0
         while (outcome := await self._attempt(task)) is not None:
             if outcome["outcome"] != "failed":
-                return self._succeed(outcome, stays_failed=has_failed and outcome["outcome"] == "nothing")
+                self._succeed(outcome, stays_failed=has_failed and outcome["outcome"] == "nothing")
+                return await self._await_end() if outcome.get("closed") else None
             if (pause := outcome.get("retry_after")) is None:
                 return self._fail(outcome)
             task.pop("cancelled_wakes", None)
@@ -402,9 +415,7 @@ class Program:
             self.start["home"] = outcome["home"]
         # A signal that came while the wake ran may be of an input that it has processed.
         self._set_due(outcome, outcome.get("more", False) or self.is_resumed or self.announced > self.processed)
-        # Not without a journal, whose first signal comes with the start, nor with one that is closed: the message that
-        # terminates the instance is on its way.
-        may_park = self.next_due is None and self.processed > 0 and not outcome.get("closed", False)
+        may_park = self.next_due is None and self.processed > 0  # its journal's first signal comes with the start
         self.state = State.FAILED if stays_failed else State.IDLE if may_park else State.WAITING
 
     def _fail(self, outcome: WakeOutcome) -> None:

@@ -705,3 +705,16 @@ async def test_an_event_during_a_deletion_leaves_no_instance(url: str, monkeypat
         monkeypatch.setattr(Journals, "delete", send_first)
         assert await on.talk().delete()
         assert await left(on.client) == []
+
+
+async def test_what_has_ended_ends_again_after_a_reset(url: str) -> None:
+    """Its journal is closed: nothing would wake it any more."""
+    async with stage(url, echo) as on:
+        talk, instance = on.talk(), on.client.handle("c")
+        await talk.ask(UserMessage("hi"), timeout=30)
+        await on.client.cancel("c")
+        await until(lambda: status(talk, "terminated"))
+        await on.client.wait_finished("c", timeout=30)
+        await instance.reset(to_event=2)
+        assert (await on.client.wait_finished("c", timeout=30)).status == "completed"
+        assert await talk.status() == "terminated"

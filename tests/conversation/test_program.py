@@ -219,14 +219,27 @@ def test_the_trace_of_a_parked_wake_is_closed_unparked() -> None:
     assert parked(live.feed(ev.CancelRequested("stop"))) == [False]
 
 
-@pytest.mark.parametrize(
-    "outcome", ['{"outcome":"nothing","processed":0}', '{"outcome":"nothing","processed":1,"closed":true}']
-)
-def test_nothing_is_parked_without_a_journal_or_with_one_that_is_closed(outcome: str) -> None:
+def test_nothing_is_parked_without_a_journal() -> None:
     """It would be queued immediately, again and again."""
     live = begin()
-    assert parked(live.complete(wake_of(live), outcome)) == []
+    assert parked(live.complete(wake_of(live), '{"outcome":"nothing","processed":0}')) == []
     assert parked(signal(live, "wake", seq=1)) == [False]
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_a_closed_journal_ends_the_instance(is_reset: bool) -> None:
+    """By the message that has closed it, unless an operator has reset the instance since then."""
+    live = begin()
+    live.complete(wake_of(live), '{"outcome":"nothing","processed":1,"closed":true}')
+    signal(live, "wake", seq=2)  # came before it was closed
+    (timer,) = [n for n, each in enumerate(live.history, 1) if isinstance(each, ev.TimerCreated)]
+    if is_reset:
+        live.feed(ev.TimerFired(timer))
+    else:
+        signal(live, "terminate", cascade=True)
+    assert tasks_of(live)[-1]["terminated"] is not is_reset
+    live.complete(wake_of(live), '{"outcome":"nothing"}')
+    assert live.outcome is not None
 
 
 def test_the_trace_of_a_cancelled_wake_is_closed_once(monkeypatch: pytest.MonkeyPatch) -> None:
