@@ -7,6 +7,7 @@ A marker is an HTML comment on the line above the fence, so that readers do not 
 ``<!-- part of an orchestration -->``      Python: statements of an orchestration, with ``ctx``
 ``<!-- part of an activity -->``           Python: statements of an activity, with ``ctx``
 ``<!-- part of a client -->``              Python: statements of a coroutine, with ``client``
+``<!-- part of a script -->``              Python: statements of a function, with a sync ``client``
 ``<!-- from FILE -->``                     Python: lines of that file, which runs by itself
 ``<!-- output of FILE -->``                lines that this program prints
 ``<!-- demo -->``, ``<!-- test -->``       the two commands of the README, which `.ci/run` runs
@@ -34,6 +35,7 @@ SIGNATURES: Final = {
     "part of an orchestration": "ctx: affinity.OrchestrationContext",
     "part of an activity": "ctx: affinity.ActivityContext",
     "part of a client": "client: affinity.Client",
+    "part of a script": "client: affinity.sync.Client",
 }
 
 _FENCE: Final = re.compile(
@@ -92,5 +94,6 @@ def _in_place(block: Block) -> str:
     if block.marker == "part":
         return block.text
     # No result type: what a part of a function returns is the business of its whole.
-    head = f"async def line_{block.line}({SIGNATURES[block.marker]}) -> typing.Any:"
+    kind = "def" if block.marker == "part of a script" else "async def"
+    head = f"{kind} line_{block.line}({SIGNATURES[block.marker]}) -> typing.Any:"
     return f"{head}\n{textwrap.indent(block.text, '    ')}"

@@ -198,7 +198,7 @@ class Stubs:
             if isinstance(each, ast.Name):
                 each.id = arguments.get(each.id) or RENAMED.get(each.id, each.id)
                 self._name(module, each.id)
-        return ast.unparse(written)
+        return ast.unparse(written).replace("'", '"')  # releases of Python differ in it
 
     def _name(self, module: str, name: str) -> None:
         if name in self._local or name in BUILTINS:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,13 @@ def test_a_conversation(url: str) -> None:
         assert isinstance(copy, sync.ConversationHandle)
         assert copy.conversation_id == "copy"
         assert {each.conversation_id for each in client.list_conversations()} == {"c", "copy"}
+
+
+def test_a_schedule(client: sync.Client) -> None:
+    schedules = client.schedules
+    assert schedules.create("hourly", greet, every=timedelta(hours=1), input="Ada").name == "hourly"
+    assert client.wait(schedules.trigger("hourly"), timeout=30) == "HELLO ADA"
+    assert [each.name for each in schedules.list()] == ["hourly"]
 
 
 def test_errors_are_the_same(client: sync.Client) -> None:

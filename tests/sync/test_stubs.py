@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 from typing import Any, Final
 
 import pytest
@@ -34,6 +36,25 @@ def test_the_sync_class_has_the_verbs_of_the_async_one(form: type) -> None:
 def test_each_name_has_a_sync_form_and_a_docstring() -> None:
     assert set(STUBS) == {each.__name__ for each in FORMS} | {"Items"} == set(sync.__all__) - {"open_store"}
     assert [name for name in sync.__all__ if not getattr(sync, name).__doc__] == []
+
+
+def test_what_the_calls_return_has_no_async_methods() -> None:
+    """A class that has some needs a sync form."""
+    names = {
+        (node.module, each.name)
+        for node in ast.parse(FILE.read_text()).body
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("affinity.")
+        for each in node.names
+        if each.asname is None
+    }
+    values = {name: getattr(importlib.import_module(module), name) for module, name in names}
+    assert {"Instance", "Reply"} < set(values)
+    found = {name: [each for each in public(value) if is_async(value, each)] for name, value in values.items()}
+    assert {name: methods for name, methods in found.items() if methods} == {}
+
+
+def is_async(value: object, name: str) -> bool:
+    return inspect.isclass(value) and inspect.iscoroutinefunction(getattr(value, name, None))
 
 
 def public(value: Any) -> set[str]:
