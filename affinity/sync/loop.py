@@ -17,8 +17,9 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -74,6 +75,8 @@ class LoopThread:
         future: Future[Any] = portal.start_task_soon(call)
         try:
             return future.result()
+        except CancelledError:
+            raise ClientError("the process ends, and with it the event loop of its sync clients") from None
         except BaseException:
             if not future.done():  # the wait was interrupted
                 future.cancel()
@@ -100,8 +103,9 @@ class LoopThread:
         portal = self._started[0]
         for each in list(self.open):
             each.abandon()
-        with suppress(TimeoutError):
-            portal.start_task_soon(self._closed).result(EXIT_SECONDS)
+        for last in (self._closed, partial(portal.stop, cancel_remaining=True)):
+            with suppress(TimeoutError):
+                portal.start_task_soon(last).result(EXIT_SECONDS)
         self._stack.close()
 
     async def _closed(self) -> None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from pathlib import Path
 
@@ -239,6 +240,13 @@ def test_the_async_client_says_that_it_is_on_another_loop(client: sync.Client) -
     store, _ = client.session_store.on_loop()
     with pytest.raises(WrongEventLoop):
         asyncio.run(store.load("s"))
+
+
+def test_calls_have_the_context_of_their_thread() -> None:
+    """So a trace goes on."""
+    variable = ContextVar("variable", default="none")
+    variable.set("here")
+    assert current_loop().run(variable.get) == "here"
 
 
 def test_attributes_that_are_none(client: sync.Client) -> None:

@@ -12,7 +12,8 @@ import pytest
 from tests.support.worker_processes import ROOT
 
 HEAD = """
-import os, sys, threading
+import asyncio, os, sys, threading
+from affinity.sync.loop import current_loop
 from affinity import sync
 from contextlib import suppress
 from affinity.errors import ClientError, ClientForked
@@ -22,6 +23,10 @@ client = sync.Client(os.environ["AFFINITY_URL"])
 def waits():
     with suppress(ClientError):
         client.start(listen).wait()
+
+def sleeps():
+    with suppress(ClientError):
+        current_loop().run(asyncio.sleep, 3600)
 
 """
 
@@ -45,6 +50,7 @@ def run(url: str, code: str) -> subprocess.CompletedProcess[str]:
         pytest.param("del run, client", id="forgotten"),
         pytest.param("client.close(); client.close()", id="closed"),
         pytest.param("threading.Thread(target=waits, daemon=True).start()", id="in use"),
+        pytest.param("threading.Thread(target=sleeps, daemon=True).start()", id="in a call without an end"),
     ],
 )
 def test_a_script_ends_without_a_word(url: str, end: str) -> None:
