@@ -258,7 +258,7 @@ class ConversationHandle:
         *,
         into: str,
         state: Any = ...,
-        keep: Literal['left', 'right'] | None = ...,
+        keep: Literal["left", "right"] | None = ...,
         operator: str | None = ...,
         extras: Mapping[str, JsonValue] | None = ...,
     ) -> ConversationHandle: ...
@@ -298,7 +298,7 @@ class ConversationHandle:
         *,
         event_id: str | None = ...,
         timeout: float | None = ...,
-        until: Literal['wake', 'settled'] = ...,
+        until: Literal["wake", "settled"] = ...,
         **about: Unpack[Description],
     ) -> Reply: ...
     def stream_reply(
