@@ -45,6 +45,8 @@ FOREIGN_ROWS: Final = (
     " participants, state) SELECT 'other' || i, 1, i, i, 1, 'plain', 'other', '{}', '[]', x'00' FROM numbers",
     "INSERT INTO session_holds SELECT 'x' || i, 1, 1, 'other' || i, 1e12, 300 FROM numbers",
     "INSERT INTO session_watches SELECT 'other' || i, 'x' || i, '' FROM numbers",
+    "INSERT INTO schedules (name, generation, revision, spec, next_due, skipped, created_at, updated_at)"
+    " SELECT 'later' || i, '1', 1, '{}', 1e12 + i, 0, 0, 0 FROM numbers",
 )
 
 

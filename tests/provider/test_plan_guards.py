@@ -125,6 +125,7 @@ def management_verbs(peer: Peer) -> list[Verb]:
         lambda: peer.provider.list_tree("m", 10),
         lambda: peer.provider.measure_queues(10),
         lambda: peer.provider.count_instances(10),
+        lambda: peer.provider.get_due_schedules(10),
     ]
 
 
@@ -175,6 +176,7 @@ async def test_a_sweep_does_not_read_the_queues(
         for _ in range(2):
             plans.clear()
             await provider.sweep(interval=0.0, session_retention=60.0, worker_retention=60.0)
+            await provider.get_due_schedules(10)
             read = Counter[str]()
             for plan in plans:
                 for table, rows in rows_read(plan["Plan"]):

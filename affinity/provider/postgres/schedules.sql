@@ -8,11 +8,11 @@ SELECT clock(), next_schedule()
 -- due: schedules whose time has come, and schedules with a queued tick that may start
 (SELECT
     -- include columns
-FROM schedules s WHERE s.next_due <= clock() ORDER BY s.next_due LIMIT %(limit)s)
+FROM schedules s WHERE s.next_due <= (SELECT clock()) ORDER BY s.next_due LIMIT %(limit)s)
 UNION ALL
 (SELECT
     -- include columns
-FROM schedules s WHERE s.queued IS NOT NULL AND (s.next_due > clock()) IS NOT false AND NOT is_running(s)
+FROM schedules s WHERE s.queued IS NOT NULL AND (s.next_due > (SELECT clock())) IS NOT false AND NOT is_running(s)
 ORDER BY s.queued LIMIT %(limit)s)
 
 -- list: a page of schedules, or some

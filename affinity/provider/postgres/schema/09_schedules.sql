@@ -30,10 +30,12 @@ CREATE FUNCTION is_running(s schedules) RETURNS boolean LANGUAGE sql STABLE AS $
 $$;
 
 -- Seconds until a schedule is due, 0 or less if one is, or a queued tick may start; NULL: none will be.
+-- In the order of the indexes, which the planner uses then without statistics too.
 CREATE FUNCTION next_schedule() RETURNS float8 LANGUAGE sql VOLATILE AS $$
-    SELECT CASE WHEN EXISTS (SELECT FROM schedules s WHERE s.queued IS NOT NULL AND NOT is_running(s)) THEN 0
-                ELSE (SELECT extract(epoch FROM min(s.next_due) - clock())::float8 FROM schedules s
-                      WHERE s.next_due IS NOT NULL) END
+    SELECT coalesce(
+        (SELECT 0::float8 FROM schedules s WHERE s.queued IS NOT NULL AND NOT is_running(s) ORDER BY s.queued LIMIT 1),
+        (SELECT extract(epoch FROM s.next_due - clock())::float8 FROM schedules s WHERE s.next_due IS NOT NULL
+         ORDER BY s.next_due LIMIT 1))
 $$;
 
 -- Writes schedules (rows of the table as JSON, times in Unix seconds, `n` counts them) and creates the instances that they
