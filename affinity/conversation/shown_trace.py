@@ -43,7 +43,8 @@ async def trace_shown(parts: WakeParts) -> AsyncIterator[None]:
 async def _show(parts: WakeParts, begun: float) -> None:
     while True:
         if not parts.stream.is_used and parts.journals.monotonic() - begun >= SHOWN_AFTER:
-            await _commit_spans(parts)
+            async with parts.committing:
+                await _commit_spans(parts)
         await asyncio.sleep(SHOWN_AFTER)
 
 

@@ -64,11 +64,10 @@ class WakeSteps:
         self._size = sum([len(each.result or "") for each in self._done.values()])
         self._numbers: Counter[str] = Counter()
         self._running: set[str] = set()
-        self._committing = asyncio.Lock()
 
     async def commit(self) -> None:
         """Commit what the wake has added so far, and the state."""
-        async with self._committing:
+        async with self._parts.committing:
             self._writing.check_known()
             await self._commit_state()
 
@@ -192,7 +191,7 @@ class WakeSteps:
         self._writing.steps.append(step)
 
     async def _commit_steps(self) -> None:
-        async with self._committing:
+        async with self._parts.committing:
             self._writing.check_known()  # another task may have taken the steps, and lost them
             if self._writing.steps:
                 await self._commit(None, self._writing.take_steps())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -60,6 +61,8 @@ class WakeParts:
     journals: JournalAccess
     lineage: CreationPlanner
     finish: Finish = field(default_factory=Finish)
+    committing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Of two parts that are committed at the same time, the worker refuses one."""
     opening: OpenSession[Any] | None = None
     """Of the state, while the handler runs."""
     is_truncated: bool = False

@@ -16,7 +16,11 @@ import affinity
 from affinity import AgentMessage, RetryPolicy, SpanCompleted, SpanStarted, UserMessage, telemetry
 from affinity.conversation import shown_trace
 from affinity.errors import SessionWriteConflict
+from affinity.journal import JournalWrite
+from affinity.provider.contract import WorkLock
+from affinity.records import StateWrite
 from affinity.telemetry import SESSION_ATTRIBUTE
+from affinity.worker.commits import Commits
 from tests.conversation.application import Chat, kinds, stage
 from tests.support.span_exporter import exporter
 
@@ -89,6 +93,36 @@ async def test_a_trace_that_fails_is_closed_and_says_so(url: str) -> None:
         assert history[1].event.result == "error"
         assert isinstance(history[2].event, affinity.ConversationIdle)
         assert history[2].event.stop_reason == "failed"
+
+
+async def test_a_wake_that_takes_long_runs_its_steps_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The part that shows its trace is not committed beside the part of a step: the worker would refuse one of them."""
+    monkeypatch.setattr(shown_trace, "SHOWN_AFTER", 0.01)
+    running, most, is_shown = 0, 0, False
+    attempts: list[int] = []
+    commit = Commits.commit_part
+
+    async def count(self: Commits, lock: WorkLock, state: StateWrite | None, journal: JournalWrite | None) -> None:
+        nonlocal running, most, is_shown
+        running += 1
+        most = max(most, running)
+        await commit(self, lock, state, journal)
+        running -= 1
+        is_shown |= journal is not None and bool(journal.entries)
+
+    async def double(number: int) -> int:
+        return 2 * number
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        attempts.append(wake.attempt)
+        while not is_shown:
+            await wake.step("double", double, 1)
+        wake.append(AgentMessage("done"))
+
+    monkeypatch.setattr(Commits, "commit_part", count)
+    async with stage(url, handler) as on:
+        assert (await on.talk().ask(UserMessage("one"), timeout=30)).text == "done"
+    assert (attempts, most) == ([1], 1)
 
 
 async def test_the_trace_of_a_wake_that_takes_long_is_there_while_it_runs(
