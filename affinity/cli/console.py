@@ -71,6 +71,7 @@ def console(shell: Shell, **options: Any) -> None:
         timeout_graceful_shutdown=serving.STOP_SECONDS,
     )
     socket = config.bind_socket()
+    socket.listen()  # a browser may be faster than the server
     name, port = (options["host"] if _is_local(options["host"]) else hosts[0]), socket.getsockname()[1]
     address = f"http://{f'[{name}]' if ':' in name else name}:{port}"
     path = f"/login?token={token}" if _is_default(options) else "/"

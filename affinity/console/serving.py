@@ -164,6 +164,7 @@ async def serve_locally(app: ASGIApp, login: Identify) -> AsyncIterator[str]:
     gate = Gate(app, login, LOCAL)
     config = uvicorn.Config(gate, port=0, log_level="warning", timeout_graceful_shutdown=STOP_SECONDS)
     socket = config.bind_socket()
+    socket.listen()  # a browser may be faster than the server
     server = _Server(config)
     running = BackgroundTask(lambda: server.serve([socket]))
     try:
