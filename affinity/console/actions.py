@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from affinity.client import Client
 from affinity.console.access import Access, Action
-from affinity.console.pages.base import number, required
+from affinity.console.pages.base import given, number, required
 from affinity.console.pages.conversations import handle_of
+from affinity.console.pages.instances import FILTERS, TOGETHER, matching
 from affinity.console.rendering import query
 from affinity.console.requests import Refused
 from affinity.conversation import ConversationHandle, UserMessage
-from affinity.errors import AffinityError, InvalidInput
+from affinity.errors import AffinityError, InstanceFinished, InvalidInput, UnknownInstance
 from affinity.records import frozen
 
 logger: logging.Logger = logging.getLogger("affinity.console")
@@ -111,6 +112,39 @@ async def _raise(client: Client, form: Form) -> None:
     await client.raise_event(form["instance"], required(form, "name"), _json_of(form, "data"))
 
 
+async def _cancel_matching(client: Client, form: Form) -> str:
+    ended = 0
+    found = await _found(client, form, "cancel")
+    for instance_id in found:
+        try:
+            await client.cancel(instance_id)
+        except (InstanceFinished, UnknownInstance):  # meanwhile
+            ended += 1
+    return f"{len(found) - ended} of {len(found)}"
+
+
+async def _resume_matching(client: Client, form: Form) -> str:
+    found = await _found(client, form, "resume")
+    outcomes = await client.resume_many(found)
+    return f"{outcomes.count('resumed')} of {len(found)}"
+
+
+async def _found(client: Client, form: Form, name: str) -> Sequence[str]:
+    """The instances that fit now.
+
+    Raises:
+        Refused: they are more than the user has agreed to.
+    """
+    found = await matching(client, form, TOGETHER[name])
+    if len(found) > (number(form, "count") or 0):
+        raise Refused(409, f"{len(found)} instances fit now: count them again")
+    return found
+
+
+def _listed(form: Form) -> str:
+    return f"/instances?{query(**given(form, *FILTERS))}"
+
+
 async def _reset(client: Client, form: Form) -> int:
     event = number(form, "event")
     if event is None:
@@ -145,6 +179,8 @@ VERBS: Final[Mapping[str, Verb]] = {
     "delete-record": Verb("delete", "session", _delete_record, confirmed=True, then=lambda f: "/sessions"),
     "fork": Verb("converse", "conversation", _fork, then=_forked),
     "interrupt": Verb("converse", "conversation", _interrupt),
+    "cancel-matching": Verb("cancel", "count", _cancel_matching, confirmed=True, then=_listed),
+    "resume-matching": Verb("resume", "count", _resume_matching, confirmed=True, then=_listed),
     "raise": Verb("raise", "instance", _raise),
     "reset": Verb("reset", "instance", _reset, confirmed=True),
     "send": Verb("converse", "conversation", _send),

@@ -16,7 +16,7 @@ from affinity.console.actions import VERBS
 from affinity.console.pages import PAGES
 from affinity.conversation import AgentMessage
 from tests.console.conftest import Open, fill
-from tests.support.console_app import chats
+from tests.support.console_app import chats, stays
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -222,3 +222,41 @@ async def test_actions_on_conversations(client: Client, open_console: Open) -> N
         assert (await do("terminate", confirm="talk")).status_code == 303
         assert await talk.status() == "terminated"
         assert (await do("send", text="hello")).status_code == 409
+
+
+async def test_all_instances_of_a_list(client: Client, open_console: Open) -> None:
+    """They are counted first; more than were counted are not touched."""
+    for n in range(3):
+        await client.start("unknown to all", instance_id=f"batch-{n}")
+        await client.start(stays, "plain", instance_id=f"batch-stays-{n}")
+    await client.start("unknown to all", instance_id="other")
+    await client.start(stays, "plain", instance_id="other-stays")
+
+    async def all_suspended() -> bool:
+        return len((await client.list_page(status=["suspended"])).items) == 4
+
+    await until(all_suspended)
+    async with open_console() as http:
+        page = (await http.get("/instances?prefix=batch-&count=yes")).text
+        assert "Cancel 3" in page
+        assert "Resume 3" in page
+        found = re.search(r'name="token" value="([0-9a-f]+)"', page)
+        assert found is not None
+        form = {"token": found[1], "prefix": "batch-", "count": "3", "confirm": "3"}
+
+        async def do(action: str, **fields: str) -> httpx.Response:
+            return await http.post(f"/do/{action}", data={**form, **fields}, headers=ORIGIN)
+
+        assert (await do("cancel-matching", confirm="2")).status_code == 400
+        assert (await do("cancel-matching", count="2", confirm="2")).status_code == 409
+        assert (await do("resume-matching", status="failed")).status_code == 303  # of which none is suspended
+        before = {each.instance_id: each.updated_at for each in (await client.list_page()).items}
+        done = await do("resume-matching")
+        assert (done.status_code, done.headers["location"]) == (303, "/instances?prefix=batch-")
+        await until(all_suspended)  # again, as there is still no code
+        after = {each.instance_id: each.updated_at for each in (await client.list_page()).items}
+        assert {name for name, at in after.items() if at != before[name]} == {"batch-0", "batch-1", "batch-2"}
+        assert (await do("cancel-matching")).status_code == 303
+        for n in range(3):
+            assert (await client.wait_finished(f"batch-stays-{n}", 20)).status == "cancelled"
+    assert (await client.status("other-stays")).status in {"pending", "running"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from affinity.client import Activity, Client, HistoryRecord, Instance
@@ -10,7 +10,7 @@ from affinity.console.pages.base import ROWS, Query, given, number, required
 from affinity.console.payloads import Payload, Payloads
 from affinity.console.strip import WIDTH, color_of
 from affinity.errors import InvalidInput
-from affinity.provider.contract import FINISHED
+from affinity.provider.contract import FINISHED, InstanceStatus
 from affinity.records import frozen
 
 EVENTS: Final = 100
@@ -21,6 +21,15 @@ MAX_READ: Final = 2_000
 
 MAX_BARS: Final = 100
 """Activities that are shown, the last ones."""
+
+MAX_MATCHING: Final = 1_000
+"""Instances that one action on a list changes."""
+
+TOGETHER: Final[Mapping[str, Collection[InstanceStatus]]] = {
+    "cancel": ["pending", "running"],
+    "resume": ["suspended"],
+}
+"""The statuses of the instances that an action on a list changes. One that is suspended ends when it goes on."""
 
 STATUSES: Final = ("pending", "running", "suspended", *sorted(FINISHED))
 
@@ -35,15 +44,47 @@ class ActivityBar:
     color: int | None  # of its worker; None: no worker has it
 
 
-async def instances(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
-    """A page of the instances that fit, newest first."""
-    where: dict[str, Any] = given(query, "name", "prefix", "session_id", "reason")
-    if status := query.get("status"):
+FILTERS: Final = ("status", "name", "prefix", "session_id", "reason")
+
+
+def conditions(query: Query) -> dict[str, Any]:
+    """The conditions of a list.
+
+    Raises:
+        InvalidInput: there is no such status.
+    """
+    where: dict[str, Any] = given(query, *FILTERS)
+    if status := where.pop("status", None):
         if status not in STATUSES:
             raise InvalidInput(f"there is no status {status!r:.40}")
         where["status"] = [status]
-    page = await client.list_page(**where, after=query.get("after") or None, limit=ROWS)
-    return {"page": page, "statuses": STATUSES, "say": payloads.text}
+    return where
+
+
+async def matching(client: Client, query: Query, status: Collection[InstanceStatus]) -> Sequence[str]:
+    """The ids of instances that fit and have one of these statuses, at most `MAX_MATCHING`."""
+    where = conditions(query)
+    wanted = [each for each in status if each in where.get("status", status)]
+    if not wanted:
+        return []
+    page = await client.list_page(**{**where, "status": wanted}, limit=MAX_MATCHING)
+    return [each.instance_id for each in page.items]
+
+
+async def instances(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
+    """A page of the instances that fit, newest first; with ``count`` how many an action on the list would change."""
+    page = await client.list_page(**conditions(query), after=query.get("after") or None, limit=ROWS)
+    counts = {}
+    if query.get("count"):
+        counts = {name: len(await matching(client, query, status)) for name, status in TOGETHER.items()}
+    return {
+        "page": page,
+        "statuses": STATUSES,
+        "filters": given(query, *FILTERS),
+        "counts": counts,
+        "most": MAX_MATCHING,
+        "say": payloads.text,
+    }
 
 
 async def instance(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
