@@ -187,6 +187,7 @@ VERBS: Final[Mapping[str, Verb]] = {
     "terminate": Verb("cancel", "conversation", _terminate, confirmed=True),
     "try-again": Verb("converse", "conversation", _try_again),
     "resume": Verb("resume", "instance", lambda c, f: c.resume(f["instance"])),
+    "rebalance": Verb("move", "what", lambda c, f: c.suspend_rebalancing(suspended=f["what"] == "suspend")),
     "release": Verb("release", "session", _release),
     "move": Verb("move", "session", _move),
     "drain": Verb("drain", "worker", lambda c, f: c.drain_worker(f["worker"]), confirmed=True),

@@ -170,6 +170,9 @@ async def test_other_actions(client: Client, open_console: Open) -> None:
         assert await do("move", session="s", to="one") == 303
         assert await do("release", session="s") == 303
         assert await do("release", session="s") == 409
+        for what, suspended in (("suspend", True), ("go on", False)):
+            assert await do("rebalance", what=what) == 303
+            assert (await client.load()).suspended is suspended
         assert await do("drain", worker="one", confirm="two") == 400
         assert not (await client.workers())[0].drain_wanted
         assert await do("drain", worker="one", confirm="one") == 303

@@ -9,6 +9,7 @@ PAGES = {
         Page("/", "Overview", "overview.html", overview.overview),
         Page("/workers", "Workers", "workers.html", overview.workers),
         Page("/sessions", "Sessions", "sessions.html", sessions.sessions),
+        Page("/records", "Records", "records.html", sessions.records),
         Page("/session", "Session", "session.html", sessions.session),
         Page("/instances", "Instances", "instances.html", instances.instances),
         Page("/instance", "Instance", "instance.html", instances.instance),

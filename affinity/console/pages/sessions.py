@@ -6,11 +6,12 @@ from contextlib import suppress
 from typing import Any
 
 from affinity.client import Client, ConversationInfo, Instance, SessionLife
-from affinity.console.pages.base import ROWS, Query, required
+from affinity.client.views import read_cursor
+from affinity.console.pages.base import ROWS, Query, given, required
 from affinity.console.payloads import Payload, Payloads
 from affinity.console.strip import strip_of
 from affinity.errors import SessionLoadFailed, SessionNotFound, UnknownConversation, UnknownInstance
-from affinity.records import SessionRecord
+from affinity.records import SessionFilter, SessionRecord
 from affinity.session.transfer import readable
 
 
@@ -19,6 +20,18 @@ async def sessions(client: Client, query: Query, payloads: Payloads) -> dict[str
     rows = await client.sessions_page(after=query.get("after"), limit=ROWS)
     more = rows[-1].session_id if len(rows) == ROWS else None
     return {"sessions": rows, "more": more, "workers": await client.workers()}
+
+
+async def records(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
+    """A page of the records of sessions that fit, the last written ones first."""
+    where: dict[str, Any] = given(query, "prefix", "kind", "name", "parent", "participant", "holder")
+    if label := query.get("label"):
+        name, _, value = label.partition("=")
+        where["labels"] = {name: value}
+    after = read_cursor(query["after"]) if query.get("after") else None
+    found = await client.session_manager.page(SessionFilter(**where, after=after), limit=ROWS)
+    at, session_id = found.next or (None, "")
+    return {"records": found.items, "more": at and f"{at.isoformat()}/{session_id}"}
 
 
 async def session(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
