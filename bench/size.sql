@@ -56,3 +56,20 @@ WITH made AS (
 )
 INSERT INTO ended_executions (instance_id, execution_id, is_last, ended_at)
 SELECT instance_id, 1, true, clock() - interval '2 days' FROM made
+
+-- conversations: with two entries each; a tenth of them wait for an answer
+WITH made AS (
+    INSERT INTO journals (journal_id, session_id, kind, first_seq, last_seq, processed, size, oldest_at, created_at, updated_at)
+    SELECT 1000000 + n, 'waiting-' || n, 'chat', 1, 2, 1, 100, t.at, t.at, t.at
+    FROM generate_series(1, %(conversations)s) AS n CROSS JOIN LATERAL (SELECT clock() - n * interval '1 s' AS at) t
+    RETURNING journal_id, created_at
+), written AS (
+    INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, event_id, payload)
+    SELECT journal_id, e.seq, created_at, e.seq = 1, e.kind, 'e-' || e.seq, e.payload FROM made
+    CROSS JOIN (VALUES (1, 'user.message', '{"content":"hello","kind":"user.message"}'),
+                       (2, 'agent.message', '{"content":"good day","kind":"agent.message"}')) AS e (seq, kind, payload)
+)
+INSERT INTO journal_requests (journal_id, request_id, kind, seq, place, created_at, payload)
+SELECT journal_id, 'r', 'agent.tool_confirmation', 2, 1, created_at,
+    '{"tool":"pay","arguments":{},"request_id":"r","kind":"agent.tool_confirmation"}'
+FROM made WHERE journal_id %% 10 = 0

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from bench.measures import Report
 from bench.run import Run
 from bench.scenarios.backlog import backlog
+from bench.scenarios.console import console
 from bench.scenarios.conversation import conversation
 from bench.scenarios.env import env
 from bench.scenarios.failover import failover
@@ -52,11 +53,12 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
     "steps": steps,
     "fleet": fleet,
     "size": size,
+    "console": console,
     "soak": soak,
     "env": env,
 }
 
-LONG = ("fleet", "size", "soak")
+LONG = ("console", "fleet", "size", "soak")
 """Not part of ``all``."""
 
 ON_SQLITE = (

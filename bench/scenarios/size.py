@@ -67,11 +67,12 @@ DAY = 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rows:
+class Rows:
     """How much there is in a database."""
 
     instances: int
     sessions: int
+    conversations: int = 0  # of the instances
 
     def __str__(self) -> str:
         return f"{self.instances:,} instances, {self.sessions:,} sessions"
@@ -101,8 +102,8 @@ def size(run: Run) -> Report:
     """Medians of the same calls in both databases."""
     report = Report("size")
     instances, sessions = run.sized(1_000_000, 2_000), run.sized(100_000, 1_000)
-    large = _Rows(instances=instances, sessions=sessions)
-    small = _Rows(instances=instances // HUNDREDTH, sessions=sessions // HUNDREDTH)
+    large = Rows(instances=instances, sessions=sessions)
+    small = Rows(instances=instances // HUNDREDTH, sessions=sessions // HUNDREDTH)
     with run.place.database(run.ours) as large_url, run.place.database(run.ours) as small_url:
         anyio.run(_compare, run, report, {large: large_url, small: small_url})
     for operation in dict.fromkeys(series.case.partition(": ")[0] for series in report.series):
@@ -115,9 +116,9 @@ def size(run: Run) -> Report:
     return report
 
 
-async def _compare(run: Run, report: Report, urls: dict[_Rows, str]) -> None:
+async def _compare(run: Run, report: Report, urls: dict[Rows, str]) -> None:
     async with AsyncExitStack() as stack:
-        stages = {rows: await stack.enter_async_context(_filled(run, url, rows)) for rows, url in urls.items()}
+        stages = {rows: await stack.enter_async_context(filled(run, url, rows)) for rows, url in urls.items()}
         for number in range(run.rounds + 1):
             for stage in stages.values():
                 stage.costs.clear()
@@ -128,14 +129,14 @@ async def _compare(run: Run, report: Report, urls: dict[_Rows, str]) -> None:
                 _note(run, report, stages)
 
 
-def _note(run: Run, report: Report, stages: dict[_Rows, _Stage]) -> None:
+def _note(run: Run, report: Report, stages: dict[Rows, _Stage]) -> None:
     for rows, stage in stages.items():
         for operation, seconds in stage.costs.items():
             report.add(f"{operation}: {rows}", run.ours.name, {MILLISECONDS: median(seconds) * 1e3})
 
 
 @asynccontextmanager
-async def _filled(run: Run, url: str, rows: _Rows) -> AsyncIterator[_Stage]:
+async def filled(run: Run, url: str, rows: Rows) -> AsyncIterator[_Stage]:
     """A worker in a database with so many rows."""
     began = time.monotonic()
     provider = await open_provider(url, application_name="affinity size")
@@ -149,6 +150,7 @@ async def _filled(run: Run, url: str, rows: _Rows) -> AsyncIterator[_Stage]:
                 stage.execute(name, instances=rows.instances, workers=WORKERS)
             for name in ("sessions", "states"):
                 stage.execute(name, sessions=rows.sessions, own=OWN, workers=WORKERS)
+            stage.execute("conversations", conversations=rows.conversations)
             connection.execute("VACUUM ANALYZE")
             run.say(f"size  {rows}: made in {time.monotonic() - began:.0f} s")
             yield stage
