@@ -115,8 +115,8 @@ async def run_loop(
         tools: functions, or what `tool` made of them.
         system: prompts that come first in each request, and are not appended to the journal.
         transcript: the events before this loop. None: the last 1,000 entries of the journal, or what comes behind its
-            last summary, from the beginning of a turn on, which costs a read; an application that keeps its transcript
-            in the state gives that, with the events of `Wake.pending`.
+            last summary, from the beginning of a turn on, which costs two reads; an application that keeps its
+            transcript in the state gives that, with the events of `Wake.pending`.
         max_rounds: calls of the model at most, in all attempts of the wake.
         builtins: what `builtin_tools` gave, or some of it.
         render: gives the text of an input that is no message, such as the end of a child, an interrupt, or an event of

@@ -1,5 +1,5 @@
 """The databases of tests of conversations."""
 
-from tests.conversation.conftest import postgres_age, url
+from tests.conversation.conftest import maybe_traced, postgres_age, url
 
-__all__ = ["postgres_age", "url"]
+__all__ = ["maybe_traced", "postgres_age", "url"]

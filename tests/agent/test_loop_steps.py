@@ -176,6 +176,7 @@ async def test_each_result_is_there_before_the_others_end(server: str | None) ->
     assert model.seen[-1][-2:] == ["slow", "quick"]  # in the order of the calls
 
 
+@pytest.mark.usefixtures("maybe_traced")
 async def test_an_interrupt_of_a_call_that_runs_says_that_its_outcome_is_not_known(server: str | None) -> None:
     is_running = anyio.Event()
     runs: list[int] = []
@@ -200,6 +201,7 @@ async def test_an_interrupt_of_a_call_that_runs_says_that_its_outcome_is_not_kno
     assert (result["error"]["kind"], len(runs)) == ("outcome_unknown", 1)
 
 
+@pytest.mark.usefixtures("maybe_traced")
 async def test_an_input_that_comes_while_a_tool_runs_stands_behind_what_did_not_know_it(server: str | None) -> None:
     """In the next attempt of the wake, and in the next wake."""
     is_running, go_on = anyio.Event(), anyio.Event()
