@@ -285,7 +285,9 @@ class Checks:
         info = self.infos.get(act.name)
         if act.op.do == "terminate":
             deleted = self._was(act.name, *REMOVING)
-            deleted |= any(each.op.do == "delete" and act.name.startswith(f"{each.name}/") for each in self.played.acts)
+            # Records go with their descendants.
+            above = [each.name for each in self.played.acts if each.op.do in REMOVING]
+            deleted |= any(act.name.startswith(f"{each}/") for each in above)
             assert info is not None or deleted, f"{_shown(act)} is gone"
             assert deleted or (info is not None and info.terminated), f"{_shown(act)} goes on: {info}"
         elif not self._may_come_back(act):
