@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Final
 
 from affinity.limits import MAX_UNREAD_EVENTS
 from affinity.orchestration.events import CancelRequested, EventRaised, OrchestrationStarted
-from affinity.orchestration.schedules import ScheduleSpec, format_due, next_tick
+from affinity.orchestration.schedules import ScheduleSpec, format_due, next_tick, read_spec
 from affinity.orchestration.wire import ANY_EXECUTION, encode_message
 from affinity.provider.contract import NewInstance, NewMessage, ScheduleRow
 
@@ -28,6 +29,14 @@ def new_row(
         code=code,
         next_due=next_tick(spec, now),
     )
+
+
+def with_spec(row: ScheduleRow, spec: ScheduleSpec, now: datetime) -> ScheduleRow:
+    """The row with another spec. Its next tick stays if the ticks do: it may be due; else it is behind ``now``."""
+    changed = replace(row, spec=spec.to_text())
+    if row.paused is not None or (row.next_due is not None and spec.has_ticks_of(read_spec(row.spec))):
+        return changed
+    return replace(changed, next_due=next_tick(spec, now))
 
 
 def tick_id(row: ScheduleRow, due: datetime) -> str:

@@ -27,7 +27,7 @@ from affinity.orchestration.schedules import (
     ticks,
 )
 from affinity.provider.contract import PauseKind, Provider, ScheduleRow, ScheduleWrite
-from affinity.schedules import message_of_tick, new_row, start_of_tick, tick_id
+from affinity.schedules import message_of_tick, new_row, start_of_tick, tick_id, with_spec
 
 ScheduleState: TypeAlias = Literal["active", "paused", "undeclared", "ended"]
 
@@ -101,7 +101,8 @@ class Schedules:
 
     async def update(self, name: str, target: Target | None = None, **options: Unpack[ScheduleOptions]) -> Schedule:
         """Change a schedule. Options that are left out stay, but one of ``cron``, ``every`` and ``at`` replaces the
-        other two. ``target`` replaces the target with its input. A tick that was missed before is not fired any more.
+        other two. ``target`` replaces the target with its input. When the ticks change, a tick that was missed before
+        is not fired any more.
 
         Raises:
             UnknownSchedule, ScheduleDeclared: nothing was changed.
@@ -110,9 +111,7 @@ class Schedules:
 
         def change(row: ScheduleRow, now: datetime) -> ScheduleRow:
             _refuse_declared(row, "change")
-            spec = changed_spec(read_spec(row.spec), target, options)
-            due = None if row.paused else next_tick(spec, now)
-            return replace(row, spec=spec.to_text(), next_due=due)
+            return with_spec(row, changed_spec(read_spec(row.spec), target, options), now)
 
         return await self._change(name, change)
 
@@ -216,11 +215,12 @@ class Schedules:
 
         Raises:
             UnknownSchedule: there is none of this name.
-            ScheduleDeclared: the newest version of the code declares it, and would create it again: pause it.
+            ScheduleDeclared: code declares it. A paused one is removed; if the newest code still declares it, a worker
+                creates it again.
         """
         for _ in range(CHANGES):
             row = await self._read(name)
-            if row.paused != "undeclared":
+            if row.paused is None:
                 _refuse_declared(row, "remove")
             if await self._write(row, removed=True):
                 return
@@ -283,16 +283,14 @@ def _refuse_declared(row: ScheduleRow, verb: str) -> None:
 
 
 def _shown(row: ScheduleRow) -> Schedule:
-    note = row.note
+    note, coming = row.note, [] if row.next_due is None else [row.next_due]
     try:
         spec = read_spec(row.spec)
-    except InvalidSchedule as error:  # of a later release
-        spec, note = ScheduleSpec(), str(error)
+        coming += itertools.islice(ticks(spec, coming[0]), NEXT_TICKS - 1) if coming else ()
+    except Exception as error:  # of a later release, or of a zone that is not known here
+        spec, note = ScheduleSpec(), f"{type(error).__name__}: {error}"
     assert row.created_at is not None
     assert row.updated_at is not None
-    coming: list[datetime] = []
-    if row.next_due is not None:
-        coming = [row.next_due, *itertools.islice(ticks(spec, row.next_due), NEXT_TICKS - 1)]
     return Schedule(
         name=row.name,
         generation=row.generation,

@@ -108,6 +108,10 @@ class ScheduleSpec(BaseModel):
         """As JSON, without fields that have their default."""
         return self.model_dump_json(exclude_defaults=True)
 
+    def has_ticks_of(self, other: ScheduleSpec) -> bool:
+        """Whether both have the same ticks."""
+        return all(getattr(self, name) == getattr(other, name) for name in ("cron", "zone", "every", "at", "end"))
+
     @property
     def timing(self) -> str:
         """When it is due, for people."""

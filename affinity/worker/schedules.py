@@ -21,12 +21,12 @@ from typing import Final
 
 import anyio
 
-from affinity.errors import InvalidSchedule, QuotaExceeded
+from affinity.errors import DataRefused, QuotaExceeded
 from affinity.limits import MAX_PAGE, SCHEDULE_STEP
 from affinity.orchestration import App
 from affinity.orchestration.schedules import LATEST_SECONDS, ScheduleSpec, format_due, next_tick, read_spec, ticks
 from affinity.provider.contract import NewInstance, NewMessage, ScheduleRow, ScheduleWrite, WorkerInfo
-from affinity.schedules import cancellation, message_of_tick, new_row, start_of_tick, tick_id
+from affinity.schedules import cancellation, message_of_tick, new_row, start_of_tick, tick_id, with_spec
 from affinity.worker.services import WorkerPart, WorkerServices
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
@@ -56,7 +56,7 @@ class Firing:
         """Fire the queued tick, if its time has come, and all ticks that are due, or the first of them."""
         if self.row.queued is not None and not self.row.is_running:
             due, self.row = self.row.queued, replace(self.row, queued=None)
-            self._start(due)
+            self._fire(due)
         for due in self._take_due():
             self._fire(due)
 
@@ -154,12 +154,13 @@ class Schedules(WorkerPart):
                 return None  # a quota refuses starts, or only newer code can read them; the next sweep comes back
 
     def _planned(self, row: ScheduleRow, now: datetime) -> Firing | None:
+        """The firing of a schedule; None: not by this worker, as it is of later code, or of a zone unknown here."""
         try:
             firing = Firing(row, read_spec(row.spec), now)
-        except InvalidSchedule as error:
+            firing.run()
+        except Exception as error:
             self._report_once(row.name, error)
             return None
-        firing.run()
         return firing
 
     async def _send(self, firings: Sequence[Firing]) -> None:
@@ -179,10 +180,10 @@ class Schedules(WorkerPart):
                 firing.row = replace(firing.row, note=note, skipped=firing.row.skipped + (note is not None))
 
     async def _write(self, firings: Sequence[Firing]) -> bool:
-        """Write ticks; False: a quota has refused some, which are due still."""
+        """Write ticks; False: some are refused, by a quota or for what is in them, and are due still."""
         try:
             await self._write_once(firings)
-        except QuotaExceeded as error:
+        except (QuotaExceeded, DataRefused) as error:
             if len(firings) == 1:
                 self._report_once(firings[0].row.name, error)
                 return False
@@ -269,12 +270,8 @@ class Schedules(WorkerPart):
         is_same = row.spec == spec.to_text()
         if row.code == self._code and row.paused != "undeclared" and (is_same or not self._is_first):
             return None
-        changed = replace(row, spec=spec.to_text(), code=self._code)
-        if row.paused == "undeclared":
-            changed = replace(changed, paused=None, note=None)
-        if changed.paused is None and not (is_same and row.paused is None):
-            changed = replace(changed, next_due=next_tick(spec, now))
-        return changed
+        declared = replace(row, paused=None, note=None) if row.paused == "undeclared" else row
+        return replace(with_spec(declared, spec, now), code=self._code)
 
     async def _rows_of(self, app: str) -> Mapping[str, ScheduleRow]:
         rows: dict[str, ScheduleRow] = {}

@@ -221,6 +221,10 @@ async def test_a_declared_schedule_is_changed_in_its_code() -> None:
             with pytest.raises(ScheduleDeclared, match="the app 'shop'"):
                 await call("a")
         assert (await schedules.pause("a")).app == "shop"
+        await schedules.delete("a")
+        await env.advance(HOUR)
+        assert (await schedules.show("a")).state == "active"  # the code declares it still
+        await schedules.pause("a")
         assert await schedules.trigger("a")
         await schedules.resume("a")
         env._app, env._options = app, RuntimeOptions.make(code_version="2")

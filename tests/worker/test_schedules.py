@@ -12,7 +12,7 @@ import pytest
 import affinity
 from affinity.client import Instance
 from affinity.conversation import AgentMessage, UserMessage
-from affinity.provider.contract import Quotas
+from affinity.provider.contract import Quotas, ScheduleRow, ScheduleWrite
 from affinity.testing import Env
 
 pytestmark = pytest.mark.anyio
@@ -262,6 +262,51 @@ async def test_a_quota_delays_ticks(caplog: pytest.LogCaptureFixture) -> None:
         await env.client.set_quotas(Quotas())
         await env.advance(1.0)
         assert len(await instances(env, "q")) == 3
+
+
+async def test_a_schedule_that_this_worker_cannot_read_leaves_the_others_alone(
+    env_url: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a later release, or of a zone that only another machine knows. It is logged once, and shown."""
+    async with Env(app, url=env_url) as env:
+        await env.client.schedules.create("good", report, every=HOUR)
+        provider = env.client._provider
+        for name, spec in (("later", '{"overlap":"later"}'), ("zone", '{"cron":"0 * * * *","zone":"Mars/Base"}')):
+            row = ScheduleRow(name=name, generation="g", spec=spec, next_due=env.now() + MINUTE)
+            await provider.write_schedules([ScheduleWrite(row=row)])
+        with caplog.at_level(logging.WARNING):
+            await env.advance(3 * HOUR)
+        assert len(await instances(env, "good")) == 3
+        assert [caplog.text.count(f"schedule {name}: its tick is late") for name in ("later", "zone")] == [1, 1]
+        shown = {each.name: each.note or "" for each in await env.client.schedules.list()}
+        assert "cannot be read" in shown["later"]
+        assert "Mars/Base" in shown["zone"]
+
+
+async def test_a_queued_tick_outlasts_another_target() -> None:
+    """It sends the event then."""
+    async with Env(app) as env:
+        await env.client.schedules.create("q", slow, every=HOUR, overlap="queue")
+        await env.advance(2 * HOUR)
+        (first,) = await instances(env, "q")
+        handle = await env.client.start(counter, instance_id="i")
+        (_, queued, *_) = texts([(await env.client.schedules.show("q")).queued or env.now()] * 2)
+        await env.client.schedules.update("q", affinity.ExternalEvent("i", "tick"))
+        await env.client.raise_event(first.instance_id, "go")
+        await env.advance(2 * HOUR)
+        assert (await handle.wait())[0] == queued
+
+
+async def test_an_update_keeps_a_tick_that_is_due() -> None:
+    """Unless the ticks themselves change."""
+    async with Env(app) as env:
+        await env.client.schedules.create("u", report, every=HOUR, catch_up=DAY)
+        (tick,) = next_full(env, HOUR, 1)
+        await env.run_until_idle()
+        await env.crash(0, restart=False)
+        await env.advance(tick - env.now() + MINUTE)
+        assert (await env.client.schedules.update("u", overlap="allow")).next_ticks[0] == tick
+        assert (await env.client.schedules.update("u", every=2 * HOUR)).next_ticks[0] > env.now()
 
 
 # --- events
