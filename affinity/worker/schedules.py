@@ -245,12 +245,13 @@ class Schedules(WorkerPart):
             if row.name not in self._app.schedules and row.paused is None
         ]
         for row in writes:
-            logger.info(
-                "schedule %s: %s by code %s", row.name, "declared" if row.paused is None else "paused", self._code
-            )
+            what = "no longer declared" if row.paused == "undeclared" else "declared"
+            logger.info("schedule %s: %s by code %s", row.name, what, self._code)
         for start in range(0, len(writes), SCHEDULE_STEP):
             batch = [ScheduleWrite(row=row) for row in writes[start : start + SCHEDULE_STEP]]
-            await self._health.call(partial(self._provider.write_schedules, batch), self.declare)
+            written = await self._health.call(partial(self._provider.write_schedules, batch), self.declare)
+            if not all(written):  # one has fired meanwhile, or another worker declares it
+                return await self.declare_now()
         self._is_first = False
         if writes:
             self.note(0.0)
