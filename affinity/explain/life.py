@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from affinity.provider.contract import MoveFilter, MoveReason, Provider, SessionInfo, SessionMove, WorkerInfo
+from affinity.provider.contract import LEFT, MoveFilter, MoveReason, Provider, SessionInfo, SessionMove, WorkerInfo
 from affinity.records import frozen
 
 
@@ -44,19 +44,25 @@ async def session_life(provider: Provider, session_id: str, limit: int) -> Sessi
     """
     moves = await provider.list_session_moves(MoveFilter(session_id=session_id), limit=limit + 1)
     now = next(iter(await provider.list_sessions([session_id])), None)
-    holder = None if now is None else await _holder(provider, now)
+    holder = None if now is None or now.held else await _last_holder(provider, now)
+    draining = now is not None and now.held and await _drains(provider, now.worker_id)
     return SessionLife(
         session_id=session_id,
         holdings=_holdings(moves)[-limit:],
         has_more=len(moves) > limit,
         now=now,
         free_seconds=_free_seconds(now, holder),
-        sentence=f"session {session_id!r} {_state(now, holder)}",
+        sentence=f"session {session_id!r} {_state(now, draining=draining)}",
     )
 
 
-async def _holder(provider: Provider, session: SessionInfo) -> WorkerInfo | None:
-    """The process that holds the session, or was the last to hold it, while the database knows it."""
+async def _drains(provider: Provider, worker_id: str) -> bool:
+    """Reads no number of sessions, as `list_workers` does: they may be many."""
+    return any(one.draining for one in (await provider.get_load()).workers if one.worker_id == worker_id)
+
+
+async def _last_holder(provider: Provider, session: SessionInfo) -> WorkerInfo | None:
+    """The process that was the last to hold the session, while the database knows it."""
     lease = session.worker_id, session.incarnation
     return next((one for one in await provider.list_workers() if (one.worker_id, one.incarnation) == lease), None)
 
@@ -91,7 +97,7 @@ def _free_seconds(session: SessionInfo | None, holder: WorkerInfo | None) -> flo
     return -min(session.expires_in, 0.0 if holder is None else holder.expires_in)
 
 
-def _state(session: SessionInfo | None, holder: WorkerInfo | None) -> str:
+def _state(session: SessionInfo | None, *, draining: bool) -> str:
     if session is None:
         return "has no lease: a worker takes it with its next work"
     work = f"; activities of it that run or wait: {session.queued}" if session.queued else ""
@@ -101,8 +107,8 @@ def _state(session: SessionInfo | None, holder: WorkerInfo | None) -> str:
     text = f"is held by worker {session.worker_id!r} under epoch {session.epoch}"
     if session.next_worker is not None:
         text += f" and moves to worker {session.next_worker!r} as its work ends"
-    elif holder is not None and holder.restarting:
+    elif session.incarnation.startswith(LEFT):
         text += ", which has left for a restart"
-    elif holder is not None and holder.draining:
+    elif draining:
         text += ", which drains"
     return text + work

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from datetime import timedelta
 
+import anyio
 import pytest
 
 from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Worker
@@ -12,6 +13,7 @@ from affinity.errors import InvalidInput, SessionNotFound
 from affinity.provider import open_provider
 from affinity.provider.contract import MoveReport
 from affinity.testing import Env
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -21,6 +23,16 @@ app = App("lives")
 @app.activity
 async def quick(ctx: ActivityContext) -> None:
     pass
+
+
+@app.activity
+async def slow(ctx: ActivityContext) -> None:
+    await anyio.sleep(60)
+
+
+@app.orchestration
+async def stays(ctx: OrchestrationContext, session: str) -> None:
+    await ctx.schedule_activity(slow).on_session(session)
 
 
 @app.orchestration
@@ -72,3 +84,24 @@ async def test_sessions_that_are_not_known(any_url: str) -> None:
             await client.session_life("nowhere")
         with pytest.raises(InvalidInput, match="limit"):
             await client.session_life("s", limit=1000)
+
+
+async def test_a_holder_that_drains_and_one_that_restarts(any_url: str) -> None:
+    options = {"poll_interval": 0.1, "worker_node_id": "a", "restart_grace": 300.0, "drain_timeout": 0.1}
+    async with Client(any_url) as client:
+        async with Worker(app, any_url, RuntimeOptions.make(**options)):
+            await (await client.start(visits, "idle")).wait(20)
+            await client.start(stays, "busy", instance_id="i")
+
+            async def runs() -> bool:
+                found = await client.explain("i")
+                return found is not None and found.code == "activity_running"
+
+            await until(runs)
+            await client.drain_worker("a")
+            assert ", which drains; activities" in (await client.session_life("busy")).sentence
+            await client.resume_worker("a")
+            await (await client.start(visits, "idle")).wait(20)
+        left = await client.session_life("idle")
+        assert ", which has left for a restart" in left.sentence
+        assert left.free_seconds is None

@@ -19,7 +19,7 @@ async def sessions(client: Client, query: Query, payloads: Payloads) -> dict[str
     """A page of the leases, by id, and how many each worker holds."""
     rows = await client.sessions_page(after=query.get("after"), limit=ROWS)
     more = rows[-1].session_id if len(rows) == ROWS else None
-    return {"sessions": rows, "more": more, "workers": await client.workers()}
+    return {"sessions": rows, "more": more, "workers": (await client.load()).workers}
 
 
 async def records(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
@@ -58,7 +58,7 @@ async def session(client: Client, query: Query, payloads: Payloads) -> dict[str,
         "record": record,
         "state": None if record is None else _state(record, payloads),
         "instances": (await client.list_page(session_id=session_id, limit=ROWS)).items,
-        "workers": [one for one in await client.workers() if one.alive and not one.draining],
+        "workers": [one for one in (await client.load()).workers if not one.draining],
     }
 
 
