@@ -26,6 +26,7 @@ MODULES: Final = [
     "affinity.session",
     "affinity.conversation",
     "affinity.agent",
+    "affinity.console",
     "affinity.worker",
     "affinity.errors",
     "affinity.records",

@@ -55,7 +55,7 @@ def console(shell: Shell, **options: Any) -> None:
         from affinity.console import serving
     except ModuleNotFoundError as error:
         raise InvalidOptions(f"{error}: pip install 'affinity-workflows[console]'") from None
-    hosts = [*options["hosts"], *(serving.LOCAL if _is_local(options["host"]) else ())]
+    hosts = [*map(str.lower, options["hosts"]), *(serving.LOCAL if _is_local(options["host"]) else ())]
     if not hosts:
         raise click.UsageError("--host: give --allow-host too, the name in the address that users type")
     token = secrets.token_urlsafe(32)

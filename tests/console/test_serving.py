@@ -58,6 +58,16 @@ async def test_a_token_is_used_once() -> None:
         assert (await other.get("/")).status_code == 401
 
 
+async def test_a_login_under_a_prefix() -> None:
+    """Which the server adds to the path, as uvicorn does with its root path."""
+    async with browser(TokenLogin(TOKEN, "ann", once=True), root_path="/ops") as http:
+        assert (await http.get(f"/login?token={TOKEN}")).status_code == 401
+        found = await http.get(f"/ops/login?token={TOKEN}")
+        assert 'content="0;url=/ops/"' in found.text
+        assert "path=/ops" in found.headers["set-cookie"].lower()
+        assert (await http.get("/ops/")).text == "you are ann"
+
+
 async def test_a_link_on_another_site_leads_to_the_page() -> None:
     """The browser sends no strict cookie with it: the answer has it load the page as from here."""
     async with browser(TokenLogin(TOKEN, "ann", once=False)) as http:
