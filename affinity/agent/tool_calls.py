@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from hashlib import sha256
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 import anyio
 from pydantic import BaseModel, JsonValue
@@ -25,6 +25,7 @@ from affinity.conversation.events import (
     ToolUse,
 )
 from affinity.conversation.views import PendingRevisit
+from affinity.conversation.wake import Wake
 from affinity.errors import InvalidInput, NotSerializable, PayloadTooLarge, SessionWriteConflict
 from affinity.orchestration.failures import describe_error
 from affinity.session import Resource
@@ -244,7 +245,7 @@ class ToolCalls:
         wake = self._wake
         about = {**(wake.logger.extra or {}), "tool": ready.call.tool, "tool_use_id": ready.call.tool_use_id}
         return ToolContext(
-            wake=wake,
+            wake=cast(Wake, wake),
             tool_use_id=ready.call.tool_use_id,
             idempotency_key=sha256(f"{wake.conversation_id}\n{ready.key}".encode()).hexdigest(),
             logger=logging.LoggerAdapter(wake.logger.logger, about),

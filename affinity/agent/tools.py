@@ -7,13 +7,14 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, create_model
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from affinity.conversation.events import CustomToolUse, ToolUse
+from affinity.conversation.wake import Wake
 from affinity.errors import InvalidOptions, NotSerializable, problem_of
 from affinity.limits import check_id
 from affinity.session import Resource
@@ -53,34 +54,11 @@ BUILT_IN_NAMES: Final = frozenset(
 """Names of the tools that `builtin_tools` gives: none of the application's has one of them."""
 
 
-class ContextWake(Protocol):
-    """The parts of a wake that a `ToolContext` shows."""
-
-    @property
-    def id(self) -> str:
-        """The same in all attempts."""
-        ...
-
-    @property
-    def attempt(self) -> int:
-        """Of the wake, from 1."""
-        ...
-
-    def stream(self, value: Any, /) -> None:
-        """Show provisional output to readers."""
-        ...
-
-    async def resource(self, resource: Resource[T], /) -> T:
-        """A resource of the conversation's session."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class ToolContext:
     """The call under which a tool runs: for a parameter with this annotation, which the model does not see."""
 
-    wake: ContextWake
-    """The `Wake`."""
+    wake: Wake
     tool_use_id: str
     """By which the model knows the call; it may use one again."""
     idempotency_key: str

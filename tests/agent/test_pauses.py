@@ -49,7 +49,7 @@ async def agent(server: str | None, within: float | None = None) -> AsyncIterato
     @tool(confirm=True, confirm_within=within)
     async def pay(context: ToolContext, cents: int) -> str:
         """Pay."""
-        on.paid.append(context.wake.conversation_id)  # type: ignore[attr-defined]
+        on.paid.append(context.wake.conversation_id)
         return "paid"
 
     async def model(request: ModelRequest) -> ModelReply:
