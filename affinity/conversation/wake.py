@@ -563,6 +563,7 @@ class Wake(CommonCalls[None], RunCalls):
         if (begun := self._find_committed(delegated, "delegation")) is not None:
             return begun
         child, given = await self._check_child(child_id, spec.name), check_description(about)
+        described = await self._inherited() | given if child is None else None
         delegation = self._new_id()
         meta = EventMeta(
             trace=traceparent(),
@@ -584,10 +585,7 @@ class Wake(CommonCalls[None], RunCalls):
                 kind=spec.name,
                 entry=entry,
                 message=WAKE_MESSAGE,
-                start=replace(
-                    spec.start(parent=self.conversation_id),
-                    about=await self._inherited() | given if child is None else None,
-                ),
+                start=replace(spec.start(parent=self.conversation_id), about=described),
                 journal_id=child,
                 sender=self.conversation_id,
                 unread_limit=MAX_UNREAD_EVENTS,

@@ -51,6 +51,30 @@ def parent_of(child: affinity.Conversations[Chat], **options: Any) -> Handler:
     return handler
 
 
+@pytest.mark.parametrize("commits_in", ["_check_child", "_inherited"])
+async def test_a_commit_while_work_is_given_takes_no_half_of_it(
+    url: str, commits_in: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a tool that ends while another one delegates."""
+    read = getattr(affinity.Wake, commits_in)
+
+    async def commit_too(wake: affinity.Wake, *args: Any) -> Any:
+        found = await read(wake, *args)
+        wake.append(AgentMessage("so far"))
+        await wake.commit()
+        return found
+
+    monkeypatch.setattr(affinity.Wake, commits_in, commit_too)
+    child = research(answers)
+    async with stage(url, parent_of(child), child) as on:
+        await on.talk().send(UserMessage("tea"))
+
+        async def has_ended() -> bool:
+            return bool(await on.talk().history(kinds=[ChildEnded]))
+
+        await until(has_ended)
+
+
 async def answers(wake: affinity.Wake, chat: Chat) -> None:
     for event in wake.events:
         if isinstance(event, Brief):
