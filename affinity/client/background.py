@@ -184,7 +184,7 @@ class ClientBase(AsyncBlock):
                 self._opened = await open_provider(self._url, application_name="affinity client", one_connection=True)
                 stack.push_async_callback(self._opened.aclose)
             self._hints = HintSender(self._opened)
-            self._waiters = Waiters(self._look_up)
+            self._waiters = Waiters(partial(_look_up, self._opened))
             self._opened_journals = Journals(self._opened, self._hints)
             self._replies = Replies(self._opened, self._hints)
             stack.push_async_callback(self._hints.flush)
@@ -251,10 +251,14 @@ class ClientBase(AsyncBlock):
         self._opened_journals.fail_waits(error)
 
     async def _look_up(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
-        return await retry(partial(self._provider.get_instance, instance_ids))
+        return await _look_up(self._provider, instance_ids)
 
     async def _present(self, instance_id: str) -> InstanceInfo:
         (info,) = await self._look_up([check_id(instance_id, "instance id")])
         if info is None:
             raise unknown_instance(instance_id)
         return info
+
+
+async def _look_up(provider: Provider, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
+    return await retry(partial(provider.get_instance, instance_ids))

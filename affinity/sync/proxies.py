@@ -42,7 +42,7 @@ class Client(Proxy, of=client.Client, without=NOT_HERE):
             InvalidUrl, ConnectionLost, AccessDenied, SchemaMismatch: by the first call, as `affinity.Client`.
         """
         opened = client.Client(url)
-        super().__init__(Opening(opened), opened)
+        super().__init__(Opening(opened, url), opened)
 
     def _target(self) -> Any:
         return self._opening.open()
@@ -112,7 +112,7 @@ def open_store(url: str) -> Iterator[SessionStore]:
     Raises:
         InvalidUrl, ConnectionLost, AccessDenied, SchemaMismatch: as `affinity.open_store`.
     """
-    opening = Opening(client.open_store(url))
+    opening = Opening(client.open_store(url), url)
     try:
         yield SessionStore(opening, opening.open())
     finally:

@@ -204,6 +204,25 @@ def test_ctrl_c_loses_no_item_of_a_feed(client: sync.Client) -> None:
     assert text_of(next(feed)) == "bye"
 
 
+def test_ctrl_c_before_a_call_has_begun_leaves_it_undone() -> None:
+    """The loop is busy meanwhile."""
+    begun, free, calls = threading.Event(), threading.Event(), list[int]()
+
+    def block() -> None:
+        begun.set()
+        free.wait()
+
+    busy = threading.Thread(target=current_loop().run, args=[block])
+    busy.start()
+    begun.wait()
+    frees = threading.Timer(0.6, free.set)  # behind the interrupt
+    frees.start()
+    with interrupted(threading.main_thread().ident or 0):
+        current_loop().run(calls.append, 1)
+    busy.join()
+    assert calls == []
+
+
 def test_a_call_in_a_callback_is_refused(client: sync.Client) -> None:
     """It runs on the loop that would have to answer."""
     client.start(greet, "Ada").wait(timeout=30)
@@ -231,7 +250,9 @@ def test_what_is_left_to_the_garbage_collector_is_closed(file_url: str) -> None:
         handle.status()
     del handle
     gc.collect()
-    current_loop().run(current_loop()._closed)
+    current_loop().run(asyncio.sleep, 0)  # behind what the collector has begun
+    while block._stack is not None:
+        current_loop().run(asyncio.sleep, 0)
     assert block._stack is None
 
 

@@ -113,5 +113,10 @@ def test_a_client_that_was_open_before_a_fork_says_so_and_stays_the_parents(url:
 
 
 def test_another_client_opens_behind_a_fork(url: str) -> None:
+    """On SQLite when the former one was closed before, as its locks are of the parent."""
+    another = "def other():\n    try:\n        print(sync.Client(os.environ['AFFINITY_URL']).start(greet, 'x').outcome)"
+    refused = f"{another}\n    except ClientForked as error:\n        print('close it before the fork' in str(error))"
+    done = run(url, f"{FORK}\n{refused}\nclient.workers()\nin_child(other)\nprint(len(client.workers()))")
+    assert done.stdout == ("True\n1\n" if url.startswith("sqlite") else "created\n1\n")
     again = "client.workers(); client.close()\nclient = sync.Client(os.environ['AFFINITY_URL'])"
     assert run(url, f"{FORK}\n{again}\nin_child(greets)").stdout == "HELLO CHILD\n"
