@@ -5,10 +5,11 @@ from __future__ import annotations
 import getpass
 import ipaddress
 import secrets
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
+from affinity.cli.logs import LogFormat, configure_logging
 from affinity.cli.shell import Shell, command
 from affinity.errors import InvalidOptions
 
@@ -36,7 +37,14 @@ _ACTIONS: Final = ["answer", "converse", "raise", "cancel", "resume", "reset", "
 @click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="A name under which it may be asked.")
 @click.option("--root-path", default="", metavar="PATH", help="The prefix that a proxy takes away, as in /ops.")
 @click.option("--origin", "origins", multiple=True, metavar="URL", help="Of its pages, if a proxy changes Host.")
-def console(shell: Shell, **options: Any) -> None:
+@click.option(
+    "--log-format",
+    type=click.Choice(get_args(LogFormat)),
+    default="text",
+    show_default=True,
+    help="Of actions, on stderr.",
+)
+def console(shell: Shell, *, log_format: LogFormat, **options: Any) -> None:
     """Show workers, sessions, instances and conversations in a browser, as they are and as they change.
 
     It prints an address with a token that works once, on this machine. It only reads, unless --allow names what else
@@ -58,6 +66,7 @@ def console(shell: Shell, **options: Any) -> None:
     hosts = [*map(str.lower, options["hosts"]), *(serving.LOCAL if _is_local(options["host"]) else ())]
     if not hosts:
         raise click.UsageError("--host: give --allow-host too, the name in the address that users type")
+    configure_logging("info", log_format)
     token = secrets.token_urlsafe(32)
     gate = serving.Gate(_application(shell, options), _login(options, token), hosts)
     config = uvicorn.Config(

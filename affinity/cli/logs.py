@@ -1,4 +1,4 @@
-"""The log of a worker on stderr: lines for people, or a JSON object a line."""
+"""The log of a worker, or of a console, on stderr: lines for people, or a JSON object a line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LogFormat: TypeAlias = Literal["text", "json"]
 _TEXT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
-def configure_logging(level: str, form: LogFormat, worker_id: str) -> None:
+def configure_logging(level: str, form: LogFormat, worker_id: str | None = None) -> None:
     """Write the records of all loggers from ``level`` on to stderr, each with worker, instance and session."""
     handler = logging.StreamHandler()
     handler.setFormatter((_JsonFormatter if form == "json" else _TextFormatter)(worker_id))
@@ -23,7 +23,7 @@ def configure_logging(level: str, form: LogFormat, worker_id: str) -> None:
 
 
 class _ContextFormatter(logging.Formatter):
-    def __init__(self, worker_id: str) -> None:
+    def __init__(self, worker_id: str | None) -> None:
         super().__init__(_TEXT)
         self._worker_id = worker_id
 
@@ -42,7 +42,7 @@ class _ContextFormatter(logging.Formatter):
 class _TextFormatter(_ContextFormatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         known = " ".join(f"{name}={value}" for name, value in self._context(record).items() if value is not None)
-        return f"{super().formatMessage(record)} [{known}]"
+        return super().formatMessage(record) + (f" [{known}]" if known else "")
 
 
 class _JsonFormatter(_ContextFormatter):

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from affinity.cli import main
 from affinity.cli.help import MISUSED
+from affinity.console.requests import COOKIE, token_of
 from affinity.console.serving import (
     MAX_LOGINS,
     USER,
@@ -25,6 +31,7 @@ from affinity.console.serving import (
     token_of_file,
 )
 from affinity.errors import InvalidOptions
+from tests.support.worker_processes import ROOT
 
 pytestmark = pytest.mark.anyio
 
@@ -149,3 +156,43 @@ def test_what_the_command_refuses(arguments: list[str], why: str) -> None:
     result = CliRunner().invoke(main, ["console", *arguments])
     assert result.exit_code == MISUSED, result.output
     assert why in result.output
+
+
+def test_the_command_logs_who_did_what(tmp_path: Path) -> None:
+    """From a form of a page to a line on stderr; the user is the one who has logged in."""
+    url = f"sqlite:///{tmp_path / 'affinity.db'}"
+    assert CliRunner().invoke(main, ["migrate", "--url", url]).exit_code == 0
+    users = tmp_path / "users"
+    users.write_text("ann:secret")
+    users.chmod(0o600)
+    command = [
+        sys.executable,
+        "-m",
+        "affinity",
+        "console",
+        "--url",
+        url,
+        "--port",
+        "0",
+        "--json",
+        "--log-format",
+        "json",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
+    options = ["--basic-auth-file", str(users), "--allow", "drain"]
+    with subprocess.Popen([*command, *options], **pipes) as process:  # type: ignore[call-overload]
+        try:
+            document = "".join(iter(process.stdout.readline, "}\n"))
+            base = json.loads(document + "}")["url"].rstrip("/")
+            with httpx.Client(base_url=base, auth=("ann", "secret")) as http:
+                assert http.get("/", auth=("ann", "wrong")).status_code == 401
+                http.get("/workers")
+                form = {"token": token_of(http.cookies[COOKIE]), "worker": "nowhere", "confirm": "nowhere"}
+                assert http.post("/do/drain", data=form, headers={"origin": base}).status_code == 404
+                assert http.post("/do/cancel", data=form, headers={"origin": base}).status_code == 403
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, log = process.communicate(timeout=60)
+    (line,) = [json.loads(each) for each in log.splitlines() if "affinity.console" in each]
+    assert line["message"].startswith("'ann': drain 'nowhere' was refused")
