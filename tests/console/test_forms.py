@@ -14,7 +14,7 @@ from affinity import Client
 from affinity.console import ALL, NONE, READ, Access
 from affinity.console.actions import VERBS
 from affinity.console.pages import PAGES
-from affinity.conversation import AgentMessage
+from affinity.conversation import AgentMessage, UserMessage
 from tests.console.conftest import Open, fill
 from tests.support.console_app import chats, stays
 from tests.support.waiting import until
@@ -263,3 +263,24 @@ async def test_all_instances_of_a_list(client: Client, open_console: Open) -> No
         for n in range(3):
             assert (await client.wait_finished(f"batch-stays-{n}", 20)).status == "cancelled"
     assert (await client.status("other-stays")).status in {"pending", "running"}
+
+
+async def test_requests_of_other_kinds(client: Client, open_console: Open) -> None:
+    """A result is given as JSON; what only the application can answer has no form."""
+    talk = client.conversation(chats, "talk")
+    await talk.ask(UserMessage("ask in other ways"), timeout=20)
+    async with open_console() as http:
+        page = (await http.get("/approvals")).text
+        assert page.count('action="/do/answer"') == 1
+        assert "Its application takes the answer." in page
+        (request,) = (await client.requests_page(kinds=["agent.custom_tool_use"])).items
+        form = {"token": await token(http), "conversation": "talk", "request": request.request_id, "answer": "result"}
+        assert (await http.post("/do/answer", data={**form, "result": "hot"}, headers=ORIGIN)).status_code == 400
+        done = await http.post("/do/answer", data={**form, "result": '{"degrees": 80}'}, headers=ORIGIN)
+        assert done.status_code == 303
+
+    async def said() -> bool:
+        last = await talk.history(kinds=[AgentMessage], last=1)
+        return bool(last) and isinstance(last[0].event, AgentMessage) and "'degrees': 80" in last[0].event.text
+
+    await until(said)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 from pydantic import BaseModel
 
 import affinity
-from affinity.conversation import ConfirmationAnswer, ToolConfirmation, UserMessage
+from affinity.conversation import ConfirmationAnswer, CustomToolResult, CustomToolUse, ToolConfirmation, UserMessage
 
 
 class Noted(BaseModel):
@@ -21,7 +21,17 @@ app = affinity.App("shown")
 notes = affinity.Sessions(
     Noted, kind="note", metadata=lambda state: affinity.SessionMetadata(name=" ".join(state.text[:100].split()))
 )
-chats = affinity.Conversations(Noted, kind="chat")
+
+
+class Taste(affinity.RequestEvent):
+    """A request of the application's own."""
+
+    question: str
+    request_id: str = ""
+    kind: Literal["shown.taste"] = "shown.taste"
+
+
+chats = affinity.Conversations(Noted, kind="chat", events=[Taste])
 app.include(notes)
 
 
@@ -68,9 +78,14 @@ async def respond(wake: affinity.Wake, state: Noted) -> None:
                 wake.stream(f"{word} ")
                 await anyio.sleep(0.2)
             wake.append(affinity.AgentMessage("said"))
+        elif isinstance(event, UserMessage) and event.text == "ask in other ways":
+            wake.require(CustomToolUse("measure", {"what": "tea"}))
+            wake.require(Taste(question="sweet?"))
         elif isinstance(event, UserMessage):
             wake.append(affinity.AgentMessage(event.text))
             wake.require(ToolConfirmation(tool=event.text[:100], arguments={event.text[:100]: event.text}))
+        elif isinstance(event, CustomToolResult):
+            wake.append(affinity.AgentMessage(f"measured: {event.result}"))
         elif isinstance(event, ConfirmationAnswer):
             wake.append(affinity.AgentMessage(f"allowed: {event.allowed}, {event.reason}"))
 

@@ -30,7 +30,7 @@ from affinity.records import frozen
 ENTRIES: Final = 50
 """Entries on a page."""
 
-CONFIRMATION: Final = "agent.tool_confirmation"
+_ANSWERS: Final = {"agent.tool_confirmation": "permission", "agent.custom_tool_use": "result"}
 TYPES: Final = EventTypes()
 
 
@@ -41,7 +41,7 @@ class RequestRow:
     conversation_id: str
     request_id: str
     kind: str
-    takes_result: bool  # a value, and not a permission
+    answer: str  # what it takes: "permission", "result", or "application", which alone knows its kind
     value: Payload
     created_at: datetime
     expires_at: datetime | None
@@ -176,7 +176,7 @@ def _row(
         conversation_id=conversation_id,
         request_id=request_id,
         kind=kind,
-        takes_result=kind != CONFIRMATION,
+        answer=_ANSWERS.get(kind, "application"),
         value=payloads.show(f"request-{conversation_id}-{request_id}", "request", kind, dict(event)),
         created_at=times.created_at,
         expires_at=times.expires_at,
