@@ -29,9 +29,9 @@ pytestmark = pytest.mark.anyio
 # -- events
 
 
-def test_built_in_events_have_five_families() -> None:
+def test_built_in_events_have_seven_families() -> None:
     families = {kind_of(each).split(".")[0] for each in BUILT_IN}
-    assert families == {"user", "conversation", "span", "agent", "child"}
+    assert families == {"user", "conversation", "span", "agent", "child", "run", "call"}
 
 
 async def test_each_event_of_a_user_wakes_the_session(sqlite_url: str) -> None:
