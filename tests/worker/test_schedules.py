@@ -120,7 +120,7 @@ async def test_jitter_delays_the_start_and_not_the_tick() -> None:
         await env.client.schedules.create("j", report, every=HOUR, jitter=10 * MINUTE)
         await env.advance(20 * HOUR + 10 * MINUTE)
         found = (await instances(env, "j"))[:20]
-        assert await due_times(env, "j") == texts(wanted)
+        assert (await due_times(env, "j"))[:20] == texts(wanted)  # another may be due meanwhile
         ended = {each.instance_id: each.updated_at for each in found}
         delays = [at - tick for at, tick in zip(ended.values(), wanted, strict=True)]
         assert all(timedelta(0) <= delay <= 10 * MINUTE for delay in delays)

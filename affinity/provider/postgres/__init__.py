@@ -20,6 +20,7 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
     replies             keys of messages, and the replies to them
     instances           instances as clients see them: get, list, delete
     management          what operators look at: origins, work items, executions, trees, counts
+    schedules           schedules: write, list, which are due
     quotas              limits of one database
     rebalancing         how full the workers are
     retention           removing what ended long ago

@@ -22,6 +22,7 @@ file beside it:
     replies             keys of messages, and the replies to them
     instances           instances as clients see them: get, list, delete
     management          what operators look at: origins, work items, executions, trees, counts
+    schedules           schedules: write, list, which are due
     quotas              limits of one database
     rebalancing         how full the workers are
     retention           removing what ended long ago
