@@ -153,7 +153,7 @@ class DevWorker:
 
 
 def find_files() -> Files:
-    """The Python files below the working directory, without those of environments and hidden folders."""
+    """The Python files below the working directory, without environments and hidden folders."""
     found: dict[str, tuple[int, int]] = {}
     for folder, folders, names in os.walk("."):
         folders[:] = [each for each in folders if not _is_skipped(Path(folder, each))]

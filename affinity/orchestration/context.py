@@ -498,7 +498,7 @@ class OrchestrationContext:
         """Wait for all of several durable futures and coroutines; the result is a list of theirs, in order.
 
         If one fails the others are cancelled, and its error is raised; with ``return_exceptions`` errors are results.
-        For a type checker, two to four arguments give a tuple, as those of `asyncio.gather` do.
+        For a type checker, two to four arguments give a tuple, as for `asyncio.gather`.
 
         Args:
             awaitables: the futures and coroutines.

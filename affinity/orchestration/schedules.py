@@ -75,7 +75,7 @@ class ScheduleTiming(TypedDict, total=False):
 
 
 class ScheduleOptions(ScheduleTiming, total=False):
-    """Options of a schedule, with those of what it starts or sends. See `affinity.App.schedule`."""
+    """Options of a schedule, and of what it starts or sends. See `affinity.App.schedule`."""
 
     input: Any
     due_as: str | None

@@ -72,7 +72,7 @@ async def test_a_request_is_allowed_in_the_browser(
         (ORIGIN, {"token": "0" * 64}, 403),
         (ORIGIN, {"answer": "perhaps"}, 400),
         (ORIGIN, {"conversation": ""}, 400),
-        (ORIGIN, {"conversation": "nobody"}, 404),
+        (ORIGIN, {"conversation": "absent"}, 404),
         (ORIGIN, {"reason": "x" * 2_000_000}, 413),
     ],
 )

@@ -114,7 +114,7 @@ async def test_stored_text_is_only_text(client: Client, open_console: Open, text
 
 async def test_what_an_answer_allows_the_browser(client: Client, open_console: Open) -> None:
     async with open_console() as http:
-        for path in ("/", "/static/console.js", "/nowhere", "/instance?id=nobody", "/instance"):
+        for path in ("/", "/static/console.js", "/nowhere", "/instance?id=absent", "/instance"):
             headers = (await http.get(path)).headers
             policy = headers["content-security-policy"]
             assert "default-src 'none'" in policy
@@ -129,15 +129,15 @@ async def test_what_an_answer_allows_the_browser(client: Client, open_console: O
 @pytest.mark.parametrize(
     ("address", "status"),
     [
-        ("/instance?id=nobody", 404),
-        ("/session?id=nobody", 404),
-        ("/conversation?id=nobody", 404),
+        ("/instance?id=absent", 404),
+        ("/session?id=absent", 404),
+        ("/conversation?id=absent", 404),
         ("/instance", 400),
         ("/instances?status=boiling", 400),
         ("/instances?after=x", 400),
         ("/records?after=x", 400),
         ("/records?label=a%3Db", 200),
-        ("/conversation?id=nobody&before=x", 400),
+        ("/conversation?id=absent&before=x", 400),
         ("/download?page=/instances&part=nothing", 404),
         ("/download?page=nowhere", 404),
         ("/static/../app.py", 404),
@@ -147,8 +147,8 @@ async def test_what_an_answer_allows_the_browser(client: Client, open_console: O
 )
 async def test_addresses_that_are_wrong(client: Client, open_console: Open, address: str, status: int) -> None:
     if "before=x" in address:
-        await fill(client, "plain", prefix="nobody-")
-        address = address.replace("nobody", "nobody-talk")
+        await fill(client, "plain", prefix="absent-")
+        address = address.replace("absent", "absent-talk")
     async with open_console() as http:
         assert (await http.get(address)).status_code == status
 

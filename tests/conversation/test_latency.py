@@ -25,7 +25,7 @@ from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver.connections import Calls
 from affinity.provider.postgres.driver.wire import Params, Statement
 from affinity.worker.notifier import Notifier
-from tests.conversation.application import Chat, stage
+from tests.conversation.application import Chat, Stage, stage
 
 pytestmark = pytest.mark.anyio
 
@@ -165,14 +165,19 @@ async def test_the_hints_of_an_ask_go_with_its_commits(postgres_migrated: str, m
     monkeypatch.setattr(PostgresProvider, "notify_journals", note_notice)
     options = RuntimeOptions(worker_node_id="w", poll_interval=10.0)
     async with stage(postgres_migrated, options=options) as on:
-        for text in ("one", "two"):
-            assert (await on.talk().ask(UserMessage(text), timeout=30)).text == f"re: {text}"
-        await anyio.sleep(0.3)  # until nothing is sent any more
-        sent.clear()
-        for text in ("three", "four"):
-            assert (await on.talk().ask(UserMessage(text), timeout=0.9)).text == f"re: {text}"
+        await ask_twice(on, sent)
         await anyio.sleep(0.3)
         assert sent == [{"w": Hint(only_own=True)}, ["c"]] * 2
+
+
+async def ask_twice(on: Stage, sent: list[Any]) -> None:
+    """Two asks of a conversation that is there, with what they send."""
+    for text in ("one", "two"):
+        assert (await on.talk().ask(UserMessage(text), timeout=30)).text == f"re: {text}"
+    await anyio.sleep(0.3)  # until nothing is sent any more
+    sent.clear()
+    for text in ("three", "four"):
+        assert (await on.talk().ask(UserMessage(text), timeout=0.9)).text == f"re: {text}"
 
 
 async def test_an_ask_is_an_append_a_fetch_a_commit_and_a_read(
@@ -194,12 +199,7 @@ async def test_an_ask_is_an_append_a_fetch_a_commit_and_a_read(
     monkeypatch.setattr(Calls, "run", note)
     options = RuntimeOptions(worker_node_id="w", poll_interval=10.0)
     async with stage(postgres_migrated, options=options) as on:
-        for text in ("one", "two"):
-            assert (await on.talk().ask(UserMessage(text), timeout=30)).text == f"re: {text}"
-        await anyio.sleep(0.3)  # until nothing is sent any more
-        sent.clear()
-        for text in ("three", "four"):
-            assert (await on.talk().ask(UserMessage(text), timeout=0.9)).text == f"re: {text}"
+        await ask_twice(on, sent)
     assert sent == ["append", "hint", "fetch", "commit", "hint", "read"] * 2
 
 

@@ -67,7 +67,7 @@ async def test_the_holders_of_a_session_one_after_another(any_url: str) -> None:
 
 
 async def test_the_gap_behind_a_worker_that_died(any_url: str) -> None:
-    """It begins with the end of the lease, not with that of the session's lock."""
+    """It begins when the holder's lease ends, not when the session's lock does."""
     async with Env(app, url=None if any_url.startswith("sqlite") else any_url) as env:
         await (await env.client.start(visits, "s")).wait(20)
         with env.freeze():

@@ -107,8 +107,8 @@ class JournalStepRules(Rules):
         assert (await wake.talk.pending()).steps == [step()]
 
     async def test_instances_start_with_what_begins_them(self, cluster: Cluster) -> None:
-        """With a part, a result or a turn that passes, each with its start message; those of one that does not are not
-        there, and an id in use is left alone, whatever the quotas (contract: JournalWrite.starts).
+        """With a part, a result or a turn that passes, each with its start message. What does not pass starts
+        none, and an id in use is left alone, whatever the quotas (contract: JournalWrite.starts).
         """
         wake = await _Running.begin(cluster)
         other = await ConversationOwner.begin(cluster, "t")
