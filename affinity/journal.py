@@ -113,7 +113,9 @@ def check_description(about: Description) -> Description:
 
 @frozen(kw_only=True)
 class JournalStart:
-    """Creates the journal and its instance, when the session has no journal, or its instance is gone."""
+    """Creates the journal and its instance, when the session has no journal, or its instance is gone. A journal begins
+    with an instance of its own: one that is left of a deleted journal is deleted.
+    """
 
     name: str  # of the orchestration
     start: str  # payload of its start message

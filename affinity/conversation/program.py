@@ -92,7 +92,7 @@ class WakeTask(Outstanding):
     """The input of the activity."""
 
     wake: str  # id
-    processed: NotRequired[int]  # the watermark that the orchestration knows: to notice a journal that was recreated
+    processed: NotRequired[int]  # the watermark that the orchestration knows
     attempts: NotRequired[int]  # of this wake before this run
     failures: NotRequired[int]  # attempts that ended in an error
     elapsed: NotRequired[float]  # seconds that these took, with the pauses behind them
@@ -171,7 +171,7 @@ class Program:
     signalled: int = 0
     """The greatest number that a signal has announced."""
     announced: int = 0
-    """The greatest number since the last wake began. It may be of a new journal, whose numbers are smaller."""
+    """The greatest number since the last wake began."""
     is_resumed: bool = False
     """A `resume` has come that no wake accounts for."""
     cascade: bool = False
@@ -286,8 +286,6 @@ class Program:
         return cast(dict[str, Any], data)
 
     def _announce(self, seq: int) -> None:
-        if seq <= self.signalled:  # signals of one journal come in order: this is a new one of the same id
-            self.processed = 0
         self.signalled = self.announced = seq
         if self.state in RESTING and seq > self.processed:
             self.next_due = 0.0

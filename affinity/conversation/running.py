@@ -80,7 +80,7 @@ class WakeRunner(Generic[S]):
             return unchanged(task, work) | {"more": True, "home": work.home or ""}
         known = task.get("processed", work.processed)
         if not is_last and (known > work.processed or (known < work.processed and not had_cancelled)):
-            # The journal was recreated, or the instance was, or the journal is a fork's. The orchestration must know
+            # The instance was recreated, or the journal is a fork's. The orchestration must know
             # the watermark before the wake: an interrupt would pass for one that came too late, and it would be lost
             # what was read by a wake that has ended before it was cancelled.
             return unchanged(task, work) | {"more": True}

@@ -718,3 +718,16 @@ async def test_what_has_ended_ends_again_after_a_reset(url: str) -> None:
         await instance.reset(to_event=2)
         assert (await on.client.wait_finished("c", timeout=30)).status == "completed"
         assert await talk.status() == "terminated"
+
+
+async def test_a_conversation_whose_record_is_deleted_before_its_end_is_read_begins_again(url: str) -> None:
+    """The message that ends it waits for a worker, and is not for the next conversation of this id."""
+    async with stage(url, workers=0) as on:
+        talk = on.talk()
+        await talk.send(UserMessage("old"))
+        await talk.terminate()
+        await on.client.session_store.delete(["c"])
+        await on.client.journals.delete(["c"])
+        seq = await talk.send(UserMessage("new"))
+        async with affinity.Worker(on.app, url):
+            assert (await talk.reply(seq, timeout=60)).text == "re: new"

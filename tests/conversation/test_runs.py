@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ import affinity
 from affinity import AgentMessage, CallEnded, ConversationHandle, RetryPolicy, RunEnded, UserMessage, Wake
 from affinity.conversation import CallStarted, RunStarted
 from affinity.errors import (
+    ConversationTerminated,
     InvalidId,
     InvalidOptions,
     OrchestrationCancelled,
@@ -230,7 +232,9 @@ async def test_a_wake_that_fails_starts_what_it_has_committed(url: str, commits:
 
 
 async def test_what_outlives_its_conversation_goes_on_and_its_end_is_dropped(url: str) -> None:
-    """Also for a conversation that has got its id since then."""
+    """Also for a conversation that has got its id since then, and for one whose instance was cancelled, and deleted:
+    that one has ended.
+    """
     work = Work()
 
     def begin(wake: Wake) -> None:
@@ -238,9 +242,14 @@ async def test_what_outlives_its_conversation_goes_on_and_its_end_is_dropped(url
             wake.call(work.wait, "late")
 
     async with stage(url, starting(begin), work.app) as on:
-        for name in ("ended", "deleted"):
+        names = ("ended", "deleted", "cancelled")
+        for name in names:
             await on.talk(name).ask(UserMessage("go"), timeout=PATIENCE)
-        runs = [(await begun(on.talk(name)))[0] for name in ("ended", "deleted")]
+        runs = [(await begun(on.talk(name)))[0] for name in names]
+        await on.client.cancel("cancelled")
+        with suppress(OrchestrationCancelled):
+            await on.client.wait("cancelled", timeout=PATIENCE)
+        await on.client.delete("cancelled")
         await on.talk("ended").terminate(cascade=True)
         await until(partial(status, on.talk("ended"), "terminated"))
         await on.talk("deleted").delete()
@@ -248,9 +257,11 @@ async def test_what_outlives_its_conversation_goes_on_and_its_end_is_dropped(url
         work.gate.set()
         for run in runs:
             await on.client.wait(run, timeout=PATIENCE)
-        for name in ("ended", "deleted"):
+        for name in names:
             assert await ends(on.talk(name)) == []
         assert await on.talk("deleted").status() == "idle"
+        with pytest.raises(ConversationTerminated):
+            await on.talk("cancelled").send(UserMessage("more"))
 
 
 async def test_it_waits_no_more_for_a_run_that_is_deleted(url: str) -> None:

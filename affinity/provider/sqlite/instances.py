@@ -20,7 +20,7 @@ from affinity.provider.contract import (
     Restart,
 )
 from affinity.provider.rows import to_instance
-from affinity.provider.sqlite import messages, parking, quotas, suspension, turns
+from affinity.provider.sqlite import holds, messages, parking, quotas, suspension
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.statements import load_statements, with_parts
@@ -73,7 +73,7 @@ def _restart(tx: Tx, new: NewInstance, ended: Generation) -> bool:
     }
     if not tx.run(SQL["restart"], arguments):
         return False
-    turns.clear(tx, [new.instance_id])
+    clear(tx, [new.instance_id])
     messages.send(tx, [NewMessage(instance_id=new.instance_id, payload=new.start)])
     return True
 
@@ -93,9 +93,16 @@ def _delete(tx: Tx, instance_id: str, *, force: bool, tree: bool) -> Deletion:
     messages.send(
         tx, [NewMessage(instance_id=name, generation=generation, payload=text) for name, generation, text in orphaned]
     )
-    turns.clear(tx, doomed)
+    clear(tx, doomed)
     tx.many(suspension.SQL["forget"], doomed)
     tx.many(parking.SQL["remove"], doomed)
     for what in ("history", "ended", "sizes", "keys", "runs", "instances"):
         tx.many(SQL[f"delete_{what}"], doomed)
     return "deleted"
+
+
+def clear(tx: Tx, instance_ids: Sequence[str]) -> None:
+    """Remove all queue rows of instances, their holds and their watches."""
+    tx.many(SQL["clear_items"], instance_ids)
+    tx.many(SQL["clear_messages"], instance_ids)
+    holds.clear(tx, instance_ids)

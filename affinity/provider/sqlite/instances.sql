@@ -95,3 +95,9 @@ DELETE FROM journal_delegations WHERE child IN (SELECT value FROM json_each(:row
 
 -- delete_instances: the rows themselves
 DELETE FROM instances WHERE instance_id IN (SELECT value FROM json_each(:rows));
+
+-- clear_items: all work items of instances
+DELETE FROM worker_queue WHERE instance_id IN (SELECT value FROM json_each(:rows));
+
+-- clear_messages: all messages of instances
+DELETE FROM orchestrator_queue WHERE instance_id IN (SELECT value FROM json_each(:rows));

@@ -32,7 +32,7 @@ from affinity.journal import (
 from affinity.limits import MAX_BATCH_BYTES, MAX_DELEGATIONS_READ
 from affinity.provider.contract import FINISHED, NewInstance, NewMessage
 from affinity.provider.contract.instances import Generation
-from affinity.provider.sqlite import messages, parking, quotas, sessions, streams
+from affinity.provider.sqlite import instances, messages, parking, quotas, sessions, streams
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import PORTION, Tx, to_json
 from affinity.provider.sqlite.journal_rows import (
@@ -184,6 +184,7 @@ class _AppendBatch:
         created = head is None
         if head is None:
             assert one.start is not None
+            self._delete_instance(one.session_id)
             head = Head(one.start.journal_id, one.session_id, one.kind, one.start.parent)
             self._heads[one.session_id] = head
             self._writer.create(head, one.start.about or {})
@@ -226,6 +227,12 @@ class _AppendBatch:
                 generation=Generation(start.generation),
             )
         )
+
+    def _delete_instance(self, session_id: str) -> None:
+        """Delete an instance that is left of a deleted journal: it may end before it reads the new one."""
+        if self._instances.pop(session_id, None) is not None:
+            instances.delete_instances(self._tx, [session_id], force=True, tree=False)
+            self._parked.pop(session_id, None)
 
     def _settle(self, one: JournalAppend, head: Head) -> None:
         """Requests and revisits, and whether the journal takes further inputs."""

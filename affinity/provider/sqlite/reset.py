@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from affinity.provider.contract import NewMessage, NewWorkItem, Reset
-from affinity.provider.sqlite import holds, suspension, turns, work_items
+from affinity.provider.sqlite import holds, instances, suspension, turns, work_items
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.messages import reroute_all_messages, send
 from affinity.provider.sqlite.placing import OrderPlacer, blocked_row, restriction
@@ -26,7 +26,7 @@ def reset(tx: Tx, reset: Reset) -> bool:
     tx.run(SQL["copy"], {**at, "keep": reset.keep})
     added = turns.event_rows(reset.instance_id, reset.execution_id + 1, reset.keep, reset.history)
     tx.many(turns.SQL["append"], added, {"now": tx.now, "worker_id": None})
-    tx.many(turns.SQL["clear_items"], [reset.instance_id])
+    tx.many(instances.SQL["clear_items"], [reset.instance_id])
     holds.end(tx, [reset.instance_id])
     holds.watch(tx, reset.instance_id, reset.watches)
     _queue(tx, reset, at)

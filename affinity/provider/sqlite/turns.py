@@ -26,7 +26,7 @@ from affinity.provider.contract import (
     WorkerIdentity,
     WorkKey,
 )
-from affinity.provider.sqlite import holds, parking, releasing, replies, sessions
+from affinity.provider.sqlite import holds, instances, parking, releasing, replies, sessions
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.journal_writes import JournalChecker
 from affinity.provider.sqlite.messages import insert_new, send
@@ -198,14 +198,7 @@ def _cancel(tx: Tx, turns: Sequence[Turn]) -> None:
     if tx.many(SQL["cancel_activities"], activities) < len(activities):
         tx.many(parking.SQL["cancel"], activities)
     tx.many(SQL["cancel_timers"], timers)
-    clear(tx, [turn.instance_id for turn in turns if _finishes(turn)])
-
-
-def clear(tx: Tx, instance_ids: Sequence[str]) -> None:
-    """Remove all queue rows of instances, their holds and their watches."""
-    tx.many(SQL["clear_items"], instance_ids)
-    tx.many(SQL["clear_messages"], instance_ids)
-    holds.clear(tx, instance_ids)
+    instances.clear(tx, [turn.instance_id for turn in turns if _finishes(turn)])
 
 
 def _finishes(turn: Turn) -> bool:

@@ -62,9 +62,3 @@ DELETE FROM orchestrator_queue WHERE id IN (
     CROSS JOIN orchestrator_queue AS q
         ON q.instance_id = j.value ->> 0 AND q.timer_execution = j.value ->> 1 AND q.timer_id = j.value ->> 2
 );
-
--- clear_items: all work items of instances
-DELETE FROM worker_queue WHERE instance_id IN (SELECT value FROM json_each(:rows));
-
--- clear_messages: all messages of instances
-DELETE FROM orchestrator_queue WHERE instance_id IN (SELECT value FROM json_each(:rows));

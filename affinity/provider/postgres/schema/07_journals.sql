@@ -500,11 +500,12 @@ BEGIN
     END IF;
 END $$;
 
--- Creates the journals and instances that appends are to start, as far as they are missing; returns the new journals.
+-- Creates the journals and instances that appends are to start, as far as they are missing; returns the new journals. A journal
+-- begins with an instance of its own: one that is left of a deleted journal may end before it reads the new one.
 CREATE FUNCTION start_journals(
     _session text[], _kind text[], _entry_kind text[], _event text[], _sender text[], _start_name text[], _start text[],
     _start_generation text[], _start_version text[], _start_journal bigint[], _start_parent text[], _start_about text[],
-    _only bigint[]
+    _answer text[], _only bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     of_wakes bigint[]; -- places of elements that need an instance: no quota refuses what a wake starts
@@ -512,22 +513,33 @@ DECLARE
     wanted bigint[];   -- places of elements that need a journal
     refused boolean;
     created bigint[];
+    left_over text[];  -- instances
 BEGIN
+    SELECT array_agg(l.instance_id) INTO left_over FROM (
+        SELECT i.instance_id FROM instances i
+        WHERE i.instance_id = ANY (_session) AND i.status IN ('pending', 'running', 'suspended')
+          AND NOT EXISTS (SELECT FROM journals j WHERE j.session_id = i.instance_id)
+          AND EXISTS (
+              SELECT FROM unnest(_session) WITH ORDINALITY AS s (session_id, k)
+              WHERE s.session_id = i.instance_id AND _start_name[s.k] = i.name AND _entry_kind[s.k] IS NOT NULL
+                AND _answer[s.k] IS NULL AND (_sender[s.k] IS NULL OR _sender[s.k] = _start_parent[s.k])
+                AND (_only IS NULL OR s.k = ANY (_only)))
+        ORDER BY i.instance_id FOR UPDATE) l;
+    IF left_over IS NOT NULL THEN
+        PERFORM delete_instances(left_over, true, false);
+    END IF;
     PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
-    SELECT array_agg(f.k) FILTER (WHERE f.needs_instance AND _sender[f.k] IS NOT NULL),
-        array_agg(f.k) FILTER (WHERE f.needs_instance AND _sender[f.k] IS NULL),
+    SELECT array_agg(f.k) FILTER (WHERE _sender[f.k] IS NOT NULL), array_agg(f.k) FILTER (WHERE _sender[f.k] IS NULL),
         array_agg(f.k) FILTER (WHERE f.needs_journal)
     INTO of_wakes, missing, wanted
     FROM (
-        SELECT DISTINCT ON (s.session_id) s.session_id, s.k, i.instance_id IS NULL AS needs_instance,
-            j.journal_id IS NULL AS needs_journal
+        SELECT DISTINCT ON (s.session_id) s.session_id, s.k, j.journal_id IS NULL AS needs_journal
         FROM unnest(_session) WITH ORDINALITY AS s (session_id, k)
         LEFT JOIN instances i ON i.instance_id = s.session_id
         LEFT JOIN journals j ON j.session_id = s.session_id
         WHERE _start_name[s.k] IS NOT NULL AND (_only IS NULL OR s.k = ANY (_only))
-          AND (i.instance_id IS NULL OR j.journal_id IS NULL)
-          AND (i.instance_id IS NULL OR i.name = _start_name[s.k] AND i.status IN ('pending', 'running', 'suspended'))
-          AND CASE WHEN j.journal_id IS NULL THEN _entry_kind[s.k] IS NOT NULL
+          AND i.instance_id IS NULL
+          AND CASE WHEN j.journal_id IS NULL THEN _entry_kind[s.k] IS NOT NULL AND _answer[s.k] IS NULL
                    ELSE j.kind = _kind[s.k] AND NOT j.closed AND NOT EXISTS (
                        SELECT FROM journal_entries e WHERE e.journal_id = j.journal_id AND e.event_id = _event[s.k]) END
           AND (_sender[s.k] IS NULL
@@ -555,7 +567,7 @@ BEGIN
                 a.about ->> 'title', a.about ->> 'owner', coalesce(a.about -> 'labels', '{}'), c.now, c.now, c.now
             FROM unnest(wanted) AS w (k) CROSS JOIN (SELECT clock() AS now) c
             CROSS JOIN LATERAL (SELECT _start_about[w.k]::jsonb AS about) a
-            JOIN instances i ON i.instance_id = _session[w.k] AND i.name = _start_name[w.k]
+            JOIN instances i ON i.instance_id = _session[w.k] AND i.generation = _start_generation[w.k]
             ORDER BY i.instance_id
             ON CONFLICT (session_id) DO NOTHING
             RETURNING journal_id
@@ -649,7 +661,7 @@ BEGIN
                 SELECT FROM journals j JOIN instances i ON i.instance_id = j.session_id WHERE j.session_id = s.session_id))
         THEN
             fresh := start_journals(_session, _kind, _entry_kind, _event, _sender, _start_name, _start, _start_generation,
-                _start_version, _start_journal, _start_parent, _start_about, _only);
+                _start_version, _start_journal, _start_parent, _start_about, _answer, _only);
         END IF;
     END IF;
     PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
@@ -753,9 +765,7 @@ BEGIN
         WITH empty AS (
             DELETE FROM journals j WHERE j.journal_id = ANY (fresh) AND j.last_seq = 0 RETURNING j.session_id
         )
-        -- Not an instance that was there before, which keeps its messages.
-        SELECT array_agg(i.instance_id) INTO unused FROM empty e JOIN instances i ON i.instance_id = e.session_id
-        WHERE i.generation = ANY (_start_generation);
+        SELECT array_agg(e.session_id) INTO unused FROM empty e;
         IF unused IS NOT NULL THEN
             PERFORM delete_instances(unused, true, false);
         END IF;

@@ -289,6 +289,25 @@ class JournalRules(Rules):
         assert (again.outcome, again.seq, again.created) == ("appended", 3, False)
         assert (await owner.peer.info("s")).generation == "second"
 
+    async def test_an_instance_that_is_left_of_a_deleted_journal_reads_no_new_one(self, cluster: Cluster) -> None:
+        """It is deleted with its messages, one of which may end it (contract: JournalStart)."""
+        owner = await ConversationOwner.begin(cluster)
+        talk = owner.conversation
+        await talk.append(start=None, text="end", closes=True)
+        await talk.delete()
+        new = await talk.append(start=new_start(generation="second"))
+        assert (new.outcome, new.seq, new.created) == ("appended", 1, True)
+        assert not (await owner.peer.commit_one(owner.at, consumed=message_ids(owner.at))).committed
+        again = await ConversationOwner.of(owner.peer)
+        assert (again.at.generation, payloads(again.at)) == ("second", ["start", "[1]"])
+
+    async def test_an_input_that_is_refused_leaves_the_instance_of_a_deleted_journal(self, cluster: Cluster) -> None:
+        """Of another sender than its parent (contract: JournalAppend)."""
+        owner = await ConversationOwner.begin(cluster)
+        await owner.conversation.delete()
+        assert (await owner.conversation.append(sender="p")).outcome == "not_parent"
+        assert (await owner.peer.info("s")).generation == "generation of s"
+
     async def test_an_input_for_a_deleted_journal_creates_nothing(self, cluster: Cluster) -> None:
         """Neither journal nor instance, though it has a start, nor does it reach the next journal of the same session
         (contract: JournalAppend.journal_id).

@@ -417,14 +417,14 @@ class ParkingRules(Rules):
         await _park(owner)
         assert (await owner.conversation.append()).unparked
 
-    async def test_another_journal_wakes_it(self, cluster: Cluster) -> None:
-        """The journal has its instance's id, whichever journal that is (contract: NewWorkItem.parked)."""
+    async def test_another_journal_does_not_queue_it(self, cluster: Cluster) -> None:
+        """It goes with its instance, which the new journal does not take over (contract: JournalStart)."""
         owner = await ConversationOwner.begin(cluster)
         await _park(owner)
         assert await owner.conversation.delete()
         again = await owner.conversation.append()
-        assert (again.created, again.unparked) == (True, True)
-        assert (await owner.peer.take_one()).session_id == "s"
+        assert (again.created, again.unparked) == (True, False)
+        assert await owner.peer.take_all() == []
 
     async def test_a_reset_ends_it(self, cluster: Cluster) -> None:
         """Its execution is over (contract: Reset)."""

@@ -177,11 +177,8 @@ class Checks:
         """No parent waits for a child that waits for nothing."""
         if self.infos[name].status == "terminated":
             return
-        if self._was(name, "cancel") and self._was(name, "remove"):  # between the two it has refused all events
-            return
         left = self.folded[name].runs
-        # The end of a run is dropped while the instance is a cancelled one.
-        assert not left or self._was(name, "cancel"), f"{name} waits for {left}, which have ended"
+        assert not left, f"{name} waits for {left}, which have ended"
         for delegation, child in self.folded[name].delegations.items():
             assert self._has_reason(child, {name}), f"{name} waits for {delegation} of {child}, {self.infos.get(child)}"
 
@@ -191,8 +188,6 @@ class Checks:
         info = self.infos.get(child)
         if info is None or child in path:
             return False
-        if info.pending_from is not None and self._was(child, "cancel"):
-            return True  # what comes while the last turn of a cancelled instance is written, nothing reads
         if info.status == "requires_action":
             return True
         others = self.folded[child].delegations.values()

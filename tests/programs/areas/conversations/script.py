@@ -157,12 +157,14 @@ def _ops() -> st.SearchStrategy[Op]:
 
 @st.composite
 def _disturbed(draw: st.DrawFn) -> tuple[Op, ...]:
-    """Work for a child, which something ends or interrupts as its wake begins or ends."""
+    """Work for a child, or a run, where something ends or interrupts the child, or the conversation, as its wake begins
+    or ends.
+    """
     on, child = draw(_root), draw(st.sampled_from("ab"))
     inner = draw(_steps(1))
-    delegated = ("delegate", child, draw(st.integers(1, 4)), inner)
-    sent = Op("send", on, steps=(delegated,), ticks=draw(_soon))
-    fields: dict[str, Any] = {"on": st.just(on), "part": st.just(f"/{child}"), "ticks": _soon}
+    work = [("delegate", child, draw(st.integers(1, 4)), inner), ("start", draw(st.sampled_from(("run", "call"))), 1)]
+    sent = Op("send", on, steps=(draw(st.sampled_from(work)),), ticks=draw(_soon))
+    fields: dict[str, Any] = {"on": st.just(on), "part": st.sampled_from((f"/{child}", "")), "ticks": _soon}
     ends = _op("terminate", "delete", "cancel", "remove", "reset", "move", "release", "forget", **fields)
     interrupts = _op("interrupt", yes=st.just(True), n=st.sampled_from((0, 2)), **fields)
     return (*[sent] * draw(st.integers(1, 2)), *draw(st.lists(ends | interrupts, min_size=1, max_size=3)))
