@@ -11,7 +11,7 @@ import anyio
 
 from affinity import errors
 from affinity.client.calls import check_timeout
-from affinity.conversation.dead_letters import dead_letters, retry_id
+from affinity.conversation.dead_letters import dead_letters
 from affinity.conversation.events import ConversationStatusChanged
 from affinity.conversation.follow import EntryNumber, JournalIdentity, has_ended
 from affinity.conversation.kinds import RESUME_MESSAGE, terminate_message
@@ -64,7 +64,7 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
         Raises:
             UnknownConversation: there is none.
         """
-        return await dead_letters(self)
+        return [*(await dead_letters(self)).values()]
 
     async def retry(self, seq: int) -> int:
         """Send a dead letter again, behind all that has come since; a second time it is the same event. Work that a
@@ -78,13 +78,15 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
             RequestNotPending: it is an answer, and its request does not wait any more.
             ConversationTerminated, UnknownConversation: as for `send`.
         """
-        letter = next((each for each in await self.dead_letters() if each.seq == check_seq(seq)), None)
-        if letter is None:
+        found = await dead_letters(self)
+        event_id = next((name for name, each in found.items() if each.seq == check_seq(seq)), None)
+        if event_id is None:
             raise errors.UnknownEntry(self.conversation_id, f"entry {seq} is no dead letter: `dead_letters` has them")
-        if letter.event.kind not in ENDS:
-            return await self.send(letter.event, event_id=retry_id(seq))
+        event = found[event_id].event
+        if event.kind not in ENDS:
+            return await self.send(event, event_id=event_id)
         timeline = self._client.journals.timeline  # clients send no ends of their own
-        appended = await self._send_input(self._entry(letter.event, retry_id(seq)))
+        appended = await self._send_input(self._entry(event, event_id))
         return EntryNumber.of(appended.seq, JournalIdentity(appended.journal_id, timeline))
 
     async def terminate(self, *, reason: str = "", cascade: bool = False) -> None:

@@ -22,7 +22,6 @@ from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, JsonValue, model_validator
 from pydantic_core import from_json, to_json
 
-from affinity.conversation.dead_letters import retry_id, retry_of
 from affinity.conversation.events import DeadLetters, SpanCompleted, SpanStarted, check_kind, kind_of
 from affinity.errors import InvalidInput, problem_of
 from affinity.journal import (
@@ -190,7 +189,7 @@ class Imported:
             NewEntry(
                 kind=entry.kind,
                 payload=check_payload(check_depth(payload, "it"), "it"),
-                event_id=self._event_id(entry),
+                event_id=entry.event_id,
                 wake_id=entry.wake_id,
                 is_input=entry.is_input,
                 recorded_at=entry.recorded_at,
@@ -208,14 +207,6 @@ class Imported:
                     kept = [self._place(each) for each in numbers if isinstance(each, int) and not entry.is_copied]
                     found[name] = [each for each in kept if each is not None]
         return found
-
-    def _event_id(self, entry: _Entry) -> str | None:
-        """Of a dead letter that was sent again, with the number that this has now."""
-        number = retry_of(entry.event_id)
-        if number is None:
-            return entry.event_id
-        place = None if entry.is_copied else self._place(number)
-        return None if place is None else retry_id(place)
 
     def _place(self, number: int) -> int | None:
         """The number that an entry has now; None: it is not there."""

@@ -83,6 +83,24 @@ async def test_an_import_has_the_dead_letters_with_their_numbers_there(url: str)
         assert len(await (await talk.merge("other", into="left")).dead_letters()) == 1
 
 
+async def test_a_merge_retries_the_dead_letter_of_its_left_side(url: str) -> None:
+    """Its right side has sent another one again, which has the same number there."""
+    handler = Poisoned()
+    async with stage(url, handler.handle, retry=ONCE) as on:
+        left, right = on.talk("left"), on.talk("right")
+        for talk in (left, right):
+            with pytest.raises(WakeFailed):
+                await talk.ask(UserMessage("poison"), timeout=30)
+            await talk.ask(UserMessage("two"), timeout=30)
+        handler.broken = False
+        await right.reply(await right.retry(1), timeout=30)
+        both = await left.merge("right", into="both")
+        assert [(each.seq, each.retried_as) for each in await both.dead_letters()] == [(1, None)]
+        number = await both.retry(1)
+        assert (await both.reply(number, timeout=30)).text == "re: poison"
+        assert [each.retried_as for each in await both.dead_letters()] == [number]
+
+
 async def test_the_wakes_say_which_inputs_each_has_processed(url: str) -> None:
     """Every attempt, in order, or the newest first; a dead letter was processed by the wake that has recorded it."""
     handler = Poisoned()
