@@ -12,7 +12,7 @@ import anyio
 import psycopg
 import pytest
 
-from affinity.errors import ConnectionLost, Contention
+from affinity.errors import ConnectionLost
 from affinity.journal import (
     Answer,
     Description,
@@ -673,9 +673,13 @@ async def test_a_notice_says_whether_it_is_of_inputs_only(
 
 
 async def test_a_fork_has_the_state_of_its_last_entry(postgres_migrated: str, admin: psycopg.Connection[Any]) -> None:
-    """A wake that commits between the two reads, of the journal and of the state, makes the creation begin again."""
+    """Not the state of a wake, or a part of one, that commits while the fork is made."""
     async with opened(postgres_migrated) as provider:
         (first,) = await provider.append_journal([said("s")])
+        admin.execute(
+            "INSERT INTO session_states (session_id, state, encoding, schema_version, kind, labels, participants,"
+            " version, created_at, updated_at) VALUES ('s', 'old', 'json', 1, 'chat', '{}', '[]', 1, clock(), clock())"
+        )
         creation = JournalCreation(
             session_id="fork",
             kind="chat",
@@ -694,11 +698,11 @@ async def test_a_fork_has_the_state_of_its_last_entry(postgres_migrated: str, ad
                 )
                 fork = asyncio.create_task(provider.create_journals([creation]))
                 await until(admin, SOMEBODY_WAITS)
-                admin.execute(
-                    "UPDATE journals SET processed = 1, last_seq = 2, ended_wake = 'w', ended_attempt = 1"
-                    " WHERE session_id = 's'"
-                )
-            with pytest.raises(Contention):
-                await fork
-        (result,) = await provider.create_journals([creation])
-        assert (result.outcome, result.last_seq) == ("created", 2)
+                admin.execute("UPDATE session_states SET state = 'new', version = 2")
+                admin.execute("UPDATE journals SET processed = 1, last_seq = 2 WHERE session_id = 's'")
+            (result,) = await fork
+        assert (result.outcome, result.last_seq) == ("created", 1)
+        assert admin.execute("SELECT state FROM session_states WHERE session_id = 'fork'").fetchall() == [(b"old",)]
+        (work,) = await provider.get_pending(["fork"], limit=10)
+        assert work is not None
+        assert [each.seq for each in work.inputs] == [1]  # nor has it processed the input

@@ -359,9 +359,12 @@ BEGIN
         outcome := 'over_quota';
         RETURN;
     END IF;
-    -- In one snapshot: an answer is among the entries, or its request is pending.
-    SELECT j.*, ARRAY (SELECT r FROM journal_requests r WHERE r.journal_id = _base) AS requests
-    INTO base FROM journals j WHERE j.journal_id = _base;
+    -- In one snapshot: an answer is among the entries, or its request is pending; and the state is the one of these entries.
+    SELECT j.*, ARRAY (SELECT r FROM journal_requests r WHERE r.journal_id = _base) AS requests, s AS kept
+    INTO base FROM journals j
+    LEFT JOIN session_states s
+        ON s.session_id = j.session_id AND (_creation ->> 'copies_state')::boolean AND _creation ->> 'state' IS NULL
+    WHERE j.journal_id = _base;
     SELECT * INTO merged FROM journals j WHERE j.journal_id = _merged;
     IF (_creation ->> 'copies_state')::boolean OR _creation ->> 'state' IS NOT NULL THEN
         INSERT INTO sessions AS s (session_id, worker_id, incarnation, epoch, locked_until, touched_at)
@@ -371,7 +374,7 @@ BEGIN
             participants, version, generation, created_at, updated_at)
         SELECT _session, r.state, r.encoding, r.schema_version, r.kind, r.name, r.labels, r.message_count,
             r.participants, 1, gen_random_uuid()::text, _now, _now
-        FROM session_states r WHERE _creation ->> 'state' IS NULL AND r.session_id = base.session_id
+        FROM (SELECT (base.kept).*) r WHERE r.session_id IS NOT NULL
         UNION ALL
         SELECT _session, decode(_creation ->> 'state', 'base64'), _creation ->> 'encoding',
             (_creation ->> 'schema_version')::bigint, _creation ->> 'state_kind', _creation ->> 'state_name', _creation -> 'labels',
@@ -386,12 +389,9 @@ BEGIN
           AND NOT EXISTS (SELECT FROM journals j WHERE j.journal_id = _merged AND j.session_id IS NOT NULL) THEN
         RAISE serialization_failure USING MESSAGE = 'the journal was deleted in this moment';
     END IF;
-    -- Requests of later than the end of the base; or a wake that has committed since the journal was read, and has changed the
-    -- state that was copied.
-    IF coalesce(_base_seq < base.last_seq, false) AND _creation ->> 'requests' IS NULL OR EXISTS (
-        SELECT FROM journals j WHERE j.journal_id = _base
-          AND (j.first_seq, j.processed, j.ended_wake, j.ended_attempt)
-              IS DISTINCT FROM (base.first_seq, base.processed, base.ended_wake, base.ended_attempt)) THEN
+    -- Requests, or the state, of later than the end of the base; or retention has removed entries since the journal was read.
+    IF coalesce(_base_seq < base.last_seq AND (_creation ->> 'requests' IS NULL OR (base.kept).session_id IS NOT NULL), false)
+       OR EXISTS (SELECT FROM journals j WHERE j.journal_id = _base AND j.first_seq <> base.first_seq) THEN
         RAISE serialization_failure USING MESSAGE = 'the journal has changed in this moment';
     END IF;
     _base_seq := coalesce(_base_seq, base.last_seq);
