@@ -109,7 +109,7 @@ class WaitAny(Combined[None]):
             refuse_iterable(each, "wait_any")
         if not futures or not all(isinstance(each, DurableFuture) and each.belongs_to(scheduler) for each in futures):
             raise OrchestrationMisuse("wait_any takes durable futures of this orchestration, one at least")
-        super().__init__(scheduler, futures)
+        super().__init__(scheduler, tuple(scheduler.adopt(each) for each in futures))
 
     @property
     def description(self) -> str:

@@ -504,8 +504,8 @@ class OrchestrationContext:
             awaitables: the futures and coroutines.
             return_exceptions: whether errors are results.
             limit: how many of them run at the same time; the others begin in order, as soon as one has ended. Futures
-                that are scheduled already are counted. The call must be in the same step as the futures: before the
-                next await. None: all.
+                that are scheduled already are counted. One that a branch, or other code, awaits by itself begins then,
+                whatever the limit. The call must be in the same step as the futures: before the next await. None: all.
 
         Raises:
             OrchestrationMisuse: an argument is something else.

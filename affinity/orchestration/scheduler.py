@@ -166,13 +166,11 @@ class Scheduler:
             )
 
     def adopt(self, awaitable: Any, *, begins: bool = True) -> DurableFuture[Any]:
-        """Return an argument of select or gather as a future; a coroutine is a branch, which begins now or later."""
-        if isinstance(awaitable, DurableFuture):
-            return awaitable
-        branch = Task(self, awaitable)
+        """Return an argument of select or gather as a future, which begins now or later; a coroutine is a branch."""
+        future = awaitable if isinstance(awaitable, DurableFuture) else Task(self, awaitable)
         if begins:
-            branch.begin()
-        return branch
+            future.begin()
+        return future
 
     def cancel_owned(self, task: Task[Any]) -> None:
         """Cancel the futures that the task has created, and that are not settled, or whose event was not read."""
@@ -253,6 +251,7 @@ class DurableFuture(Generic[T]):
     def __await__(self) -> Generator[DurableFuture[Any], None, T]:
         self._scheduler.mark_awaited(self)
         if not self.settled:
+            self.begin()
             yield self
         return self.result()
 

@@ -282,6 +282,28 @@ def test_a_future_that_two_gathers_hold_back_begins_once() -> None:
     assert scheduled(live) == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("way", ["await", "select", "gather", "wait_any"])
+def test_what_is_awaited_by_itself_begins_whatever_the_limit(way: str) -> None:
+    """Else a branch would wait for what waits for its end."""
+
+    async def all_of(ctx: OrchestrationContext) -> list[Any]:
+        one, two = ctx.schedule_activity("one"), ctx.schedule_activity("two")
+
+        async def branch() -> str:
+            await (two if way == "await" else getattr(ctx, way)(two))
+            return "branch"
+
+        return await ctx.gather(branch(), one, two, limit=1)
+
+    live = Live(all_of)
+    live.start()
+    assert scheduled(live) == ["two"]
+    live.complete(2, "2")
+    assert scheduled(live) == ["two", "one"]
+    live.complete(4, "1")
+    assert live.outcome == ev.OrchestrationCompleted('["branch",1,2]')
+
+
 def test_a_cancelled_gather_begins_nothing_more() -> None:
     async def all_of(ctx: OrchestrationContext) -> Any:
         calls = (ctx.schedule_activity(name) for name in "ab")
