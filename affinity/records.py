@@ -412,6 +412,7 @@ class ActivityRun(NamedTuple):
 
     worker_id: str  # the worker that ran it
     attempt: int  # deliveries of the work item, this one included
+    queued_for: float | None = None  # seconds from its queueing to this delivery; None: less than `limits.SHOWN_WAIT`
 
 
 class Hydrate(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, Literal, TypeAlias
 
 from affinity.client.views import HistoryRecord
@@ -35,6 +35,7 @@ class Activity:
     attempt: int | None = 1  # the one that runs, is next, or was the last; None: not known
     worker_id: str | None = None  # that runs it, or whose run gave the result
     scheduled_at: datetime | None = None  # None: as of `HistoryRecord.recorded_at`
+    started_at: datetime | None = None  # when the attempt began that runs, or has ended it, to `limits.SHOWN_WAIT`
     ended_at: datetime | None = None  # when its result was recorded
     next_attempt_at: datetime | None = None  # while it waits after a failed attempt
     last_error: str | None = None  # "ValueError: …", of the attempt before, or of the one that failed
@@ -130,6 +131,7 @@ def _with_row(activity: Activity, row: WorkItemInfo) -> Activity:
         attempt=row.attempts if is_running else row.attempts + 1,
         worker_id=row.worker_id,
         scheduled_at=row.queued_at,
+        started_at=row.started_at,
         next_attempt_at=row.visible_at if is_retrying else None,
         last_error=row.last_error,
         blocked=row.state == "blocked",
@@ -140,11 +142,13 @@ def _with_row(activity: Activity, row: WorkItemInfo) -> Activity:
 
 def _ended(activity: Activity, status: ActivityStatus, record: HistoryRecord) -> Activity:
     is_result = status != "cancelled"
+    started = activity.scheduled_at and activity.scheduled_at + timedelta(seconds=record.queued_for or 0.0)
     return replace(
         activity,
         status=status,
         attempt=record.attempt if is_result else None,
         worker_id=record.worker_id if is_result else None,
+        started_at=started if is_result else None,
         ended_at=record.recorded_at,
         last_error=f"{record.fields['error_type']}: {record.fields['message']}" if status == "failed" else None,
     )

@@ -82,6 +82,7 @@ class HistoryRecord:
     recorded_at: datetime | None = None  # None: the history was removed while it was read
     worker_id: str | None = None  # the worker that ran the activity, if it is a result; else the one that recorded it
     attempt: int | None = None  # of the activity, if it is a result
+    queued_for: float | None = None  # seconds that the activity waited before that attempt; None: `limits.SHOWN_WAIT` at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +197,7 @@ def record_of(event_id: int, text: str, origin: EventOrigin | None = None) -> Hi
         recorded_at=origin.recorded_at,
         worker_id=origin.worker_id if run is None else run.worker_id,
         attempt=None if run is None else run.attempt,
+        queued_for=None if run is None else run.queued_for,
     )
 
 

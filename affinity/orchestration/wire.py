@@ -89,6 +89,8 @@ def encode_message(execution_id: int, event: Event, run: ActivityRun | None = No
     activity that gave the result, for display.
     """
     run_fields = "" if run is None else f',"worker":{_quote(run.worker_id)},"attempt":{run.attempt}'
+    if run is not None and run.queued_for is not None:
+        run_fields += f',"queued_for":{run.queued_for:.3f}'
     return f'{{"execution":{execution_id},"event":{encode_event(event)}{run_fields}}}'
 
 
@@ -115,10 +117,10 @@ def _add_move(message: dict[str, Any]) -> None:
 
 def _run(message: dict[str, Any]) -> ActivityRun | None:
     """For display only: a run that cannot be read is left out."""
-    worker_id, attempt = message.get("worker"), message.get("attempt")
+    worker_id, attempt, waited = message.get("worker"), message.get("attempt"), message.get("queued_for")
     if not isinstance(worker_id, str) or type(attempt) is not int or not 0 < attempt <= MAX_INTEGER:
         return None
-    return ActivityRun(worker_id, attempt)
+    return ActivityRun(worker_id, attempt, float(waited) if type(waited) in {int, float} else None)
 
 
 def activity_task(

@@ -138,12 +138,13 @@ class OriginRow(NamedTuple):
     recorded_by: str | None
     run_by: str | None
     attempt: int | None
+    queued_for: float | None = None
 
 
 def to_origins(rows: Iterable[Columns], time: Time) -> list[EventOrigin]:
     """The origin of each event that has one, from rows in the order of the events: see `OriginRow`."""
     kept = [OriginRow(*row) for row in rows]
-    runs = {row.event_id: ActivityRun(row.run_by, row.attempt) for row in kept if row.run_by and row.attempt}
+    runs = {row.event_id: ActivityRun(row.run_by, row.attempt, row.queued_for) for row in kept if row.run_by and row.attempt}
     turns = [row for row in kept if row.recorded_at is not None]
     ends = [*(row.event_id for row in turns[1:]), sys.maxsize]  # a reset may have replaced the rest of a turn
     return [
@@ -156,7 +157,7 @@ def to_origins(rows: Iterable[Columns], time: Time) -> list[EventOrigin]:
 def to_work_item_info(instance_id: str, row: Columns, time: Time) -> WorkItemInfo:
     """A work item as operators see it."""
     execution_id, activity_id, name, session_id, worker_id, is_later, attempts, failures, *rest = row
-    queued_at, visible_at, last_error, is_blocked, tag, has_worker = rest
+    queued_at, visible_at, last_error, is_blocked, locked_at, tag, has_worker = rest
     waits: WorkItemState = "blocked" if is_blocked else "delayed" if is_later else "waiting"
     return WorkItemInfo(
         key=WorkKey(instance_id, execution_id, activity_id),
@@ -169,6 +170,7 @@ def to_work_item_info(instance_id: str, row: Columns, time: Time) -> WorkItemInf
         queued_at=time(queued_at),
         visible_at=time(visible_at),
         last_error=last_error,
+        started_at=None if worker_id is None else time(locked_at),
         tag=tag,
         has_worker=bool(has_worker),
     )

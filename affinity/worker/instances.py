@@ -26,6 +26,7 @@ from cachetools import LRUCache
 
 from affinity import errors
 from affinity.errors import ProviderError
+from affinity.limits import SHOWN_WAIT
 from affinity.orchestration import App
 from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.events import Event, OrchestrationStarted, payload_size
@@ -152,7 +153,8 @@ class InstanceTable(WorkerPart):
         live = self._live.get(item.lock.key.instance_id)
         if staged is not None:
             self._staged.add(staged)
-        run = None if item.attempts == 1 else ActivityRun(self._worker_id, item.attempts)
+        waited = item.queued_for if item.queued_for >= SHOWN_WAIT else None
+        run = None if item.attempts == 1 and waited is None else ActivityRun(self._worker_id, item.attempts, waited)
         if live is None or live.execution.execution_id != item.lock.key.execution_id:
             self._ack(item.lock, event, run, staged, ordered=item.ordered)
             return

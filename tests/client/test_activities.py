@@ -65,6 +65,10 @@ async def test_all_of_them_are_listed_in_order_with_their_status(env: Env) -> No
     assert failed.scheduled_at is not None
     assert failed.ended_at is not None
     assert failed.ended_at - failed.scheduled_at == pytest.approx(timedelta(minutes=1), abs=timedelta(seconds=1))
+    assert failed.started_at is not None
+    assert failed.ended_at - failed.started_at < timedelta(seconds=1)
+    assert sent.started_at == sent.scheduled_at  # it has not waited
+    assert cancelled.started_at is retried.started_at is waits.started_at is None
     assert (cancelled.status, cancelled.attempt, cancelled.tag) == ("cancelled", None, "gpu")
     assert (retried.status, retried.attempt, retried.last_error) == ("queued", 2, "ValueError: no 1")
     assert retried.next_attempt_at is not None

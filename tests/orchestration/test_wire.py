@@ -170,6 +170,8 @@ def test_a_message_may_name_the_run_behind_it() -> None:
     text = encode_message(3, done, ActivityRun('w-"0"', 2))
     assert read_message(text) == (3, done, ActivityRun('w-"0"', 2))
     assert decode_message(text) == (3, done)
+    waited = ActivityRun("w", 1, 2.5)
+    assert read_message(encode_message(3, done, waited)).run == waited
     for worker, attempt in (('"w"', "null"), ("1", "1"), ('"w"', "0"), ('"w"', "true"), ('"w"', str(2**31))):
         odd = text.replace('"w-\\"0\\""', worker).replace('"attempt":2', f'"attempt":{attempt}')
         assert odd != text

@@ -63,7 +63,8 @@ class Turn:
     holds: Sequence[SessionHold] = ()
     ended_holds: Sequence[int] = ()  # hold ids of this execution that end
     watches: Sequence[SessionWatch] = ()
-    # By event id: runs of activities whose results are in ``history``, except first attempts on the committing worker.
+    # By event id: runs of activities whose results are in ``history``, except first attempts on the committing worker
+    # that began without a wait.
     runs: Mapping[int, ActivityRun] = field(default_factory=dict)
     release_sessions: Sequence[str] = ()  # released after all other changes of the turn: see `Provider.release_session`
     replies: Sequence[MessageReply] = ()  # kept as the keys are: see `Provider.send_message`

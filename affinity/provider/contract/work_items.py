@@ -216,5 +216,6 @@ class WorkItemInfo:
     queued_at: datetime
     visible_at: datetime  # when it could be fetched last, or can be next
     last_error: str | None  # of the failure before: `WorkAbandon.error`
+    started_at: datetime | None = None  # when it was locked, while it is running
     tag: str | None = None  # a worker must have it to take the item: its own tag, or its session's
     has_worker: bool = True  # False: it waits, and no live worker has the tag

@@ -45,7 +45,7 @@
 -- Part `claim`: where its route changes.
     UPDATE worker_queue q
     SET lock_worker = %(worker)s, lock_incarnation = %(incarnation)s, lock_token = %(token)s || '.' || p.n,
-        locked_until = clock() + %(item_lock)s * interval '1 s',
+        locked_until = clock() + %(item_lock)s * interval '1 s', locked_at = clock(),
 -- [claim
         route = %(route)s,
 -- claim]

@@ -1,12 +1,12 @@
 -- origins: of the events of one execution, where their rows have any
-SELECT event_id, recorded_at, recorded_events, recorded_by, run_by, attempt FROM history
+SELECT event_id, recorded_at, recorded_events, recorded_by, run_by, attempt, queued_for FROM history
 WHERE instance_id = %(instance)s AND execution_id = %(execution)s
   AND (recorded_at IS NOT NULL OR attempt IS NOT NULL)
 ORDER BY event_id
 
 -- work_items: of one instance
 SELECT q.execution_id, q.activity_id, q.name, coalesce(q.session_id, q.order_session), w.worker_id,
-    q.visible_at > clock(), q.attempts, q.failures, q.enqueued_at, q.visible_at, q.last_error, q.route = 'blocked',
+    q.visible_at > clock(), q.attempts, q.failures, q.enqueued_at, q.visible_at, q.last_error, q.route = 'blocked', coalesce(q.locked_at, q.enqueued_at),
     coalesce(t.tag, q.tag),
     t.tag IS NULL OR EXISTS (SELECT FROM workers a WHERE a.locked_until > clock() AND t.tag = ANY (a.tags))
 FROM worker_queue q

@@ -385,6 +385,7 @@ def _run_columns(turns: Sequence[Turn]) -> Columns:
     return {
         "run_worker": Texts([run and run.worker_id for run in runs]),
         "run_attempt": Ints([run and run.attempt for run in runs]),
+        "run_queued": Floats([run and run.queued_for for run in runs]),
     }
 
 

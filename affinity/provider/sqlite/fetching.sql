@@ -117,6 +117,7 @@ FROM (
 -- lock: deliver items to the caller; if it knows the name, the item is no longer unknown
 UPDATE worker_queue SET
     lock_worker = :worker_id, lock_incarnation = :incarnation, lock_token = j.value ->> 1, locked_until = :locked_until,
+    locked_at = :now,
     attempts = attempts + (attempts - failures < :uncounted_after),
     unknown_since = CASE
         WHEN name IN (SELECT value FROM json_each(:names))

@@ -1,11 +1,11 @@
 -- origins: of the events of one execution, where their rows have any
-SELECT event_id, recorded_at, recorded_events, recorded_by, run_by, attempt FROM history
+SELECT event_id, recorded_at, recorded_events, recorded_by, run_by, attempt, queued_for FROM history
 WHERE instance_id = :instance_id AND execution_id = :execution_id AND (recorded_at IS NOT NULL OR attempt IS NOT NULL)
 ORDER BY event_id;
 
 -- work_items: of one instance
 SELECT q.execution_id, q.activity_id, q.name, coalesce(q.session_id, q.order_session), w.worker_id, q.visible_at > :now,
-       q.attempts, q.failures, q.enqueued_at, q.visible_at, q.last_error, q.route = 'blocked',
+       q.attempts, q.failures, q.enqueued_at, q.visible_at, q.last_error, q.route = 'blocked', coalesce(q.locked_at, q.enqueued_at),
        coalesce(q.route_tag, q.tag), q.route_tag IS NULL OR EXISTS (
            SELECT 1 FROM workers AS a, json_each(a.tags) AS has WHERE a.locked_until > :now AND has.value = q.route_tag)
 FROM (

@@ -14,8 +14,8 @@ UPDATE instances SET
 WHERE instance_id = :instance_id AND generation = :generation AND execution_id = :execution_id AND event_count = :seen;
 
 -- copy: copy the first events of an execution to the next one
-INSERT INTO history (instance_id, execution_id, event_id, event, recorded_at, recorded_events, recorded_by, run_by, attempt)
-SELECT instance_id, execution_id + 1, event_id, event, recorded_at, recorded_events, recorded_by, run_by, attempt
+INSERT INTO history (instance_id, execution_id, event_id, event, recorded_at, recorded_events, recorded_by, run_by, attempt, queued_for)
+SELECT instance_id, execution_id + 1, event_id, event, recorded_at, recorded_events, recorded_by, run_by, attempt, queued_for
 FROM history
 WHERE instance_id = :instance_id AND execution_id = :execution_id AND event_id <= :keep;
 

@@ -12,7 +12,7 @@ SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3,
 FROM json_each(:rows);
 
 -- add_runs: to the events that are results of activities
-UPDATE history SET run_by = j.value ->> 3, attempt = j.value ->> 4
+UPDATE history SET run_by = j.value ->> 3, attempt = j.value ->> 4, queued_for = j.value ->> 5
 FROM json_each(:rows) AS j
 WHERE history.instance_id = j.value ->> 0 AND history.execution_id = j.value ->> 1 AND history.event_id = j.value ->> 2;
 

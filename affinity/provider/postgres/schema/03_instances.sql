@@ -45,6 +45,7 @@ CREATE TABLE history (
     recorded_by text COLLATE "C",
     run_by text COLLATE "C", -- worker that ran the activity, where it is not the first attempt of the one above
     attempt integer,
+    queued_for real, -- seconds that it had waited in the queue
     PRIMARY KEY (instance_id, execution_id, event_id)
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.05);
 

@@ -31,6 +31,7 @@ CREATE TABLE worker_queue (
     lock_incarnation text COLLATE "C",
     lock_token text COLLATE "C",
     locked_until timestamptz,
+    locked_at timestamptz, -- by the last fetch; NULL: when it was queued, or not yet
     attempts integer NOT NULL DEFAULT 0,
     failures integer NOT NULL DEFAULT 0,
     last_error text, -- of the failure before, for people

@@ -350,13 +350,13 @@ BEGIN
     END IF;
     PERFORM end_work(ARRAY[_instance]);
     INSERT INTO history (instance_id, execution_id, event_id, event, recorded_at, recorded_events, recorded_by, run_by,
-        attempt)
+        attempt, queued_for)
     SELECT h.instance_id, _execution + 1, h.event_id, h.event, h.recorded_at, h.recorded_events, h.recorded_by, h.run_by,
-        h.attempt
+        h.attempt, h.queued_for
     FROM history h WHERE h.instance_id = _instance AND h.execution_id = _execution AND h.event_id <= _keep
     UNION ALL
     SELECT _instance, _execution + 1, _keep + e.k, e.event, CASE WHEN e.k = 1 THEN clock() END,
-        CASE WHEN e.k = 1 THEN cardinality(_event) END, NULL, NULL, NULL
+        CASE WHEN e.k = 1 THEN cardinality(_event) END, NULL, NULL, NULL, NULL
     FROM unnest(_event) WITH ORDINALITY AS e (event, k);
     -- Before all that waits, also by an earlier reset, but for timers: one that still waits keeps its time.
     INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload, timer_execution, timer_id)

@@ -59,7 +59,7 @@ CREATE FUNCTION commit_turns(
     _state_parent text[] = NULL, _state_labels text[] = NULL, _state_messages bigint[] = NULL,
     _state_participants text[] = NULL,
     -- Runs of activities, by event.
-    _run_worker text[] = NULL, _run_attempt bigint[] = NULL,
+    _run_worker text[] = NULL, _run_attempt bigint[] = NULL, _run_queued float8[] = NULL,
     -- Ordered items: their sessions, NULL for items that are not ordered. With placement.
     _item_order text[] = NULL
 ) RETURNS committed LANGUAGE plpgsql AS $$
@@ -99,12 +99,12 @@ BEGIN
     END IF;
     moment := clock();
     INSERT INTO history (instance_id, execution_id, event_id, event, recorded_at, recorded_events, recorded_by, run_by,
-        attempt)
+        attempt, queued_for)
     SELECT _instance[e.n], _execution[e.n], _event_id[e.k], _event[e.k],
         CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN moment END,
         CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN _added[e.n] END,
         CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN _worker END,
-        _run_worker[e.k], _run_attempt[e.k]
+        _run_worker[e.k], _run_attempt[e.k], _run_queued[e.k]
     FROM unnest(_event_turn) WITH ORDINALITY AS e (n, k);
 
     IF _finish IS NOT NULL THEN

@@ -46,6 +46,7 @@ CREATE TABLE history (
     recorded_by     TEXT,
     run_by          TEXT,
     attempt         INTEGER,
+    queued_for      REAL, -- seconds that it had waited in the queue
     PRIMARY KEY (instance_id, execution_id, event_id)
 ) STRICT, WITHOUT ROWID;
 

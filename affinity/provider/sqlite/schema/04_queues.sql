@@ -37,6 +37,7 @@ CREATE TABLE worker_queue (
     lock_incarnation TEXT,
     lock_token       TEXT,
     locked_until     REAL,
+    locked_at        REAL, -- by the last fetch; NULL: when it was queued, or not yet
     attempts         INTEGER NOT NULL DEFAULT 0,
     failures         INTEGER NOT NULL DEFAULT 0,
     unknown_since    REAL,

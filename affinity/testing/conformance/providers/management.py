@@ -37,6 +37,8 @@ class ManagementRules(Rules):
         assert (waiting.state, waiting.worker_id, waiting.session_id, waiting.name) == ("waiting", None, "s", "work")
         assert (running.state, running.worker_id, running.attempts, running.failures) == ("running", "a", 1, 0)
         assert (delayed.state, delayed.worker_id, delayed.attempts, delayed.last_error) == ("delayed", None, 0, None)
+        assert running.started_at == running.queued_at
+        assert waiting.started_at is delayed.started_at is None
         assert 39 < (delayed.visible_at - delayed.queued_at).total_seconds() < 50
         assert len(await a.provider.list_work_items("i", 2)) == 2
         await a.leave()
@@ -50,7 +52,11 @@ class ManagementRules(Rules):
         (item,) = await a.provider.list_work_items(ENQUEUER, 10)
         assert (item.state, item.attempts, item.failures, item.last_error) == ("delayed", 1, 1, "ValueError: no")
         await cluster.advance(40)
-        await a.give_back(await a.take_one(), count_attempt=False)
+        again = await a.take_one()
+        (item,) = await a.provider.list_work_items(ENQUEUER, 10)
+        assert item.started_at is not None
+        assert 40 <= (item.started_at - item.queued_at).total_seconds() < 50
+        await a.give_back(again, count_attempt=False)
         (item,) = await a.provider.list_work_items(ENQUEUER, 10)
         assert (item.state, item.attempts, item.last_error) == ("waiting", 1, "ValueError: no")
         await a.give_back(await a.take_one(), failed=True, error="KeyError: 1")

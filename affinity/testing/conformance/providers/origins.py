@@ -48,7 +48,7 @@ class OriginRules(Rules):
         """A run is stored for the events that ``Turn.runs`` names and for no others (contract: Turn.runs)."""
         a = await cluster.worker("a")
         at = await a.own("i")
-        runs = {1: ActivityRun("b", 2), 3: ActivityRun("a", 7)}
+        runs = {1: ActivityRun("b", 2), 3: ActivityRun("a", 7, 0.5)}
         assert (await a.commit_one(at, history=["1", "2", "3"], runs=runs)).committed
         assert (await a.commit_one(replace(at, event_count=3), history=["4"])).committed
         assert [origin.run for origin in await a.provider.read_origins("i", 1)] == [runs[1], None, runs[3], None]
@@ -59,7 +59,7 @@ class OriginRules(Rules):
         """
         a = await cluster.worker("a")
         at = await a.own("i")
-        run = {2: ActivityRun("b", 2)}
+        run = {2: ActivityRun("b", 2, 1.5)}
         assert (await a.commit_one(at, history=["1", "2", "3"], runs=run)).committed
         former = await times(a)
         await cluster.advance(60)
