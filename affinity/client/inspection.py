@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, Final, TypedDict, Unpack, cast, get_args
 
@@ -80,6 +81,12 @@ class InstanceConditions(TypedDict, total=False):
     """For which they are suspended: `Suspension.error_type`."""
     session_id: str | None
     """That they, or their parents, were started with."""
+    version: str | None
+    """Of the orchestration."""
+    created_since: datetime | None
+    """Begun at this time or later; with a time zone."""
+    created_before: datetime | None
+    """Begun before this time."""
 
 
 class MoveConditions(TypedDict, total=False):

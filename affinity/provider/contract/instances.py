@@ -165,6 +165,9 @@ class InstanceFilter:
     parent_id: str | None = None
     reason: str | None = None  # suspended for this: `Suspension.error_type`
     session_id: str | None = None  # given at their start, or at their parent's start
+    version: str | None = None  # of the orchestration
+    created_since: datetime | None = None
+    created_before: datetime | None = None
     after: tuple[datetime, str] | None = None  # keyset cursor: (created_at, instance_id) of the last row seen
 
     def __post_init__(self) -> None:

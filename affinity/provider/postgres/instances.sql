@@ -14,6 +14,9 @@ WHERE (cardinality(%(status)s) = 0 OR i.status = ANY (%(status)s))
   AND (%(parent)s::text IS NULL OR i.parent_id = %(parent)s)
   AND (%(reason)s::text IS NULL OR s.error_type = %(reason)s)
   AND (%(session)s::text IS NULL OR i.session_id = %(session)s)
+  AND (%(version)s::text IS NULL OR i.version = %(version)s)
+  AND (%(since)s::timestamptz IS NULL OR i.created_at >= %(since)s)
+  AND (%(before)s::timestamptz IS NULL OR i.created_at < %(before)s)
   AND (%(after_time)s::timestamptz IS NULL OR (i.created_at, i.instance_id) < (%(after_time)s, %(after_id)s))
 ORDER BY i.created_at DESC, i.instance_id DESC LIMIT %(limit)s
 
@@ -30,6 +33,9 @@ SELECT f.* FROM unnest(%(status)s) AS w (status) CROSS JOIN LATERAL (
       AND (%(name)s::text IS NULL OR i.name = %(name)s)
       AND (%(prefix)s::text IS NULL OR starts_with(i.instance_id, %(prefix)s))
       AND (%(reason)s::text IS NULL OR s.error_type = %(reason)s)
+      AND (%(version)s::text IS NULL OR i.version = %(version)s)
+      AND (%(since)s::timestamptz IS NULL OR r.created_at >= %(since)s)
+      AND (%(before)s::timestamptz IS NULL OR r.created_at < %(before)s)
       AND (%(after_time)s::timestamptz IS NULL OR (r.created_at, r.instance_id) < (%(after_time)s, %(after_id)s))
     ORDER BY r.created_at DESC, r.instance_id DESC LIMIT %(limit)s
 ) f

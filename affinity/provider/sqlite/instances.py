@@ -43,6 +43,9 @@ def list_instances(tx: Tx, where: InstanceFilter, limit: int) -> list[InstanceIn
         "parent_id": where.parent_id,
         "reason": where.reason,
         "session_id": where.session_id,
+        "version": where.version,
+        "created_since": where.created_since and where.created_since.timestamp(),
+        "created_before": where.created_before and where.created_before.timestamp(),
     }
     arguments = {name: wanted for name, wanted in conditions.items() if wanted is not None}
     parts = {"page", *arguments}

@@ -28,6 +28,15 @@ WHERE (i.created_at, i.instance_id) < (:before, :before_id)
 -- [name
   AND i.name = :name
 -- name]
+-- [version
+  AND i.version = :version
+-- version]
+-- [created_since
+  AND i.created_at >= :created_since
+-- created_since]
+-- [created_before
+  AND i.created_at < :created_before
+-- created_before]
 -- [prefix
   AND substr(i.instance_id, 1, length(:prefix)) = :prefix
 -- prefix]

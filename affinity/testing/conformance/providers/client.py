@@ -185,6 +185,22 @@ class ClientRules(Rules):
         rest = await a.provider.list_instances(where, 10)
         assert [row.instance_id for row in (*first, *rest)] == ["b3", "b2", "b1", "a1"]
 
+    async def test_a_listing_is_filtered_by_version_and_time(self, cluster: Cluster) -> None:
+        """With all other conditions, a rare status too; the second time is not included (contract:
+        InstanceFilter.created_before).
+        """
+        a = await cluster.worker("a")
+        for name in ("a", "b", "c"):
+            await a.commit_one(await a.own(name), update=InstanceUpdate(status="failed", version=f"{name}.1"))
+            await cluster.advance(10)
+        first, last = [(await a.info(name)).created_at for name in ("a", "c")]
+        for status in ([], ["failed"]):
+            assert await self._list(a, InstanceFilter(status=status, version="b.1")) == ["b"]
+            assert await self._list(a, InstanceFilter(status=status, version="b")) == []
+            between = {"created_since": first, "created_before": last}
+            assert await self._list(a, InstanceFilter(status=status, **between)) == ["a", "b"]
+            assert await self._list(a, InstanceFilter(status=status, created_since=last)) == ["c"]
+
     async def test_a_listing_by_status_goes_with_each_change(self, cluster: Cluster) -> None:
         """A listing has the instances that have one of the given statuses now, in its order, page by page (contract:
         InstanceFilter.status).
