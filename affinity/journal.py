@@ -19,7 +19,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
 
 from affinity.limits import (
@@ -630,6 +630,9 @@ class JournalFilter:
     with_requests: bool = False  # with pending requests
     owner: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)  # has all of these
+    updated_since: datetime | None = None
+    updated_before: datetime | None = None
+    made_from: int | None = None  # journal id: it was made from this one, as a fork is
     after: tuple[datetime, str] | None = None  # keyset cursor
 
     def __post_init__(self) -> None:
@@ -637,7 +640,12 @@ class JournalFilter:
 
 
 RequestCursor: TypeAlias = tuple[datetime, int, int, str]
-"""Where a page of requests ends: ``created_at``, ``journal_id``, ``place`` and ``request_id`` of its last one."""
+"""Where a page of requests ends: ``created_at``, ``journal_id``, ``place`` and ``request_id`` of its last one. Of
+`RequestFilter.by_expiry` it begins with ``expires_at``.
+"""
+
+NO_EXPIRY: Final = datetime(9999, 1, 1, tzinfo=UTC)
+"""In the order by expiry, the time of requests that do not expire; the providers' indexes have it, too."""
 
 
 @frozen(kw_only=True)
@@ -663,6 +671,11 @@ class OpenRequest:
         """Its place in the order of a listing."""
         return self.created_at, self.journal_id, self.place, self.request_id
 
+    @property
+    def expiry_cursor(self) -> RequestCursor:
+        """The same of `RequestFilter.by_expiry`."""
+        return self.expires_at or NO_EXPIRY, self.journal_id, self.place, self.request_id
+
 
 @frozen(kw_only=True)
 class OpenRequestPage:
@@ -686,6 +699,7 @@ class RequestFilter:
     # Only of this session's journal and of the journals below it: its children, by `JournalPage.parent_journal`, and
     # theirs. At most `limits.MAX_BELOW` journals are looked at, the nearest first.
     below: str | None = None
+    by_expiry: bool = False  # first the ones that expire first, last the ones that do not; False: oldest first
     after: RequestCursor | None = None
     mark: str | None = None  # while it is `OpenRequestPage.mark`, the page may be without requests
 

@@ -44,8 +44,8 @@ MAX_STREAM_BYTES: Final = 8 * 1024 * 1024
 """UTF-8 bytes that one attempt of a wake may stream: a reader that comes late reads all of them."""
 
 SHOWN_WAIT: Final = 0.1
-"""Seconds. An activity that waited longer in the queue has the wait beside its result, for people. A shorter wait is not
-stored: most turns would write it for nothing.
+"""Seconds. An activity that waited longer in the queue has the wait beside its result, for people. Others have not: it
+would cost most turns more than it shows.
 """
 
 MAX_STREAMED_TOOLS: Final = 1024 * 1024

@@ -76,6 +76,10 @@ class ConversationConditions(TypedDict, total=False):
     """All of which it has."""
     with_requests: bool
     """Only conversations with a request that waits for an answer."""
+    updated_since: datetime | None
+    """Their last event came at this time or later; with a time zone. No index has it."""
+    updated_before: datetime | None
+    """Their last event came before this time. No index has it."""
 
 
 class ConversationCalls(ClientBase):

@@ -81,13 +81,19 @@ class RequestCalls(ClientBase):
     """What waits for a person, over all conversations."""
 
     async def requests_page(
-        self, *, after: str | None = None, limit: int = 100, **where: Unpack[RequestConditions]
+        self,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        by_expiry: bool = False,
+        **where: Unpack[RequestConditions],
     ) -> RequestPage:
         """Some requests that wait for an answer, oldest first.
 
         Args:
             after: `RequestPage.next` of the page before.
             limit: requests on the page, from 1 to `limits.MAX_PAGE`.
+            by_expiry: first the ones that expire first, last the ones that do not expire.
             where: conditions; see `RequestConditions`.
 
         Raises:
@@ -96,7 +102,7 @@ class RequestCalls(ClientBase):
         """
         if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
             raise InvalidInput(f"limit must be from 1 to {MAX_PAGE}, not {limit!r}")
-        wanted = replace(_filter(where), after=None if after is None else _read_cursor(after))
+        wanted = replace(_filter(where), after=after and _read_cursor(after), by_expiry=by_expiry)
         items: list[OpenRequest] = []
         while True:
             page = await self.journals.requests(wanted, limit - len(items))

@@ -82,7 +82,9 @@ class HistoryRecord:
     recorded_at: datetime | None = None  # None: the history was removed while it was read
     worker_id: str | None = None  # the worker that ran the activity, if it is a result; else the one that recorded it
     attempt: int | None = None  # of the activity, if it is a result
-    queued_for: float | None = None  # seconds that the activity waited before that attempt; None: `limits.SHOWN_WAIT` at most
+    queued_for: float | None = (
+        None  # seconds that the activity waited before that attempt; None: `limits.SHOWN_WAIT` at most
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

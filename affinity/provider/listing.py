@@ -51,7 +51,9 @@ def request_window(where: RequestFilter, limit: int) -> int:
     return REQUEST_WINDOW if is_filtered else min(limit, REQUEST_WINDOW)
 
 
-def to_request_page(rows: Sequence[Sequence[Any]], window: int, limit: int, time: Time) -> OpenRequestPage:
+def to_request_page(
+    rows: Sequence[Sequence[Any]], where: RequestFilter, window: int, limit: int, time: Time
+) -> OpenRequestPage:
     """A page of requests from the rows of a statement that has looked at ``window`` of them at most.
 
     There is a row for each that fits, and for the last one that it may look at. A row has its place, from 1, and
@@ -60,4 +62,7 @@ def to_request_page(rows: Sequence[Sequence[Any]], window: int, limit: int, time
     found = [to_open_request(columns, time) for _, _, *columns in rows]
     more = len(rows) == limit or max((place for place, *_ in rows), default=0) == window
     fitting = [each for each, (_, fits, *_) in zip(found, rows, strict=True) if fits]
-    return OpenRequestPage(requests=fitting, after=found[-1].cursor if more and found else None)
+    if not (more and found):
+        return OpenRequestPage(requests=fitting, after=None)
+    last = found[-1]
+    return OpenRequestPage(requests=fitting, after=last.expiry_cursor if where.by_expiry else last.cursor)

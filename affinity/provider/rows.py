@@ -144,7 +144,9 @@ class OriginRow(NamedTuple):
 def to_origins(rows: Iterable[Columns], time: Time) -> list[EventOrigin]:
     """The origin of each event that has one, from rows in the order of the events: see `OriginRow`."""
     kept = [OriginRow(*row) for row in rows]
-    runs = {row.event_id: ActivityRun(row.run_by, row.attempt, row.queued_for) for row in kept if row.run_by and row.attempt}
+    runs = {
+        row.event_id: ActivityRun(row.run_by, row.attempt, row.queued_for) for row in kept if row.run_by and row.attempt
+    }
     turns = [row for row in kept if row.recorded_at is not None]
     ends = [*(row.event_id for row in turns[1:]), sys.maxsize]  # a reset may have replaced the rest of a turn
     return [

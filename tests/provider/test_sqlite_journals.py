@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import aclosing, closing
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, LiteralString
 
 import anyio
 import pytest
@@ -193,10 +193,16 @@ async def test_a_listing_reads_the_index_of_its_condition(tmp_path: Path, statem
 
 
 @pytest.mark.parametrize(
-    ("part", "reads"),
+    ("sql", "part", "reads"),
     [
-        ("all", ["SEARCH r USING INDEX journal_requests_by_creation ((created_at,journal_id)>(?,?))"]),
+        (open_requests.BY_EXPIRY, "all", ["SCAN r USING INDEX journal_requests_by_expiry"]),
         (
+            open_requests.LIST,
+            "all",
+            ["SEARCH r USING INDEX journal_requests_by_creation ((created_at,journal_id)>(?,?))"],
+        ),
+        (
+            open_requests.LIST,
             "some",
             [
                 "SCAN a VIRTUAL TABLE INDEX 1:",
@@ -206,11 +212,13 @@ async def test_a_listing_reads_the_index_of_its_condition(tmp_path: Path, statem
         ),
     ],
 )
-async def test_a_page_of_requests_reads_an_index_of_them(tmp_path: Path, part: str, reads: list[str]) -> None:
+async def test_a_page_of_requests_reads_an_index_of_them(
+    tmp_path: Path, sql: LiteralString, part: LiteralString, reads: list[str]
+) -> None:
     """And the journal and the instance of each by their keys."""
     path = tmp_path / "affinity.db"
     create_file(path)
-    statement = with_parts(open_requests.LIST, frozenset({part}))
+    statement = with_parts(sql, frozenset({part}))
     arguments = dict.fromkeys(re.findall(r":([a-z_]+)", statement))
     with closing(sqlite3.connect(path)) as connection:
         plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", arguments)]

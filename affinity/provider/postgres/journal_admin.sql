@@ -10,6 +10,10 @@ WITH page AS MATERIALIZED (
       AND (%(closed)s::boolean IS NULL OR j.closed = %(closed)s)
       AND (%(owner)s::text IS NULL OR j.owner = %(owner)s)
       AND (%(labels)s::jsonb IS NULL OR j.labels <> '{}' AND j.labels @> %(labels)s::jsonb)
+      AND (%(since)s::timestamptz IS NULL OR j.updated_at >= %(since)s)
+      AND (%(before)s::timestamptz IS NULL OR j.updated_at < %(before)s)
+      AND (%(made_from)s::bigint IS NULL OR j.journal_id = ANY (ARRAY (
+          SELECT m.journal_id FROM journal_parents m WHERE m.parent_id = %(made_from)s)))
       AND (NOT %(with_requests)s OR j.journal_id = ANY (ARRAY (
           SELECT r.journal_id FROM journal_requests r WHERE (r.expires_at > (SELECT clock())) IS NOT FALSE)))
       AND (%(after_time)s::timestamptz IS NULL OR (j.created_at, j.session_id) < (%(after_time)s, %(after_id)s))

@@ -13,7 +13,14 @@ from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.operations import Database, same_time
 from affinity.provider.statements import load_statements, with_parts
 
-_SQL: Final = load_statements(__package__, "open_requests.sql")
+LIST: Final = load_statements(__package__, "open_requests.sql")["list"]
+
+_EXPIRY: Final = "coalesce({}.expires_at, '9999-01-01 00:00:00+00')"
+BY_EXPIRY: Final = (
+    LIST.replace("(r.created_at,", f"({_EXPIRY.format('r')},")
+    .replace("ORDER BY r.created_at,", f"ORDER BY {_EXPIRY.format('r')},")
+    .replace("ORDER BY p.created_at,", f"ORDER BY {_EXPIRY.format('p')},")
+)
 
 
 async def list_requests(db: Database, where: RequestFilter, limit: int) -> OpenRequestPage:
@@ -36,5 +43,5 @@ async def list_requests(db: Database, where: RequestFilter, limit: int) -> OpenR
     part = listing.part_of(where)
     if part == "below":
         params |= {"below": where.below, "most": Int8(listing.MOST_BELOW)}
-    rows = await db.connections.misc.run(with_parts(_SQL["list"], frozenset({part})), params)
-    return listing.to_request_page(rows, window, limit, same_time)
+    rows = await db.connections.misc.run(with_parts(BY_EXPIRY if where.by_expiry else LIST, frozenset({part})), params)
+    return listing.to_request_page(rows, where, window, limit, same_time)

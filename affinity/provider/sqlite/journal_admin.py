@@ -32,6 +32,11 @@ WITH_REQUESTS: Final = SQL["list"].replace(
     "FROM (SELECT DISTINCT journal_id FROM journal_requests WHERE expires_at IS NULL OR expires_at > :now) AS r"
     " CROSS JOIN journals AS j ON j.journal_id = r.journal_id\n",
 )
+MADE_FROM: Final = SQL["list"].replace(
+    "FROM journals AS j\n",
+    "FROM (SELECT DISTINCT journal_id FROM journal_parents WHERE parent_id = :made_from) AS r"
+    " CROSS JOIN journals AS j ON j.journal_id = r.journal_id\n",
+)
 
 
 def list_journals(tx: Tx, where: JournalFilter, window: int, limit: int) -> list[Row]:
@@ -48,6 +53,9 @@ def list_journals(tx: Tx, where: JournalFilter, window: int, limit: int) -> list
         "parent": where.parent,
         "parent_journal": where.parent_journal,
         "closed": where.closed,
+        "updated_since": where.updated_since and where.updated_since.timestamp(),
+        "updated_before": where.updated_before and where.updated_before.timestamp(),
+        "made_from": where.made_from,
         "owner": where.owner,
         "labels": to_json(dict(where.labels)),
         "label_key": label_key,
@@ -60,6 +68,8 @@ def list_journals(tx: Tx, where: JournalFilter, window: int, limit: int) -> list
         statement = BY_ID
     elif where.with_requests or where.status == "requires_action":
         statement = WITH_REQUESTS
+    elif where.made_from is not None:
+        statement = MADE_FROM
     elif where.parent is not None:
         statement = BY_PARENT
     elif where.owner is not None:

@@ -8,6 +8,10 @@ WITH page AS MATERIALIZED (
       AND (:parent_journal IS NULL OR j.parent_journal = :parent_journal)
       AND (:prefix IS NULL OR substr(j.session_id, 1, length(:prefix)) = :prefix)
       AND (:closed IS NULL OR j.closed = :closed) AND (:owner IS NULL OR j.owner = :owner)
+      AND (:updated_since IS NULL OR j.updated_at >= :updated_since)
+      AND (:updated_before IS NULL OR j.updated_at < :updated_before)
+      AND (:made_from IS NULL OR EXISTS (
+          SELECT 1 FROM journal_parents AS m WHERE m.parent_id = :made_from AND m.journal_id = j.journal_id))
       AND NOT EXISTS (
           SELECT 1 FROM json_each(:labels) AS w WHERE NOT EXISTS (
               SELECT 1 FROM journal_labels AS l

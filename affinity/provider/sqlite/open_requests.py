@@ -14,6 +14,11 @@ from affinity.provider.statements import load_statements, with_parts
 
 _SQL: Final = load_statements(__package__, "open_requests.sql")
 LIST: Final = _SQL["list"]
+BY_EXPIRY: Final = (
+    LIST.replace("r.created_at, r", "ifnull(r.expires_at, 253370764800.0), r")
+    .replace("ORDER BY p.created_at", "ORDER BY ifnull(p.expires_at, 253370764800.0)")
+    .replace("journal_requests_by_creation", "journal_requests_by_expiry")
+)
 MARK: Final = _SQL["mark"]
 
 
@@ -40,5 +45,5 @@ def list_requests(tx: Tx, where: RequestFilter, limit: int) -> OpenRequestPage:
         "window": window,
         "limit": limit,
     }
-    rows = tx.rows(with_parts(LIST, frozenset({part})), arguments)
-    return replace(listing.to_request_page(rows, window, limit, instant), mark=mark)
+    rows = tx.rows(with_parts(BY_EXPIRY if where.by_expiry else LIST, frozenset({part})), arguments)
+    return replace(listing.to_request_page(rows, where, window, limit, instant), mark=mark)

@@ -102,6 +102,8 @@ CREATE TABLE journal_requests (
     PRIMARY KEY (journal_id, request_id)
 ) WITH (fillfactor = 70, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0.05);
 CREATE INDEX journal_requests_created ON journal_requests (created_at, journal_id, place, request_id);
+CREATE INDEX journal_requests_expiry
+    ON journal_requests (coalesce(expires_at, '9999-01-01 00:00:00+00'), journal_id, place, request_id);
 
 CREATE TABLE journal_revisits (
     journal_id bigint NOT NULL,

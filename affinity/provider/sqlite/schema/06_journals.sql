@@ -119,6 +119,7 @@ CREATE TABLE journal_requests (
 ) STRICT;
 
 CREATE INDEX journal_requests_by_creation ON journal_requests (created_at, journal_id);
+CREATE INDEX journal_requests_by_expiry ON journal_requests (ifnull(expires_at, 253370764800.0), journal_id);
 
 CREATE TABLE journal_revisits (
     journal_id INTEGER NOT NULL,

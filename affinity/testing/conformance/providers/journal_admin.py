@@ -222,6 +222,18 @@ class JournalAdministrationRules(Rules):
                 after = (page[-1].created_at, page[-1].session_id)
             assert found == wanted
 
+    async def test_journals_are_listed_by_their_last_change(self, cluster: Cluster) -> None:
+        """The second time is not included (contract: JournalFilter.updated_before)."""
+        talk = await Conversation.open(cluster)
+        for name in ("a", "b", "c", "a"):
+            await cluster.advance(10)
+            await talk.journals.append_journal([new_input(name)])
+        b, c = [
+            row.updated_at for row in await talk.journals.list_journals(JournalFilter(), MANY) if row.session_id != "a"
+        ][::-1]
+        assert await self._listed(talk, updated_since=c) == ["c", "a"]
+        assert await self._listed(talk, updated_since=b, updated_before=c) == ["b"]
+
     async def _listed(self, talk: Conversation, **where: Any) -> list[str]:
         return [row.session_id for row in await talk.journals.list_journals(JournalFilter(**where), MANY)]
 

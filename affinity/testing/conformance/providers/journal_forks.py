@@ -106,6 +106,23 @@ class JournalForkRules(Rules):
         rows = await talk.journals.list_journals(JournalFilter(), 10)
         assert {row.session_id for row in rows} == {"five", "s"}
 
+    async def test_what_was_made_from_a_journal_is_listed(self, cluster: Cluster) -> None:
+        """Not what was made from that in turn, nor what is deleted (contract: JournalFilter.made_from)."""
+        talk = await _talk(cluster)
+        forks = [await _fork(talk, name, at) for name, at in (("three", 3), ("five", 5), ("gone", 5))]
+        await _fork(forks[0], "of three", 3)
+        assert await forks[2].delete()
+
+        async def listed(journal_id: int, **where: Any) -> set[str]:
+            found = await talk.journals.list_journals(JournalFilter(made_from=journal_id, **where), 10)
+            return {row.session_id for row in found}
+
+        journal_id = (await talk.page()).journal_id
+        assert await listed(journal_id) == {"three", "five"}
+        assert await listed(journal_id, prefix="f") == {"five"}
+        assert await listed((await forks[0].page()).journal_id) == {"of three"}
+        assert await listed((await forks[1].page()).journal_id) == set()
+
     async def test_a_fork_has_the_pending_requests_of_its_base(self, cluster: Cluster) -> None:
         """Each side answers its own, in either order (contract: JournalCreation.requests)."""
         owner = await _paused(cluster, new_request("b", expires_in=60.0), new_request("a", kind="tool", payload="2"))

@@ -135,6 +135,17 @@ class OpenRequestRules(Rules):
             some = await self._open(talk, limit, session_ids=["7", "1", "4"], owner="ann")
             assert [one.session_id for one in some] == ["1", "1", "7", "7"]
 
+    async def test_requests_are_listed_by_expiry(self, cluster: Cluster) -> None:
+        """Page by page, with the ones at the end that do not expire (contract: RequestFilter.by_expiry)."""
+        seconds = {"late": 90.0, "never": None, "soon": 30.0, "then": 60.0}
+        for name, expires_in in seconds.items():
+            talk = await self._ask(cluster, name, new_request(expires_in=expires_in))
+        for limit in (1, 3, 100):
+            found = await self._open(talk, limit, by_expiry=True)
+            assert [one.session_id for one in found] == ["soon", "then", "late", "never"]
+            found = await self._open(talk, limit, by_expiry=True, session_ids=["never", "late"])
+            assert [one.session_id for one in found] == ["late", "never"]
+
     async def test_requests_of_a_fork_are_listed_beside_their_originals(self, cluster: Cluster) -> None:
         """They are as old, and answered independently (contract: JournalCreation.requests)."""
         talk = await self._ask(cluster, "s", new_request())
