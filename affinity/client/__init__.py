@@ -6,6 +6,7 @@ from affinity.client.client import Client, Handle, open_store
 from affinity.client.conversations import Connectable, ConversationInfo, ConversationPage
 from affinity.client.inbox import ConversationRequest, RequestChange, RequestFeed, RequestPage
 from affinity.client.requests import IfEnded, Start, StartOutcome
+from affinity.client.resets import ResetPreview
 from affinity.client.schedules import Schedule, Schedules, ScheduleState
 from affinity.client.views import (
     ExecutionSummary,
@@ -44,6 +45,7 @@ __all__ = [
     "RequestChange",
     "RequestFeed",
     "RequestPage",
+    "ResetPreview",
     "Schedule",
     "ScheduleState",
     "Schedules",

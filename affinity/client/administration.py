@@ -21,10 +21,19 @@ from affinity.client.calls import (
     retry,
 )
 from affinity.client.inspection import Inspection
-from affinity.client.resets import build_reset, cut_history
+from affinity.client.resets import Cut, ResetPreview, build_reset, cut_history, preview_of
 from affinity.errors import Contention, InvalidInput, ProviderError, UnknownWorker
 from affinity.limits import MAX_RETENTION_SECONDS, check_id
-from affinity.provider.contract import FINISHED, Hint, HistoryCursor, PlannedMove, Quotas, Resumption, SessionRelease
+from affinity.provider.contract import (
+    FINISHED,
+    Hint,
+    HistoryCursor,
+    PlannedMove,
+    Quotas,
+    Reset,
+    Resumption,
+    SessionRelease,
+)
 from affinity.provider.history import history_pages
 
 MOVE_SECONDS: Final = 60.0
@@ -104,18 +113,30 @@ class Administration(Inspection):
             Contention: in every attempt, the instance took a turn after its history was read.
         """
         for _ in range(MAX_RESETS):
+            reset, _ = await self._plan_reset(instance_id, to_event)
+            if await retry(partial(self._provider.reset_instance, reset), idempotent=False):
+                self._hints.notify_all(cancel=True)
+                return reset.execution_id + 1
+        raise _busy_instance(instance_id)
+
+    async def preview_reset(self, instance_id: str, *, to_event: int) -> ResetPreview:
+        """What `reset` would do now: what it keeps, and what happens again. Changes nothing.
+
+        Raises:
+            UnknownInstance, InvalidInput, Contention: as for `reset`.
+        """
+        return preview_of(*await self._plan_reset(instance_id, to_event))
+
+    async def _plan_reset(self, instance_id: str, to_event: int) -> tuple[Reset, Cut]:
+        for _ in range(MAX_RESETS):
             info = await self._present(instance_id)
             pages = history_pages(self._read_page, HistoryCursor(instance_id, info.execution_id))
             texts = [text async for page in pages for text in page]
-            if len(texts) != info.event_count:
-                continue
-            cut = cut_history(texts, to_event, info.execution_id)
-            children = dict(zip(cut.children, await self._look_up(cut.children), strict=True))
-            reset = build_reset(info, cut, children)
-            if await retry(partial(self._provider.reset_instance, reset), idempotent=False):
-                self._hints.notify_all(cancel=True)
-                return info.execution_id + 1
-        raise Contention(f"instance {instance_id!r} took a turn in every attempt to reset it: try again")
+            if len(texts) == info.event_count:
+                cut = cut_history(texts, to_event, info.execution_id)
+                children = dict(zip(cut.children, await self._look_up(cut.children), strict=True))
+                return build_reset(info, cut, children), cut
+        raise _busy_instance(instance_id)
 
     # -- sessions
 
@@ -309,3 +330,7 @@ class Administration(Inspection):
             executions, more = executions + pruned.executions, pruned.limit_reached
             progress(executions)
         return executions
+
+
+def _busy_instance(instance_id: str) -> Contention:
+    return Contention(f"instance {instance_id!r} took a turn in every attempt to reset it: try again")

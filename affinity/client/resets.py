@@ -83,6 +83,33 @@ def cut_history(texts: Sequence[str], to_event: int, execution_id: int) -> Cut:
     return Cut(kept, again, rest, (*clipped.values(), ev.Ancestor(execution_id, keep)))
 
 
+@frozen(kw_only=True)
+class ResetPreview:
+    """What a reset would do: see `Client.preview_reset`."""
+
+    execution_id: int  # of the new execution
+    event_count: int  # events of the present one
+    kept: int  # of these, the first ones, with which the new one begins
+    activities: Sequence[str]  # names of the ones that run again immediately
+    repeated: Sequence[str]  # names of the ones that run again when the code schedules them again
+    events: Sequence[str]  # names of external events that come again
+    children: Sequence[str]  # ids of the ones that are cancelled
+
+
+def preview_of(reset: Reset, cut: Cut) -> ResetPreview:
+    """What a reset does, for people."""
+    later = [cut.again, *cut.rest]
+    return ResetPreview(
+        execution_id=reset.execution_id + 1,
+        event_count=reset.event_count,
+        kept=reset.keep,
+        activities=[item.name for item in reset.work_items],
+        repeated=[event.name for event in later if isinstance(event, ev.ActivityScheduled)],
+        events=[event.name for event in later if isinstance(event, ev.EventRaised)],
+        children=[event.instance_id for event in cut.rest if isinstance(event, ev.SubOrchestrationScheduled)],
+    )
+
+
 def build_reset(info: InstanceInfo, cut: Cut, children: Mapping[str, InstanceInfo | None]) -> Reset:
     """The reset to write. ``info``: the instance when its history was read; ``children``: the children of `Cut`."""
     me, run = info.instance_id, info.execution_id + 1

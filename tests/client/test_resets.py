@@ -114,6 +114,29 @@ async def test_a_failed_instance_goes_on(shop: FailingShop, client: Client) -> N
     assert (await client.status("order")).execution_id == 2
 
 
+async def test_a_preview_says_what_a_reset_does(shop: FailingShop, client: Client) -> None:
+    """And changes nothing."""
+    run = await client.start("order", 1, instance_id="i")
+
+    async def waits() -> bool:
+        return "event_awaited" in [event.type for event in await client.history("i")]
+
+    await until(waits)
+    await run.raise_event("address", "here")
+    with pytest.raises(OrchestrationFailed):
+        await run.wait(20)
+    names = [event.type for event in await client.history("i")]
+    before = await client.status("i")
+    paid = names.index("activity_completed")
+    found = await client.preview_reset("i", to_event=paid + 1)
+    assert (found.execution_id, found.event_count, found.kept) == (2, len(names), paid)
+    assert (found.activities, found.repeated, found.events, found.children) == ([], ["work"], ["address"], [])
+    found = await client.preview_reset("i", to_event=paid)
+    assert (found.kept, found.activities, found.repeated) == (paid, ["work"], ["work"])
+    assert await client.status("i") == before
+    assert shop.runs == ["pay", "pack"]
+
+
 async def test_a_step_is_taken_as_a_whole(shop: FailingShop, client: Client) -> None:
     """Reset to the end of a step that failed: its input comes again, and no activity runs for it."""
     run = await client.start("order", 1, instance_id="order")

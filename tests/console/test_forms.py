@@ -186,7 +186,15 @@ async def test_other_actions(client: Client, open_console: Open) -> None:
         assert await client.session_store.load("s") is None
         assert await do("delete-record", session="s", confirm="s") == 404
         assert await do("reset", instance="spoilt", confirm="spoilt") == 400
-        assert await do("reset", instance="spoilt", confirm="spoilt", event="2") == 303
+        preview = (await http.get("/reset?id=spoilt&event=2")).text
+        assert "begins with the events 1 to 2 of 4" in preview
+        assert "<dt>Run again now</dt><dd>spoil</dd>" in " ".join(preview.split())
+        assert re.findall(r"<td>((?:orchestration|activity)_\w+)</td>", preview) == [
+            "activity_failed",
+            "orchestration_failed",
+        ]
+        assert await do("reset", instance="spoilt", confirm="spoilt", event="2", seen="3") == 409
+        assert await do("reset", instance="spoilt", confirm="spoilt", event="2", seen="4") == 303
         assert (await client.wait_finished("spoilt", 20)).execution_id == 2
         assert await do("delete", instance="spoilt", confirm="spoilt") == 303
         assert await do("cancel", instance="stays") == 400

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from html.parser import HTMLParser
 from urllib.parse import urljoin, urlsplit
 
@@ -175,6 +176,34 @@ async def test_lists_have_pages_and_filters(client: Client, open_console: Open) 
         assert re.findall(r'<td><a href="/session\?id=(s-\d+)"', odd) == ["s-009", "s-007", "s-005", "s-003", "s-001"]
 
 
+async def test_instances_are_found_by_version_and_time(client: Client, open_console: Open) -> None:
+    await client.start_many([Start("unknown to all", instance_id=name, version=name) for name in ("1.0", "2.0")])
+    at = (await client.status("1.0")).created_at
+    async with open_console() as http:
+        for query, names in (
+            ("version=1.0", ["1.0"]),
+            (f"since={(at - timedelta(minutes=1)):%Y-%m-%dT%H:%M}", ["1.0", "2.0"]),
+            (f"before={(at - timedelta(minutes=1)):%Y-%m-%dT%H:%M}", []),
+            (f"since={(at + timedelta(minutes=2)):%Y-%m-%dT%H:%M}", []),
+        ):
+            page = (await http.get(f"/instances?{query}")).text
+            assert sorted(re.findall(r'<td><a href="/instance\?id=([^"]+)"', page)) == names, query
+        assert (await http.get("/instances?since=noon")).status_code == 400
+
+
+async def test_only_failures_of_an_instance(client: Client, open_console: Open) -> None:
+    await fill(client, "plain")
+    async with open_console() as http:
+        whole, failed = [(await http.get(f"/instance?id=spoilt{more}")).text for more in ("", "&failures=yes")]
+    for page in (whole, failed):
+        assert page.count('<rect class="run w') == 1
+        assert "ValueError: plain" in page
+    types = [re.findall(r"<td>((?:orchestration|activity)_\w+)</td>", page) for page in (whole, failed)]
+    assert types[0] == ["orchestration_started", "activity_scheduled", "activity_failed", "orchestration_failed"]
+    assert types[1] == ["activity_failed", "orchestration_failed"]
+    assert "<h2>Input</h2>" in whole
+
+
 async def test_under_a_prefix(client: Client) -> None:
     """Mounted in another application: all links stay below the prefix."""
     await fill(client, "plain")
@@ -218,7 +247,7 @@ async def test_values_are_redacted_cut_and_downloaded(client: Client, open_conso
         await crawl(http, "/")
         assert (await http.get(link)).text == "redacted"
     kinds = {kind for kind, _ in seen}
-    assert kinds >= {"output", "custom_status", "event", "entry", "request", "state", "error", "sentence"}
+    assert kinds >= {"input", "output", "custom_status", "event", "entry", "request", "state", "error", "sentence"}
     assert {("output", "shows"), ("entry", "user.message"), ("request", "agent.tool_confirmation")} <= seen
 
 

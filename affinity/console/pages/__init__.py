@@ -13,6 +13,7 @@ PAGES = {
         Page("/session", "Session", "session.html", sessions.session),
         Page("/instances", "Instances", "instances.html", instances.instances),
         Page("/instance", "Instance", "instance.html", instances.instance),
+        Page("/reset", "Reset", "reset.html", instances.reset),
         Page("/conversations", "Conversations", "conversations.html", conversations.conversations),
         Page("/conversation", "Conversation", "conversation.html", conversations.conversation),
         Page("/approvals", "Approvals", "approvals.html", conversations.approvals),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
 from affinity.client import Client
@@ -50,6 +51,22 @@ def number(query: Query, name: str) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) < 19):  # noqa: PLR2004 -- digits of 64 bits
         raise InvalidInput(f"{name} is no number")
     return int(text)
+
+
+def time_of(query: Query, name: str) -> datetime | None:
+    """A time of the URL, in UTC unless it has a zone; None: it is missing.
+
+    Raises:
+        InvalidInput: it is none.
+    """
+    text = query.get(name)
+    if not text:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+        return found.replace(tzinfo=found.tzinfo or UTC).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise InvalidInput(f"{name} is no time: write 2026-01-31T12:00, in UTC") from None
 
 
 def given(query: Query, *names: str) -> dict[str, str]:

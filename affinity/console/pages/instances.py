@@ -1,26 +1,22 @@
-"""The instances, and one instance with what it waits for."""
+"""The instances, one instance with what it waits for, and what a reset of it would do."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from affinity.client import Activity, Client, HistoryRecord, Instance
-from affinity.console.pages.base import ROWS, Query, given, number, required
+from affinity.client import Client, HistoryRecord, Instance
+from affinity.console.gantt import MAX_LINES, Gantt, gantt_of, is_failure, lines_of
+from affinity.console.pages.base import ROWS, Query, given, number, required, time_of
 from affinity.console.payloads import Payload, Payloads
-from affinity.console.strip import WIDTH, color_of
 from affinity.errors import InvalidInput
 from affinity.provider.contract import FINISHED, InstanceStatus
-from affinity.records import frozen
 
 EVENTS: Final = 100
 """Events on a page."""
 
 MAX_READ: Final = 2_000
-"""Events of an instance whose activities are listed: they are read from its history."""
-
-MAX_BARS: Final = 100
-"""Activities that are shown, the last ones."""
+"""Events of an instance whose time axis is shown: it is made from its history."""
 
 MAX_MATCHING: Final = 1_000
 """Instances that one action on a list changes."""
@@ -31,34 +27,26 @@ TOGETHER: Final[Mapping[str, Collection[InstanceStatus]]] = {
 }
 """The statuses of the instances that an action on a list changes. One that is suspended ends when it goes on."""
 
+_FAILURES: Final = frozenset({"failed", "suspended"})
+
 STATUSES: Final = ("pending", "running", "suspended", *sorted(FINISHED))
 
-
-@frozen()
-class ActivityBar:
-    """An activity on the time axis of its instance."""
-
-    activity: Activity
-    x: float
-    width: float
-    color: int | None  # of its worker; None: no worker has it
-
-
-FILTERS: Final = ("status", "name", "prefix", "session_id", "reason")
+FILTERS: Final = ("status", "name", "version", "prefix", "session_id", "reason", "since", "before")
 
 
 def conditions(query: Query) -> dict[str, Any]:
     """The conditions of a list.
 
     Raises:
-        InvalidInput: there is no such status.
+        InvalidInput: there is no such status, or a time is none.
     """
     where: dict[str, Any] = given(query, *FILTERS)
     if status := where.pop("status", None):
         if status not in STATUSES:
             raise InvalidInput(f"there is no status {status!r:.40}")
         where["status"] = [status]
-    return where
+    times = {f"created_{name}": time_of(query, name) for name in ("since", "before") if where.pop(name, None)}
+    return where | times
 
 
 async def matching(client: Client, query: Query, status: Collection[InstanceStatus]) -> Sequence[str]:
@@ -88,33 +76,66 @@ async def instances(client: Client, query: Query, payloads: Payloads) -> dict[st
 
 
 async def instance(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
-    """One instance: the sentence, its activities, its events, and its tree."""
+    """One instance: the sentence, its time axis, its events, and its tree; with ``failures`` only what has failed."""
     instance_id = required(query, "id")
     found = await client.status(instance_id)
     waits_for = None if found.finished else await client.explain(instance_id)
-    first = number(query, "from")
-    after = max(0, found.event_count - EVENTS) if first is None else max(0, first - 1)
-    read_all = found.event_count <= MAX_READ
-    activities = await client.activities(instance_id) if read_all else []
+    only_failed = bool(query.get("failures"))
+    whole = await client.history(instance_id) if found.event_count <= MAX_READ else None
+    listed = whole if whole is None or not only_failed else [each for each in whole if is_failure(each)]
+    count = found.event_count if listed is None else len(listed)
+    after = max(0, (number(query, "from") or count - EVENTS + 1) - 1)
+    events = await _events(client, instance_id, after) if listed is None else listed[after : after + EVENTS]
+    tree = await client.tree(instance_id, limit=ROWS)
     return {
         "instance": found,
         "waits_for": waits_for,
         "sentence": "" if waits_for is None else payloads.text("sentence", waits_for.code, waits_for.sentence),
-        "bars": _bars(activities[-MAX_BARS:]),
-        "all_activities": read_all and len(activities) <= MAX_BARS,
-        "events": [_event(each, payloads) for each in await _events(client, instance_id, after)],
+        "only_failed": only_failed,
+        "gantt": None if whole is None else await _gantt(client, found, whole, only_failed=only_failed),
+        "most_lines": MAX_LINES,
+        "say": payloads.text,
+        "is_long": whole is None,
+        "events": [_event(each, payloads) for each in events],
         "first": after + 1,
+        "later": after + EVENTS + 1 if after + EVENTS < count else None,
         "per_page": EVENTS,
-        "tree": await client.tree(instance_id, limit=ROWS),
-        **_values(found, payloads),
+        "nodes": [each for each in tree.nodes if each.depth and (not only_failed or each.status in _FAILURES)],
+        "truncated": tree.truncated,
+        **_values(found, whole or await _events(client, instance_id, 0, 10), payloads),
     }
 
 
-async def _events(client: Client, instance_id: str, after: int) -> Sequence[HistoryRecord]:
+async def reset(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
+    """What a reset of an instance to an event would do: what is kept, what is dropped, and what runs again."""
+    instance_id, event = required(query, "id"), number(query, "event")
+    if event is None:
+        raise InvalidInput("name the last event that counts")
+    preview = await client.preview_reset(instance_id, to_event=event)
+    dropped = await _events(client, instance_id, preview.kept)
+    return {
+        "instance": await client.status(instance_id),
+        "event": event,
+        "preview": preview,
+        "dropped": [_event(each, payloads) for each in dropped],
+        "later": preview.event_count - preview.kept - len(dropped),
+    }
+
+
+async def _gantt(
+    client: Client, found: Instance, history: Sequence[HistoryRecord], *, only_failed: bool
+) -> Gantt | None:
+    lines = lines_of(await client.activities(found.instance_id), history)
+    instants = [each.recorded_at for each in history if each.recorded_at is not None]
+    ended = found.updated_at if found.finished else None
+    return gantt_of(lines, instants, ended=ended, shown=(lambda line: line.has_failed) if only_failed else None)
+
+
+async def _events(client: Client, instance_id: str, after: int, limit: int = EVENTS) -> Sequence[HistoryRecord]:
     events: list[HistoryRecord] = []
     async for each in client.iter_history(instance_id, after=after):
         events.append(each)
-        if len(events) == EVENTS:
+        if len(events) == limit:
             break
     return events
 
@@ -124,11 +145,12 @@ def _event(event: HistoryRecord, payloads: Payloads) -> tuple[HistoryRecord, Pay
     return event, payloads.show(f"event-{event.event_id}", "event", name, dict(event.fields))
 
 
-def _values(found: Instance, payloads: Payloads) -> dict[str, Payload | None]:
-    """The values of an instance that the application has made."""
+def _values(found: Instance, first: Sequence[HistoryRecord], payloads: Payloads) -> dict[str, Payload | None]:
+    """The values of an instance that the application has made; ``first``: the beginning of its history."""
     error = None if found.error is None else {**found.error._asdict(), "stack": found.error_stack}
     why = found.suspension
     values = {
+        "input": next((each.fields.get("input") for each in first if each.type == "orchestration_started"), None),
         "custom_status": found.custom_status,
         "output": found.output if found.status == "completed" else None,
         "error": error if why is None else {"type": why.error_type, "message": why.message, "code": why.code},
@@ -136,20 +158,3 @@ def _values(found: Instance, payloads: Payloads) -> dict[str, Payload | None]:
     return {
         name: None if value is None else payloads.show(name, name, found.name, value) for name, value in values.items()
     }
-
-
-def _bars(activities: Sequence[Activity]) -> Sequence[ActivityBar]:
-    """The activities from their scheduling to their end, on the axis from the first to the last of these times."""
-    times = [at for one in activities for at in (one.scheduled_at, one.ended_at) if at is not None]
-    if not times:
-        return []
-    begin, end = min(times), max(times)
-    scale = WIDTH / max((end - begin).total_seconds(), 0.001)
-    found = []
-    for one in activities:
-        since, until = one.scheduled_at or begin, one.ended_at or end
-        width = max((until - since).total_seconds() * scale, 2.0)
-        x = min((since - begin).total_seconds() * scale, WIDTH - 2.0)
-        color = None if one.worker_id is None else color_of(one.worker_id)
-        found.append(ActivityBar(one, round(x, 2), round(width, 2), color))
-    return found
