@@ -18,6 +18,8 @@ if typing.TYPE_CHECKING:
     from affinity.client import (
         Activity,
         ActivityStatus,
+        AuditEntry,
+        AuditPage,
         Client,
         Connectable,
         ConversationInfo,
@@ -184,6 +186,8 @@ __all__ = [
     "Ancestor",
     "AnswerEvent",
     "App",
+    "AuditEntry",
+    "AuditPage",
     "BranchCancelledSignal",
     "CacheStats",
     "CallEnded",

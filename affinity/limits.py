@@ -259,6 +259,15 @@ MAX_CYCLES: Final = 1_000
 UPDATE_ATTEMPTS: Final = 10
 """Of `Sessions.update` by default: with random pauses, as many writers of one record as write it in a second."""
 
+MAX_AUDIT_TEXT_BYTES: Final = 1024
+"""UTF-8 bytes of one text in the audit log, such as a reason: a target, the longest id, is shorter."""
+
+AUDIT_RETENTION_SECONDS: Final = 365 * 86_400.0
+"""How long entries of the audit log are kept, unless the workers' ``audit_retention`` says otherwise: a year."""
+
+MIN_AUDIT_RETENTION_SECONDS: Final = 86_400.0
+"""The shortest ``audit_retention``: what somebody did today cannot be removed today."""
+
 MAX_NOTED_ERROR_BYTES: Final = 1024
 """UTF-8 bytes of the last error of an activity that is retried, for display; the final error has `MAX_ERROR_BYTES`."""
 

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, Final
@@ -22,6 +22,7 @@ ROOT: Final = Path(__file__).parent.parent
 NOT_PUBLIC: Final = {
     "ActivityOptions": "the keyword arguments of a call",
     "ActivityScope": "a protocol that ActivityContext fulfils",
+    "AuditConditions": "the keyword arguments of a call",
     "ClientBase": "of a constructor that only `Client` calls",
     "Codec": "a definition's; given to futures and handles by the code that makes them",
     "ConversationConditions": "the keyword arguments of a call",
@@ -127,7 +128,7 @@ def annotated_of(value: Any) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
 
 def _function(member: Any) -> FunctionType | None:
     """Behind a method of any kind, or a property."""
-    found: Callable[..., Any] | None = getattr(member, "fget", None) or getattr(member, "__func__", member)
+    found: Any = inspect.unwrap(getattr(member, "fget", None) or getattr(member, "__func__", member))
     return found if isinstance(found, FunctionType) and found.__module__.startswith("affinity.") else None
 
 

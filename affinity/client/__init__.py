@@ -1,7 +1,9 @@
 """The client: start orchestrations, send them events, wait for them, inspect them."""
 
+from affinity.audit import AuditEntry
 from affinity.client.activities import Activity, ActivityStatus
 from affinity.client.administration import EndedStatus, PrunedInstances, SessionMoveOutcome
+from affinity.client.audit import AuditPage
 from affinity.client.client import Client, Handle, open_store
 from affinity.client.conversations import Connectable, ConversationInfo, ConversationPage
 from affinity.client.inbox import ConversationRequest, RequestChange, RequestFeed, RequestPage
@@ -25,6 +27,8 @@ from affinity.provider.contract import Quotas
 __all__ = [
     "Activity",
     "ActivityStatus",
+    "AuditEntry",
+    "AuditPage",
     "Client",
     "Connectable",
     "ConversationInfo",

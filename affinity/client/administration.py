@@ -10,6 +10,7 @@ from typing import Final, Literal, TypeAlias
 
 import anyio
 
+from affinity.audit import action
 from affinity.client.calls import (
     PruneProgress,
     batches,
@@ -65,6 +66,7 @@ class Administration(Inspection):
 
     # -- suspended instances
 
+    @action("resume", "instance", "instance_id")
     async def resume(self, instance_id: str) -> None:
         """Resume a suspended instance: a worker takes it, and repeats the step at which it was suspended.
 
@@ -76,6 +78,7 @@ class Administration(Inspection):
         (resumption,) = await self.resume_many([instance_id])
         check_resumption(instance_id, resumption)
 
+    @action("resume", "instance")
     async def resume_many(self, instance_ids: Iterable[str]) -> Sequence[Resumption]:
         """Resume instances in few round trips: for each "resumed", "unknown" or "not_suspended".
 
@@ -91,6 +94,7 @@ class Administration(Inspection):
         self._hints.notify_all()
         return resumptions
 
+    @action("reset", "instance", "instance_id", "to_event")
     async def reset(self, instance_id: str, *, to_event: int) -> int:
         """Open an instance again, a finished one too, at an earlier event of its present execution.
 
@@ -140,6 +144,7 @@ class Administration(Inspection):
 
     # -- sessions
 
+    @action("release", "session", "session_id")
     async def release_session(self, session_id: str) -> SessionRelease:
         """Release a session before its lock expires, on any worker: any worker may claim it then, and its holder
         has room for another one. Its saved state stays; its holder evicts its state in memory within
@@ -157,6 +162,7 @@ class Administration(Inspection):
         self._hints.notify_all()
         return release
 
+    @action("move", "session", "session_id", "to")
     async def move_session(
         self, session_id: str, to: str, *, within: float = MOVE_SECONDS, wait: bool = False
     ) -> SessionMoveOutcome:
@@ -213,12 +219,14 @@ class Administration(Inspection):
 
     # -- workers and limits
 
+    @action("suspend rebalancing", "", "", "suspended")
     async def suspend_rebalancing(self, *, suspended: bool = True) -> None:
         """Have no worker offer sessions to others any more, or (False) again. Offers that were made stay, while their
         sessions are idle.
         """
         await retry(partial(self._provider.suspend_rebalancing, suspended=suspended))
 
+    @action("drain", "worker", "worker_id")
     async def drain_worker(self, worker_id: str) -> None:
         """Drain a worker without ending it: it takes nothing new, finishes what runs, and gives its sessions up as
         their work ends. It stays registered, and drains again after a restart, until `resume_worker`.
@@ -229,6 +237,7 @@ class Administration(Inspection):
         """
         await self._set_drain_wanted(worker_id, wanted=True)
 
+    @action("end drain", "worker", "worker_id")
     async def resume_worker(self, worker_id: str) -> None:
         """Let a worker take work again after `drain_worker`.
 
@@ -245,6 +254,7 @@ class Administration(Inspection):
         with suppress(ProviderError):  # only a hint: it learns it with its next renewal, or when it looks
             await self._provider.notify_workers({name: Hint(cancel=not wanted)})
 
+    @action("set quotas", "", "")
     async def set_quotas(self, quotas: Quotas) -> None:
         """Replace all limits of this database, for all clients and workers. On PostgreSQL only the role that migrated
         may do so.
@@ -257,6 +267,7 @@ class Administration(Inspection):
 
     # -- deleting
 
+    @action("delete", "instance", "instance_id", "force", "keep_children")
     async def delete(self, instance_id: str, *, force: bool = False, keep_children: bool = False) -> None:
         """Remove a finished instance with its history, or with ``force`` any; and with it its sub-orchestrations and
         theirs, unless ``keep_children``. A parent that still waits for it gets `OrchestrationFailed`.
@@ -272,6 +283,7 @@ class Administration(Inspection):
         check_deletion(instance_id, deletion)
         self._hints.notify_all(cancel=True)  # a parent may have got a message, too
 
+    @action("prune", "instance", "", "older_than")
     async def prune(
         self,
         *,
@@ -309,6 +321,7 @@ class Administration(Inspection):
                 return PrunedInstances(roots=roots, instances=instances)
             pruned = await retry(partial(step, after=pruned.after))
 
+    @action("prune histories", "instance", "", "older_than")
     async def prune_histories(
         self, *, older_than: float, dry_run: bool = False, progress: PruneProgress = no_progress
     ) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from affinity.audit import ACTING
 from affinity.client.calls import batches, retry
 from affinity.errors import ClientError, ProviderError
 from affinity.tasks import check_loop
@@ -55,12 +56,19 @@ class Batcher(Generic[Request, Result]):
             WrongEventLoop: the caller does not run on its loop.
         """
         check_loop(self._loop, "client")
+        if ACTING.get() is not None and not self._closed:
+            return self._loop.create_task(self._call_alone(request))
         result: asyncio.Future[Result] = self._loop.create_future()
         if self._closed:
             result.set_exception(_closed())
         else:
             self._queue.append(_Pending(request, result))
             self._arrived.set()
+        return result
+
+    async def _call_alone(self, request: Request) -> Result:
+        """In the task of the caller, whose user the audit log names."""
+        (result,) = await retry(partial(self._verb, [request]))
         return result
 
     async def run(self) -> None:

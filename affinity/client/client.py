@@ -14,8 +14,10 @@ import anyio
 from pydantic_core import to_json
 
 from affinity import errors
+from affinity.audit import action
 from affinity.client.activities import Activity
 from affinity.client.administration import Administration
+from affinity.client.audit import AuditCalls
 from affinity.client.background import IsAwaited, has_ended
 from affinity.client.calls import batches, check_delivery, check_timeout, retry, retry_on, unknown_instance
 from affinity.client.conversations import Connectable, ConversationCalls
@@ -69,7 +71,7 @@ class StartOptions(TypedDict, total=False):
     if_ended: IfEnded
 
 
-class Client(Administration, ConversationCalls, RequestCalls):
+class Client(Administration, ConversationCalls, RequestCalls, AuditCalls):
     """Starts orchestrations, sends them events and waits for them, through the database.
 
     ::
@@ -151,6 +153,7 @@ class Client(Administration, ConversationCalls, RequestCalls):
         (handle,) = await self.start_many([Start(orchestration, input, instance_id, version, session_id, if_ended)])
         return handle
 
+    @action("start", "instance")
     async def start_many(self, starts: Iterable[Start]) -> Sequence[Handle[Any]]:
         """Start instances in few round trips; each as by `start`, none when the form of one is refused.
 
@@ -224,6 +227,7 @@ class Client(Administration, ConversationCalls, RequestCalls):
 
     # -- sending
 
+    @action("raise", "instance", "instance_id", "name")
     async def raise_event(
         self, instance_id: str, name: str | EventValue[Any], data: Any = None, *, idempotency_key: str | None = None
     ) -> None:
@@ -250,6 +254,7 @@ class Client(Administration, ConversationCalls, RequestCalls):
         refused = delivery in {"full", "over_quota"}
         check_delivery(instance_id, delivery, await self.quotas() if refused else NO_QUOTAS)
 
+    @action("ask", "instance", "instance_id", "event")
     async def ask(
         self,
         instance_id: str,
@@ -310,6 +315,7 @@ class Client(Administration, ConversationCalls, RequestCalls):
                 return cast(R, event.event.reply_codec.decode(reply))
         raise await self.wait_timeout(instance_id, f"instance {instance_id!r} has not replied within {timeout:g} s")
 
+    @action("raise", "instance")
     async def raise_events(self, events: Iterable[ExternalEvent]) -> Sequence[Delivery]:
         """Send events in few round trips, in order.
 
@@ -325,6 +331,7 @@ class Client(Administration, ConversationCalls, RequestCalls):
         parts = batches(messages, lambda each: len(each.payload))
         return [delivery for batch in parts for delivery in await self._send(batch)]
 
+    @action("cancel", "instance", "instance_id", "reason")
     async def cancel(self, instance_id: str, reason: str = "") -> None:
         """Ask an instance to end, after the cleanup of its code.
 

@@ -7,6 +7,7 @@ from dataclasses import field, replace
 from datetime import datetime
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack, get_args
 
+from affinity.audit import action
 from affinity.client.background import ClientBase
 from affinity.client.calls import PruneProgress, check_age, no_progress
 from affinity.client.views import next_cursor, read_cursor
@@ -131,6 +132,7 @@ class ConversationCalls(ClientBase):
 
         return PageIterator(read, "")
 
+    @action("prune", "conversation", "", "older_than", "max_entries", "max_bytes")
     async def prune_conversations(
         self,
         *,

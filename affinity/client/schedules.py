@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Final, Literal, TypeAlias, Unpack
 
+from affinity.audit import action
 from affinity.client.background import ClientBase
 from affinity.client.calls import batches, check_delivery, retry
 from affinity.errors import Contention, InvalidSchedule, ScheduleDeclared, ScheduleExists, UnknownSchedule
@@ -83,6 +84,7 @@ class Schedules:
     def _provider(self) -> Provider:
         return self._client._provider
 
+    @action("create", "schedule", "name", "target")
     async def create(self, name: str, target: Target, **options: Unpack[ScheduleOptions]) -> Schedule:
         """Create a schedule; its first tick comes after now. Target and options as of `affinity.App.schedule`.
 
@@ -99,6 +101,7 @@ class Schedules:
                 raise ScheduleExists(f"a schedule {name!r} is there already: update or delete it")
         return await self.show(name)
 
+    @action("update", "schedule", "name", "target")
     async def update(self, name: str, target: Target | None = None, **options: Unpack[ScheduleOptions]) -> Schedule:
         """Change a schedule. Options that are left out stay, but one of ``cron``, ``every`` and ``at`` replaces the
         other two. ``target`` replaces the target with its input. When the ticks change, a tick that was missed before
@@ -135,6 +138,7 @@ class Schedules:
         """
         return _shown(await self._read(name))
 
+    @action("pause", "schedule", "name", "reason")
     async def pause(self, name: str, reason: str = "") -> Schedule:
         """Have it fire no more until `resume`. A tick that waits for the end of the one before is dropped.
 
@@ -148,6 +152,7 @@ class Schedules:
 
         return await self._change(name, change)
 
+    @action("resume", "schedule", "name")
     async def resume(self, name: str) -> Schedule:
         """Have a paused schedule fire again, from its next tick on: `backfill` fires the ones between.
 
@@ -165,6 +170,7 @@ class Schedules:
 
         return await self._change(name, change)
 
+    @action("trigger", "schedule", "name")
     async def trigger(self, name: str) -> str:
         """Fire it now, by hand, also when it is paused or a tick's instance runs. Its ticks stay as they are.
 
@@ -182,6 +188,7 @@ class Schedules:
         await self._fire(spec, [(instance_id, now)])
         return spec.instance_id or instance_id
 
+    @action("backfill", "schedule", "name", "start", "end")
     async def backfill(self, name: str, *, start: datetime, end: datetime) -> int:
         """Fire the ticks of a time in the past, beside each other whatever the overlap, also when it is paused. A tick
         that was fired before is not fired again, as long as its instance is kept.
@@ -210,6 +217,7 @@ class Schedules:
             raise InvalidSchedule(f"from {start} to {end} are more than {MAX_BACKFILL} ticks: do it in parts")
         return await self._fire(spec, [(tick_id(row, each), each) for each in due])
 
+    @action("delete", "schedule", "name")
     async def delete(self, name: str) -> None:
         """Remove a schedule; the instances that it has started stay.
 

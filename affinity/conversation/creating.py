@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Generic, NoReturn, TypeVar, Unpack
 
 from affinity import errors
+from affinity.audit import action
 from affinity.conversation.lineage_calls import LineageCalls
 from affinity.journal import Description, JournalCreation, JournalFilter, check_description
 
@@ -14,6 +15,7 @@ M = TypeVar("M")
 class CreationCalls(LineageCalls[M], Generic[M]):
     """Creates a conversation without an input, and changes its title, owner and labels."""
 
+    @action("create", "conversation", "conversation_id")
     async def create(self, **about: Unpack[Description]) -> None:
         """Create the conversation, which waits for its first event. The same call again changes nothing.
 
@@ -42,6 +44,7 @@ class CreationCalls(LineageCalls[M], Generic[M]):
         if result.outcome != "created":
             await self._check_created(checked)
 
+    @action("describe", "conversation", "conversation_id")
     async def describe(self, **changes: Unpack[Description]) -> None:
         """Change title, owner and labels, also of a terminated conversation. What is not given stays.
 

@@ -10,6 +10,7 @@ from typing import Final
 import anyio
 
 from affinity import errors
+from affinity.audit import action
 from affinity.client.calls import check_timeout
 from affinity.conversation.dead_letters import dead_letters
 from affinity.conversation.events import ConversationStatusChanged
@@ -42,6 +43,7 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
     when the database refuses, or fails for `calls.RETRY_SECONDS`.
     """
 
+    @action("resume", "conversation", "conversation_id")
     async def resume(self) -> bool:
         """Have a conversation that has failed, or waits for its next attempt, try again now. One whose instance an
         operator has deleted gets another one. False: there is nothing to try again, and nothing was written.
@@ -66,6 +68,7 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
         """
         return [*(await dead_letters(self)).values()]
 
+    @action("retry", "conversation", "conversation_id", "seq")
     async def retry(self, seq: int) -> int:
         """Send a dead letter again, behind all that has come since; a second time it is the same event. Work that a
         parent had delegated with it has ended for the parent, and stays so.
@@ -89,6 +92,7 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
         appended = await self._send_input(self._entry(event, event_id))
         return EntryNumber.of(appended.seq, JournalIdentity(appended.journal_id, timeline))
 
+    @action("terminate", "conversation", "conversation_id", "reason", "cascade")
     async def terminate(self, *, reason: str = "", cascade: bool = False) -> None:
         """End the conversation: it takes no more events, a wake under way is cancelled, and pending requests and
         revisits are dropped. Idempotent.
@@ -151,6 +155,7 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
         """
         return await self._client.explain(self.conversation_id)
 
+    @action("delete", "conversation", "conversation_id", "cascade")
     async def delete(self, *, cascade: bool = False, timeout: float | None = DELETE_SECONDS) -> bool:
         """Remove the conversation: its instance, also while it runs, its state and its journal. Entries that a fork
         continues are kept for it. False: there was none.

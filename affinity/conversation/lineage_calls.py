@@ -7,6 +7,7 @@ from typing import Any, Generic, Literal, TypeVar, Unpack, cast
 
 from pydantic import JsonValue
 
+from affinity.audit import action
 from affinity.client import Client
 from affinity.conversation.events import JournalEntry
 from affinity.conversation.kinds import ConversationKind
@@ -70,6 +71,7 @@ class CommonCalls(EntryReader, Generic[M]):
                     break
         return found
 
+    @action("fork", "conversation", "conversation_id", "new_id", "at")
     async def fork(self, new_id: str, *, at: int | None = None, **made_by: Unpack[MadeBy]) -> M:
         """A conversation that goes on from an entry of this one. The cost does not grow with the length. It has the
         title, the owner and the labels of this one, as have a detached copy and a compression.
@@ -100,10 +102,12 @@ class CommonCalls(EntryReader, Generic[M]):
         """
         return await self._derive(new_id, self._planner.fork, new_id, at=at, lineage="fork", **made_by)
 
+    @action("detach", "conversation", "conversation_id", "new_id", "at")
     async def detach(self, new_id: str, *, at: int | None = None, **made_by: Unpack[MadeBy]) -> M:
         """A conversation with the content of this one and without parents; arguments and errors as for `fork`."""
         return await self._derive(new_id, self._planner.fork, new_id, at=at, lineage="detach", **made_by)
 
+    @action("compress", "conversation", "conversation_id", "into")
     async def compress(self, *, into: str, summarise: Summarise, state: Any = None, **made_by: Unpack[MadeBy]) -> M:
         """A conversation whose only entry is a summary of this one: a `UserMessage`, which wakes nothing.
 
@@ -150,6 +154,7 @@ class LineageCalls(CommonCalls[M], Generic[M]):
         self._client, self._states = client, states
         self._timeline = client.journals.timeline  # of numbers that do not know theirs
 
+    @action("merge", "conversation", "conversation_id", "other", "into")
     async def merge(
         self,
         other: str,
@@ -206,6 +211,7 @@ class LineageCalls(CommonCalls[M], Generic[M]):
         async for line in self._planner.export(self.conversation_id):
             yield line
 
+    @action("import", "conversation", "conversation_id")
     async def import_(
         self, lines: Iterable[str | bytes] | AsyncIterable[str | bytes], *, times: ImportTimes = "kept"
     ) -> None:

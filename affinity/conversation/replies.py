@@ -10,6 +10,7 @@ from typing import Final, Generic, Literal, TypeVar, Unpack
 import anyio
 
 from affinity import errors
+from affinity.audit import action
 from affinity.client.calls import check_timeout
 from affinity.client.changes import Change
 from affinity.conversation.events import JournalEvent
@@ -75,6 +76,7 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
             timeline=self._timeline if position.seq else "",
         )
 
+    @action("ask", "conversation", "conversation_id", "event")
     async def ask(
         self,
         event: JournalEvent,

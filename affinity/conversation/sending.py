@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Generic, Self, TypeVar, Unpack
 
 from affinity import errors
+from affinity.audit import action
 from affinity.client.calls import check_delivery
 from affinity.conversation.creating import CreationCalls
 from affinity.conversation.events import (
@@ -41,6 +42,7 @@ M = TypeVar("M")
 class SendingCalls(CreationCalls[M], Generic[M]):
     """Appends events, and raises the error for each refusal."""
 
+    @action("send", "conversation", "conversation_id", "event")
     async def send(self, event: JournalEvent, *, event_id: str | None = None, **about: Unpack[Description]) -> int:
         """Append an event, and wake the conversation, which begins with its first event.
 
@@ -65,6 +67,7 @@ class SendingCalls(CreationCalls[M], Generic[M]):
         """
         return (await self._send(event, event_id, about))[0]
 
+    @action("answer", "conversation", "conversation_id", "request_id", "allowed", "is_error", "reason")
     async def answer(
         self,
         request_id: str,
@@ -123,6 +126,7 @@ class SendingCalls(CreationCalls[M], Generic[M]):
         kind = ConversationKind(name=child.kind, types=EventTypes(), limits=self._kind.limits)
         return type(self)(self._client, kind, conversation_id)
 
+    @action("interrupt", "conversation", "conversation_id", "cancel_running", "cascade", "reason")
     async def interrupt(
         self, *, cancel_running: bool = False, cascade: bool = False, reason: str = "", event_id: str | None = None
     ) -> int:

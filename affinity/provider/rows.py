@@ -14,6 +14,7 @@ from functools import cache, partial
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
+from affinity.audit import AuditEntry
 from affinity.errors import SessionWriteConflict, WorkerFenced
 from affinity.journal import JournalInfo, OpenRequest
 from affinity.provider.contract import (
@@ -330,3 +331,21 @@ def _replaced_record(expected: int | None) -> str:
 def worker_fenced(identity: WorkerIdentity) -> WorkerFenced:
     """The error for a process whose node id another process has registered since."""
     return WorkerFenced(f"worker {identity.worker_id!r}: another process has registered under this name")
+
+
+def to_audit_entry(row: Columns, time: Time) -> AuditEntry:
+    """An entry of the audit log."""
+    entry_id, at, user, source, role, action, kind, target, outcome, succeeded, details = row
+    return AuditEntry(
+        entry_id=entry_id,
+        at=time(at),
+        user=user,
+        source=source,
+        role=role,
+        action=action,
+        kind=kind,
+        target=target,
+        outcome=outcome,
+        succeeded=bool(succeeded),
+        details=json.loads(details),
+    )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from affinity.audit import action
 from affinity.errors import InvalidInput, SessionAmbiguous, SessionNotFound
 from affinity.limits import MAX_PAGE, check_id
 from affinity.paging import PageIterator, uninterrupted
@@ -209,6 +210,7 @@ class SessionManager:
 
     # -- removing
 
+    @action("delete", "session", "session_id")
     async def delete(
         self,
         session_id: str,
@@ -248,6 +250,7 @@ class SessionManager:
             raise SessionNotFound(f"no session has the id {named!r}, and a deletion takes whole ids")
         return removed
 
+    @action("prune", "session", "", "older_than", "keep")
     async def prune(
         self,
         *,
@@ -339,6 +342,7 @@ class SessionManager:
                         yield row.session_id
             where = since
 
+    @action("import", "session", "", "on_exists")
     async def import_(
         self,
         lines: Lines,

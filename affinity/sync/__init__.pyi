@@ -1,8 +1,10 @@
 """The types of `affinity.sync`. Written by ``python -m tests.sync.stubs``."""
 
+from affinity.audit import AuditEntry
 from affinity.client import Client as AsyncClient
 from affinity.client.activities import Activity
 from affinity.client.administration import EndedStatus, PrunedInstances, SessionMoveOutcome
+from affinity.client.audit import AuditConditions, AuditPage
 from affinity.client.calls import PruneProgress
 from affinity.client.client import StartOptions
 from affinity.client.conversations import Connectable, ConversationConditions, ConversationInfo, ConversationPage
@@ -82,6 +84,11 @@ class Items(Iterator[T]):
     ) -> None: ...
 
 class Client:
+    def acting_as(self, user: str, *, source: str = ...) -> AbstractContextManager[None]: ...
+    def audit_page(
+        self, *, after: str | None = ..., limit: int = ..., **where: Unpack[AuditConditions]
+    ) -> AuditPage: ...
+    def audit(self, **where: Unpack[AuditConditions]) -> Items[AuditEntry]: ...
     def requests_page(
         self, *, after: str | None = ..., limit: int = ..., by_expiry: bool = ..., **where: Unpack[RequestConditions]
     ) -> RequestPage: ...

@@ -124,6 +124,7 @@ class Maintenance(WorkerPart):
                 instances=self._options.instance_retention,
                 histories=self._options.history_retention,
                 moves=self._options.session_move_retention,
+                audit=self._options.audit_retention,
             ),
         )
         limit_reached = True

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from affinity.errors import InvalidOptions
 from affinity.limits import (
+    AUDIT_RETENTION_SECONDS,
     INSTANCE_CACHE_BYTES,
     MAX_BATCH_BYTES,
     MAX_BYTES,
@@ -28,6 +29,7 @@ from affinity.limits import (
     MAX_QUOTA,
     MAX_RETENTION_SECONDS,
     MAX_TAGS,
+    MIN_AUDIT_RETENTION_SECONDS,
     check_id,
     check_tag,
 )
@@ -47,7 +49,7 @@ _FLAGS: Final = {
 }
 """Flags that are not named like their option."""
 
-_OTHER_VARIABLES: Final = ("url", "migrate", "log_level", "log_format")
+_OTHER_VARIABLES: Final = ("url", "user", "migrate", "log_level", "log_format")
 """What else the environment can set, of the command."""
 
 _SERVICE_LINK: Final = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
@@ -164,6 +166,10 @@ class RuntimeOptions(BaseModel):
     """How long the row of an expired session (last holder, epoch), or of a dead worker, is kept."""
     session_move_retention: RetentionSeconds | None = 7 * 86_400.0
     """How long moves of sessions are kept; none: forever."""
+    audit_retention: float | None = Field(
+        default=AUDIT_RETENTION_SECONDS, ge=MIN_AUDIT_RETENTION_SECONDS, le=MAX_RETENTION_SECONDS, allow_inf_nan=False
+    )
+    """How long entries of the audit log are kept, at least a day; none: forever."""
     instance_retention: RetentionSeconds | None = None
     """Completed and cancelled instances are removed this long after their end; none: never. See
     docs/run/retention.md#retention.

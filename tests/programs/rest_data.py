@@ -401,6 +401,12 @@ def _granted_roles(db: Tables) -> Iterator[str]:
     yield from (f"{dict(row)}" for row in db.rows["granted_roles"])
 
 
+@RULES.of("audit")
+def _audit(db: Tables) -> Iterator[str]:
+    """No user is stated in a program."""
+    yield from (f"{dict(row)}" for row in db.rows["audit"])
+
+
 @RULES.of("sqlite_sequence")
 def _sqlite_sequence(db: Tables) -> Iterator[str]:
     """No id of a message comes back."""

@@ -43,6 +43,7 @@ CLIENT_VERBS: Final = frozenset({
     "list_work_items", "list_executions", "list_tree", "measure_queues", "count_instances", "notify_workers",
     "append_journal", "read_journal", "get_wakes", "list_journals", "get_pending",
     "notify_journals", "get_lineage", "describe_journal", "list_requests",
+    "write_audit", "list_audit",
 })  # fmt: skip
 """The verbs that `affinity.Client` needs to start, raise, cancel and read."""
 

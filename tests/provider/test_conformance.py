@@ -61,7 +61,7 @@ def test_every_verb_meets_every_fault() -> None:
         "count_states",
         "list_relatives_of_states",
     }
-    assert set(VERBS) == verbs | states | {"send_keyed_message"}
+    assert set(VERBS) == verbs | states | {"send_keyed_message", "resume_with_user"}
 
 
 @pytest.mark.parametrize("provider", [SqliteProvider, PostgresProvider])

@@ -176,11 +176,32 @@ async def test_a_worker_does_everything_but_change_the_schema(url: str) -> None:
         "CREATE INDEX more ON instances (name)", "ALTER TABLE instances DISABLE TRIGGER ALL",
         "DELETE FROM migrations", "UPDATE timeline SET token = ''",
         "INSERT INTO granted_roles VALUES ('x', 'worker')", "INSERT INTO quotas VALUES (1, 1, 1)",
+        "UPDATE audit SET stated_user = ''", "DELETE FROM audit",
     )  # fmt: skip
     with psycopg.connect(as_role(url, WORKER), autocommit=True, options="-c search_path=affinity") as connection:
         for statement in statements:
             with pytest.raises(InsufficientPrivilege):
                 connection.execute(statement)
+
+
+async def test_the_audit_log_has_the_role_and_no_role_changes_it(url: str, admin: psycopg.Connection[Any]) -> None:
+    """The role that has logged in is beside the stated user. A worker removes nothing of the last day."""
+    async with Client(as_role(url, CLIENT)) as client:
+        with client.acting_as("ann"):
+            await client.start("child", 1, instance_id="i")
+    entry = """[{"user": "bob", "source": "", "action": "a", "kind": "", "target": "", "outcome": "done",
+        "succeeded": true, "details": "{}"}]"""
+    with admin.transaction():
+        admin.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(CLIENT)))
+        admin.execute("SELECT write_audit(%s)", [entry])
+    found = admin.execute("SELECT stated_user, role FROM audit ORDER BY entry_id").fetchall()
+    assert found == [("ann", CLIENT), ("bob", f"{admin.info.user} as {CLIENT}")]
+    with psycopg.connect(as_role(url, WORKER), autocommit=True, options="-c search_path=affinity") as worker:
+        assert worker.execute("SELECT remove_audit(0, 100)").fetchone() == (0,)
+    with psycopg.connect(as_role(url, READER), autocommit=True, options="-c search_path=affinity") as reader:
+        assert reader.execute("SELECT count(*) FROM audit").fetchone() == (2,)
+        with pytest.raises(InsufficientPrivilege):
+            reader.execute("SELECT write_audit(%s)", [entry])
 
 
 OBJECTS: Final[LiteralString] = """
@@ -230,7 +251,7 @@ WHERE pronamespace = 'affinity'::regnamespace AND (prosecdef OR proconfig::text 
 
 
 async def test_functions_with_the_rights_of_the_owner(url: str, admin: psycopg.Connection[Any]) -> None:
-    """A client has ten, the documents name them, and no function looks for a name in the caller's temporary tables
+    """A client has eleven, the documents name them, and no function looks for a name in the caller's temporary tables
     first: triggers run within them with the owner's rights.
     """
     assert url
@@ -246,6 +267,7 @@ async def test_functions_with_the_rights_of_the_owner(url: str, admin: psycopg.C
         "describe_journal",
         "read_timeline",
         "write_schedules",
+        "write_audit",
     }
     (row,) = [line for line in DATABASES.read_text().splitlines() if line.startswith("| client |")]
     assert allowed <= set(re.findall(r"`(\w+)`", row))

@@ -10,11 +10,12 @@ from affinity.records import frozen
 
 @frozen(kw_only=True)
 class Retention:
-    """Seconds for which ended instances, executions and moves of sessions are kept; None: forever."""
+    """Seconds for which ended instances, executions, moves of sessions and audit entries are kept; None: forever."""
 
     instances: float | None = None  # completed and cancelled ones, each with its tree
     histories: float | None = None  # of executions that another one of the same instance follows
     moves: float | None = None  # rows of ``session_moves``
+    audit: float | None = None  # entries of the audit log
 
 
 NO_RETENTION: Final = Retention()
@@ -31,6 +32,7 @@ class Sweep:
     instances_removed: int = 0  # ended ones, with their children
     executions_removed: int = 0  # whose histories were removed
     moves_removed: int = 0
+    audit_removed: int = 0
     limit_reached: bool = False  # a bound was reached: call again without waiting
     next_schedule: float | None = None  # seconds until a schedule is due, as in `DueSchedules`; None: none will be
 

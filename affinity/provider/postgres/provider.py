@@ -7,6 +7,7 @@ from typing import Final, LiteralString
 
 from affinity.limits import PROBE_AFTER
 from affinity.provider.postgres import (
+    audit,
     fetching,
     instances,
     journal_admin,
@@ -36,6 +37,7 @@ from affinity.provider.postgres import (
 )
 from affinity.provider.postgres import hints as hinting
 from affinity.provider.postgres import sweep as sweeping
+from affinity.provider.postgres.audit import audited
 from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.driver.target import Target
 from affinity.provider.postgres.migration import check_version, inspect_target, migrate_target
@@ -191,7 +193,7 @@ class PostgresProvider(Database):
     # -- sessions
 
     report_session_moves: Final = moves.report_session_moves
-    release_session: Final = releasing.release_session
+    release_session: Final = audited("session", releasing.release_session)
     release_idle_session: Final = releasing.release_idle_session
 
     # -- orchestrations
@@ -212,9 +214,9 @@ class PostgresProvider(Database):
 
     # -- the client
 
-    create_instance: Final = messages.create_instance
-    restart_instance: Final = messages.restart_instance
-    send_message: Final = messages.send_message
+    create_instance: Final = audited("instance", messages.create_instance)
+    restart_instance: Final = audited("instance", messages.restart_instance)
+    send_message: Final = audited("instance", messages.send_message)
     get_replies: Final = replies.get_replies
     get_instance: Final = instances.get_instance
     list_instances: Final = instances.list_instances
@@ -224,28 +226,33 @@ class PostgresProvider(Database):
     list_tree: Final = management.list_tree
     measure_queues: Final = management.measure_queues
     count_instances: Final = management.count_instances
-    resume_instance: Final = suspension.resume_instance
-    reset_instance: Final = reset.reset_instance
-    delete_instance: Final = instances.delete_instance
-    prune_instances: Final = retention.prune_instances
-    prune_histories: Final = retention.prune_histories
-    move_session: Final = planned_moves.move_session
+    resume_instance: Final = audited("instance", suspension.resume_instance)
+    reset_instance: Final = audited("instance", reset.reset_instance)
+    delete_instance: Final = audited("instance", instances.delete_instance)
+    prune_instances: Final = audited("", retention.prune_instances)
+    prune_histories: Final = audited("", retention.prune_histories)
+    move_session: Final = audited("session", planned_moves.move_session)
     take_session: Final = planned_moves.take_session
-    set_drain_wanted: Final = workers.set_drain_wanted
+    set_drain_wanted: Final = audited("worker", workers.set_drain_wanted)
     list_sessions: Final = sessions.list_sessions
     list_session_moves: Final = moves.list_session_moves
     list_workers: Final = workers.list_workers
     desired_workers: Final = workers.desired_workers
     get_load: Final = rebalancing.get_load
-    suspend_rebalancing: Final = rebalancing.suspend_rebalancing
+    suspend_rebalancing: Final = audited("", rebalancing.suspend_rebalancing)
     get_quotas: Final = quotas.get_quotas
-    set_quotas: Final = quotas.set_quotas
+    set_quotas: Final = audited("", quotas.set_quotas)
 
     # -- schedules
 
-    write_schedules: Final = schedules.write_schedules
+    write_schedules: Final = audited("schedule", schedules.write_schedules)
     get_due_schedules: Final = schedules.get_due_schedules
     list_schedules: Final = schedules.list_schedules
+
+    # -- the audit log
+
+    write_audit: Final = audit.write_audit
+    list_audit: Final = audit.list_audit
 
     # -- resources
 
@@ -258,18 +265,18 @@ class PostgresProvider(Database):
 
     # -- journals
 
-    append_journal: Final = journals.append_journal
+    append_journal: Final = audited("journal", journals.append_journal)
     get_pending: Final = journals.get_pending
     read_journal: Final = journals.read_journal
     get_wakes: Final = journals.get_wakes
     write_stream: Final = streams.write_stream
-    create_journals: Final = lineage.create_journals
+    create_journals: Final = audited("journal", lineage.create_journals)
     get_lineage: Final = lineage.get_lineage
     retract_stream: Final = streams.retract_stream
     list_journals: Final = journal_admin.list_journals
-    describe_journal: Final = journal_admin.describe_journal
+    describe_journal: Final = audited("journal", journal_admin.describe_journal)
     list_requests: Final = open_requests.list_requests
-    delete_journal: Final = journal_admin.delete_journal
-    prune_journals: Final = journal_admin.prune_journals
+    delete_journal: Final = audited("journal", journal_admin.delete_journal)
+    prune_journals: Final = audited("", journal_admin.prune_journals)
     watch_journals: Final = streams.watch_journals
     notify_journals: Final = streams.notify_journals

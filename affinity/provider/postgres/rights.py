@@ -62,6 +62,11 @@ RIGHTS: Final[Sequence[Rights]] = (
     Rights("SCHEMA", "", client="USAGE", worker="USAGE", scaler="USAGE"),
     # What says which schema it is, the limits, and who may do what.
     Rights("TABLE", "timeline quotas granted_roles", client=_READ, worker=_READ),
+    # Written by functions alone, so that no role but the owner changes an entry.
+    Rights("TABLE", "audit", client=_READ, worker=_READ),
+    Rights("SEQUENCE", "audit_entry_id_seq"),
+    Rights("FUNCTION", "write_audit", client=_RUN, worker=_RUN, reader=""),
+    Rights("FUNCTION", "remove_audit", worker=_RUN),
     Rights("TABLE", "migrations", client=_READ, worker=_READ, scaler=_READ),
     Rights("TABLE", "worker_queue orchestrator_queue", client=_READ, worker=f"{_CHANGE}, MAINTAIN"),
     Rights(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, LiteralString, cast
+from functools import partial
+from typing import Any, Final, LiteralString, TypeVar, cast
 
 from psycopg.errors import UniqueViolation
 from psycopg.types.numeric import Int8
 
+from affinity.audit import ACTING, AuditedCall
 from affinity.errors import Contention
 from affinity.limits import DELETE_STEP
+from affinity.provider.postgres.audit import in_transaction
 from affinity.provider.postgres.driver.arrays import Blob, Blobs, Int, Ints, Packed, Text, Texts
 from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.driver.wire import Params
@@ -27,6 +30,8 @@ from affinity.records import (
     SessionSummary,
     StateWrite,
 )
+
+T = TypeVar("T")
 
 _SQL: Final = load_statements(__package__, "session_store.sql")
 _LIST: Final = without(_SQL["list"], "number")
@@ -64,21 +69,13 @@ class PostgresSessionStore:
             "created": None if times is None else times.created_at,
             "updated": None if times is None else times.updated_at,
         }
-        version, repeated, same, known, fits = await self._save({**_columns(new), **fences})
+        save = partial(_save, params={**_columns(new), **fences})
+        version, repeated, same, known, fits = await self._act("save_record", [new.session_id], save, _is_saved)
         if repeated:
             return int(version)
         if not fits:
             raise write_conflict(new.session_id, expected_version, version, epoch, same_generation=same, known=known)
         return (version or 0) + 1
-
-    async def _save(self, params: Params) -> Sequence[Any]:
-        try:
-            ((overtaken, *verdict),) = await self._connections.states.run(_SQL["save"], params)
-        except Contention as error:
-            if error.code != UniqueViolation.sqlstate:
-                raise
-            overtaken = True  # another writer was first: now there is a record
-        return await self._save(params) if overtaken else verdict
 
     async def delete(
         self,
@@ -108,16 +105,25 @@ class PostgresSessionStore:
         step = DELETE_STEP if families is None else len(rows)  # its time grows with the square of their number
         removed = set[str]()
         for first in range(0, len(rows), step):
-            removed.update(await self._delete_step(statement, rows[first : first + step]))
+            part = rows[first : first + step]
+            delete, targets = partial(_delete_step, statement=statement, rows=part), [one["session_id"] for one in part]
+            if dry_run:
+                removed |= await delete(self._connections)
+            else:
+                removed |= await self._act("delete_record", targets, delete, partial(_are_in, targets))
         return [session_id for session_id in named if session_id in removed]
 
-    async def _delete_step(self, statement: LiteralString, rows: Sequence[Mapping[str, Any]]) -> set[str]:
-        removed: set[str | None] = {None}
-        while None in removed:  # a session was overtaken
-            # Planned each time: a long deletion makes tables grow for which an older plan would read all rows.
-            found = await self._connections.deletions.run_once(statement, {"named": json.dumps(rows)})
-            removed = {session_id for (session_id,) in found}
-        return cast("set[str]", removed)
+    async def _act(
+        self,
+        name: str,
+        targets: Sequence[str],
+        work: Callable[[Connections], Awaitable[T]],
+        judge: Callable[[T], object],
+    ) -> T:
+        acting = ACTING.get()
+        if acting is None:
+            return await work(self._connections)
+        return await in_transaction(self._connections, acting, AuditedCall(name, "session", targets), work, judge)
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
         rows = await self._connections.misc.run(_LIST, {**_conditions(where), "limit": Int8(limit)})
@@ -145,6 +151,36 @@ class PostgresSessionStore:
         params = {"session": session_id, "limit": Int8(limit)}
         rows = await self._connections.misc.run(_SQL["ancestors"], params)
         return [to_session_summary(row, same_time) for row in rows]
+
+
+async def _save(connections: Connections, params: Params) -> Sequence[Any]:
+    try:
+        ((overtaken, *verdict),) = await connections.states.run(_SQL["save"], params)
+    except Contention as error:
+        if error.code != UniqueViolation.sqlstate:
+            raise
+        overtaken = True  # another writer was first: now there is a record
+    return await _save(connections, params) if overtaken else verdict
+
+
+def _is_saved(verdict: Sequence[Any]) -> bool:
+    _, repeated, _, _, fits = verdict
+    return bool(fits) and not repeated
+
+
+async def _delete_step(
+    connections: Connections, statement: LiteralString, rows: Sequence[Mapping[str, Any]]
+) -> set[str]:
+    removed: set[str | None] = {None}
+    while None in removed:  # a session was overtaken
+        # Planned each time: a long deletion makes tables grow for which an older plan would read all rows.
+        found = await connections.deletions.run_once(statement, {"named": json.dumps(rows)})
+        removed = {session_id for (session_id,) in found}
+    return cast("set[str]", removed)
+
+
+def _are_in(names: Sequence[str], removed: set[str]) -> list[bool]:
+    return [name in removed for name in names]
 
 
 def _conditions(where: SessionFilter) -> Params:

@@ -63,6 +63,7 @@ async def sweep(
         "session_retention": float(session_retention),
         "worker_retention": float(worker_retention),
         "move_retention": None if retention.moves is None else float(retention.moves),
+        "audit_retention": None if retention.audit is None else float(retention.audit),
         "dead": Int8(DEAD),
         "too_many": Int8(TOO_MANY),
         "half_sent": HALF_SENT,
@@ -70,9 +71,9 @@ async def sweep(
     }
     (
         *_,
-        [(items, messages, sessions, workers, holds, moves, bloated, _, next_schedule)],
+        [(items, messages, sessions, workers, holds, moves, audit, bloated, _, next_schedule)],
     ) = await db.connections.misc.pipeline(_REPAIR, bounds)
-    more = max(items, messages, sessions, workers, holds, moves) >= MAX_REROUTE
+    more = max(items, messages, sessions, workers, holds, moves, audit) >= MAX_REROUTE
     if more:
         await db.connections.misc.run(_SQL["again"])
     for table in bloated:
@@ -87,6 +88,7 @@ async def sweep(
         instances_removed=instances,
         executions_removed=executions,
         moves_removed=moves,
+        audit_removed=audit,
         limit_reached=more,
         next_schedule=next_schedule,
     )

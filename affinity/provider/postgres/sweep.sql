@@ -181,6 +181,7 @@ WITH RECURSIVE routed (session_id, route, n) AS (
 )
 SELECT (SELECT count(*) FROM items), (SELECT count(*) FROM messages), (SELECT count(*) FROM removed_sessions),
     (SELECT count(*) FROM removed_workers), (SELECT count(*) FROM removed_holds), (SELECT count(*) FROM removed_moves),
+    remove_audit(%(audit_retention)s, %(reroute)s),
     ARRAY(
         SELECT c.relname::text
         FROM unnest(ARRAY['worker_queue'::regclass, 'orchestrator_queue'::regclass]) AS q (oid) JOIN pg_class c USING (oid)

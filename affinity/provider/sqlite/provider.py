@@ -11,6 +11,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import anyio.to_thread
 
+from affinity.audit import ACTING, AuditedCall, targets_of
 from affinity.errors import ConnectionLost, DatabaseChanged
 from affinity.journal import (
     Appended,
@@ -44,6 +45,7 @@ from affinity.provider.listing import list_portions
 from affinity.provider.repeats import refuse_other_events
 from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.sqlite import (
+    audit,
     fetching,
     hints,
     journal_admin,
@@ -95,6 +97,18 @@ def _writes(
     @wraps(operation)
     async def verb(self: SqliteProvider, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._write(operation, *args, **kwargs)
+
+    return verb
+
+
+def _acts(
+    name: str, kind: str, operation: Callable[Concatenate[Tx, P], T]
+) -> Callable[Concatenate[SqliteProvider, P], Coroutine[Any, Any, T]]:
+    """As `_writes`, of a verb that users call: it has its entries in the audit log; ``kind``: of its targets."""
+
+    @wraps(operation)
+    async def verb(self: SqliteProvider, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._act(name, kind, operation, *args, **kwargs)
 
     return verb
 
@@ -223,7 +237,7 @@ class SqliteProvider:
     # -- sessions
 
     report_session_moves: Final = _writes(moves.report)
-    release_session: Final = _writes(releasing.release)
+    release_session: Final = _acts("release_session", "session", releasing.release)
     release_idle_session: Final = _writes(releasing.release_idle)
 
     # -- orchestrations
@@ -288,9 +302,9 @@ class SqliteProvider:
 
     # -- the client
 
-    create_instance: Final = _writes(create_all)
-    restart_instance: Final = _writes(stored.restart_instances)
-    send_message: Final = _writes(send_all)
+    create_instance: Final = _acts("create_instance", "instance", create_all)
+    restart_instance: Final = _acts("restart_instance", "instance", stored.restart_instances)
+    send_message: Final = _acts("send_message", "instance", send_all)
     get_replies: Final = _reads(replies.read)
     get_instance: Final = _reads(stored.get_instances)
     list_instances: Final = _reads(stored.list_instances)
@@ -300,21 +314,23 @@ class SqliteProvider:
     list_tree: Final = _reads(management.list_tree)
     measure_queues: Final = _reads(management.measure)
     count_instances: Final = _reads(management.count_instances)
-    resume_instance: Final = _writes(suspension.resume)
-    reset_instance: Final = _writes(resetting.reset)
-    delete_instance: Final = _writes(stored.delete_instances)
+    resume_instance: Final = _acts("resume_instance", "instance", suspension.resume)
+    reset_instance: Final = _acts("reset_instance", "instance", resetting.reset)
+    delete_instance: Final = _acts("delete_instance", "instance", stored.delete_instances)
 
     async def prune_instances(
         self, status: frozenset[str], older_than: float, *, after: datetime | None = None, dry_run: bool = False
     ) -> InstancePruning:
-        run = self._read if dry_run else self._write
-        return await run(pruning.prune_instances, status, older_than, after=after, dry_run=dry_run)
+        if dry_run:
+            return await self._read(pruning.prune_instances, status, older_than, after=after, dry_run=True)
+        return await self._act("prune_instances", "", pruning.prune_instances, status, older_than, after=after)
 
     async def prune_histories(self, older_than: float, *, dry_run: bool = False) -> HistoryPruning:
-        run = self._read if dry_run else self._write
-        return await run(pruning.prune_histories, older_than, dry_run=dry_run)
+        if dry_run:
+            return await self._read(pruning.prune_histories, older_than, dry_run=True)
+        return await self._act("prune_histories", "", pruning.prune_histories, older_than)
 
-    move_session: Final = _writes(planned_moves.plan)
+    move_session: Final = _acts("move_session", "session", planned_moves.plan)
 
     async def take_session(
         self, identity: WorkerIdentity, session_ids: Sequence[str], *, max_sessions: int, session_lock: float
@@ -325,7 +341,7 @@ class SqliteProvider:
             planned_moves.take, identity, session_ids, max_sessions=max_sessions, session_lock=session_lock
         )
 
-    set_drain_wanted: Final = _writes(workers.set_drain_wanted)
+    set_drain_wanted: Final = _acts("set_drain_wanted", "worker", workers.set_drain_wanted)
     list_sessions: Final = _reads(sessions.list_sessions)
     list_session_moves: Final = _reads(moves.list_page)
     list_workers: Final = _reads(workers.list_workers)
@@ -335,15 +351,20 @@ class SqliteProvider:
         run = self._read if identity is None else self._write
         return await run(rebalancing.get_load, identity, held)
 
-    suspend_rebalancing: Final = _writes(rebalancing.suspend)
+    suspend_rebalancing: Final = _acts("suspend_rebalancing", "", rebalancing.suspend)
     get_quotas: Final = _reads(quotas.get)
-    set_quotas: Final = _writes(quotas.set_all)
+    set_quotas: Final = _acts("set_quotas", "", quotas.set_all)
 
     # -- schedules
 
-    write_schedules: Final = _writes(schedules.write)
+    write_schedules: Final = _acts("write_schedules", "schedule", schedules.write)
     get_due_schedules: Final = _reads(schedules.get_due)
     list_schedules: Final = _reads(schedules.list_schedules)
+
+    # -- the audit log
+
+    write_audit: Final = _writes(audit.write)
+    list_audit: Final = _reads(audit.list_page)
 
     # -- resources
 
@@ -366,7 +387,7 @@ class SqliteProvider:
     async def append_journal(
         self, appends: Sequence[JournalAppend], *, notify: Mapping[str | None, Hint] | None = None
     ) -> Sequence[Appended]:
-        appended = await self._write(journals.append, appends)
+        appended = await self._act("append_journal", "journal", journals.append, appends)
         await self.notify_workers(notify or {})
         return await refuse_other_events(self.read_journal, appends, appended)
 
@@ -378,7 +399,7 @@ class SqliteProvider:
         await self._writer.call(Database.write_unsynced, streams.write, parts)
         await self.notify_journals({part.session_id for part in parts}, only_inputs=True)
 
-    create_journals: Final = _writes(lineage.create)
+    create_journals: Final = _acts("create_journals", "journal", lineage.create)
     get_lineage: Final = _reads(lineage.get)
 
     async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
@@ -392,8 +413,8 @@ class SqliteProvider:
         return await list_portions(read, where, limit, instant)
 
     list_requests: Final = _reads(open_requests.list_requests)
-    describe_journal: Final = _writes(journal_admin.describe_journal)
-    delete_journal: Final = _writes(journal_admin.delete_journals)
+    describe_journal: Final = _acts("describe_journal", "journal", journal_admin.describe_journal)
+    delete_journal: Final = _acts("delete_journal", "journal", journal_admin.delete_journals)
 
     async def prune_journals(
         self, retention: JournalRetention, *, limit: int, after: int = 0, dry_run: bool = False
@@ -403,7 +424,7 @@ class SqliteProvider:
         found = await self._read(find, retention, after, each=None if dry_run else 1)
         if dry_run or not (found.entries or found.abandoned):
             return JournalPruning(entries=sum(found.entries.values()), after=found.after)
-        return await self._write(journal_admin.prune, found, retention, limit, after)
+        return await self._act("prune_journals", "", journal_admin.prune, found, retention, limit, after)
 
     @asynccontextmanager
     async def watch_journals(self) -> AsyncIterator[JournalWatch]:
@@ -435,6 +456,15 @@ class SqliteProvider:
 
     async def _write(self, operation: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._writer.call(Database.write, operation, *args, **kwargs)
+
+    async def _act(
+        self, name: str, kind: str, operation: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        acting = ACTING.get()
+        if acting is None:
+            return await self._write(operation, *args, **kwargs)
+        call = AuditedCall(name, kind, targets_of(args))
+        return await audit.run(self._writer, acting, call, lambda tx: operation(tx, *args, **kwargs))
 
     async def _read(self, operation: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._reader.call(Database.read, operation, *args, **kwargs)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
-from affinity.provider.sqlite import session_state_list, session_states
+from affinity.audit import ACTING, AuditedCall
+from affinity.provider.sqlite import audit, session_state_list, session_states
 from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.driver.thread import DatabaseThread
+from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.records import ChildCursor, RecordTimes, SessionFilter, SessionRecord, SessionState, SessionSummary
+
+T = TypeVar("T")
 
 
 class SqliteSessionStore:
@@ -39,7 +45,8 @@ class SqliteSessionStore:
         record = session_states.encode(
             new, epoch=epoch, generation=generation, idempotency_key=idempotency_key, times=times
         )
-        return await self._writer.call(Database.write, session_states.save, record, expected_version)
+        save = partial(session_states.save, record=record, expected_version=expected_version)
+        return await self._act("save_record", [new.session_id], save)
 
     async def delete(
         self,
@@ -60,7 +67,12 @@ class SqliteSessionStore:
         )
         if dry_run:
             return await self._reader.call(Database.read, session_states.find_doomed, asked)
-        return await self._writer.call(Database.write, session_states.delete, asked)
+        return await self._act(
+            "delete_record",
+            asked.session_ids,
+            lambda tx: session_states.delete(tx, asked),
+            lambda removed: [name in removed for name in asked.session_ids],
+        )
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
         return await self._reader.call(Database.read, session_state_list.list_states, where, limit)
@@ -76,3 +88,15 @@ class SqliteSessionStore:
 
     async def ancestors(self, session_id: str, limit: int) -> Sequence[SessionSummary]:
         return await self._reader.call(Database.read, session_state_list.list_ancestors, session_id, limit)
+
+    async def _act(
+        self,
+        name: str,
+        targets: Sequence[str],
+        work: Callable[[Tx], T],
+        judge: Callable[[T], object] = lambda result: result,
+    ) -> T:
+        acting = ACTING.get()
+        if acting is None:
+            return await self._writer.call(Database.write, work)
+        return await audit.run(self._writer, acting, AuditedCall(name, "session", targets), work, judge)

@@ -50,9 +50,10 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, LiteralString, Protocol, TypeVar
+from typing import Any, Final, LiteralString, Protocol, Self, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
@@ -60,18 +61,19 @@ from psycopg import AsyncConnection
 from affinity.errors import ConnectionLost, ProviderError, ReadOnly
 from affinity.limits import PROBE_AFTER
 from affinity.provider.postgres.driver.attempts import Attempts, first_connection
+from affinity.provider.postgres.driver.calls import CALL_TIMEOUT, Calls
 from affinity.provider.postgres.driver.errors import is_prepared_anew, translate
 from affinity.provider.postgres.driver.target import COLD, HOT, Target
 from affinity.provider.postgres.driver.timeline import TimelineCheck
-from affinity.provider.postgres.driver.wire import Outcome, Params, Row, Statement, WireProtocol
+from affinity.provider.postgres.driver.transactions import Transaction, Transactions
+from affinity.provider.postgres.driver.wire import Outcome, Row, Statement, WireProtocol
 from affinity.provider.timeline import Timeline
 
 logger: logging.Logger = logging.getLogger("affinity.provider")
 
 T = TypeVar("T")
 
-CALL_TIMEOUT: Final = 40.0
-"""Seconds for one call, above the server's own statement_timeout: past it the network must be gone."""
+Check: TypeAlias = Callable[[AsyncConnection[Row]], Awaitable[None]]
 
 CANCELLED_CALL_TIMEOUT: Final = 2.0
 """Seconds for a call to end after its caller was cancelled."""
@@ -125,49 +127,6 @@ class _WireCall:
     is_repeated: bool = False
 
 
-class Calls:
-    """The calls of a connection."""
-
-    def _call(
-        self,
-        ask: Callable[[WireProtocol], None],
-        settings: Mapping[str, str] | None = None,
-        behind: Statement | None = None,
-        *,
-        is_short: bool = True,
-    ) -> Awaitable[list[list[Row]]]:
-        raise NotImplementedError
-
-    async def run(
-        self, statement: LiteralString, params: Params | None = None, *, behind: Statement | None = None
-    ) -> list[Row]:
-        """One prepared statement; its rows. ``behind`` is a hint: a statement that is executed after it, in a
-        transaction of its own, also if the first one failed. It is not waited for, and its error is not raised.
-        """
-        if behind is None:
-            (rows,) = await self._call(lambda protocol: protocol.execute(statement, params))
-        else:
-            first, hint = (statement, params or {}), behind
-            (rows,) = await self._call(lambda protocol: protocol.execute_both(first, hint), behind=hint)
-        return rows
-
-    async def run_once(self, statement: LiteralString, params: Params | None = None) -> list[Row]:
-        """One statement that is not prepared; its rows."""
-        (rows,) = await self.simple_query(statement, params)
-        return rows
-
-    async def pipeline(self, statements: Sequence[LiteralString], params: Params) -> list[list[Row]]:
-        """As `simple_query`, with prepared statements."""
-        return await self._call(lambda protocol: protocol.pipeline(statements, params))
-
-    async def simple_query(self, statements: LiteralString, params: Params | None = None) -> list[list[Row]]:
-        """Several statements in one message and one transaction, each with a snapshot of its own; the rows of each.
-
-        The server gets all of them before it begins: it never waits for us in the middle.
-        """
-        return await self._call(lambda protocol: protocol.simple_query(statements, params))
-
-
 class Connection(Calls):
     """One connection, made when it is first needed and again after it broke. For one event loop."""
 
@@ -176,7 +135,7 @@ class Connection(Calls):
         target: Target,
         application_name: str,
         settings: Mapping[str, str],
-        check: Callable[[AsyncConnection[Row]], Awaitable[None]] | None = None,
+        check: Check | None = None,
         *,
         attempts: Attempts | None = None,
         idle_timeout: float | None = None,
@@ -324,14 +283,7 @@ class Connection(Calls):
         self._go_on()
 
     async def _attempt(self) -> AsyncConnection[Row]:
-        connection = await connect(self._conninfo)
-        if self._check is not None:
-            try:
-                await self._check(connection)
-            except BaseException:
-                connection.pgconn.finish()
-                raise
-        return connection
+        return await _connect_checked(self._conninfo, self._check)
 
     def _ask(self, call: _WireCall, protocol: WireProtocol) -> None:
         try:
@@ -509,7 +461,7 @@ class Role(Calls):
     """Calls of one kind: each on the first of some connections that is free, or behind the calls of the first."""
 
     def __init__(
-        self, connections: Sequence[Connection], settings: Mapping[str, str], *, is_short: bool = True
+        self, connections: Sequence[Connection | Transaction], settings: Mapping[str, str], *, is_short: bool = True
     ) -> None:
         self._connections = connections
         self._settings = settings
@@ -575,6 +527,16 @@ class Connections:
         # What may take long: listings, the sweep; deletions.
         self.misc: Role = Role((slow,), COLD, is_short=False)
         self.deletions: Role = Role((slow, self.fetch), HOT, is_short=False)
+        self.transactions: Transactions = Transactions(
+            partial(_connect_checked, target.connect(f"{application_name} audit", COLD), self._check), target, COLD
+        )
+
+    def within(self, transaction: Transaction) -> Self:
+        """The same for the calls of one transaction."""
+        inner = copy(self)
+        inner.quick = inner.states = inner.deletions = Role((transaction,), HOT)
+        inner.rows = inner.misc = Role((transaction,), COLD)
+        return inner
 
     async def follow(self, timeline: Timeline | None) -> None:
         """Refuse any other timeline than this one from now on.
@@ -592,6 +554,7 @@ class Connections:
 
     async def aclose(self) -> None:
         """Close all, also where the caller is cancelled. Idempotent."""
+        self.transactions.close()
         await _wait_for({task for connection in self._all for task in connection.close()})
 
 
@@ -606,4 +569,15 @@ async def connect(conninfo: str) -> AsyncConnection[Row]:
     """A connection in autocommit that prepares each statement at its first use and receives binary values."""
     connection = await AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=0)
     connection.prepared_max = None
+    return connection
+
+
+async def _connect_checked(conninfo: str, check: Check | None) -> AsyncConnection[Row]:
+    connection = await connect(conninfo)
+    if check is not None:
+        try:
+            await check(connection)
+        except BaseException:
+            connection.pgconn.finish()
+            raise
     return connection

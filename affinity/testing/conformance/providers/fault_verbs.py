@@ -34,6 +34,7 @@ from affinity.testing.conformance.providers.builders import (
     turn,
     work_item,
 )
+from affinity.testing.conformance.providers.fault_audit import AUDIT_VERBS
 from affinity.testing.conformance.providers.fault_fixtures import (
     ALL,
     Attempt,
@@ -397,3 +398,4 @@ VERBS.update(WORK_VERBS)
 VERBS.update(JOURNAL_VERBS)
 VERBS.update(RESOURCE_VERBS)
 VERBS.update(SCHEDULE_VERBS)
+VERBS.update(AUDIT_VERBS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from affinity.testing.conformance.providers.audit import AuditRules
 from affinity.testing.conformance.providers.batches import BatchRules
 from affinity.testing.conformance.providers.byte_limits import ByteLimitRules
 from affinity.testing.conformance.providers.capacity import CapacityRules
@@ -106,6 +107,7 @@ class ProviderConformance(
     ListingRules,
     OriginRules,
     ManagementRules,
+    AuditRules,
     BatchRules,
     ByteLimitRules,
     IdRules,

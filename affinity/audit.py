@@ -1,0 +1,281 @@
+"""The audit log: who did what, when, with what result.
+
+`affinity.Client.acting_as` states a user; the console and the commands call it. While a user is stated, a call of an
+`action` leaves entries:
+
+* A transaction in which something took effect has its entry in itself: there is an entry exactly if there is the
+  effect. The verbs of a provider that write ask for it (`Acting.entries`).
+* An action that was refused, or that changed nothing, leaves one in a transaction of its own, at its end.
+* A call that an action makes is a part of it. An action on one target names it in each entry; an action on many
+  targets has an entry for each.
+* A call that writes and is no action is named as the verb of the provider.
+
+Without a user nothing is recorded, and nothing more is sent. An entry has ids, names, an outcome and what a person gave
+as reason; it has no payloads.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import wraps
+from inspect import signature
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
+
+from affinity.errors import AffinityError, ProviderError
+from affinity.limits import MAX_AUDIT_TEXT_BYTES, check_conditions, truncate
+from affinity.records import frozen
+
+logger: logging.Logger = logging.getLogger("affinity.audit")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_EFFECTS: Final = frozenset(
+    {"done", "appended", "created", "deleted", "delivered", "planned", "released", "removed", "resumed"}
+)
+_ALREADY: Final = frozenset({"at_target", "repeated"})
+"""Outcomes of calls that found everything as they wanted it."""
+
+
+@frozen(kw_only=True)
+class AuditEntry:
+    """One entry of the audit log."""
+
+    entry_id: int
+    at: datetime
+    user: str  # whom the caller stated; "": nobody in particular
+    source: str  # where the call came from: "console", "command", or as the application named it
+    role: str | None  # of the database: the one that logged in, and " as " the one that it has set; None: SQLite
+    action: str  # "cancel", "move", …
+    kind: str  # of the target: "instance", "session", "conversation", "worker", "schedule"; or ""
+    target: str  # its id or name; "": the whole database
+    outcome: str  # "done", "resumed", "busy", "UnknownInstance", …
+    succeeded: bool  # False: it changed nothing
+    details: Mapping[str, Any]  # names, numbers and reasons among the arguments
+
+
+@frozen(kw_only=True)
+class NewAuditEntry:
+    """What a provider writes: the other columns are its own."""
+
+    user: str
+    source: str
+    action: str
+    kind: str
+    target: str
+    outcome: str
+    succeeded: bool
+    details: str  # JSON
+
+
+@frozen(kw_only=True)
+class AuditFilter:
+    """The entries to list, newest first; all conditions hold."""
+
+    user: str | None = None
+    source: str | None = None
+    action: str | None = None
+    target: str | None = None
+    succeeded: bool | None = None
+    since: datetime | None = None
+    until: datetime | None = None  # before this time
+    after: tuple[datetime, int] | None = None  # time and id of the last entry of the page before
+
+    def __post_init__(self) -> None:
+        check_conditions(self)
+
+
+Record: TypeAlias = Callable[[Sequence[NewAuditEntry]], Awaitable[None]]
+"""Writes entries in a transaction of their own."""
+
+
+@frozen()
+class AuditedCall:
+    """A call of a provider's verb."""
+
+    verb: str  # and the kind of its targets: for a call that is no action
+    kind: str
+    targets: Sequence[str]  # what it is called for
+
+
+@frozen(kw_only=True)
+class _Action:
+    name: str
+    kind: str
+    target: str  # "": each transaction has its own
+    details: str = "{}"  # JSON
+
+
+@dataclass(slots=True)
+class Acting:
+    """A user, and the action of this user that is under way."""
+
+    user: str
+    source: str
+    record: Record
+    action: _Action | None = None
+    written: set[str] = field(default_factory=set)  # targets on which the action has taken effect
+    refused: dict[str, NewAuditEntry] = field(default_factory=dict)  # by target
+
+    def entries(self, call: AuditedCall, result: object) -> Sequence[NewAuditEntry]:
+        """The entries of a transaction of a provider's verb; ``result``: for each target, or for all."""
+        outcomes = [_outcome_of(each) for each in result] if isinstance(result, list | tuple) else [_outcome_of(result)]
+        targets = call.targets or [""]
+        if self.action is not None and self.action.target:
+            targets, outcomes = [self.action.target], [_united(outcomes)]
+        action = self.action or _Action(name=call.verb, kind=call.kind, target="")
+        made = [self._entry(action, target, *outcome) for target, outcome in zip(targets, outcomes, strict=False)]
+        if self.action is None:
+            return made
+        self.refused.update({each.target: each for each in made if not each.succeeded})
+        return [each for each in made if each.succeeded]
+
+    def committed(self, entries: Sequence[NewAuditEntry]) -> None:
+        """The transaction of these entries was committed."""
+        self.written.update(each.target for each in entries)
+
+    async def run(self, action: _Action, work: Callable[[], Awaitable[T]], *, is_trial: bool) -> T:
+        """Do an action; at its end, record what it has not done. ``is_trial``: it is to change nothing."""
+        under_way = Acting(self.user, self.source, self.record, action)
+        try:
+            with stated(under_way):
+                result = await work()
+        except AffinityError as error:
+            if not isinstance(error, ProviderError) and not under_way.written:
+                await self._record([self._entry(action, action.target, type(error).__name__, False)])
+            raise
+        if not is_trial:
+            await under_way._end(action, result)
+        return result
+
+    async def refuse(self, name: str, kind: str, target: str, outcome: str) -> None:
+        """Record an action that was refused, in a transaction of its own."""
+        await self._record([self._entry(_Action(name=name, kind=kind, target=target), target, outcome, False)])
+
+    async def _end(self, action: _Action, result: object) -> None:
+        left = [each for target, each in self.refused.items() if target not in self.written]
+        ended = [replace(each, succeeded=each.outcome in _ALREADY) for each in left]
+        if not ended and not self.written:
+            is_done = result is None or bool(result)
+            ended = [self._entry(action, action.target, "done" if is_done else "unchanged", is_done)]
+        await self._record(ended)
+
+    def _entry(self, action: _Action, target: str, outcome: str, succeeded: bool) -> NewAuditEntry:
+        return NewAuditEntry(
+            user=self.user,
+            source=self.source,
+            action=action.name,
+            kind=action.kind,
+            target=target,
+            outcome=outcome,
+            succeeded=succeeded,
+            details=action.details,
+        )
+
+    async def _record(self, entries: Sequence[NewAuditEntry]) -> None:
+        if entries:
+            try:
+                await self.record(entries)
+            except ProviderError as error:  # nothing was changed, and the caller has its result
+                logger.warning("audit: %s of %r was not recorded: %s", entries[0].action, self.user, error)
+
+
+ACTING: Final[ContextVar[Acting | None]] = ContextVar("affinity_acting", default=None)
+"""The user who was stated, for this task and what it starts."""
+
+
+@contextmanager
+def stated(acting: Acting) -> Iterator[None]:
+    """The block is of this user, or part of this action."""
+    token = ACTING.set(acting)
+    try:
+        yield
+    finally:
+        ACTING.reset(token)
+
+
+def action(
+    name: str, kind: str, target: str = "", *details: str
+) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
+    """Decorates a method that is an action for the audit log.
+
+    Args:
+        name: of the action.
+        kind: of its target.
+        target: name of the argument, or of the attribute of its object, that is the target; "": each transaction has
+            its own targets.
+        details: names of the arguments that are recorded; of no payloads.
+    """
+
+    def decorate(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        @wraps(method)
+        async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            acting = ACTING.get()
+            if acting is None or acting.action is not None:
+                return await method(*args, **kwargs)
+            given = signature(method).bind(*args, **kwargs).arguments
+            made = _Action(name=name, kind=kind, target=_target(given, target), details=_details(given, details))
+            return await acting.run(made, lambda: method(*args, **kwargs), is_trial=bool(given.get("dry_run")))
+
+        return call
+
+    return decorate
+
+
+def _target(given: Mapping[str, Any], name: str) -> str:
+    found = given.get(name) or getattr(next(iter(given.values())), name, "") if name else ""
+    return truncate(str(found), MAX_AUDIT_TEXT_BYTES)
+
+
+def _details(given: Mapping[str, Any], names: Sequence[str]) -> str:
+    found = {name: _plain(given[name]) for name in names if name in given}
+    return json.dumps({name: value for name, value in found.items() if value not in {None, ""}}, ensure_ascii=False)
+
+
+def _plain(value: Any) -> str | float | None:
+    """A number or a text as it is; of anything else its name, since it may hold a payload."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str | datetime):
+        return truncate(str(value), MAX_AUDIT_TEXT_BYTES)
+    value = getattr(value, "event", value)
+    names = [getattr(value, each, None) for each in ("name", "kind", "__name__")]
+    return next((truncate(each, MAX_AUDIT_TEXT_BYTES) for each in names if isinstance(each, str)), None)
+
+
+def targets_of(args: Sequence[object]) -> Sequence[str]:
+    """The targets of a provider's verb: ids, or records with one, as its first argument."""
+    first = args[0] if args else ()
+    return [_id_of(each) for each in (first if isinstance(first, list | tuple) else [first])]
+
+
+def _id_of(request: Any) -> str:
+    request = getattr(request, "new", None) or getattr(request, "row", None) or request
+    found = [getattr(request, name, None) for name in ("instance_id", "session_id", "name")]
+    return request if isinstance(request, str) else next((str(each) for each in found if each), "")
+
+
+def _outcome_of(result: Any) -> tuple[str, bool]:
+    """The outcome in a word, and whether something took effect."""
+    if result is None or isinstance(result, int):
+        return ("unchanged", False) if result is False else ("done", True)
+    word = result if isinstance(result, str) else getattr(result, "outcome", None)
+    if word is not None:
+        return str(word), word in _EFFECTS
+    counts = [getattr(result, name, None) for name in ("instances", "executions", "entries")]
+    removed = next((count for count in counts if count is not None), 1)
+    return f"removed {removed}", removed > 0
+
+
+def _united(outcomes: Sequence[tuple[str, bool]]) -> tuple[str, bool]:
+    """The outcome of a transaction on one target."""
+    done = sum(is_effect for _, is_effect in outcomes)
+    if len(outcomes) == 1:
+        return outcomes[0]
+    return (f"{done} of {len(outcomes)}" if done else outcomes[0][0] if outcomes else "unchanged"), done > 0

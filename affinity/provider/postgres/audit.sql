@@ -1,0 +1,15 @@
+-- write: entries, in the transaction of what they are about
+SELECT write_audit(%(entries)s)
+
+-- list: one page of entries, newest first
+SELECT a.entry_id, a.at, a.stated_user, a.source, a.role, a.action, a.kind, a.target, a.outcome, a.succeeded, a.details
+FROM audit a
+WHERE (%(user)s::text IS NULL OR a.stated_user = %(user)s)
+  AND (%(source)s::text IS NULL OR a.source = %(source)s)
+  AND (%(action)s::text IS NULL OR a.action = %(action)s)
+  AND (%(target)s::text IS NULL OR a.target = %(target)s)
+  AND (%(succeeded)s::boolean IS NULL OR a.succeeded = %(succeeded)s)
+  AND (%(since)s::timestamptz IS NULL OR a.at >= %(since)s)
+  AND (%(until)s::timestamptz IS NULL OR a.at < %(until)s)
+  AND (%(after_time)s::timestamptz IS NULL OR (a.at, a.entry_id) < (%(after_time)s, %(after_id)s))
+ORDER BY a.at DESC, a.entry_id DESC LIMIT %(limit)s

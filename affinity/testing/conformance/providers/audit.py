@@ -1,0 +1,147 @@
+"""The audit log: entries in the transactions of the verbs, listing and retention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import pytest
+
+from affinity.audit import Acting, AuditedCall, AuditFilter, NewAuditEntry, stated
+from affinity.errors import QuotaExceeded
+from affinity.limits import MIN_AUDIT_RETENTION_SECONDS
+from affinity.provider.contract import NewMessage, PlannedMove, Quotas, Retention
+from affinity.testing.conformance.providers.base import Rules
+from affinity.testing.conformance.providers.builders import new_instance, state
+from affinity.testing.conformance.providers.cluster import Cluster
+from affinity.testing.conformance.providers.fault_audit import USER, acting, entries_of
+from affinity.testing.conformance.providers.journal_driver import journals
+
+
+class _Lost(Exception):
+    """Of a transaction that does not come to its end."""
+
+
+class _Losing(Acting):
+    """Loses each transaction behind its effect."""
+
+    def entries(self, call: AuditedCall, result: object) -> NoReturn:
+        raise _Lost
+
+
+class AuditRules(Rules):
+    """`affinity.audit`, as the provider keeps it; `write_audit`, `list_audit`, and the share of a sweep."""
+
+    async def test_what_a_user_does_has_an_entry(self, cluster: Cluster) -> None:
+        """Each target has an entry with its outcome; without a user there is none (contract: write_audit)."""
+        a = await cluster.worker("a")
+        provider = a.provider
+        await a.suspend(await a.own("i"))
+        await cluster.use(a, "s")
+        with stated(acting(provider)):
+            await provider.resume_instance(["i", "none"])
+            await provider.send_message([NewMessage(instance_id="i", payload="m")])
+            await provider.release_session(["s"])
+            await provider.move_session([PlannedMove(session_id="s", to="a", within=60)])
+            await provider.set_drain_wanted("a", wanted=True)
+            await provider.states.save(state("r"))
+            await provider.states.delete(["r", "t"])
+            await provider.suspend_rebalancing(suspended=True)
+            await provider.delete_instance(["i"], force=True)
+        await provider.create_instance([new_instance("other")])
+        assert await entries_of(provider, "i") == [
+            ("resume_instance", "resumed", True),
+            ("send_message", "delivered", True),
+            ("delete_instance", "deleted", True),
+        ]
+        assert await entries_of(provider, "none") == [("resume_instance", "unknown", False)]
+        assert await entries_of(provider, "s") == [
+            ("release_session", "released", True),
+            ("move_session", "not_held", False),
+        ]
+        assert await entries_of(provider, "a") == [("set_drain_wanted", "done", True)]
+        assert await entries_of(provider, "r") == [("save_record", "done", True), ("delete_record", "done", True)]
+        assert await entries_of(provider, "t") == [("delete_record", "unchanged", False)]
+        assert await entries_of(provider, "") == [("suspend_rebalancing", "done", True)]
+        assert len(await provider.list_audit(AuditFilter(), 100)) == 11
+
+    async def test_what_is_read_has_no_entry(self, cluster: Cluster) -> None:
+        """Reads, and trials of removals, are not recorded (contract: write_audit)."""
+        provider = (await cluster.worker("a")).provider
+        with stated(acting(provider)):
+            await provider.get_instance(["i"])
+            await provider.list_workers()
+            await provider.prune_instances(frozenset({"completed"}), 0.0, dry_run=True)
+            await provider.states.delete(["s"], dry_run=True)
+            await journals(provider).read_journal([])
+        assert await provider.list_audit(AuditFilter(), 100) == []
+
+    @pytest.mark.parametrize("in_transaction", [False, True])
+    async def test_what_is_undone_has_no_entry(self, cluster: Cluster, in_transaction: bool) -> None:
+        """A verb that raises, and one whose transaction is lost behind it, leave neither effect nor entry (contract:
+        write_audit).
+        """
+        provider = (await cluster.worker("a")).provider
+        user = _Losing(USER, "suite", provider.write_audit) if in_transaction else acting(provider)
+        await provider.set_quotas(Quotas(instances=None if in_transaction else 1))
+        with stated(user), pytest.raises(_Lost if in_transaction else QuotaExceeded):
+            await provider.create_instance([new_instance("i")])
+        assert await provider.get_instance(["i"]) == [None]
+        assert await provider.list_audit(AuditFilter(), 100) == []
+        await provider.set_quotas(Quotas())
+        with stated(acting(provider)):
+            assert await provider.create_instance([new_instance("i")]) == [True]
+        assert await entries_of(provider, "i") == [("create_instance", "done", True)]
+
+    async def test_entries_are_listed_by_filter_and_page(self, cluster: Cluster) -> None:
+        """Newest first, by each condition, and page by page (contract: list_audit)."""
+        provider = (await cluster.worker("a")).provider
+        for n in range(6):
+            await provider.write_audit([_entry(n)])
+            await cluster.advance(1)
+        await provider.write_audit([_entry(6), _entry(7)])  # at one time
+        every = await provider.list_audit(AuditFilter(), 100)
+        assert [each.target for each in every] == [f"t{n}" for n in reversed(range(8))]
+        assert every[0].at == every[1].at
+        assert every[-1].details == {"reason": "né"}
+
+        async def found(**where: Any) -> Sequence[str]:
+            return [each.target for each in await provider.list_audit(AuditFilter(**where), 100)]
+
+        assert await found(user="u1") == ["t7", "t5", "t3", "t1"]
+        assert await found(user="u1", action="a1") == ["t7", "t1"]
+        assert await found(source="s0", succeeded=True) == ["t6", "t4", "t2", "t0"]
+        assert await found(target="t3") == ["t3"]
+        assert await found(succeeded=False) == ["t7", "t5", "t3", "t1"]
+        assert await found(since=every[3].at, until=every[1].at) == ["t5", "t4"]
+        assert await found(user="none") == []
+        paged: list[str] = []
+        after = None
+        while page := await provider.list_audit(AuditFilter(after=after), 3):
+            paged += [each.target for each in page]
+            after = page[-1].at, page[-1].entry_id
+        assert paged == [each.target for each in every]
+
+    async def test_old_entries_are_swept(self, cluster: Cluster) -> None:
+        """A sweep removes entries that are older than the retention, and without one none (contract: Retention)."""
+        provider = (await cluster.worker("a")).provider
+        await provider.write_audit([_entry(0)])
+        await cluster.advance(MIN_AUDIT_RETENTION_SECONDS)
+        await provider.write_audit([_entry(1)])
+        await cluster.advance(10)
+        assert (await cluster.sweep()).audit_removed == 0
+        assert (await cluster.sweep(retention=Retention(audit=MIN_AUDIT_RETENTION_SECONDS))).audit_removed == 1
+        assert [each.target for each in await provider.list_audit(AuditFilter(), 100)] == ["t1"]
+
+
+def _entry(n: int) -> NewAuditEntry:
+    return NewAuditEntry(
+        user=f"u{n % 2}",
+        source=f"s{n % 2}",
+        action=f"a{n % 3}",
+        kind="instance",
+        target=f"t{n}",
+        outcome="done",
+        succeeded=not n % 2,
+        details='{"reason": "né"}',
+    )

@@ -1,0 +1,78 @@
+"""The audit log under faults: a verb with a user, which has its entry exactly when it has taken effect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from affinity.audit import Acting, AuditEntry, AuditFilter, NewAuditEntry, stated
+from affinity.provider.contract import Provider
+from affinity.testing.conformance.providers.fault_fixtures import Attempt, FaultFixtures, same
+
+USER: Final = "ann"
+
+
+def acting(provider: Provider, user: str = USER) -> Acting:
+    """A user without an action: each verb has entries of its own name."""
+    return Acting(user, "suite", provider.write_audit)
+
+
+async def entries_of(provider: Provider, target: str) -> list[tuple[str, str, bool]]:
+    """Verb, outcome, and whether it succeeded, of the entries of a target, oldest first."""
+    found = await provider.list_audit(AuditFilter(user=USER, target=target), 100)
+    return [(each.action, each.outcome, each.succeeded) for each in reversed(found)]
+
+
+async def resume_with_user(fixtures: FaultFixtures) -> Attempt:
+    """Resuming an instance by a user: one entry says that it was resumed, however often it is repeated."""
+    instance_id = await fixtures.suspended()
+
+    async def call() -> Any:
+        with stated(acting(fixtures.provider)):
+            return await fixtures.provider.resume_instance([instance_id])
+
+    async def check(result: Sequence[str]) -> None:
+        assert list(result) == ["resumed"] or (attempt.unknown and list(result) == ["not_suspended"])
+        entries = await entries_of(fixtures.clean.provider, instance_id)
+        assert [entry for entry in entries if entry[2]] == [("resume_instance", "resumed", True)]
+        await fixtures.assert_continues(instance_id)
+
+    attempt = Attempt(call, check)
+    return attempt
+
+
+async def write_audit(fixtures: FaultFixtures) -> Attempt:
+    """An entry of its own; one whose reply was lost may be there twice."""
+    entry = NewAuditEntry(
+        user=USER,
+        source="suite",
+        action="cancel",
+        kind="instance",
+        target=fixtures.name("i"),
+        outcome="UnknownInstance",
+        succeeded=False,
+        details="{}",
+    )
+
+    async def check(_: object) -> None:
+        found = await entries_of(fixtures.clean.provider, entry.target)
+        assert set(found) == {("cancel", "UnknownInstance", False)}
+        assert len(found) == 1 or attempt.unknown
+
+    attempt = Attempt(lambda: fixtures.provider.write_audit([entry]), check)
+    return attempt
+
+
+async def list_audit(fixtures: FaultFixtures) -> Attempt:
+    clean = fixtures.clean.provider
+    with stated(acting(clean)):
+        await clean.suspend_rebalancing(suspended=False)
+
+    async def read(provider: Provider) -> Sequence[AuditEntry]:
+        return await provider.list_audit(AuditFilter(), 3)
+
+    return same(fixtures, read)
+
+
+AUDIT_VERBS: Final = {each.__name__: each for each in (resume_with_user, write_audit, list_audit)}
+"""The preparation of each verb, by its name."""
