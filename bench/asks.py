@@ -19,7 +19,7 @@ ENTRIES: Final = [
     '"read":51,"kind":"span.started"}',
     '{"content":"answer to question 10, after 10","usage":{},"message_id":"","kind":"agent.message"}',
     '{"span":"wake","name":"talk.wake","attempt":1,"worker":"worker-0","started_at":"2026-11-22T12:00:00.123456Z",'
-    '"seconds":0.001234,"processed":51,"read":51,"base":46,"kind":"span.completed"}',
+    '"seconds":0.001234,"kind":"span.completed"}',
     '{"stop_reason":"end_turn","kind":"conversation.idle"}',
 ]
 SCHEDULED: Final = (

@@ -162,9 +162,7 @@ class Attempt(Generic[S]):
 
     def _close(self, error: ev.SpanError | None = None) -> None:
         """Close the trace."""
-        completed = self.trace.completed(self.begun, self.read_at, error)
-        seqs = {"processed": self.writing.processed, "read": self.read, "base": self.work.processed}
-        self.writing.record("span.completed", completed | seqs)
+        self.writing.record("span.completed", self.trace.completed(self.begun, self.read_at, error))
 
     def _end(self, outcome: EndOutcome, error: ev.SpanError | None = None, reason: str = "") -> None:
         """Close the trace, and end the attempt."""

@@ -368,9 +368,6 @@ class SpanCompleted(JournalEvent):
     attempt: int = 1
     worker: str = ""
     error: SpanError | None = None
-    processed: int | None = None  # of a wake: the number up to which all inputs are processed now
-    read: int | None = None  # of a wake: number of the last input that it was given, whether it has processed it or not
-    base: int | None = None  # of a wake: the number up to which all inputs were processed before it
     kind: Literal["span.completed"] = "span.completed"
 
 

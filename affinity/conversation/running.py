@@ -22,6 +22,7 @@ import anyio
 
 from affinity.conversation import events as ev
 from affinity.conversation.attempt import USER_INTERRUPT, Attempt, Runnable
+from affinity.conversation.kinds import terminate_message
 from affinity.conversation.known_wakes import drop_ended_wakes, task_of_execution, unchanged
 from affinity.conversation.lineage import CreationPlanner
 from affinity.conversation.program import WakeOutcome, WakeTask
@@ -97,7 +98,7 @@ class WakeRunner(Generic[S]):
 
 async def _close_journal(work: PendingWork, session_id: str, journals: JournalAccess) -> None:
     """An operator has cancelled the instance: nothing may come behind what its last wake reads, since nothing would
-    read it, and the sender of a delegation would wait for its end.
+    read it, and the sender of a delegation would wait for its end. The message is for an instance that was reset since.
     """
     event = ev.ConversationStatusChanged("terminated", "its instance was cancelled")
     entry = NewEntry(kind=event.kind, payload=ev.EventTypes().encode(event), event_id=f"{event.kind}/{work.journal_id}")
@@ -106,7 +107,7 @@ async def _close_journal(work: PendingWork, session_id: str, journals: JournalAc
             session_id=session_id,
             kind=work.kind,
             entry=entry,
-            message=None,
+            message=terminate_message(),
             journal_id=work.journal_id,
             closes=True,
             drops=True,

@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, JsonValue, model_validator
 from pydantic_core import from_json, to_json
 
-from affinity.conversation.events import DeadLetters, SpanCompleted, SpanStarted, check_kind, kind_of
+from affinity.conversation.events import DeadLetters, SpanStarted, check_kind, kind_of
 from affinity.errors import InvalidInput, problem_of
 from affinity.journal import (
     Description,
@@ -49,7 +49,6 @@ _KEPT: Final = {"conversation_id", "journal_id", "lineage", "operator", "distanc
 
 _NUMBERS: Final = {
     kind_of(SpanStarted): ("read",),
-    kind_of(SpanCompleted): ("base", "read", "processed"),
     kind_of(DeadLetters): ("inputs",),
 }
 """Fields with numbers of entries, by kind of event."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
+from typing import Any
 
 import anyio
 import pytest
@@ -17,6 +19,7 @@ from affinity.conversation import (
     ConversationStatusChanged,
     DefineOutcome,
     ToolConfirmation,
+    running,
 )
 from affinity.conversation.writing import WakeWriting
 from affinity.errors import (
@@ -718,6 +721,36 @@ async def test_what_has_ended_ends_again_after_a_reset(url: str) -> None:
         await instance.reset(to_event=2)
         assert (await on.client.wait_finished("c", timeout=30)).status == "completed"
         assert await talk.status() == "terminated"
+
+
+async def test_a_reset_does_not_undo_an_end_that_is_under_way(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last wake of a cancelled instance closes the journal behind a reset, and the instance ends."""
+    closing, go, close = anyio.Event(), anyio.Event(), running._close_journal
+
+    async def close_late(*args: Any) -> None:
+        closing.set()
+        await go.wait()
+        await close(*args)
+
+    async def close_in_flight(*args: Any) -> None:
+        await asyncio.shield(asyncio.ensure_future(close_late(*args)))
+
+    async with stage(url) as on:
+        talk, instance = on.talk(), on.client.handle("c")
+        await talk.ask(UserMessage("one"), timeout=30)
+        before = len(await on.client.history("c"))
+        monkeypatch.setattr(running, "_close_journal", close_in_flight)
+        await instance.cancel()
+        await closing.wait()
+        await instance.reset(to_event=before)
+
+        async def parks() -> bool:
+            return len(await on.client.history("c")) == before + 3  # it has looked, and found nothing
+
+        await until(parks)
+        go.set()
+        assert await until(lambda: status(talk, "terminated"))
+        assert (await on.client.wait_finished("c", timeout=60)).status == "completed"
 
 
 async def test_a_conversation_whose_record_is_deleted_before_its_end_is_read_begins_again(url: str) -> None:

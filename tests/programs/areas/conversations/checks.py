@@ -10,6 +10,7 @@ from pydantic_core import from_json
 from affinity.client import ConversationInfo
 from affinity.conversation import ConversationHandle, Conversations, JournalEntry, Retracted, Streamed
 from affinity.errors import EventIdConflict, WakeFailed
+from affinity.limits import MAX_PAGE
 from tests.programs.areas.conversations.clients import Act, Feed, Played, act_of
 from tests.programs.areas.conversations.handler import CHILD, NAME, make
 from tests.programs.areas.conversations.journal import Journal, fields, read_journal
@@ -60,7 +61,7 @@ class Checks:
             await self._rest(name)
             await self._pending(name)
             await self._usage(name)
-            self._wakes(name)
+            await self._wakes(name)
             self._delegations(name)
             self._results(name)
             self._made(name)
@@ -113,17 +114,21 @@ class Checks:
         assert code in REASONS or code is None, f"{name}: {explanation}"
         assert (code is None) == (journal.page.instance_status is None), f"{name}: {explanation} of {journal.page}"
 
-    def _wakes(self, name: str) -> None:
+    async def _wakes(self, name: str) -> None:
         """Each wake has the row that its trace tells of; what closes a trace at the end has none."""
         journal = self.journals[name]
-        spans = [
-            (each.wake_id, *(each.completed[field] for field in ("base", "read", "processed")))
-            for each in journal.ended
-            if each.is_ok or each.completed.get("result") == "error"
-        ]
-        rows = [(each.wake_id, each.base, each.read, each.processed) for each in journal.wakes]
+        spans = [(each.wake_id, each.read, each.is_ok) for each in journal.ended if each.has_row]
+        rows = [(each.wake_id, each.read, each.outcome == "done") for each in journal.wakes]
         cut = 0 if journal.is_whole else len(rows) - len(spans)  # retention has cut a trace, and kept its end
         assert rows[cut:] == spans, f"{name} has the wakes {rows}, and the spans {spans}"
+        page = await self.talk(name).history(after=max(journal.inherited, journal.page.first_seq - 1), limit=MAX_PAGE)
+        found, known = await self.talk(name).processed_by(page), {each.seq for each in page}
+        ended = [(each.wake_id, each.row) for each in journal.ended if each.row is not None]
+        inputs = {each.seq: wake for wake, row in ended for each in journal.inputs(row.base, row.processed)}
+        expected = {seq: wake for seq, wake in inputs.items() if seq in known}
+        assert found == expected or (not journal.is_whole and found.items() >= expected.items()), (
+            f"{name}: its inputs were processed by {found}, not {expected}"
+        )
 
     async def _why(self, name: str) -> str:
         found = await self.client.explain(name)
@@ -262,8 +267,8 @@ class Checks:
                 assert not journal.is_whole, f"{_shown(act)}: no wake is {reply.wake_id}"
                 return
             (wake,) = wakes
-            span = wake.completed
-            assert span["base"] < act.seq <= span["processed"], f"{_shown(act)}: the reply comes from another wake"
+            assert wake.row is not None
+            assert wake.row.base < act.seq <= wake.row.processed, f"{_shown(act)}: the reply comes from another wake"
             made = [each for each in reply.events if not each.kind.startswith("user.")]  # answers that have expired
             expected = journal.events_of(reply.wake_id)
             left = made[len(made) - len(expected) :] if not journal.is_whole else made  # retention cuts the first ones
@@ -271,7 +276,7 @@ class Checks:
             for each in act.again:
                 assert each == reply, f"{_shown(act)}, asked again: {each}, not {reply}"
         if isinstance(act.error, WakeFailed):
-            failed = [each for each in journal.ended if not each.is_ok and each.completed["read"] >= act.seq]
+            failed = [each for each in journal.ended if not each.is_ok and each.read >= act.seq]
             assert failed or not journal.is_whole, f"{_shown(act)} has failed, and no wake has"
 
     async def _ended(self, act: Act) -> None:

@@ -29,11 +29,18 @@ class Attempt:
     started: Mapping[str, Any]
     completed: Mapping[str, Any]
     """Empty: it has not ended, and has left its parts."""
+    row: JournalWake | None = None
+    """How it has ended; None: it was cancelled, or has only notified others of the conversation's end."""
 
     @property
     def first(self) -> int:
         """Number of its first entry."""
         return self.entries[0].seq
+
+    @property
+    def has_row(self) -> bool:
+        """Whether its end has one."""
+        return self.is_ok or self.completed.get("result") == "error"
 
     @property
     def is_ok(self) -> bool:
@@ -146,6 +153,9 @@ async def read_journal(client: Client, name: str, imported: int | None) -> Journ
     attempts = _attempts([each for each in entries if each.seq > found.inherited])
     found.attempts = sorted(attempts, key=lambda each: each.first)
     found.wakes = [each async for each in all_wakes(client.journals.wakes, name, found.inherited)]
+    ended = [each for each in found.attempts if each.has_row]
+    for attempt, row in zip(reversed(ended), reversed(found.wakes), strict=False):
+        attempt.row = row  # retention has cut a trace, and kept its end
     return found
 
 

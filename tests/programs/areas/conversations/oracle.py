@@ -108,7 +108,7 @@ class Fold:
             chat = None  # a merge does not say which entries are of the side whose state it has
         if lineage != "merge" and any(each.is_copied for each in journal.entries):
             chat = None  # cut within a merge, it has the state of the last entry of either side
-        first = journal.ended[0].completed["base"] if journal.ended else journal.page.processed
+        first = next((each.row.base for each in journal.ended if each.row), journal.page.processed)
         self.now = Folded(0 if lineage is None and self.knows_all else first, chat)
         self._parts: dict[str, list[JournalEvent]] = {}  # what attempts have left that did not end well, by wake
         if lineage in {"fork", "detach"}:
@@ -195,8 +195,8 @@ class Fold:
     # -- wakes
 
     async def _attempt(self, attempt: Attempt) -> None:
-        now, done = self.now, attempt.completed
-        base, processed = done.get("base", now.mark), done.get("processed", now.mark)
+        now, done, row = self.now, attempt.completed, attempt.row
+        base, processed = (now.mark, now.mark) if row is None else (row.base, row.processed)
         assert base == now.mark, f"begins at {base}, not at {now.mark}"
         if attempt.is_ok:
             assert processed == attempt.read, f"has processed up to {processed}, and read up to {attempt.read}"
@@ -218,14 +218,15 @@ class Fold:
 
     def _dead_letters(self, attempt: Attempt, letters: DeadLetters) -> None:
         """They are what the last wake was given that has failed for good."""
-        base, processed = attempt.completed["base"], attempt.completed["processed"]
+        assert attempt.row is not None
+        base, processed = attempt.row.base, attempt.row.processed
         inputs = [each.seq for each in self.journal.inputs(base, processed)]
         known = base + 1 >= self.journal.page.first_seq
         assert letters.inputs == inputs or not known, f"sets aside {letters.inputs}, not {inputs}"
         before = [each for each in self.journal.ended if each.first < attempt.first]
-        failed = before[-1].completed if before else {"result": "error", "read": processed}
-        assert failed.get("result") == "error" or not self.knows_all, f"sets aside {letters}, and no wake has failed"
-        assert failed["read"] >= processed or not self.knows_all, f"sets aside {letters}, which no wake was given"
+        failed = before[-1] if before else attempt
+        assert not failed.is_ok or not self.knows_all, f"sets aside {letters}, and no wake has failed"
+        assert failed.read >= processed or not self.knows_all, f"sets aside {letters}, which no wake was given"
         for key in letters.revisits:
             assert self.now.revisits.pop(key, None) or not self.knows_all, f"sets aside revisit {key}, which is none"
 
