@@ -10,6 +10,8 @@ pages         what each page reads, by subject
 payloads      values of the application: redacted, pretty, cut
 rendering     templates, in which all stored text is hostile
 strip         the bars of a session's life
+gantt         the time axis of an instance, or of a wake
+streams       what wakes say, as it comes
 recent        one read for all browsers that look at the same page
 serving       the command: addresses, logins
 ============  ==============================================================================================

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 from affinity.client import Client
@@ -15,10 +16,13 @@ from affinity.console.pages.instances import FILTERS, TOGETHER, matching
 from affinity.console.rendering import query
 from affinity.console.requests import Refused
 from affinity.conversation import ConversationHandle, UserMessage
-from affinity.errors import AffinityError, InstanceFinished, InvalidInput, UnknownInstance
+from affinity.errors import AffinityError, InstanceFinished, InvalidInput, UnknownInstance, WaitTimeout, WakeFailed
 from affinity.records import frozen
 
 logger: logging.Logger = logging.getLogger("affinity.console")
+
+ASK_SECONDS: Final = 30.0
+"""For how long a form waits for the reply to what it asks."""
 
 Form: TypeAlias = Mapping[str, str]
 
@@ -84,6 +88,14 @@ def _json_of(form: Form, name: str) -> Any:
 
 async def _send(client: Client, form: Form) -> int:
     return await (await _talk(client, form)).send(UserMessage(required(form, "text")))
+
+
+async def _ask(client: Client, form: Form) -> str:
+    """Send, and wait a while for the reply: the page that comes then has it."""
+    with suppress(WaitTimeout, WakeFailed):
+        await (await _talk(client, form)).ask(UserMessage(required(form, "text")), timeout=ASK_SECONDS)
+        return "replied"
+    return "sent, without a reply yet"
 
 
 async def _interrupt(client: Client, form: Form) -> int:
@@ -175,6 +187,7 @@ def _done(outcome: str, *good: str) -> str:
 
 VERBS: Final[Mapping[str, Verb]] = {
     "answer": Verb("answer", "conversation", _answer),
+    "ask": Verb("converse", "conversation", _ask),
     "cancel": Verb("cancel", "instance", lambda c, f: c.cancel(f["instance"], f.get("reason", "")), confirmed=True),
     "delete": Verb(
         "delete", "instance", lambda c, f: c.delete(f["instance"]), confirmed=True, then=lambda f: "/instances"

@@ -9,7 +9,6 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
 
-import anyio
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
@@ -26,6 +25,7 @@ from affinity.console.payloads import Payloads, Redact, show_all
 from affinity.console.recent import SECONDS, Recent
 from affinity.console.rendering import render, static_file, static_version
 from affinity.console.requests import COOKIE, HEADERS, Refused, new_secret, read_form, token_of
+from affinity.console.streams import SaidNow, SaidPieces
 
 LIVE_SILENCE: Final = 15.0
 """Seconds after which a live update without a change says that it is alive."""
@@ -81,6 +81,7 @@ class Console(ClosedBlock):
         self._opening = asyncio.Lock()
         self._client: Client | None = None if isinstance(database, str) else database
         self._recent = Recent[_Read]()
+        self._said = SaidNow(lambda: Payloads(redact))
         routes = [Route(page.path, partial(self._page, page=page)) for page in PAGES.values()]
         app = Starlette(
             routes=[
@@ -161,7 +162,13 @@ class Console(ClosedBlock):
         return render(page.template, {"data": values, **frame})
 
     async def _live(self, request: Request, page: Page) -> AsyncIterator[str]:
-        """The page, each time that it is another one."""
+        """The page, each time that it is another one, and of a conversation what is said meanwhile."""
+        said_in = request.query_params.get("id") if page.path == "/conversation" else None
+        async with self._said.follow(await self._open(), said_in) as pieces:
+            async for event in self._live_events(request, page, pieces):
+                yield event
+
+    async def _live_events(self, request: Request, page: Page, pieces: SaidPieces) -> AsyncIterator[str]:
         seen, silent = request.headers.get("last-event-id"), 0.0
         while not await request.is_disconnected():
             try:
@@ -181,7 +188,8 @@ class Console(ClosedBlock):
                 silent = 0.0
                 yield ": alive\n\n"
             silent += SECONDS
-            await anyio.sleep(SECONDS)
+            async for piece in pieces.during(SECONDS):
+                yield piece
 
     async def _download(self, request: Request) -> Response:
         """A whole value of a page, as a file."""

@@ -31,6 +31,8 @@ MAX_LINES: Final = 100
 LEAST_WIDTH: Final = 2.0
 """Units of a bar at least."""
 
+_RUN: Final = frozenset({"activity", "span"})
+
 FAILED: Final = frozenset({"failed", "refused"})
 """Statuses of lines, and ends of the types of events, that are failures."""
 
@@ -55,15 +57,17 @@ _ENDS: Final[Mapping[str, str]] = {
 
 @frozen(kw_only=True)
 class GanttLine:
-    """One activity, timer, awaited event, raised event or child."""
+    """One activity, timer, awaited event, raised event or child; or a span of a wake."""
 
-    kind: str
+    kind: str  # "activity", "timer", "event", "child" or "span"
     name: str
     event_id: int  # of its beginning
     begin: datetime
     started: datetime | None = None  # of an activity: when the last attempt began to run
     end: datetime | None = None  # None: it goes on
     status: str
+    attempt: int | None = None
+    worker_id: str | None = None  # that runs it, or has
     activity: Activity | None = None
 
     @property
@@ -119,8 +123,18 @@ def lines_of(activities: Iterable[Activity], events: Iterable[HistoryRecord]) ->
 def _line_of(one: Activity) -> GanttLine | None:
     if one.scheduled_at is None:
         return None
-    times = {"begin": one.scheduled_at, "started": one.started_at, "end": one.ended_at}
-    return GanttLine(kind="activity", name=one.name, event_id=one.activity_id, status=one.status, activity=one, **times)
+    return GanttLine(
+        kind="activity",
+        name=one.name,
+        event_id=one.activity_id,
+        begin=one.scheduled_at,
+        started=one.started_at,
+        end=one.ended_at,
+        status=one.status,
+        attempt=one.attempt,
+        worker_id=one.worker_id,
+        activity=one,
+    )
 
 
 def _begun(event: HistoryRecord, at: datetime) -> GanttLine:
@@ -171,7 +185,7 @@ def gantt_of(
     last = max(line.end or line.started or line.begin for line in lines)
     end = max(ended or now or datetime.now(UTC), last)
     begin = min(line.begin for line in lines)
-    busy = [(line.begin, line.end or end) for line in lines if line.kind == "activity"]
+    busy = [(line.begin, line.end or end) for line in lines if line.kind in _RUN]
     axis = _Axis(begin, end, busy, instants)
     found = lines if shown is None else [line for line in lines if shown(line)]
     bars = [(line, _bars(line, axis, end)) for line in found[-MAX_LINES:]]
@@ -231,13 +245,14 @@ class _Axis:
 
 def _bars(line: GanttLine, axis: _Axis, end: datetime) -> list[GanttBar]:
     until = line.end or end
-    if line.kind != "activity" or line.activity is None:
+    if line.kind not in _RUN:
         return [_bar(axis, line.kind, line.begin, until, line.kind if line.end else f"{line.kind}, goes on")]
-    if line.started is None:
+    if line.kind == "activity" and line.started is None:
         return [_bar(axis, "queued", line.begin, until, "in the queue")]
-    waits = [_bar(axis, "queued", line.begin, line.started, "in the queue")] if line.started > line.begin else []
-    style = f"run w{color_of(line.activity.worker_id or '')}"
-    return [*waits, _bar(axis, style, line.started, until, "runs" if line.end is None else "ran")]
+    started = line.started or line.begin
+    waits = [_bar(axis, "queued", line.begin, started, "in the queue")] if started > line.begin else []
+    style = "run" if line.worker_id is None else f"run w{color_of(line.worker_id)}"
+    return [*waits, _bar(axis, style, started, until, "runs" if line.end is None else "ran")]
 
 
 def _bar(axis: _Axis, style: str, since: datetime, until: datetime, what: str) -> GanttBar:

@@ -18,9 +18,9 @@ MAX_PAGE_SHOWN: Final = 256 * 1024
 MIN_SHOWN: Final = 200
 
 Redact: TypeAlias = Callable[[str, str, Any], Any]
-"""Called with the kind of a value ("input", "output", "custom_status", "event", "entry", "request", "stream", "state",
-"error", "sentence"), the name that it belongs to (of the orchestration or event; the kind of the entry, request or
-session), and the value as plain JSON; returns what is shown in its place.
+"""Called with the kind of a value ("input", "output", "custom_status", "event", "entry", "request", "revisit",
+"stream", "state", "error", "sentence"), the name that it belongs to (of the orchestration or event; the kind of the
+entry, request or session), and the value as plain JSON; returns what is shown in its place.
 """
 
 HIDDEN: Final = "(hidden)"

@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from affinity import Client
 from affinity.conversation import UserMessage
-from tests.support.console_app import chats, shows
+from tests.support.console_app import chats, shows, varied
 from tests.support.worker_processes import PATIENCE, ROOT, Workers, open_workers
 
 T = TypeVar("T")
@@ -211,26 +211,91 @@ def test_what_is_typed_is_not_lost_when_the_page_renews(workers: Workers, open_w
 
 
 def test_a_stream_is_read_while_it_is_made(workers: Workers, open_windows: Callable[..., Windows]) -> None:
+    """Word by word; what a failed attempt has said is struck out, until the next attempt speaks."""
     say(workers, "speaks", "please")
     page = open_windows().open("/conversation?id=speaks")
     expect(page.locator("#live")).to_have_text("live")
-    say(workers, "speaks", "slowly " + " ".join(f"word{n}" for n in range(40)))
-    expect(page.locator(".provisional")).to_contain_text("word3", timeout=8 * SECOND)
-    expect(page.locator(".provisional")).to_have_count(0, timeout=20 * SECOND)
+    page.evaluate(
+        """() => {
+            window.texts = new Set();
+            new MutationObserver(() => window.texts.add(document.querySelector("#streamed pre")?.textContent))
+                .observe(document.body, { childList: true, subtree: true, characterData: true });
+        }"""
+    )
+    say(workers, "speaks", "slowly breaks " + " ".join(f"word{n}" for n in range(18)))
+    expect(page.locator(".provisional .said")).to_be_visible(timeout=8 * SECOND)
+    expect(page.locator("#streamed pre")).to_contain_text("word3", timeout=8 * SECOND)
+    expect(page.locator(".retracted .void")).to_be_visible(timeout=20 * SECOND)
+    expect(page.locator("#streamed")).to_have_count(0, timeout=20 * SECOND)
     expect(page.locator(".transcript")).to_contain_text("said")
+    # 20 words in 4 seconds: a page that renews itself once a second has shown about 4 of these texts.
+    assert page.evaluate("window.texts.size") > 12
 
 
-def test_a_fork_is_made_at_an_entry(workers: Workers, open_windows: Callable[..., Windows]) -> None:
-    say(workers, "origin", "please")
-    page = open_windows().open("/conversation?id=origin")
-    expect(page.locator(".transcript li.agent").first).to_be_visible(timeout=5 * SECOND)
-    page.locator("#fork summary").click()
+def test_a_conversation_with_its_wakes_and_forks(workers: Workers, open_windows: Callable[..., Windows]) -> None:
+    """Calls of tools, later wakes, the trace of a wake, the filter of the list; a fork at an entry, and the tree."""
+    say(workers, "origin", "use a tool")
+    windows = open_windows()
+    page = windows.open("/conversations?status=waiting&prefix=orig")
+    page.get_by_role("link", name="origin").click()
+    call = page.locator(".transcript li", has_text="agent.tool_use")
+    expect(call.locator("strong")).to_have_text("boil")
+    expect(call.locator("pre")).to_contain_text('"litres": 2')
+    expect(page.locator(".transcript li", has_text="agent.tool_result").locator("pre")).to_contain_text(
+        '"degrees": 100'
+    )
+    expect(page.locator("table", has_text="drink it")).to_be_visible()
+    trace = windows.open("/" + (call.get_by_role("link", name="wake").get_attribute("href") or "").lstrip("/"))
+    expect(trace.locator("table").first).to_contain_text("done")
+    expect(trace.locator(".gantt rect.run")).to_have_count(1)
+    expect(trace.locator(".transcript")).to_contain_text('"litres": 2')
+    page.locator("#s-1").get_by_role("link", name="fork here").click()
     page.get_by_label("Id of the new conversation").fill("copy")
-    page.get_by_label("Up to entry").fill("1")
+    expect(page.get_by_label("Up to entry")).to_have_value("1")
     page.locator("#fork").get_by_role("button", name="Fork").click()
     expect(page.locator("dl")).to_contain_text("copy, of kind chat")
-    expect(page.locator("dl").get_by_role("link", name="origin")).to_be_visible()
+    expect(page.locator(".tree")).to_contain_text("fork up to 1")
     expect(page.locator(".transcript li.user")).to_have_count(1)
+    page.locator(".tree").get_by_role("link", name="origin").click()
+    expect(page.locator(".tree").get_by_role("link", name="copy")).to_be_visible()
+    page.get_by_label("Message").fill("and now?")
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator(".transcript li.agent pre", has_text="and now?").first).to_be_visible()
+
+
+def test_an_instance(workers: Workers, open_windows: Callable[..., Windows]) -> None:
+    """Found by its version; its time axis with waits, runs in the colours of workers, a timer, a child and idle time;
+    only its failures; a reset with a preview, without a script.
+    """
+    with_client(workers, lambda client: client.start(varied, "no", instance_id="varied"))
+    windows = open_windows()
+    page = windows.open("/instances?name=varied&version=1.0.0&status=running&since=2020-01-01T00:00&prefix=var")
+    page.get_by_role("link", name="varied").click()
+    expect(page.locator(".sentence")).to_contain_text("waits for the event 'go'", timeout=10 * SECOND)
+    row = page.locator(".gantt tr", has_text="flaky")
+    expect(row.locator("rect.queued")).to_have_count(1)
+    color = re.search(r"w\d", row.locator(".worker").get_attribute("class") or "")
+    assert color is not None
+    expect(row.locator(f"rect.run.{color[0]}")).to_have_count(1)
+    expect(row.locator("rect.run title")).to_contain_text("ran 0.")
+    expect(page.locator(".gantt tr", has_text="timer of 0.1 s")).to_contain_text("fired")
+    expect(page.locator(".gantt rect.event")).to_have_count(1)
+    expect(page.locator("rect.fold title").first).to_contain_text("idle", timeout=15 * SECOND)
+    page.get_by_role("link", name="Show only what has failed").click()
+    expect(page).to_have_url(re.compile("failures=yes"))
+    expect(page.locator(".gantt tbody tr")).to_have_count(1)
+    expect(page.locator(".gantt tbody tr")).to_contain_text("failed")
+    expect(page.locator("table", has_text="Fields").locator("tbody tr")).to_contain_text("sub_orchestration_failed")
+    plain = open_windows(java_script_enabled=False).open("/instance?id=varied")
+    plain.locator("#reset summary").click()
+    plain.get_by_label("Last event that counts").fill("2")
+    plain.get_by_role("button", name="Show what it would do").click()
+    expect(plain.locator(".sentence")).to_contain_text("Execution 2 begins with the events 1 to 2")
+    expect(plain.locator("dd").first).to_have_text("flaky")
+    expect(plain.locator("table tbody tr").first).to_contain_text("activity_completed")
+    plain.get_by_label("To confirm").fill("varied")
+    plain.get_by_role("button", name="Reset").click()
+    expect(plain.locator("dl")).to_contain_text("2, ")
 
 
 def test_stored_text_runs_nothing(workers: Workers, open_windows: Callable[..., Windows]) -> None:
@@ -253,8 +318,10 @@ def test_without_scripts(workers: Workers, open_windows: Callable[..., Windows])
         expect(page.locator("main h1")).to_be_visible()
     page = windows.open("/approvals?prefix=quiet")
     expect(page.locator("time").first).to_contain_text("UTC")
+    page.locator("article h3 a").click()  # the address of the one request
+    expect(page.locator("h1")).to_contain_text("Request")
     page.get_by_role("button", name="Refuse").click()
-    expect(page.locator("main")).to_contain_text("Nothing waits for an answer")
+    expect(page.locator("main")).to_contain_text("It does not wait for an answer")
 
 
 def test_a_console_that_only_reads(workers: Workers, browser: Browser) -> None:

@@ -220,13 +220,22 @@ async def test_actions_on_conversations(client: Client, open_console: Open) -> N
             return isinstance(last[0].event, AgentMessage) and last[0].event.text == "hello"
 
         await until(said)
+        assert (await do("ask", text="and now?")).status_code == 303
+        page = (await http.get("/conversation?id=talk")).text
+        assert page.count(">and now?</pre>") == 2  # the message, and the reply: the form has waited for it
+        wake = re.findall(r'href="(/wake[^"]+)"', page.split("<h2>Wakes")[1])[0].replace("&amp;", "&")
+        trace = " ".join((await http.get(wake)).text.split())
+        assert '<td><span class="status done">done</span></td>' in trace
+        assert trace.count('<rect class="run w') == 1
+        assert ">and now?</pre>" in trace
         assert (await do("interrupt", reason="stop")).status_code == 303
         assert await talk.requests() == []
         forked = await do("fork", new="fork & more", at="1")
         assert (forked.status_code, forked.headers["location"]) == (303, "/conversation?id=fork+%26+more")
         page = (await http.get(forked.headers["location"])).text
-        assert "Made by fork of" in page
-        assert page.count("<li class=") == 1
+        assert "fork up to 1" in page
+        assert 'id=fork+%26+more">fork &amp; more</a>' in (await http.get("/conversation?id=talk")).text
+        assert page.count('id="s-') == 1
         assert (await do("fork", new="talk")).status_code == 409
         assert (await do("try-again")).status_code == 303  # there is nothing to try: nothing happens
         assert (await do("terminate")).status_code == 400

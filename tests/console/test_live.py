@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import Any
 
 import anyio
 import httpx2 as httpx
@@ -14,6 +16,8 @@ import uvicorn
 from affinity import Client
 from affinity.client.inspection import Inspection
 from affinity.console import ALL, NONE, Access, create
+from affinity.conversation import ConversationHandle, UserMessage
+from affinity.conversation.follow import EventFeed
 from tests.console.conftest import fill
 from tests.support.console_app import chats
 from tests.support.waiting import until
@@ -91,6 +95,51 @@ async def test_a_page_comes_again_when_it_has_changed(
                 assert second["id"] != first["id"]
         users["ann"] = Access(NONE)
         assert "gone" in (await events.next()).values()
+
+
+async def test_what_is_said_is_pushed_as_it_comes(
+    client: Client, http: tuple[httpx.AsyncClient, dict[str, Access]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To two browsers, by one feed: in pieces, and void at the end of each attempt."""
+    feeds: list[str] = []
+    plain = ConversationHandle.events
+
+    def counted(self: ConversationHandle, **where: Any) -> EventFeed:
+        feeds.append(self.conversation_id)
+        return plain(self, **where)
+
+    monkeypatch.setattr(ConversationHandle, "events", counted)
+    talk = client.conversation(chats, "talk")
+    await talk.ask(UserMessage("use a tool"), timeout=20)
+    browser, _ = http
+    words = "slowly breaks " + "".join([f"word{n} " for n in range(6)])
+    seen: list[list[tuple[str, str]]] = [[], []]
+
+    async def look(said: list[tuple[str, str]]) -> None:
+        async with browser.stream("GET", "/conversation?id=talk", headers=LIVE) as response:
+            events = Events(response)
+            await events.next()
+            looking.append(said)
+            while ("replaced", words) not in said:
+                event = await events.next()
+                if event.get("event") == "stream":
+                    piece = json.loads(event["data"])
+                    said.append((piece["state"], piece["text"] if "text" in piece else said[-1][1] + piece["more"]))
+
+    async def both_look() -> bool:
+        return len(looking) == 2
+
+    looking: list[list[tuple[str, str]]] = []
+    async with anyio.create_task_group() as tasks:
+        for said in seen:
+            tasks.start_soon(look, said)
+        await until(both_look)
+        await talk.send(UserMessage(words))
+    assert feeds == ["talk"]
+    for said in seen:
+        assert len([text for state, text in said if state == "said"]) > 4
+        assert all(words.startswith(text) for _, text in said)
+        assert ("retracted", words) in said
 
 
 async def test_many_live_pages_read_once_a_second(

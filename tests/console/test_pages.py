@@ -19,7 +19,9 @@ from affinity.console import ALL, Access, create, hide_payloads, recent
 from affinity.console.pages import PAGES
 from affinity.console.pages.base import ROWS
 from affinity.console.payloads import MAX_SHOWN
+from affinity.conversation import UserMessage
 from tests.console.conftest import Open, fill
+from tests.support.console_app import chats
 
 pytestmark = pytest.mark.anyio
 
@@ -202,6 +204,33 @@ async def test_only_failures_of_an_instance(client: Client, open_console: Open) 
     assert types[0] == ["orchestration_started", "activity_scheduled", "activity_failed", "orchestration_failed"]
     assert types[1] == ["activity_failed", "orchestration_failed"]
     assert "<h2>Input</h2>" in whole
+
+
+async def test_what_a_conversation_shows(client: Client, open_console: Open) -> None:
+    """Calls of tools with arguments and results, later wakes, and the usage of models; also in the list."""
+    talk = client.conversation(chats, "talk")
+    await talk.ask(UserMessage("use a tool"), timeout=20)
+    await talk.ask(UserMessage("slowly"), timeout=20)
+    async with open_console() as http:
+        page = " ".join((await http.get("/conversation?id=talk")).text.split())
+        assert "<strong>boil</strong>" in page
+        assert "&#34;litres&#34;: 2" in page
+        assert re.search(r"agent.tool_result <strong>boil</strong>.*?&#34;degrees&#34;: 100", page)
+        assert re.search(r"<h2>Later wakes</h2>.*<td>tea</td>.*drink it", page)
+        assert "<dt>Usage</dt><dd>tokens 7</dd>" in page
+        for query, is_there in (("status=waiting", True), ("status=failed", False), ("before=2020-01-01T00:00", False)):
+            page = (await http.get(f"/conversations?{query}")).text
+            assert ("<td>tokens 7</td>" in page) is is_there, query
+            assert ('/conversation?id=talk"' in page) is is_there
+
+
+async def test_requests_that_expire_come_first(client: Client, open_console: Open) -> None:
+    for text in ("never", "soon"):
+        await client.conversation(chats, text).ask(UserMessage(text), timeout=20)
+    async with open_console() as http:
+        page = (await http.get("/approvals")).text
+    assert re.findall(r'<article class="request" id="r-(\w+)-', page) == ["soon", "never"]
+    assert "counts as refused from" in page
 
 
 async def test_under_a_prefix(client: Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Literal
 
 import anyio
@@ -69,18 +70,44 @@ async def stays(ctx: affinity.OrchestrationContext, text: str) -> None:
     await ctx.schedule_wait("go")
 
 
+@app.activity
+async def flaky(ctx: affinity.ActivityContext, text: str) -> str:
+    """Fail once."""
+    if ctx.attempt == 1:
+        raise ValueError(text)
+    return text
+
+
+@app.orchestration
+async def varied(ctx: affinity.OrchestrationContext, text: str) -> None:
+    """Have a bit of each, then wait for an event."""
+    await ctx.schedule_activity(flaky, text, retry=affinity.RetryPolicy(max_attempts=2, initial_interval=0.3))
+    await ctx.schedule_timer(0.1)
+    with suppress(affinity.errors.OrchestrationFailed):
+        await ctx.schedule_sub_orchestration(spoils, text)
+    await ctx.schedule_wait("go")
+
+
 @chats.on_wake
 async def respond(wake: affinity.Wake, state: Noted) -> None:
     """Ask for a permission with the text of a message; say whether it was given."""
     for event in wake.events:
-        if isinstance(event, UserMessage) and event.text.startswith("slowly "):
+        if isinstance(event, UserMessage) and event.text.startswith("slowly"):
             for word in event.text.split():
                 wake.stream(f"{word} ")
                 await anyio.sleep(0.2)
-            wake.append(affinity.AgentMessage("said"))
+            if "breaks" in event.text and wake.attempt == 1:
+                raise ValueError("broken")
+            wake.append(affinity.AgentMessage("said", {"tokens": 7}))
         elif isinstance(event, UserMessage) and event.text == "ask in other ways":
             wake.require(CustomToolUse("measure", {"what": "tea"}))
             wake.require(Taste(question="sweet?"))
+        elif isinstance(event, UserMessage) and event.text == "soon":
+            wake.require(ToolConfirmation("soon"), expires_in=600)
+        elif isinstance(event, UserMessage) and event.text == "use a tool":
+            wake.append(affinity.ToolUse("boil", {"litres": 2}, "u1"))
+            wake.append(affinity.ToolResult("u1", {"degrees": 100}))
+            wake.revisit(3600, key="tea", reason="drink it")
         elif isinstance(event, UserMessage):
             wake.append(affinity.AgentMessage(event.text))
             wake.require(ToolConfirmation(tool=event.text[:100], arguments={event.text[:100]: event.text}))

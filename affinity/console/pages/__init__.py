@@ -16,6 +16,7 @@ PAGES = {
         Page("/reset", "Reset", "reset.html", instances.reset),
         Page("/conversations", "Conversations", "conversations.html", conversations.conversations),
         Page("/conversation", "Conversation", "conversation.html", conversations.conversation),
+        Page("/wake", "Wake", "wake.html", conversations.wake),
         Page("/approvals", "Approvals", "approvals.html", conversations.approvals),
         Page("/approval", "Approval", "approval.html", conversations.approval),
     )

@@ -1,34 +1,52 @@
-"""The conversations, one conversation, and the requests that wait for an answer."""
+"""The conversations, one conversation, one wake, and the requests that wait for an answer."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
-from typing import Any, Final
+from datetime import datetime, timedelta
+from typing import Any, Final, get_args
 
-from affinity.client import Client
-from affinity.console.pages.base import ROWS, Query, given, number, required
+from affinity.client import Client, ConversationInfo
+from affinity.client.conversations import info_of
+from affinity.console.gantt import GanttLine, gantt_of
+from affinity.console.pages.base import ROWS, Query, given, number, required, time_of
 from affinity.console.payloads import Payload, Payloads
 from affinity.conversation import (
     ConversationHandle,
     ConversationLimits,
     JournalEntry,
     PendingRequest,
+    SpanCompleted,
+    SpanStarted,
     Streamed,
     ToolEnded,
     ToolStarted,
 )
 from affinity.conversation.events import EventTypes
 from affinity.conversation.kinds import ConversationKind
-from affinity.conversation.stream import read_part
-from affinity.errors import UnknownInstance
-from affinity.journal import JournalQuery, StreamCursor
+from affinity.conversation.lineage import Ancestor
+from affinity.conversation.stream import StreamItem, read_part
+from affinity.conversation.views import request_of, revisit_of
+from affinity.errors import UnknownEntry, UnknownInstance
+from affinity.journal import ConversationStatus, JournalFilter, JournalPage, JournalQuery, StreamCursor
 from affinity.records import frozen
 
 ENTRIES: Final = 50
 """Entries on a page."""
+
+MAX_TRACE: Final = 500
+"""Entries of a wake that are read."""
+
+MAX_COUNTED: Final = 500
+"""Entries of a conversation whose usage is summed: all of them are read for it."""
+
+FORKS: Final = 20
+"""Forks of each conversation in the tree."""
+
+GENERATIONS: Final = 5
+"""Ancestors whose other forks are shown."""
 
 _ANSWERS: Final = {"agent.tool_confirmation": "permission", "agent.custom_tool_use": "result"}
 TYPES: Final = EventTypes()
@@ -55,7 +73,18 @@ class EntryRow:
 
     entry: JournalEntry
     role: str  # "user", "agent", "conversation", …: the class of its style
+    about: str  # beside its kind: the tool that is called, or has the result
     value: Payload
+
+
+@frozen(kw_only=True)
+class ForkRow:
+    """A conversation in the tree of forks."""
+
+    depth: int
+    conversation_id: str | None  # None: it is deleted
+    made: str  # "fork up to 17", or the like
+    info: ConversationInfo | None = None  # of what is no ancestor
 
 
 def handle_of(client: Client, conversation_id: str, kind: str) -> ConversationHandle:
@@ -66,10 +95,26 @@ def handle_of(client: Client, conversation_id: str, kind: str) -> ConversationHa
 
 async def conversations(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
     """A page of the conversations that fit, newest first."""
-    where: dict[str, Any] = given(query, "kind", "prefix", "owner", "parent")
+    where: dict[str, Any] = given(query, "kind", "prefix", "owner", "parent", "status")
+    times = {f"updated_{name}": time_of(query, name) for name in ("since", "before") if query.get(name)}
+    page = await client.list_conversations_page(**where, **times, after=query.get("after") or None, limit=ROWS)
     return {
-        "page": await client.list_conversations_page(**where, after=query.get("after") or None, limit=ROWS),
+        "page": page,
+        "statuses": get_args(ConversationStatus),
+        "usage": await _last_usage(client, [each.conversation_id for each in page.items]),
     }
+
+
+async def _last_usage(client: Client, ids: Iterable[str]) -> Mapping[str, Mapping[str, int]]:
+    """The usage of the last call of a model in each of these conversations, in one read."""
+    about = {"kinds": TYPES.kinds_with_usage, "newest_first": True, "limit": 1}
+    reads = {each: client.journals.read(JournalQuery(session_id=each, **about)) for each in ids}
+    return {each: usage for each, read in reads.items() if (usage := _usage_of(await read))}
+
+
+def _usage_of(page: JournalPage | None) -> Mapping[str, int]:
+    entries = [] if page is None else [TYPES.read(each) for each in page.entries]
+    return next((getattr(each.event, "usage", {}) for each in entries), {})
 
 
 async def conversation(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
@@ -78,23 +123,32 @@ async def conversation(client: Client, query: Query, payloads: Payloads) -> dict
     talk = handle_of(client, found.conversation_id, found.kind)
     before = number(query, "before")
     page: Mapping[str, Any] = {"last": ENTRIES} if before is None else {"before": before, "limit": ENTRIES}
-    entries = [_entry(each, payloads) for each in await talk.history(**page)]
+    entries = _entries(await talk.history(**page), payloads)
+    work = await client.journals.pending(found.conversation_id)
     own, *ancestors = await talk.ancestors()
+    counted = found.last_seq - found.first_seq < MAX_COUNTED
     return {
         "found": found,
         "sentence": await _sentence(talk, payloads),
         "entries": entries,
         "earlier": entries[0].entry.seq if entries and entries[0].entry.seq > found.first_seq else None,
         "is_last": before is None,
+        "fork_at": number(query, "at") or found.last_seq,
         "streamed": await _streamed(client, found.conversation_id, payloads) if before is None else None,
-        "requests": [_pending(each, payloads) for each in await talk.requests()],
+        "requests": [_pending(request_of(each, TYPES, found.conversation_id), payloads) for each in work.open_requests]
+        if work
+        else [],
+        "revisits": [
+            (each, payloads.show(f"revisit-{each.key}", "revisit", found.kind, each.note))
+            for each in map(revisit_of, work.revisits if work else ())
+        ],
+        "usage": await talk.usage() if counted else None,
         "wakes": [
             (each, "" if each.error is None else payloads.text("error", each.error.type, each.error.message))
             for each in await talk.wakes(newest_first=True, limit=10)
         ],
         "children": (await client.list_conversations_page(parent=found.conversation_id, limit=ROWS)).items,
-        "lineage": own.lineage,
-        "ancestors": ancestors,
+        "forks": await _forks(client, [own, *ancestors]),
     }
 
 
@@ -105,18 +159,36 @@ async def _sentence(talk: ConversationHandle, payloads: Payloads) -> str:
     return ""
 
 
-def _entry(entry: JournalEntry, payloads: Payloads) -> EntryRow:
-    try:
-        value = _said(json.loads(entry.to_json())["event"])
-    except (ValueError, RecursionError):  # a stored value may be anything
-        value = entry.payload
+def _entries(entries: Sequence[JournalEntry], payloads: Payloads) -> Sequence[EntryRow]:
+    """The rows of entries. A result of a tool has the tool's name if its call is among them."""
+    tools = {each.event.tool_use_id: each.event.tool for each in entries if hasattr(each.event, "tool")}
+    return [_entry(each, tools, payloads) for each in entries]
+
+
+def _entry(entry: JournalEntry, tools: Mapping[str, str], payloads: Payloads) -> EntryRow:
+    event: Any = entry.event
+    about = ""
+    match entry.kind:
+        case "agent.tool_use" if hasattr(event, "tool"):
+            about, value = event.tool, event.arguments if event.raw_arguments is None else event.raw_arguments
+        case "agent.tool_result" if hasattr(event, "tool_use_id"):
+            marks = ["failed"] * event.is_error + ["provisional"] * event.provisional
+            about, value = " ".join([tools.get(event.tool_use_id, event.tool_use_id), *marks]), event.result
+        case _:
+            try:
+                value = _said(json.loads(entry.to_json())["event"])
+            except (ValueError, RecursionError):  # a stored value may be anything
+                value = entry.payload
     shown = payloads.show(f"entry-{entry.seq}", "entry", entry.kind, value)
-    return EntryRow(entry=entry, role=entry.kind.partition(".")[0], value=shown)
+    return EntryRow(entry=entry, role=entry.kind.partition(".")[0], about=about, value=shown)
 
 
 def _said(event: dict[str, Any]) -> Any:
-    """The text of a message that has no other field; else the event."""
-    fields = {name: value for name, value in event.items() if name != "kind" and value not in ({}, [], "", None, False)}
+    """The text of a message that has no other field but its usage; else the event."""
+    meta = ("kind", "usage", "message_id")
+    fields = {
+        name: value for name, value in event.items() if name not in meta and value not in ({}, [], "", None, False)
+    }
     return fields["content"] if fields.keys() == {"content"} and isinstance(fields["content"], str) else event
 
 
@@ -126,27 +198,124 @@ async def _streamed(client: Client, conversation_id: str, payloads: Payloads) ->
     page = await client.journals.read(query)
     if page is None or not page.stream:
         return None
-    items = [read_part(part) for part in page.stream]
-    text = "".join([_part_text(item) for item in items])
+    text = "".join([part_text(read_part(part)) for part in page.stream])
     return payloads.show("stream", "stream", page.kind, text)
 
 
-def _part_text(item: Streamed | ToolStarted | ToolEnded) -> str:
+def part_text(item: StreamItem) -> str:
+    """A part of a stream, as text."""
     match item:
         case Streamed():
             return item.text or json.dumps(item.value, ensure_ascii=False)
         case ToolStarted():
             return f"\n> {item.tool} {json.dumps(dict(item.arguments), ensure_ascii=False)}\n"
-    return f"\n< {item.tool_use_id}{' failed' if item.is_error else ''}\n"
+        case ToolEnded():
+            return f"\n< {item.tool_use_id}{' failed' if item.is_error else ''}\n"
+
+
+# -- forks
+
+
+async def _forks(client: Client, line: Sequence[Ancestor]) -> Sequence[ForkRow]:
+    """The tree of forks around a conversation: its ancestors, the other forks of the nearest ones, and its own forks.
+
+    Args:
+        client: reads them.
+        line: the conversation, then its ancestors, nearest first.
+    """
+    made = {each.journal_id: each for each in line}
+    children: dict[int, list[ConversationInfo]] = {}
+    for each in line[:GENERATIONS]:
+        rows = await client.journals.list(JournalFilter(made_from=each.journal_id), FORKS)
+        children[each.journal_id] = [info_of(row) for row in rows]
+    if len(line) == 1 and not children[line[0].journal_id]:
+        return []
+    names = {each.conversation_id for each in line}
+    roots = [each for each in reversed(line) if not made.keys() & {*each.parents}]
+    found: list[ForkRow] = []
+    seen: set[int] = set()
+
+    def add(at: Ancestor, depth: int) -> None:
+        if at.journal_id in seen:  # a merge has several parents
+            return
+        seen.add(at.journal_id)
+        upto = "" if at.at is None else f" up to {at.at}"
+        found.append(ForkRow(depth=depth, conversation_id=at.conversation_id, made=f"{at.lineage or ''}{upto}"))
+        for below in reversed(line):
+            if at.journal_id in below.parents:
+                add(below, depth + 1)
+        others = [each for each in children.get(at.journal_id, ()) if each.conversation_id not in names]
+        found.extend(
+            ForkRow(depth=depth + 1, conversation_id=each.conversation_id, made="", info=each) for each in others
+        )
+
+    for root in roots:
+        add(root, 0)
+    return found
+
+
+# -- wakes
+
+
+async def wake(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
+    """One wake: its attempts, its spans on a time axis, and its entries."""
+    found = await client.get_conversation(required(query, "conversation"))
+    wake_id = required(query, "id")
+    talk = handle_of(client, found.conversation_id, found.kind)
+    entries = await talk.history(wake=wake_id, limit=MAX_TRACE)
+    if not entries:
+        raise UnknownEntry(found.conversation_id, f"it has no wake {wake_id!r:.80}")
+    ends = [each for each in await talk.wakes(after=entries[0].seq - 1, limit=ROWS) if each.wake_id == wake_id]
+    lines = _spans(entries)
+    instants = [each.recorded_at for each in entries]
+    return {
+        "found": found,
+        "wake_id": wake_id,
+        "attempts": [
+            (each, None if each.error is None else payloads.show(f"error-{n}", "error", each.error.type, _stack(each)))
+            for n, each in enumerate(ends)
+        ],
+        "gantt": gantt_of(lines, instants, ended=max(instants) if ends and ends[-1].outcome != "retried" else None),
+        "entries": [each for each in _entries(entries, payloads) if each.role != "span"],
+        "is_cut": len(entries) == MAX_TRACE,
+    }
+
+
+def _stack(wake: Any) -> dict[str, str]:
+    return {"type": wake.error.type, "message": wake.error.message, "stack": wake.error.stack}
+
+
+def _spans(entries: Sequence[JournalEntry]) -> list[GanttLine]:
+    """The spans of all attempts, in the order of their beginnings."""
+    found: dict[tuple[int, str], GanttLine] = {}
+    for each in entries:
+        if isinstance(event := each.event, (SpanStarted, SpanCompleted)):
+            found[event.attempt, event.span] = _span(each.seq, event, each.recorded_at)
+    return sorted(found.values(), key=lambda line: line.begin)
+
+
+def _span(seq: int, event: SpanStarted | SpanCompleted, recorded_at: datetime) -> GanttLine:
+    begin = event.started_at or recorded_at
+    is_over = isinstance(event, SpanCompleted)
+    return GanttLine(
+        kind="span",
+        name=f"{'· ' * event.span.count('.')}{event.name}",
+        event_id=seq,
+        begin=begin,
+        end=begin + timedelta(seconds=event.seconds) if is_over else None,
+        status={"ok": "completed", "error": "failed", "cancelled": "cancelled"}[event.result] if is_over else "running",
+        attempt=event.attempt,
+        worker_id=event.worker or None,
+    )
 
 
 # -- requests
 
 
 async def approvals(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
-    """A page of the requests that wait for an answer, oldest first."""
+    """A page of the requests that wait for an answer: first the ones that expire first."""
     where: dict[str, Any] = given(query, "owner", "prefix")
-    page = await client.requests_page(**where, after=query.get("after") or None, limit=ROWS)
+    page = await client.requests_page(**where, by_expiry=True, after=query.get("after") or None, limit=ROWS)
     rows = [
         _row(each.conversation_id, each.request_id, each.event, each, payloads, owner=each.owner, title=each.title)
         for each in page.items

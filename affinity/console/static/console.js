@@ -1,5 +1,6 @@
 "use strict";
-// Times in the zone of the browser, and live pages: the server sends the page again when it has changed.
+// Times in the zone of the browser, and live pages: the server sends the page again when it has changed, and what the
+// wake of a conversation says as it comes.
 (() => {
   const relative = new Intl.RelativeTimeFormat(undefined, { numeric: "always", style: "short" });
   const units = [["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]];
@@ -31,9 +32,32 @@
     const focused = main.contains(document.activeElement) && document.activeElement.getAttribute("href");
     const scroll = [...main.querySelectorAll("pre")].map((each) => each.scrollTop);
     main.replaceWith(fresh);
+    showSaid(Boolean(fresh.querySelector("#streamed")));
     if (focused) fresh.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
     [...fresh.querySelectorAll("pre")].forEach((each, place) => { each.scrollTop = scroll[place] || 0; });
     showTimes();
+  }
+
+  let said = null; // by the wake that runs: its text, and whether it is said, replaced by entries, or retracted
+
+  function showSaid(isOld) { // a page that still has what was replaced is an old one
+    if (said?.state === "replaced" && !isOld) said = null;
+    const list = document.querySelector(".transcript");
+    if (!said || !list) return;
+    if (!document.getElementById("streamed")) {
+      const blank = document.getElementById("streaming");
+      if (!blank) return;
+      list.append(blank.content.cloneNode(true));
+    }
+    const item = document.getElementById("streamed");
+    item.classList.toggle("retracted", said.state === "retracted");
+    item.querySelector("pre").textContent = said.text;
+  }
+
+  function takeSaid(event) {
+    const piece = JSON.parse(event.data);
+    said = { state: piece.state, text: piece.text ?? said.text + piece.more };
+    showSaid(true);
   }
 
   let source = null;
@@ -42,9 +66,10 @@
   function connect() {
     if (source || document.hidden) return;
     source = new EventSource(location.href);
-    source.onopen = () => { live.textContent = "live"; };
+    source.onopen = () => { live.textContent = "live"; said = null; };
     source.onerror = () => { live.textContent = "not connected"; };
     source.onmessage = (event) => replaceMain(event.data);
+    source.addEventListener("stream", takeSaid);
     source.addEventListener("gone", () => location.reload());
   }
 
