@@ -102,7 +102,7 @@ class RequestCalls(ClientBase):
         """
         if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
             raise InvalidInput(f"limit must be from 1 to {MAX_PAGE}, not {limit!r}")
-        wanted = replace(_filter(where), after=after and _read_cursor(after), by_expiry=by_expiry)
+        wanted = replace(_filter(where), after=None if after is None else _read_cursor(after), by_expiry=by_expiry)
         items: list[OpenRequest] = []
         while True:
             page = await self.journals.requests(wanted, limit - len(items))

@@ -120,7 +120,7 @@ def _run(message: dict[str, Any]) -> ActivityRun | None:
     worker_id, attempt, waited = message.get("worker"), message.get("attempt"), message.get("queued_for")
     if not isinstance(worker_id, str) or type(attempt) is not int or not 0 < attempt <= MAX_INTEGER:
         return None
-    return ActivityRun(worker_id, attempt, float(waited) if type(waited) in {int, float} else None)
+    return ActivityRun(worker_id, attempt, float(waited) if isinstance(waited, int | float) else None)
 
 
 def activity_task(

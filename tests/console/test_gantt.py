@@ -18,9 +18,15 @@ def at(seconds: float) -> datetime:
 
 
 def activity(number: int, scheduled: float, started: float | None, ended: float | None, **fields: Any) -> Activity:
-    times = {"started_at": None if started is None else at(started), "ended_at": None if ended is None else at(ended)}
-    given = {"name": "work", "session_id": None, "status": "completed", "worker_id": "w", **fields}
-    return Activity(execution_id=1, activity_id=number, scheduled_at=at(scheduled), **times, **given)
+    return Activity(
+        execution_id=1,
+        activity_id=number,
+        session_id=None,
+        scheduled_at=at(scheduled),
+        started_at=None if started is None else at(started),
+        ended_at=None if ended is None else at(ended),
+        **{"name": "work", "status": "completed", "worker_id": "w", **fields},
+    )
 
 
 def event(number: int, kind: str, seconds: float, **fields: Any) -> HistoryRecord:

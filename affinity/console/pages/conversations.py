@@ -16,13 +16,17 @@ from affinity.console.payloads import Payload, Payloads
 from affinity.conversation import (
     ConversationHandle,
     ConversationLimits,
+    CustomToolUse,
     JournalEntry,
     PendingRequest,
     SpanCompleted,
     SpanStarted,
     Streamed,
+    ToolConfirmation,
     ToolEnded,
+    ToolResult,
     ToolStarted,
+    ToolUse,
 )
 from affinity.conversation.events import EventTypes
 from affinity.conversation.kinds import ConversationKind
@@ -96,8 +100,8 @@ def handle_of(client: Client, conversation_id: str, kind: str) -> ConversationHa
 async def conversations(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
     """A page of the conversations that fit, newest first."""
     where: dict[str, Any] = given(query, "kind", "prefix", "owner", "parent", "status")
-    times = {f"updated_{name}": time_of(query, name) for name in ("since", "before") if query.get(name)}
-    page = await client.list_conversations_page(**where, **times, after=query.get("after") or None, limit=ROWS)
+    where |= {f"updated_{name}": time_of(query, name) for name in ("since", "before") if query.get(name)}
+    page = await client.list_conversations_page(**where, after=query.get("after") or None, limit=ROWS)
     return {
         "page": page,
         "statuses": get_args(ConversationStatus),
@@ -107,7 +111,7 @@ async def conversations(client: Client, query: Query, payloads: Payloads) -> dic
 
 async def _last_usage(client: Client, ids: Iterable[str]) -> Mapping[str, Mapping[str, int]]:
     """The usage of the last call of a model in each of these conversations, in one read."""
-    about = {"kinds": TYPES.kinds_with_usage, "newest_first": True, "limit": 1}
+    about: dict[str, Any] = {"kinds": TYPES.kinds_with_usage, "newest_first": True, "limit": 1}
     reads = {each: client.journals.read(JournalQuery(session_id=each, **about)) for each in ids}
     return {each: usage for each, read in reads.items() if (usage := _usage_of(await read))}
 
@@ -161,17 +165,18 @@ async def _sentence(talk: ConversationHandle, payloads: Payloads) -> str:
 
 def _entries(entries: Sequence[JournalEntry], payloads: Payloads) -> Sequence[EntryRow]:
     """The rows of entries. A result of a tool has the tool's name if its call is among them."""
-    tools = {each.event.tool_use_id: each.event.tool for each in entries if hasattr(each.event, "tool")}
+    calls = [each.event for each in entries if isinstance(each.event, (ToolUse, CustomToolUse, ToolConfirmation))]
+    tools = {each.tool_use_id: each.tool for each in calls}
     return [_entry(each, tools, payloads) for each in entries]
 
 
 def _entry(entry: JournalEntry, tools: Mapping[str, str], payloads: Payloads) -> EntryRow:
-    event: Any = entry.event
-    about = ""
-    match entry.kind:
-        case "agent.tool_use" if hasattr(event, "tool"):
+    event, about = entry.event, ""
+    value: Any
+    match event:
+        case ToolUse():
             about, value = event.tool, event.arguments if event.raw_arguments is None else event.raw_arguments
-        case "agent.tool_result" if hasattr(event, "tool_use_id"):
+        case ToolResult():
             marks = ["failed"] * event.is_error + ["provisional"] * event.provisional
             about, value = " ".join([tools.get(event.tool_use_id, event.tool_use_id), *marks]), event.result
         case _:
@@ -296,14 +301,14 @@ def _spans(entries: Sequence[JournalEntry]) -> list[GanttLine]:
 
 def _span(seq: int, event: SpanStarted | SpanCompleted, recorded_at: datetime) -> GanttLine:
     begin = event.started_at or recorded_at
-    is_over = isinstance(event, SpanCompleted)
+    over = event if isinstance(event, SpanCompleted) else None
     return GanttLine(
         kind="span",
         name=f"{'· ' * event.span.count('.')}{event.name}",
         event_id=seq,
         begin=begin,
-        end=begin + timedelta(seconds=event.seconds) if is_over else None,
-        status={"ok": "completed", "error": "failed", "cancelled": "cancelled"}[event.result] if is_over else "running",
+        end=begin + timedelta(seconds=over.seconds) if over else None,
+        status={"ok": "completed", "error": "failed", "cancelled": "cancelled"}[over.result] if over else "running",
         attempt=event.attempt,
         worker_id=event.worker or None,
     )

@@ -194,11 +194,12 @@ class ClientRules(Rules):
             await a.commit_one(await a.own(name), update=InstanceUpdate(status="failed", version=f"{name}.1"))
             await cluster.advance(10)
         first, last = [(await a.info(name)).created_at for name in ("a", "c")]
-        for status in ([], ["failed"]):
+        statuses: list[list[InstanceStatus]] = [[], ["failed"]]
+        for status in statuses:
             assert await self._list(a, InstanceFilter(status=status, version="b.1")) == ["b"]
             assert await self._list(a, InstanceFilter(status=status, version="b")) == []
-            between = {"created_since": first, "created_before": last}
-            assert await self._list(a, InstanceFilter(status=status, **between)) == ["a", "b"]
+            between = InstanceFilter(status=status, created_since=first, created_before=last)
+            assert await self._list(a, between) == ["a", "b"]
             assert await self._list(a, InstanceFilter(status=status, created_since=last)) == ["c"]
 
     async def test_a_listing_by_status_goes_with_each_change(self, cluster: Cluster) -> None:
