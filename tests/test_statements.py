@@ -1,4 +1,4 @@
-"""The tests that a page of the decisions names for each statement are there."""
+"""The tests that `statements.md` names for each statement of two documents exist."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 
 from tests.support.worker_processes import ROOT
 
-PAGE = ROOT / "docs" / "understand" / "decisions" / "0027-statements.md"
+PAGE = ROOT / "tests" / "statements.md"
 
 
-def test_each_statement_has_tests_that_are_there() -> None:
-    there = {
+def test_each_statement_has_tests_that_exist() -> None:
+    existing = {
         name
         for path in (ROOT / "tests").rglob("test_*.py")
         for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), flags=re.MULTILINE)
@@ -19,4 +19,4 @@ def test_each_statement_has_tests_that_are_there() -> None:
     rows = [line.rsplit("|", 2)[1] for line in text.splitlines() if line.startswith("| ") and "| Tests |" not in line]
     assert len(rows) > 80
     assert [row for row in rows if not re.search("`test_", row)] == []
-    assert sorted(set(re.findall(r"`(test_\w+)`", text)) - there) == []
+    assert sorted(set(re.findall(r"`(test_\w+)`", text)) - existing) == []
