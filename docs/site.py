@@ -22,6 +22,7 @@ ROOT: Final = DOCS.parent
 
 MODULES: Final = [
     "affinity.client",
+    "affinity.sync",
     "affinity.orchestration",
     "affinity.session",
     "affinity.conversation",
@@ -36,6 +37,13 @@ MODULES: Final = [
     "affinity.testing.conformance.stores",
     "affinity.provider.contract",
 ]
+
+INTRODUCTIONS: Final = {
+    "affinity.sync": "Each call does what the call of the same name in [affinity.client](affinity.client.md) or"
+    " [affinity.conversation](affinity.conversation.md) does, and waits for it. Calls with overloads, such as"
+    " `Client.start` and `Client.handle`, are described there only.\n\n",
+}
+"""Of modules whose docstrings are elsewhere."""
 
 LINK: Final = re.compile(r"(?<=\]\()(\.\.?/[^)#\s]*)")
 
@@ -73,7 +81,7 @@ def _lead_out(page: Path, repository: str) -> str:
 def _reference(module: str) -> str:
     """The page of a module. Of a suite it has no tests: each is named in the suite's own modules."""
     options = "    options:\n      inherited_members: false\n" if ".conformance." in module else ""
-    return f"# {module}\n\n::: {module}\n{options}"
+    return f"# {module}\n\n{INTRODUCTIONS.get(module, '')}::: {module}\n{options}"
 
 
 def _navigation() -> list[dict[str, Any] | str]:

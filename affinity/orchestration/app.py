@@ -238,22 +238,7 @@ class App:
             name: of the schedule; unique in the database.
             target: an orchestration, by function or name; an `affinity.ExternalEvent`, which is sent to its instance;
                 or a `ScheduleTarget` that another layer has made.
-            cron: a cron line of 5 fields (minute, hour, day of month, month, weekday), or 6, with seconds first.
-            every: seconds, or a timedelta, of at least 1 s: the ticks are the whole multiples since 1970, in UTC.
-            at: up to 1,000 times, each with a time zone. One of ``cron``, ``every`` and ``at`` is given.
-            zone: time zone of the cron line.
-            end: the last moment of a tick, with a time zone; None: it never ends.
-            input: of the orchestration. Without it, an orchestration that needs an input is given the due time, as
-                text in ISO 8601, UTC.
-            due_as: key under which the input, an object, or the data of the event, has the due time too.
-            overlap: what a tick does while the instance of the tick before has not ended: "skip" does nothing, "queue"
-                waits for its end (one tick does), "allow" starts beside it, "cancel" asks it to end and waits for that.
-            catch_up: seconds, or a timedelta, of at most 31 days: ticks that were missed for so long at most are fired,
-                oldest first. None: only the latest one, if it was due within the last minute.
-            jitter: seconds, or a timedelta, of at most a day: each start is delayed by a part of it, which follows from
-                the tick.
-            version: of the orchestration; by default the latest that the worker registers.
-            session_id: of the instances, as in `Client.start`.
+            options: see `ScheduleOptions`.
 
         Raises:
             InvalidApp: the name is taken, or the target is no registered orchestration.

@@ -61,26 +61,39 @@ above has made.
 """
 
 
-class ScheduleTiming(TypedDict, total=False):
-    """Options of a schedule: when it is due, and what a tick does. See `affinity.App.schedule`."""
+class ScheduleOptions(TypedDict, total=False):
+    """Options of a schedule: when it is due, what a tick does, and of what it starts or sends."""
 
     cron: str | None
+    """A cron line of 5 fields (minute, hour, day of month, month, weekday), or 6, with seconds first."""
     every: float | timedelta | None
+    """Seconds, or a timedelta, of at least 1 s: the ticks are the whole multiples since 1970, in UTC."""
     at: Sequence[datetime] | None
+    """Up to 1,000 times, each with a time zone. One of ``cron``, ``every`` and ``at`` is given."""
     zone: str
+    """Time zone of the cron line; by default UTC."""
     end: datetime | None
+    """The last moment of a tick, with a time zone; None: it never ends."""
     overlap: Overlap
+    """What a tick does while the instance of the tick before has not ended: "skip" (default) does nothing, "queue" waits
+    for its end (one tick does), "allow" starts beside it, "cancel" asks it to end and waits for that.
+    """
     catch_up: float | timedelta | None
+    """Seconds, or a timedelta, of at most 31 days: ticks missed for no longer are fired, oldest first. None: only the
+    latest one, if it was due within the last minute.
+    """
     jitter: float | timedelta
-
-
-class ScheduleOptions(ScheduleTiming, total=False):
-    """Options of a schedule, and of what it starts or sends. See `affinity.App.schedule`."""
-
+    """Seconds, or a timedelta, of at most a day: each start is delayed by a part of it, which follows from the tick."""
     input: Any
+    """Of the orchestration. Without it, an orchestration that needs an input is given the due time, as text in ISO 8601,
+    UTC.
+    """
     due_as: str | None
+    """Key under which the input, an object, or the data of the event, has the due time too."""
     version: str | None
+    """Of the orchestration; by default the latest that the worker registers."""
     session_id: str | None
+    """Of the instances, as in `Client.start`."""
 
 
 class ScheduleSpec(BaseModel):
@@ -171,7 +184,7 @@ def changed_spec(spec: ScheduleSpec, target: Target | None, options: ScheduleOpt
         InvalidSchedule, InvalidApp, InvalidInput: as for `new_spec`; or ``input`` or ``due_as`` is given without the
             target.
     """
-    if target is None and (of_target := options.keys() & {"input", "due_as", "version", "session_id"}):
+    if target is None and (of_target := options.keys() & _OF_TARGET):
         raise InvalidSchedule(f"give the target too: {', '.join(sorted(of_target))} belongs to it")
     before: dict[str, Any] = {name: getattr(spec, name) for name in _TIMING}
     if options.keys() & _WHEN:
@@ -182,7 +195,8 @@ def changed_spec(spec: ScheduleSpec, target: Target | None, options: ScheduleOpt
 
 
 _WHEN: Final = frozenset({"cron", "every", "at"})
-_TIMING: Final = tuple(ScheduleTiming.__annotations__)
+_OF_TARGET: Final = frozenset({"input", "due_as", "version", "session_id"})
+_TIMING: Final = tuple(name for name in ScheduleOptions.__annotations__ if name not in _OF_TARGET)
 
 
 def check_name(name: object) -> str:
