@@ -159,12 +159,12 @@ class ReportedError:
 
     @property
     def from_version(self) -> int | None:
-        """Of a migration error: the schema version of the record, or at the beginning of the step."""
+        """For a migration error: the schema version of the record, or at the beginning of the step."""
         return self._version("from_version")
 
     @property
     def to_version(self) -> int | None:
-        """Of a migration error: the schema version of the code, or at the end of the step."""
+        """For a migration error: the schema version of the code, or at the end of the step."""
         return self._version("to_version")
 
     def is_a(self, kind: type[BaseException] | str) -> bool:
@@ -506,7 +506,7 @@ class Explanation:
     path: tuple[str, ...]
     """Ids from the instance that was asked about to this one; each waits for the next."""
     name: str | None = None
-    """Of the orchestration, activity, event or kind of conversations concerned."""
+    """Name of the orchestration, activity, event or kind of conversations concerned."""
     session_id: str | None = None
     worker_id: str | None = None
     activity_id: int | None = None

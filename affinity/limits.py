@@ -49,7 +49,7 @@ would cost most turns more than it shows.
 """
 
 MAX_STREAMED_TOOLS: Final = 1024 * 1024
-"""Bytes of what one attempt of a wake streams of the calls of tools, beside its values; later ones are left out."""
+"""Bytes that one attempt of a wake streams for calls of tools, without its values; later ones are left out."""
 
 MAX_STREAMED_ARGUMENTS: Final = 2 * 1024
 """UTF-8 bytes of the arguments of a call in a `ToolStarted`: a reader shows them; the entry of the call has all."""
@@ -96,13 +96,13 @@ MAX_SCHEDULE_NAME_BYTES: Final = 180
 """UTF-8 bytes of the name of a schedule: the ids of its instances are the name, its generation and a time."""
 
 MIN_SCHEDULE_SECONDS: Final = 1.0
-"""The shortest time between two ticks of a schedule: what is to happen more often is a loop with a timer."""
+"""The shortest time between two ticks of a schedule. For anything faster use a loop with a timer."""
 
 MAX_SCHEDULE_TIMES: Final = 1_000
 """Times in the list of one schedule: each tick reads all of them."""
 
 MAX_CATCH_UP_SECONDS: Final = 31 * 86_400.0
-"""The longest catch-up window of a schedule: what is older is for a backfill, which a person starts."""
+"""The longest catch-up window of a schedule. Older ticks need a backfill, which a person starts."""
 
 MAX_JITTER_SECONDS: Final = 86_400.0
 """The longest jitter of a schedule: a day."""
@@ -257,7 +257,9 @@ MAX_CYCLES: Final = 1_000
 """Wakes of a child for one delegation."""
 
 UPDATE_ATTEMPTS: Final = 10
-"""Of `Sessions.update` by default: with random pauses, as many writers of one record as write it in a second."""
+"""Attempts of `Sessions.update` by default. With random pauses they suffice for as many writers as one record has room
+for in a second.
+"""
 
 MAX_AUDIT_TEXT_BYTES: Final = 1024
 """UTF-8 bytes of one text in the audit log, such as a reason: a target, the longest id, is shorter."""

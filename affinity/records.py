@@ -195,7 +195,7 @@ class ResourceStore(Protocol):
         ...
 
     async def set_resource_handle(self, resource_id: str, handle: str) -> bool:
-        """It is created. False: it is being destroyed, or gone."""
+        """Note that the resource is created. False: it is being destroyed, or gone."""
         ...
 
     async def get_resource(self, resource_id: str) -> DurableResource | None:

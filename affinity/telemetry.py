@@ -25,10 +25,10 @@ from weakref import WeakSet
 logger: logging.Logger = logging.getLogger("affinity.telemetry")
 
 SESSION_ATTRIBUTE: Final = "affinity.session_id"
-"""Of log records (None outside a session) and of spans (absent outside a session)."""
+"""Attribute of log records (None outside a session) and of spans (absent outside a session)."""
 
 INSTANCE_ATTRIBUTE: Final = "affinity.instance_id"
-"""Of log records (None outside an orchestration and its activities)."""
+"""Attribute of log records (None outside an orchestration and its activities)."""
 
 _session_id: ContextVar[str | None] = ContextVar(SESSION_ATTRIBUTE, default=None)
 _instance_id: ContextVar[str | None] = ContextVar(INSTANCE_ATTRIBUTE, default=None)

@@ -84,15 +84,17 @@ class _Assistant:
 
 
 def render_input(event: JournalEvent) -> Content | None:
-    """What a model reads of an input that is no message; None: nothing."""
+    """The text by which a model reads an input that is no message; None: it reads nothing."""
     match event:
         case ChildEnded():
-            told = event.error.message if event.error is not None else event.result
-            found = f"[the work of {event.child!r} has ended: {event.outcome}] {'' if told is None else _as_text(told)}"
+            value = event.error.message if event.error is not None else event.result
+            found = (
+                f"[the work of {event.child!r} has ended: {event.outcome}] {'' if value is None else _as_text(value)}"
+            )
         case RunEnded() | CallEnded():
             name = event.orchestration if isinstance(event, RunEnded) else event.activity
-            how, told = ("failed", event.error.message) if event.error is not None else ("completed", event.result)
-            found = f"[{name!r} has ended: {how}] {'' if told is None else _as_text(told)}"
+            how, value = ("failed", event.error.message) if event.error is not None else ("completed", event.result)
+            found = f"[{name!r} has ended: {how}] {'' if value is None else _as_text(value)}"
         case UserInterrupt():
             found = f"[the user interrupts you] {event.reason}"
         case DefineOutcome():
@@ -206,8 +208,8 @@ def _add_result(
         talk.append(result)
     elif replies:
         reply = replies.pop() if not result.is_provisional else replies[-1]
-        told = any(each.is_provisional and each.tool_use_id == result.tool_use_id for each in reply.results)
-        if not told:
+        is_known = any(each.is_provisional and each.tool_use_id == result.tool_use_id for each in reply.results)
+        if not is_known:
             reply.results.append(result)
         elif not result.is_provisional:
             call = next(each for each in reply.calls if call_id(each) == result.tool_use_id)

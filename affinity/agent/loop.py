@@ -52,9 +52,9 @@ _NOTICES: Final = {
 }
 
 WhileWaiting: TypeAlias = Literal["answer", "queue", "refuse"]
-"""What a message gets that comes while a call waits for an answer. ``answer``: the answer of the model, to which the
-call has a provisional result; the real one is a message, when it comes. ``queue`` and ``refuse``: a message of the
-agent that says so; the model reads the user's message with the real result, and this notice behind it.
+"""How the loop treats a message that comes while a call waits for an answer. ``answer``: the model answers it; the call
+has a provisional result, and its real one comes as a message. ``queue`` and ``refuse``: the agent appends a notice; the
+model reads the user's message with the real result, and the notice behind it.
 """
 
 FINAL_REASONS: Final = frozenset({None, "stop", "end_turn", "stop_sequence"})
@@ -183,28 +183,28 @@ class _Loop(ToolCalls):
             if (stop := self._append_reply(reply)) is not None:
                 return self._ended(stop)
             await self._wake.commit()
-            if not all(each.is_told for each in await self._run_open_calls()):
+            if not all(each.is_announced for each in await self._run_open_calls()):
                 return self._ended("requires_action")
         self._wake.note_truncated()
         return self._ended("truncated")
 
     def _goes_on(self, waiting: Sequence[OpenCall], while_waiting: WhileWaiting) -> bool:
-        """Whether the model is asked while calls wait: if it knows of them; else for what it reads as new, unless this
-        wake has made them.
+        """Whether to ask the model while calls wait. If it knows of them: yes. Else only if it has something new to
+        read, unless this wake has made the calls.
         """
-        untold = [each for each in waiting if not each.is_told]
+        unannounced = [each for each in waiting if not each.is_announced]
         has_news = bool(self._wake.due) or any(is_read(each.event, self._render) for each in self._wake.pending)
-        if untold and (not has_news or any(self._is_own(each.call) for each in untold)):
+        if unannounced and (not has_news or any(self._is_own(each.call) for each in unannounced)):
             return False
-        for each in untold:
-            self._tell(each)
+        for each in unannounced:
+            self._announce(each)
         if while_waiting == "answer" or not has_news:
             return True
         self._append_message(_NOTICES[while_waiting], {})
         return False
 
-    def _tell(self, waiting: OpenCall) -> None:
-        """Append a provisional result; among the events it stands behind its call, before what is new."""
+    def _announce(self, waiting: OpenCall) -> None:
+        """Append a provisional result. Among the events it stands behind its call, before newer events."""
         event = ToolResult(call_id(waiting.call), _WAITS, provisional=True)
         self._wake.append(event)
         events = self._events if any(each is waiting.call for each in self._events) else self._earlier
@@ -221,10 +221,10 @@ class _Loop(ToolCalls):
 
     def _tell_revisits(self) -> None:
         """Let the model read why it is woken, unless an earlier attempt has."""
-        told = [each.event for each in self._wake.committed]
+        known = [each.event for each in self._wake.committed]
         for each in self._wake.due:
             event = RevisitDue(each.reason, each.note)
-            if event not in told:
+            if event not in known:
                 self._append(event)
 
     def _committed_answer(self) -> AgentMessage | None:
@@ -264,8 +264,8 @@ class _Loop(ToolCalls):
         return tuple(name_late(self._events[first:], [*self._earlier, *self._events]))
 
     def _append_reply(self, reply: ModelReply) -> LoopStop | None:
-        """Append what the model has answered; returns why the loop ends; None: it calls tools. A reply that ended for
-        an unknown reason may be cut off in the middle of a call: its calls are not run.
+        """Append the answer of the model. Returns why the loop ends; None: the model calls tools. A reply that ended
+        for an unknown reason may be cut off in the middle of a call, so its calls are not run.
         """
         message_id, usage = self._message_id, dict(reply.usage)
         is_whole = reply.finish_reason in FINAL_REASONS | CALL_REASONS

@@ -1,4 +1,4 @@
-"""What a model is given, and what it answers."""
+"""Requests to a model, and its replies."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ class ModelRequest:
 
 
 Model: TypeAlias = Callable[[ModelRequest], Awaitable[ModelReply] | ModelReply]
-"""Asks a model; what it raises ends the loop, and the wake fails. A function that is not async runs in a thread, which
-an interrupt does not end.
+"""Asks a model. An exception ends the loop, and the wake fails. A function that is not async runs in a thread, which an
+interrupt does not end.
 """
 
 

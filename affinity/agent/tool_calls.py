@@ -48,7 +48,7 @@ class LoopWake(TranscriptWake, Protocol):
 
     @property
     def attempt(self) -> int:
-        """Of the wake, from 1."""
+        """Attempt of the wake, from 1."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class LoopWake(TranscriptWake, Protocol):
 
     @property
     def committed(self) -> Sequence[JournalEntry]:
-        """What earlier attempts of the wake have committed."""
+        """Entries that earlier attempts of the wake have committed."""
         ...
 
     def note_truncated(self) -> None:
@@ -80,7 +80,7 @@ class LoopWake(TranscriptWake, Protocol):
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
-        """Of the wake."""
+        """The wake's logger."""
         ...
 
     async def resource(self, resource: Resource[T], /) -> T:
@@ -165,8 +165,8 @@ class ToolCalls:
 
     def _waits_already(self, call: ToolUse | CustomToolUse) -> bool:
         """Whether the same call waits for an answer, and the model knows that."""
-        told = [each.call for each in self._open_calls() if each.is_told]
-        return any((each.tool, each.arguments) == (call.tool, call.arguments) for each in told)
+        announced = [each.call for each in self._open_calls() if each.is_announced]
+        return any((each.tool, each.arguments) == (call.tool, call.arguments) for each in announced)
 
     def _decide(self, opened: OpenCall, pending: Collection[str]) -> _Ready | ToolResult | None:
         """A call that may run; its result, if it may not; None while it waits for an answer."""

@@ -62,13 +62,15 @@ class ToolContext:
     tool_use_id: str
     """By which the model knows the call; it may use one again."""
     idempotency_key: str
-    """The same whenever this call runs, and that of no other call: for the service that it calls."""
+    """An idempotency key of this call, for the service that it calls: the same in each attempt, and used by no other
+    call.
+    """
     logger: logging.LoggerAdapter[logging.Logger]
     """With conversation, wake, attempt, worker and call in ``extra``."""
 
     @property
     def attempt(self) -> int:
-        """Of the wake, from 1."""
+        """Attempt of the wake, from 1."""
         return self.wake.attempt
 
     def stream(self, value: Any, /) -> None:

@@ -54,8 +54,8 @@ class ContextWindow:
     max_tokens: int | None = None
     count_tokens: Callable[[JournalEvent], int] | None = None
     summarise: Summarise | None = None
-    """Writes what is left out, once: the summary is in the journal, and the transcript begins with it from then on. It
-    then has half of the bound, so that the next summary comes later. None: what is left out is not read.
+    """Summarises the entries that are left out, once. The summary is in the journal, and the transcript begins with it
+    from then on. It has half of the bound, so that the next summary comes later. None: these entries are not read.
     """
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ class ContextWindow:
         return self.max_bytes or self.max_tokens or 0
 
     def size_of(self, event: JournalEvent) -> int:
-        """Of an event: in bytes, or in tokens."""
+        """Size of an event: in bytes, or in tokens."""
         return len(event.model_dump_json().encode()) if self.count_tokens is None else self.count_tokens(event)
 
     def first_kept(self, events: Sequence[JournalEvent], render: Render, bound: int | None = None) -> int:
@@ -279,7 +279,7 @@ class OpenCall:
     answer: ConfirmationAnswer | None = None
     is_interrupted: bool = False
     """An interrupt followed the call: no answer counts."""
-    is_told: bool = False
+    is_announced: bool = False
     """The model knows that it waits: it has a provisional result."""
 
 
@@ -323,9 +323,9 @@ def _ask(calls: Iterable[OpenCall], event: ToolConfirmation) -> None:
 def _end(calls: list[OpenCall], event: ToolResult) -> None:
     ended = [each for each in calls if call_id(each.call) == event.tool_use_id]
     if event.provisional:
-        ended.sort(key=lambda each: each.is_told or each.request_id is None)
+        ended.sort(key=lambda each: each.is_announced or each.request_id is None)
         for each in ended[:1]:
-            each.is_told = True
+            each.is_announced = True
     else:
         ended.sort(key=lambda each: each.request_id is not None and each.answer is None)  # these still wait
         for each in ended[:1]:

@@ -67,7 +67,7 @@ class DevWorker:
         self._target, self._url = target, url
         self._worker: Process | None = None
         self.starts: int = 0
-        """Of the worker."""
+        """Starts of the worker."""
 
     async def run(self) -> signal.Signals:
         """Run until a signal comes, and the worker has ended; returns the signal."""

@@ -1,4 +1,4 @@
-"""The command group: what is common to all commands, and which commands there are.
+"""The command group: the options of all commands, and the list of commands.
 
 A command is imported when it is called. Help needs none of them, and so nothing of affinity but this module.
 """

@@ -129,7 +129,7 @@ def _details(schedule: Schedule) -> list[tuple[str, object]]:
 
 
 def _timing(function: Callable[..., R]) -> Callable[..., R]:
-    """Give a command the options of a schedule, and call it with ``options``: those that were given."""
+    """Give a command the options of a schedule; its function gets the given ones as ``options``."""
 
     @click.option("--cron", help="Cron line: 'minute hour day month weekday', or 6 fields with seconds first.")
     @click.option("--every", type=_PERIOD, help="Period: seconds, or 90s, 15m, 12h, 1d; aligned to the clock in UTC.")

@@ -60,11 +60,13 @@ class Change:
 
     @property
     def is_waiting(self) -> bool:
-        """It was not notified since it began to wait."""
+        """Whether no notification came since it began to wait."""
         return self._waiting is not None and not self._waiting.done()
 
     def notify(self, now: float, changed: Mapping[str, bool] | None = None) -> None:
-        """There may be something new to read. ``changed``: as `JournalWatch.wait` gives it; None: not known."""
+        """Notify that there may be something new to read. ``changed``: as `JournalWatch.wait` gives it; None: not
+        known.
+        """
         self._has_changed = True
         self.notified_at = now
         if self._waiting is not None and not self._waiting.done():
@@ -104,7 +106,7 @@ class AllChanges(Change):
         super().notify(now)
 
     def take(self) -> Mapping[str, bool] | None:
-        """Which have changed since the last call, as `JournalWatch.wait` gives it; None: any may have."""
+        """The sessions that changed since the last call, as `JournalWatch.wait` gives them; None: any may have."""
         changed, self._changed = self._changed, {}
         is_any, self._any = self._any, False
         return None if is_any else changed
@@ -114,11 +116,11 @@ class AllChanges(Change):
         await self._changes.opened()
 
     def leave(self) -> None:
-        """Get no more notices."""
+        """Stop the notifications."""
         self._changes.remove(self)
 
     def leave_soon(self) -> None:
-        """Get no more notices; from any thread."""
+        """Stop the notifications; from any thread."""
         self._changes.remove_soon(self)
 
 
@@ -173,12 +175,12 @@ class Changes:
         self._wanted.set()
 
     def remove_soon(self, change: Change) -> None:
-        """Notify it no more; from any thread."""
+        """Stop its notifications; from any thread."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.remove, change)
 
     def remove(self, change: Change) -> None:
-        """Notify it no more."""
+        """Stop its notifications."""
         changes = self._changes[change.session_id]
         changes.discard(change)
         if not changes:

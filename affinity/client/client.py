@@ -548,7 +548,7 @@ class Handle(Generic[R]):
         return await self._client.activities(self.instance_id)
 
     async def tree(self, *, limit: int = MAX_PAGE) -> InstanceTree:
-        """It and its sub-orchestrations; see `Client.tree`."""
+        """The instance and its sub-orchestrations; see `Client.tree`."""
         return await self._client.tree(self.instance_id, limit=limit)
 
 

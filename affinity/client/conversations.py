@@ -65,16 +65,17 @@ class ConversationConditions(TypedDict, total=False):
 
     kind: str | None
     status: ConversationStatus | None
-    """That they have now. No index has it: the others that fit are looked at in steps, newest first."""
+    """Their present status. No index has it: the conversations that fit otherwise are looked at in steps, newest first.
+    """
     prefix: str | None
-    """Of their ids."""
+    """Beginning of their ids."""
     parent: str | None
     """Id of the conversation that created them; if there is none, the children of deleted ones with this id."""
     terminated: bool | None
     """Only terminated conversations, or only others."""
     owner: str | None
     labels: Mapping[str, str]
-    """All of which it has."""
+    """Labels that they have, among others."""
     with_requests: bool
     """Only conversations with a request that waits for an answer."""
     updated_since: datetime | None

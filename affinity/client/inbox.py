@@ -66,15 +66,17 @@ class RequestConditions(TypedDict, total=False):
     """The requests to list; all conditions hold."""
 
     kinds: Collection[str]
-    """Of the requests, such as "agent.tool_confirmation"."""
+    """Kinds of the requests, such as "agent.tool_confirmation"."""
     owner: str | None
-    """Of their conversations."""
+    """Owner of their conversations."""
     labels: Mapping[str, str]
-    """All of which their conversations have."""
+    """Labels that their conversations have, among others."""
     prefix: str | None
-    """Of the ids of their conversations."""
+    """Beginning of the ids of their conversations."""
     below: str | None
-    """Of this conversation, its children and theirs; of `limits.MAX_BELOW` at most, the nearest first."""
+    """Only requests of this conversation and its descendants; of `limits.MAX_BELOW` conversations at most, the nearest
+    first.
+    """
 
 
 class RequestCalls(ClientBase):

@@ -72,17 +72,17 @@ class InstanceConditions(TypedDict, total=False):
     status: Collection[InstanceStatus]
     """Any of these; empty: all."""
     name: str | None
-    """Of the orchestration."""
+    """Name of the orchestration."""
     prefix: str | None
-    """Of the instance id."""
+    """Beginning of the instance id."""
     parent_id: str | None
     """The instance that they are sub-orchestrations of."""
     reason: str | None
     """For which they are suspended: `Suspension.error_type`."""
     session_id: str | None
-    """That they, or their parents, were started with."""
+    """The session id with which they, or their parents, were started."""
     version: str | None
-    """Of the orchestration."""
+    """Version of the orchestration."""
     created_since: datetime | None
     """Begun at this time or later; with a time zone."""
     created_before: datetime | None
@@ -113,8 +113,8 @@ class Inspection(ClientBase):
         return instance_of(await self._present(instance_id))
 
     async def explain(self, instance_id: str) -> Explanation | None:
-        """What an instance, or a conversation, waits for, in one sentence and as a code; None: it has ended. Reads its
-        history and its queued work, the workers, and what it waits for in turn.
+        """The reason why an instance, or a conversation, waits: a sentence and a code; None: it has ended. Reads its
+        history, its queued work and the workers, and the same of the instance that it waits for.
 
         Raises:
             UnknownInstance: there is none.
@@ -374,7 +374,7 @@ class Inspection(ClientBase):
     def follow_session_moves(
         self, *, after: int | None = None, poll_interval: float = 1.0, **where: Unpack[MoveConditions]
     ) -> AsyncIterator[SessionMove]:
-        """Each move once, as it happens; without end. What its hydrate costs is not known yet: see `session_moves`.
+        """Each move once, as it happens; without end. The cost of its hydrate is not known yet: see `session_moves`.
 
         Args:
             after: begin after this epoch; None: with the next move.

@@ -23,7 +23,7 @@ IfEnded: TypeAlias = Literal["return", "restart", "fail"]
 """What a start does when the instance of its id has ended: nothing; restart it; raise `InstanceFinished`."""
 
 StartOutcome: TypeAlias = Literal["created", "running", "ended", "restarted"]
-"""What a start has found or done: the id was free; its instance has not ended; it has ended; it was restarted."""
+"""The outcome of a start: the id was free; its instance has not ended; it has ended; it was restarted."""
 
 _ANY_INPUT: Final = Codec(Any, "input of the orchestration")
 

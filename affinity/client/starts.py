@@ -21,7 +21,7 @@ class PendingStart:
     is_free: bool = True
     """Nothing has its id, as far as is known."""
     ended: Generation | None = None
-    """Of the instance that it restarts."""
+    """Generation of the ended instance that it restarts."""
 
     @property
     def is_settled(self) -> bool:

@@ -42,7 +42,7 @@ _STATUS: Final = {
     errors.ClientError: 409,
     errors.ProviderError: 503,
 }
-"""Of the errors of a client: the first class that fits decides."""
+"""Status codes for errors of a client. The first class that fits decides."""
 
 
 def create(

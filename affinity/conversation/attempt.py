@@ -68,7 +68,7 @@ class Runnable(LineageState, Protocol[S]):
 
     @property
     def retry(self) -> RetryPolicy:
-        """Of handlers that raise."""
+        """The policy for handlers that raise."""
         ...
 
     @property
@@ -243,7 +243,7 @@ class Attempt(Generic[S]):
         return True
 
     def _end_step(self) -> WakeOutcome:
-        """Commit what was sent to some of the children, and nothing else: the next wake goes on."""
+        """Commit only the messages to some of the children: the next wake goes on."""
         assert self.children is not None
         self.ctx.enlist(self.writing)
         outcome = self._outcome("nothing")
@@ -307,8 +307,8 @@ class Attempt(Generic[S]):
         return outcome
 
     async def _set_aside(self) -> WakeOutcome | None:
-        """Record as dead letters what the last wake was given, which has failed for good: the next wake goes on behind
-        it. None: nothing of it is left.
+        """Record the inputs of the last wake, which has failed for good, as dead letters: the next wake goes on behind
+        them. None: there are none any more.
         """
         last = next(iter(await self.journals.wakes(self.writing.session_id, newest_first=True, limit=1)), None)
         if last is None or last.outcome != "failed":

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     @dataclass_transform(kw_only_default=False, frozen_default=True, field_specifiers=(Field, PrivateAttr))
     class _EventType(ModelMetaclass):
-        """The metaclass of events for type checkers: that of models says that all fields are keywords."""
+        """The metaclass of events, for type checkers: the metaclass of models declares all fields keyword-only."""
 
     class _HasKind:
         """No field, which would be the first one by position. As a ``str`` no subclass could narrow it to a Literal."""
@@ -286,7 +286,7 @@ class ConversationIdle(JournalEvent):
 
 
 class DeadLetters(JournalEvent):
-    """What a wake was given that has failed for good: it was not processed, and later wakes go on behind it. See
+    """Inputs of a wake that has failed for good: they are not processed, and later wakes go on behind them. See
     `ConversationHandle.dead_letters`.
     """
 
@@ -308,7 +308,7 @@ OutcomeStatus: TypeAlias = Literal["open", "reached", "given_up"]
 
 
 class OutcomeUpdated(JournalEvent):
-    """The agent has set the goal of the conversation, or says how far it is: it replaces what was defined before."""
+    """The agent has set the goal of the conversation, or reports its progress. Replaces the former goal."""
 
     outcome: str
     criteria: list[str] = Field(default_factory=list)
@@ -318,7 +318,9 @@ class OutcomeUpdated(JournalEvent):
 
 
 class ContextSummary(JournalEvent):
-    """What a model reads in place of earlier entries, which stay in the journal: see `affinity.agent.ContextWindow`."""
+    """A summary that a model reads in place of earlier entries, which stay in the journal: see
+    `affinity.agent.ContextWindow`.
+    """
 
     content: Content
     behind: str  # id of the last wake that it stands for; numbers of entries change in merges and imports
@@ -494,7 +496,7 @@ class JournalEntry:
 
     @property
     def kind(self) -> str:
-        """Of the event."""
+        """The kind of the event."""
         kind: str = self.event.kind
         return kind
 

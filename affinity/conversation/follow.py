@@ -163,7 +163,7 @@ class PageReader:
         """Read what the items of the page need besides it."""
 
     def is_last(self, page: JournalPage) -> bool:
-        """Whether nothing follows the page, of which there is no more now."""
+        """Whether the journal has no more entries behind the page, for now."""
         return has_ended(page)
 
     def read(self, page: JournalPage) -> Iterator[FeedItem]:

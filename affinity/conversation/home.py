@@ -25,7 +25,7 @@ class HomedScope:
 
     @property
     def home(self) -> tuple[str, int]:
-        """The session on whose lease it runs, and that one's epoch."""
+        """The session on whose lease the conversation runs, with the epoch of that lease."""
         return self.ctx.session_id or "", self.ctx.session_epoch or 0
 
     @property

@@ -71,7 +71,7 @@ class ConversationKind:
     """The conversations of one kind, as clients and workers need them."""
 
     name: str
-    """Of the journals, and of the records of state."""
+    """The kind of the journals, and of the records of state."""
     types: EventTypes
     limits: ConversationLimits
 

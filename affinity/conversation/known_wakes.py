@@ -79,8 +79,8 @@ async def _find_unclosed(
 
 
 async def _add_begun(task: WakeTask, work: PendingWork, session_id: str, journals: JournalAccess) -> None:
-    """Add what wakes have begun whose results the orchestration does not have, and what has not ended: they had ended
-    before they were cancelled; or an operator has reset or deleted the instance. These are delegations of the parent.
+    """Add open delegations to this conversation that the orchestration does not know: their wakes had ended before they
+    were cancelled, or an operator has reset or deleted the instance.
 
     Entries that a journal has from another one are none of its own.
     """

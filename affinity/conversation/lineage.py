@@ -494,7 +494,7 @@ def _labelled(state: SessionState, resources: Mapping[str, str]) -> SessionState
 
 
 def _is_made_by(creation: JournalCreation, made: JournalLineage) -> bool:
-    """The facts that do not depend on the moment: the base and its number, the home, and what was imported."""
+    """The facts that do not depend on the moment: the base and its number, the home, the imported facts."""
     base, found = creation.base, made.base
     if (base is None) != (found is None) or creation.home != made.home:
         return False

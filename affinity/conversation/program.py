@@ -78,7 +78,7 @@ class ChildrenDone(TypedDict):
 
 
 class Outstanding(TypedDict, total=False):
-    """What one wake, or one execution, leaves to the next; as the activity and the orchestration have it."""
+    """Facts that one wake, or one execution, leaves to the next, for the activity and the orchestration."""
 
     delegations: list[Delegation]
     # Ids of cancelled wakes whose trace may be open. In a task: of those since the last result; one of them may have
@@ -143,7 +143,7 @@ class State(StrEnum):
     ENDING = "ending"
     """The conversation is terminated: the parent and the children are to be notified."""
     ENDED = "ended"
-    """It is terminated, and nothing is left to do."""
+    """The conversation is terminated, and nothing is left to do."""
 
 
 RESTING: Final = frozenset({State.WAITING, State.FAILED})
@@ -228,7 +228,7 @@ class Program:
         return cast(Start, {**about, "processed": self.processed, "signalled": self.signalled, **self.left})
 
     def _keep(self, found: Outstanding | WakeOutcome | Start, *stays: str) -> None:
-        """Take over what is left to the next wake: what has been found, and of what was left before only ``stays``."""
+        """Take over the facts for the next wake that ``found`` has; of the earlier facts only ``stays``."""
         before = {name: value for name, value in self.left.items() if name in stays}
         new = {name: value for name, value in found.items() if name in Outstanding.__annotations__}
         self.left = cast(Outstanding, {name: value for name, value in {**before, **new}.items() if value})
@@ -385,8 +385,8 @@ class Program:
         return self.ctx.schedule_activity(self.activity, task).on_session(self.home)
 
     async def _close(self, task: WakeTask, error: ActivityError) -> WakeOutcome | None:
-        """Close the trace of a wake whose activity has failed, which the handler alone cannot make it do. It is tried
-        until it succeeds, since clients and parents wait for it. None: another wake is to run, for what came meanwhile.
+        """Close the trace of a wake whose activity has failed. Tried until it succeeds, since clients and parents wait
+        for it. None: new inputs came, and another wake is to run.
         """
         is_last = "terminated" in task
         failure = Failure(

@@ -146,7 +146,7 @@ class EntryReader:
         return await self._entries(replace(query, after=low, before=high, newest_first=newest))
 
     async def outcome(self) -> OutcomeUpdated | None:
-        """The goal of the conversation: what was last defined by `DefineOutcome`, or set by the agent; None: neither.
+        """The goal of the conversation, as `DefineOutcome` or the agent has defined it last; None: it has none.
 
         Raises:
             UnknownConversation: there is none.
@@ -159,7 +159,7 @@ class EntryReader:
         return None
 
     async def trace(self, wake_id: str) -> Sequence[JournalEntry]:
-        """All entries of a wake, its attempts that have failed too: spans with their times, and what it appended.
+        """All entries of a wake, with its failed attempts: spans with their times, and the entries that it appended.
 
         Raises:
             UnknownConversation: there is none.

@@ -47,7 +47,7 @@ class Reply:
 
     @cached_property
     def text(self) -> str:
-        """Of the last `AgentMessage`; empty if there is none."""
+        """Text of the last `AgentMessage`; empty if there is none."""
         for entry in reversed(self._entries):
             if entry.kind == "agent.message":
                 event = self._types.decode(entry.kind, entry.payload)
@@ -79,7 +79,8 @@ class Reply:
 
 
 def check_awaited(conversation_id: str, seq: int, page: JournalPage, after: int) -> None:
-    """Raise unless the page has the reply to an entry, or one is to come. ``after``: the last entry of it before.
+    """Raise unless the page has the reply to an entry, or a reply is to come. ``after``: the last entry of the page
+    before.
 
     Raises:
         UnknownEntry, EntriesRemoved, WakeFailed, ConversationTerminated: see `ConversationHandle.reply`.

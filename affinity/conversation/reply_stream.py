@@ -128,8 +128,8 @@ class ReplyPageReader(PageReader):
 
 
 class ReplyStream(ClosedBlock, AsyncIterator[ReplyItem]):
-    """What belongs to one input of a conversation, in order: see `ConversationHandle.stream_reply`. For one task at a
-    time.
+    """The entries and streamed parts that belong to one input, in order: see `ConversationHandle.stream_reply`. For one
+    task at a time.
 
     The wait for an item may be cancelled, as by a timeout, and begun again: no item is lost or given twice. It can be
     left at any time; another one can go on from its `position`.

@@ -44,7 +44,7 @@ S = TypeVar("S")
 logger: logging.Logger = logging.getLogger("affinity.conversation")
 
 RETRACT_SECONDS: Final = 2.0
-"""How long a run that is cancelled takes to retract what it has streamed."""
+"""Time that a cancelled run may take to retract its streamed parts."""
 
 
 class WakeRunner(Generic[S]):

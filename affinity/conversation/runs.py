@@ -216,7 +216,7 @@ def _fields_of(error: AffinityError) -> dict[str, str]:
 
 
 async def _report(ctx: OrchestrationContext, report: str, end: RunEnd) -> None:
-    """It is tried until it succeeds: the conversation waits for it."""
+    """Report the end of a run. Tried until it succeeds: the conversation waits for it."""
     for attempt in count(1):
         try:
             await ctx.schedule_activity(report, end)

@@ -51,7 +51,7 @@ async def settled_reply(journals: Journals, reply: Reply, journal: JournalIdenti
 
 
 async def _has_open_delegations(journals: Journals, me: str, page: JournalPage) -> bool:
-    """Also when the journal has changed since the page was read: it is looked at again."""
+    """Whether delegations are open; also True if the journal has changed since the page was read."""
     work = await journals.pending(me)
     return work is None or work.last_seq != page.last_seq or bool(work.delegations)
 

@@ -1,4 +1,4 @@
-"""Steps, and parts of a wake: what is durable before the wake ends, so that its next attempt does not do it again.
+"""Steps, and parts of a wake: durable before the wake ends, so that its next attempt does not repeat them.
 
 A step is a row of the journal (`affinity.journal.Step`), which the end of the wake removes. A part is a `JournalWrite`
 of its own, with the entries so far and the state. Both commit under the lock of the wake's activity, each in one
@@ -60,7 +60,7 @@ class WakeSteps:
         # Of other wakes too: of one that was cancelled, or has failed, what had begun has begun.
         self._begun = {each.key for each in steps if each.key.startswith(BEGUN)}
         self.has_parts: bool = PART in self._done
-        """Earlier attempts of the wake have committed some of what they added."""
+        """Whether earlier attempts of the wake have committed entries."""
         self._size = sum([len(each.result or "") for each in self._done.values()])
         self._numbers: Counter[str] = Counter()
         self._running: set[str] = set()
@@ -220,7 +220,7 @@ class WakeSteps:
         await opening.checkpoint(commit=commit)
 
     async def _commit(self, state: Any, part: JournalWrite) -> None:
-        """Commit a part. After an error it is not known what is there: the wake must not end well."""
+        """Commit a part. After an error the outcome is not known: the wake must not end well."""
         try:
             await self._parts.context.commit_part(state=state, journal=part)
         except BaseException as error:
@@ -254,6 +254,6 @@ def _result_type(function: Callable[..., Any]) -> Any:
 
 
 def _digest(args: Sequence[Any]) -> str:
-    """Tells arguments apart; what has no JSON form counts by its type."""
+    """A digest that tells arguments apart. A value without a JSON form counts by its type."""
     text = to_json(list(args), inf_nan_mode="strings", fallback=lambda value: str(type(value)))
     return sha256(text).hexdigest()[:32]

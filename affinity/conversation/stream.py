@@ -44,12 +44,10 @@ from affinity.limits import (
 logger: logging.Logger = logging.getLogger("affinity.conversation")
 
 FLUSH_SECONDS: Final = 0.005
-"""From the begin of a call that writes parts to the next: a reader sees a token as it comes, and tokens that come
-faster share a call.
-"""
+"""Shortest time between two calls that write parts. A reader sees a token as it comes; faster tokens share a call."""
 
 WRITING_SHARE: Final = 0.1
-"""Of the time, that calls may take: while the database is slow there are fewer, each with more tokens."""
+"""Share of the time that calls may take. While the database is slow there are fewer, each with more tokens."""
 
 LONGEST_FLUSH: Final = 0.2
 """From the begin of a call to the next, at most, unless one takes longer or fails."""
@@ -239,7 +237,7 @@ class StreamWriter:
         self._show(self._ended[-1])
 
     def show_again(self) -> None:
-        """A part of the wake was committed, which has removed all parts: show what holds still."""
+        """A part of the wake was committed, which has removed all streamed parts: show those that are still valid."""
         ended, self._ended = self._ended, []
         for payload in (*ended, *self._running.values()):
             self._show(payload)

@@ -48,7 +48,7 @@ class Trace:
     attempt: int
     worker: str
     entries: list[NewEntry] = field(default_factory=list)
-    """Of the spans, in order; the handler's other entries are not among them."""
+    """Entries of the spans, in order; without other entries of the handler."""
     shown: int = 0
     """How many were committed while the wake went on."""
     _count: int = 0

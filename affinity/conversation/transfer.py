@@ -214,7 +214,7 @@ class Imported:
 
 
 def lineage_lines(lineage: Sequence[JournalLineage], page: JournalPage, usage: Mapping[str, JsonValue]) -> list[str]:
-    """The first lines of an export; ``usage``: the extras that carry what compressions have left out."""
+    """The first lines of an export; ``usage``: extras with the usage that compressions have left out."""
     own, *ancestors = lineage
     last_seq = page.last_seq if page.last_seq >= page.first_seq else 0
     about = {"kind": page.kind, "processed": page.processed, "last_seq": last_seq, **own.about, **usage}

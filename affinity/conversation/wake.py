@@ -162,7 +162,7 @@ class Wake(CommonCalls[None], RunCalls):
 
     @property
     def usage(self) -> dict[str, int]:
-        """The sum of ``usage`` of what this wake has appended, in earlier attempts too (see `committed`)."""
+        """The sum of ``usage`` of the entries of this wake, in earlier attempts too (see `committed`)."""
         return dict(self._usage)
 
     @property
@@ -290,9 +290,9 @@ class Wake(CommonCalls[None], RunCalls):
     # -- before the end
 
     async def commit(self) -> None:
-        """Make durable and visible now what was appended, requested and delegated, and the state so far. The inputs
-        stay pending until the wake ends. A wake that has made a conversation (`fork`, `merge` …) commits the rest with
-        its end, and this does nothing: that conversation begins with what the wake has processed.
+        """Make durable and visible now the entries, requests and delegations so far, and the state. The inputs stay
+        pending until the wake ends. A wake that has made a conversation (`fork`, `merge` …) commits the rest with its
+        end, and this does nothing: that conversation begins with the inputs that the wake has processed.
 
         It stays when the wake fails, or is repeated: the next attempt has it in its history, as `committed`, and what
         it adds again with the same content counts as that.
@@ -716,13 +716,13 @@ class Wake(CommonCalls[None], RunCalls):
     # -- reading
 
     async def outcome(self) -> OutcomeUpdated | None:
-        """The goal of the conversation: what this wake has appended, or what was last defined; None: there is none."""
+        """The goal of the conversation, with the changes of this wake; None: it has none."""
         return self._outcome or await super().outcome()
 
     async def conversations(
         self, *, prefix: str | None = None, conversation_id: str | None = None, limit: int = DEFAULT_ENTRIES
     ) -> Sequence[ConversationInfo]:
-        """Conversations of this kind, newest first, with their status: without those that this wake makes.
+        """Conversations of this kind, newest first, with their status; without conversations that this wake makes.
 
         Args:
             prefix: of their ids.

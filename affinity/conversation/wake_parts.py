@@ -42,7 +42,7 @@ class Finish:
     is_set: bool = False
     """The handler has given a result."""
     result: JsonValue = None
-    """That one, or the text of the last message."""
+    """The result that the handler has given, or the text of the last message."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -62,9 +62,9 @@ class WakeParts:
     lineage: CreationPlanner
     finish: Finish = field(default_factory=Finish)
     committing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Of two parts that are committed at the same time, the worker refuses one."""
+    """Held while a part is committed: the worker refuses a second one at the same time."""
     opening: OpenSession[Any] | None = None
-    """Of the state, while the handler runs."""
+    """The open state, while the handler runs."""
     is_truncated: bool = False
     """The handler was cut off."""
     has_ended: bool = False
@@ -95,7 +95,7 @@ class _WakeWait:
 
 
 _waits: Final[set[_WakeWait]] = set()
-"""Of this process."""
+"""The waits of this process."""
 
 
 @contextmanager
@@ -129,6 +129,6 @@ def blocked_journals(conversation_id: str) -> Collection[int]:
 
 
 def _is_for(wait: _WakeWait, parts: WakeParts) -> bool:
-    """It cannot end before this wake. The reply to an earlier input is there already."""
+    """Whether the wait cannot end before this wake. The reply to an earlier input exists already."""
     is_of_it = wait.conversation_id == parts.writing.session_id and wait.seq > parts.writing.work.processed
     return is_of_it and not wait.by.has_ended

@@ -37,8 +37,8 @@ ENDS: Final[Mapping[str, str]] = {CHILD_ENDED: "delegation", kind_of(RunEnded): 
 def end_of_delegation(
     event: ChildEnded | RunEnded | CallEnded, session_id: str, kind: str, journal_id: int | None
 ) -> JournalAppend:
-    """The input by which a conversation learns of the end of what it has delegated, started or called; it has one end,
-    also when it is reported twice. Another conversation that has its id by now (``journal_id``) has not begun it.
+    """The input by which a conversation learns that a delegation, run or call has ended. Its id is the same if the end
+    is reported twice. Another conversation that has this id by now (``journal_id``) does not get it.
 
     Without an instance, which an operator may delete, it wakes nothing, and is read with the next event.
     """
@@ -79,7 +79,7 @@ class WakeWriting:
     starts: list[InstanceStart] = field(default_factory=list)
     home: HomeLease | None = None
     steps: list[Step] = field(default_factory=list)
-    """They commit with the next part."""
+    """Steps that commit with the next part."""
     held: list[NewEntry] = field(default_factory=list)
     """Entries that only the end of the wake may commit."""
     end: WakeEnd | None = None
@@ -193,7 +193,7 @@ class WakeWriting:
 
     @property
     def has_additions(self) -> bool:
-        """There is something that a part would commit."""
+        """Whether a part would commit anything."""
         added = (self.requests, self.revisits, self.appends, self.steps)
         return len(self.entries) > len(self.held) or any(added)
 
@@ -203,7 +203,7 @@ class WakeWriting:
         return self.part(steps=steps)
 
     def take_part(self) -> JournalWrite:
-        """What was added so far, as a part of the wake, which goes on."""
+        """The additions so far, as a part of the wake, which goes on."""
         held = {id(each) for each in self.held}
         entries = [each for each in self.entries if id(each) not in held]
         again = {each.key for each in self.revisits}

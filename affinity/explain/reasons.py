@@ -56,7 +56,7 @@ _URGENCY: Final[Sequence[ExplanationCode]] = (
     "activity_queued",
     "activity_running",
 )
-"""Of several activities, the one whose reason comes first here is named."""
+"""The most serious reason first: it is named when an instance waits for several activities."""
 
 _Reason: TypeAlias = tuple[ExplanationCode, str, dict[str, Any]]
 """A code, the sentence behind the id of the instance, and other fields of the explanation."""
@@ -236,7 +236,7 @@ class Explainer:
         return await self._why_waiting(item, able)
 
     async def _why_waiting(self, item: WorkItemInfo, able: Sequence[WorkerInfo]) -> _Reason:
-        """Of an activity that could be fetched now."""
+        """Why an activity that could be fetched now is not."""
         if item.tag is not None:
             able = [one for one in able if item.tag in one.tags]
         else:

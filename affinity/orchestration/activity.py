@@ -58,10 +58,10 @@ class ActivityContext:
     """The first argument of every activity. Safe to use from any thread."""
 
     instance_id: str
-    """Of the orchestration that scheduled the activity."""
+    """Id of the instance that scheduled the activity."""
 
     execution_id: int
-    """Of that orchestration: 1, and one more after each ``continue_as_new``."""
+    """Execution of that instance: 1, and one more after each ``continue_as_new``."""
 
     activity_id: int
     """Event id of the scheduling: with instance and execution it names this activity, in all its attempts; but see
@@ -72,14 +72,14 @@ class ActivityContext:
     """Under which the activity is registered."""
 
     orchestration_name: str
-    """Of the orchestration that scheduled it."""
+    """Name of the orchestration that scheduled the activity."""
 
     orchestration_version: str
     """The version of that orchestration on which the instance runs."""
 
     instance_generation: str | None = None
-    """Of an activity on a session: tells its instance from a later one that has the same id, once this one is deleted.
-    None: no session.
+    """Generation of the instance, for an activity on a session: differs from a later instance of the same id. None: no
+    session.
     """
 
     session_id: str | None = None
@@ -240,9 +240,9 @@ class ActivityContext:
         await self._commit_part(state, journal)
 
     def withdraw(self, error: BaseException, *, retried: bool) -> None:
-        """Drop what was enlisted so far, for an activity whose result is to say that it has failed with this error: the
-        run goes on, and its result commits with what is enlisted from now on. Metrics count the run as failed, or as
-        ``retried`` if its orchestration tries again.
+        """Drop the writes enlisted so far, for an activity whose result says that it failed with this error. The run
+        goes on, and its result commits with the writes that are enlisted from now on. Metrics count the run as failed,
+        or as ``retried`` if its orchestration tries again.
 
         Raises:
             ActivityCancelledSignal: the run has ended.

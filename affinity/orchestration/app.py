@@ -65,9 +65,9 @@ class AssignmentListener(Protocol):
     """A session listener that is also notified of sessions that are to move to this worker."""
 
     async def on_assigned(self, session_id: str) -> None:
-        """The session will move to this worker as soon as the work of it that runs on its holder has ended; it may stay
-        there after all. Called once for each move, beside the worker's own work: load ahead what its activities will
-        need, for as long as it takes. Nothing waits for it.
+        """The session will move to this worker when its running work on the holder has ended; it may stay after all.
+        Called once for each move, concurrently with the worker's own work: load ahead whatever its activities will
+        need. Nothing waits for it.
         """
         ...
 
@@ -110,7 +110,7 @@ class HasFunctions(Protocol):
 
     @property
     def kind(self) -> str:
-        """Of what it defines: an app has one such listener for each kind."""
+        """Kind of its definitions: an app has one such listener for each kind."""
         ...
 
     def functions(self) -> App:

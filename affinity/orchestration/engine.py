@@ -139,12 +139,12 @@ class Execution:
 
     @property
     def name(self) -> str:
-        """Of the orchestration."""
+        """Name of the orchestration."""
         return self.definition.name
 
     @property
     def version(self) -> str:
-        """Of the orchestration."""
+        """Version of the orchestration."""
         return self.definition.version
 
     @property

@@ -26,8 +26,8 @@ LATEST: Final = "latest"
 ActivityFailureKind: TypeAlias = Literal[
     "failed", "timeout", "poisoned", "unknown", "cancelled", "tag_mismatch", "no_worker_with_tag", "busy"
 ]
-"""How an activity failed, in this order: it raised; ran too long; was started too often; is registered nowhere; was
-cancelled; has another tag than its session; no worker has its tag; was not started in time.
+"""How an activity failed, in this order: it raised; ran too long; was interrupted too often; is registered by no
+worker; was cancelled; has another tag than its session; no worker has its tag; was not started in time.
 """
 
 ChildFailureKind: TypeAlias = Literal["failed", "cancelled", "exists"]
@@ -90,7 +90,7 @@ class OrchestrationStarted:
     time: float = 0.0
     """Database time, in Unix seconds."""
     custom_status: RawJson | None = None
-    """That the former execution has left, if one did."""
+    """Custom status of the former execution, if there was one."""
     scheduled_for: float | None = None
     """The tick of the schedule that has started the instance, in Unix seconds."""
 
@@ -180,7 +180,7 @@ class ActivityScheduled:
     timeout: float | None = None
     """Seconds that one attempt may take."""
     ordered: bool = False
-    """It runs after all ordered activities of its session that were committed before it."""
+    """Whether it runs after all ordered activities of its session that were committed before it."""
     tag: str | None = None
     """Only workers with this tag run it."""
     wait: float | None = None
@@ -188,7 +188,7 @@ class ActivityScheduled:
     fail_after: float | None = None
     """Seconds after which it fails when it was not started."""
     parked: bool = False
-    """It is parked until an input of the journal with the instance's id queues it."""
+    """Whether it is parked until an input of the journal with the instance's id queues it."""
 
 
 @frozen()

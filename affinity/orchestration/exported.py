@@ -77,7 +77,7 @@ class ExportedHistory:
 
     instance_id: str
     name: str
-    """Of the orchestration."""
+    """Name of the orchestration."""
     session_id: str | None
     suspended_for: str | None
     """The class of the error for which the instance was suspended in the last of the executions; None: it was not."""

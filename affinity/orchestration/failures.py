@@ -128,7 +128,7 @@ def _fields(error: BaseException) -> dict[str, ErrorField]:
 
 
 def _attribute(error: BaseException, name: str) -> Any:
-    """Of a class of the application: it may be computed, and fail."""
+    """An attribute of an application's error. It may be computed, and fail."""
     try:
         return getattr(error, name, None)
     except Exception:

@@ -320,7 +320,7 @@ class DurableFuture(Generic[T]):
 
     @property
     def is_forgotten(self) -> bool:
-        """Of a future that was never awaited: whether its creator could have awaited it."""
+        """Whether the creator of a future that was never awaited could have awaited it."""
         return self._owner is not None and self._owner.is_undisturbed
 
     def __repr__(self) -> str:

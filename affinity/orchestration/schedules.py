@@ -62,7 +62,7 @@ above has made.
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """Options of a schedule: when it is due, what a tick does, and of what it starts or sends."""
+    """Options of a schedule: when it is due, what a tick does, and options of its target."""
 
     cron: str | None
     """A cron line of 5 fields (minute, hour, day of month, month, weekday), or 6, with seconds first."""
@@ -75,8 +75,8 @@ class ScheduleOptions(TypedDict, total=False):
     end: datetime | None
     """The last moment of a tick, with a time zone; None: it never ends."""
     overlap: Overlap
-    """What a tick does while the instance of the tick before has not ended: "skip" (default) does nothing, "queue" waits
-    for its end (one tick does), "allow" starts beside it, "cancel" asks it to end and waits for that.
+    """What a tick does while the instance of the tick before runs: "skip" (default) does nothing, "queue" waits for its
+    end (one tick does), "allow" starts beside it, "cancel" asks it to end and waits for that.
     """
     catch_up: float | timedelta | None
     """Seconds, or a timedelta, of at most 31 days: ticks missed for no longer are fired, oldest first. None: only the
@@ -85,15 +85,13 @@ class ScheduleOptions(TypedDict, total=False):
     jitter: float | timedelta
     """Seconds, or a timedelta, of at most a day: each start is delayed by a part of it, which follows from the tick."""
     input: Any
-    """Of the orchestration. Without it, an orchestration that needs an input is given the due time, as text in ISO 8601,
-    UTC.
-    """
+    """Input of the orchestration. Without it, an orchestration that needs one gets the due time, in ISO 8601, UTC."""
     due_as: str | None
     """Key under which the input, an object, or the data of the event, has the due time too."""
     version: str | None
-    """Of the orchestration; by default the latest that the worker registers."""
+    """Version of the orchestration; by default the latest that the worker registers."""
     session_id: str | None
-    """Of the instances, as in `Client.start`."""
+    """Session id of the instances, as in `Client.start`."""
 
 
 class ScheduleSpec(BaseModel):

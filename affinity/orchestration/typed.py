@@ -117,7 +117,7 @@ class ReceivedEvent(Generic[D, R]):
 
     @property
     def name(self) -> str:
-        """Of the event."""
+        """Name of the event."""
         return self._event.name
 
     def reply(self, value: R) -> None:

@@ -34,7 +34,7 @@ class SessionMoved:
     worker_id: str
     """The new holder."""
     epoch: int
-    """Of the session since the move: `ActivityContext.session_epoch` of its activities there."""
+    """Epoch of the session since the move: `ActivityContext.session_epoch` of its activities there."""
     reason: str
     """Why it has moved: see docs/run/placement.md#why-a-session-moved."""
 

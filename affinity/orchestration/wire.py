@@ -47,7 +47,7 @@ class ActivityTask:
     orchestration: str
     """Name of the orchestration that has scheduled it."""
     version: str
-    """Of that orchestration."""
+    """Version of that orchestration."""
     retry: RetryPolicy | None = None
     timeout: float | None = None
     """Seconds that one attempt may take."""
@@ -56,7 +56,7 @@ class ActivityTask:
     tag: str | None = None
     """The tag that the activity was scheduled with; a worker compares it with the session's tag."""
     generation: str | None = None
-    """Of the instance, for an activity on a session; None: no session."""
+    """Generation of the instance, for an activity on a session; None: no session."""
 
 
 _new_task: Final = constructor(ActivityTask)

@@ -63,13 +63,13 @@ class SessionFamily:
 
     @property
     def message_count(self) -> int | None:
-        """Of all members together; None when none of them has one."""
+        """Messages of all members together; None when no member has a count."""
         counts = [count for member in self.members if (count := member.metadata.message_count) is not None]
         return sum(counts) if counts else None
 
     @property
     def participants(self) -> Sequence[str]:
-        """Of all members, each once, in their order."""
+        """Participants of all members, each once, in their order."""
         return list(dict.fromkeys(name for member in self.members for name in member.metadata.participants))
 
     @property

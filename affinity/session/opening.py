@@ -219,8 +219,8 @@ class _Opening(Generic[S]):
 
     @property
     def version(self) -> int:
-        """Of the record that the state was made from, or last saved to by a script or a checkpoint; 0 when there is
-        none.
+        """Version of the record that the state was made from, or last saved to by a script or a checkpoint; 0: no
+        record.
 
         Raises:
             SessionError: before the block.

@@ -113,7 +113,7 @@ class CacheEntry(Generic[S]):
 
     @property
     def is_hydrated(self) -> bool:
-        """It has its state."""
+        """Whether the entry has its state."""
         return self.hydration.is_done
 
     @property

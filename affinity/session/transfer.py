@@ -202,9 +202,9 @@ class Imported:
     replaced: int
     skipped: int
     old: int = 0
-    """Of the records written: last updated more than a year ago, so that retention by age may remove them soon."""
+    """Records written that were last updated more than a year ago: retention by age may remove them soon."""
     unloaded: int = 0
-    """Of all: not loaded before, since the code of their kind is not at hand; only their form is checked."""
+    """Records whose form alone was checked, since the code of their kind is not at hand."""
 
 
 async def import_lines(

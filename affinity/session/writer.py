@@ -53,12 +53,12 @@ class ActivityScope(SessionContext, Protocol):
 
     @property
     def instance_id(self) -> str:
-        """Of the orchestration that scheduled the activity."""
+        """Id of the instance that scheduled the activity."""
         ...
 
     @property
     def execution_id(self) -> int:
-        """Of that orchestration."""
+        """Execution of that instance."""
         ...
 
     @property
@@ -147,7 +147,7 @@ class SessionWriter(Generic[S]):
 
     @property
     def ctx(self) -> ActivityScope:
-        """Of the activity."""
+        """Context of the activity."""
         return self._ctx
 
     @property

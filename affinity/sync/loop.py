@@ -32,7 +32,7 @@ from affinity.provider.urls import sqlite_path
 T = TypeVar("T")
 
 EXIT_SECONDS: Final = 5.0
-"""How long the end of the process waits until what is open is closed."""
+"""Seconds that the end of the process waits for open clients and stores to close."""
 
 
 class _Call:
@@ -81,7 +81,7 @@ class LoopThread:
         self._started: tuple[asyncio.AbstractEventLoop, int] | None = None
         self._calls: dict[asyncio.Task[None], _Call] = {}
         self.open: weakref.WeakSet[Opening[Any]] = weakref.WeakSet()
-        """What the end of the process has to close."""
+        """Clients and stores that the end of the process has to close."""
 
     def _start(self) -> tuple[asyncio.AbstractEventLoop, int]:
         with self._lock:
@@ -128,7 +128,7 @@ class LoopThread:
                 self._started[0].call_soon_threadsafe(self._begin, _Call(_leave, (block,)))
 
     def stop(self) -> None:
-        """Close what is open, cancel what runs then, and end the thread."""
+        """Close all clients and stores, cancel their running calls, and end the thread."""
         if self._started is None:
             return
         for each in list(self.open):
@@ -162,7 +162,7 @@ class Opening(Generic[T]):
     def __init__(self, block: AbstractAsyncContextManager[T], url: str) -> None:
         self._block, self._url = block, url
         self.file: Path | None = None
-        """Of an SQLite database, once its opening has begun."""
+        """File of an SQLite database, once its opening has begun."""
         self._lock = threading.Lock()
         self._loop: LoopThread | None = None  # once its opening has begun
         self._value: list[T] = []
@@ -240,7 +240,7 @@ would end what the parent has open.
 """
 
 _inherited: Final = list[Opening[Any]]()
-"""What these processes had open when they forked."""
+"""Clients and stores that these processes had open when they forked."""
 
 
 def current_loop() -> LoopThread:

@@ -15,7 +15,7 @@ from affinity.sync.loop import Opening
 from affinity.sync.proxy import Items, Proxy
 
 NOT_HERE: Final = frozenset({"from_provider", "journals"})
-"""Of `affinity.Client`: what belongs to the event loop of another client, and what is for the layers above."""
+"""Members of `affinity.Client` that belong to its event loop, or to the layers above."""
 
 
 class Client(Proxy, of=client.Client, without=NOT_HERE):

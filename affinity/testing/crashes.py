@@ -67,7 +67,7 @@ class CrashMatrix:
 
     seed: int
     commits: int = 0
-    """Of the undisturbed run."""
+    """Commits of the undisturbed run."""
     runs: int = 0
     """Runs with a crash or a lost answer."""
     hit: int = 0

@@ -239,7 +239,7 @@ class ActivityRunner:
             self._give_back(item)
 
     def _give_back(self, item: WorkItem) -> None:
-        """Give back what was never handed to code."""
+        """Give back items that were never handed to code."""
         self._end(item)
         self._commits.submit_abandon(not_begun(item, self._isolate_after))
 

@@ -247,7 +247,7 @@ class Fetcher(WorkerPart):
     # -- messages
 
     async def _fetch_messages(self, term: int) -> float:
-        """Also while draining: the provider gives a draining worker messages of instances that it owns, no others."""
+        """Fetch messages, also while draining: then only for instances that this worker owns."""
         limit = FETCH_LIMIT - len(self._replays)
         room = self._capacity.free_bytes()
         if limit <= 0 or self._replays.has_suspect or not room:

@@ -29,7 +29,7 @@ class MoveReporter(WorkerPart):
         self._counted: dict[int, None] = {}  # in the order in which they were
 
     async def report(self) -> None:
-        """Send what has come since the last call, if anything."""
+        """Send the hydrates and arrivals since the last call, if any."""
         hydrates = self._take_hydrates()
         arrived = self._take_arrivals()
         reports = [*hydrates, *map(MoveReport, arrived)]

@@ -260,7 +260,7 @@ class Runtime:
             self._drain_limit.deadline -= seconds
 
     async def _cancel_when_ended(self, scope: anyio.CancelScope) -> None:
-        """There is nothing left to drain."""
+        """Cancel the scope when nothing is left to drain."""
         await self.lease.ended.wait()
         scope.cancel()
 

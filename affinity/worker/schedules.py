@@ -42,7 +42,7 @@ _EARLIER: Final = timedelta(microseconds=1)
 
 @dataclass
 class Firing:
-    """What is to be written and sent for one due schedule."""
+    """The writes and starts of one due schedule."""
 
     row: ScheduleRow
     spec: ScheduleSpec
@@ -134,7 +134,7 @@ class Schedules(WorkerPart):
             self._wanted.set()
 
     async def run(self) -> None:
-        """Fire what is due within `HORIZON` of a sweep, until cancelled."""
+        """Fire the schedules that are due within `HORIZON` of a sweep, until cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted = anyio.Event()
@@ -154,7 +154,7 @@ class Schedules(WorkerPart):
                 return None  # a quota refuses starts, or only newer code can read them; the next sweep comes back
 
     def _planned(self, row: ScheduleRow, now: datetime) -> Firing | None:
-        """The firing of a schedule; None: not by this worker, as it is of later code, or of a zone unknown here."""
+        """The firing of a schedule; None: it is of later code, or its zone is unknown here."""
         try:
             firing = Firing(row, read_spec(row.spec), now)
             firing.run()
@@ -180,7 +180,7 @@ class Schedules(WorkerPart):
                 firing.row = replace(firing.row, note=note, skipped=firing.row.skipped + (note is not None))
 
     async def _write(self, firings: Sequence[Firing]) -> bool:
-        """Write ticks; False: some are refused, by a quota or for what is in them, and are due still."""
+        """Write ticks. False: some are still due, since a quota or their data refused them."""
         try:
             await self._write_once(firings)
         except (QuotaExceeded, DataRefused) as error:
@@ -260,7 +260,7 @@ class Schedules(WorkerPart):
     def _declared(
         self, name: str, spec: ScheduleSpec, row: ScheduleRow | None, other: ScheduleRow | None, now: datetime
     ) -> ScheduleRow | None:
-        """What is to be written for a schedule that this code declares; None: nothing."""
+        """The write for a schedule that this code declares; None: nothing to write."""
         if other is not None:
             if self._is_first:
                 owner = "a client" if other.app is None else f"the app {other.app!r}"

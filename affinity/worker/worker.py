@@ -441,7 +441,7 @@ class Worker(AsyncBlock):
             return None
 
     def _count(self, read: Callable[[Runtime], int]) -> Callable[[], int]:
-        """Of the runtime as it is when it is asked; there is none before the first incarnation."""
+        """A count of the present runtime, read when it is asked for; 0 before the first incarnation."""
         return lambda: 0 if self._runtime is None else read(self._runtime)
 
 

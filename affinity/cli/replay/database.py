@@ -22,7 +22,7 @@ from affinity.provider.contract import FINISHED, HistoryCursor, HistoryPage, Ins
 from affinity.worker.replays import ROUND, Replay, Replays
 
 SEED: Final = 0
-"""Of the random choice: the same instances give the same sample."""
+"""Seed of the random choice: the same instances give the same sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class ReplaySelection:
 
     status: Collection[InstanceStatus]
     names: Sequence[str]
-    """Of their orchestrations; empty: any."""
+    """Names of their orchestrations; empty: any."""
     since: float | None
     """Seconds within which they had their last turn."""
     sample: int

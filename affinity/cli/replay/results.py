@@ -88,7 +88,7 @@ class ReplayReport:
     matched: list[ReplayedExecution] = field(default_factory=list)
     problems: list[ReplayProblem] = field(default_factory=list)
     events: int = 0
-    """Of the histories that match."""
+    """Events of the histories that match."""
     seconds: float = 0.0
 
     def add(self, subject: ReplayedExecution, events: int, error: Exception | None) -> None:

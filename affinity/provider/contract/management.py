@@ -50,7 +50,7 @@ class TreeMember:
 
 
 MessageState: TypeAlias = Literal["waiting", "delayed", "suspended"]
-"""Of a message: visible, visible later (timers), or of a suspended instance."""
+"""State of a message: visible, visible later (timers), or of a suspended instance."""
 
 
 @frozen(kw_only=True)

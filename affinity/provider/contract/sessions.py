@@ -124,8 +124,8 @@ class PlannedMove:
 
 
 PlanOutcome: TypeAlias = Literal["planned", "not_held", "at_target", "unavailable", "busy"]
-"""Of a `PlannedMove`: it is planned; no worker holds the session; the other worker does; that one is not alive,
-drains, or does not take work with the session's tag; or, of an offer, the session has work, a hold or a plan.
+"""Outcome of a `PlannedMove`: it is planned; no worker holds the session; the target holds it; the target is dead,
+drains, or does not take the session's tag; or, for an offer, the session has work, a hold or a plan.
 """
 
 

@@ -197,8 +197,7 @@ class WorkAbandon:
 
 
 WorkItemState: TypeAlias = Literal["running", "waiting", "delayed", "blocked"]
-"""Of a work item: an alive worker runs it, it can be fetched, it can be fetched later, or another ordered item of its
-session is before it.
+"""State of a work item: an alive worker runs it, it can be fetched now or later, or another ordered item is before it.
 """
 
 

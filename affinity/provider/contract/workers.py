@@ -47,8 +47,8 @@ NO_TAGS: Final = WorkerTags()
 
 
 RegisteredNames: TypeAlias = Mapping[str, Mapping[str, str]]
-"""What a worker has code for: by kind ("orchestrations", "activities", kinds of layers above) a digest of each
-name, which tells different functions apart. An orchestration has its version: ``name@version``.
+"""The code that a worker has: by kind ("orchestrations", "activities", kinds of layers above) a digest for each name,
+which tells different functions apart. An orchestration has its version: ``name@version``.
 """
 
 

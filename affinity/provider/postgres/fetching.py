@@ -53,7 +53,7 @@ _Unheld: TypeAlias = int | list[int]
 
 
 class _FetchRow(NamedTuple):
-    """What each row of ``fetch`` begins with; then an `ItemRow`."""
+    """The first columns of a row of ``fetch``; an `ItemRow` follows."""
 
     offered: int
     unheld: _Unheld
@@ -71,7 +71,7 @@ class _FetchRow(NamedTuple):
 
 
 class _OwnRow(NamedTuple):
-    """What a row of ``fetch_own`` begins with; then the only input of that journal, an `Entry`, and an `ItemRow`."""
+    """The first columns of a row of ``fetch_own``; an `Entry`, the journal's only input, and an `ItemRow` follow."""
 
     raced: bool
     waiting: int

@@ -48,7 +48,7 @@ _MAX_ROUNDS: Final = 5
 
 
 class _PendingRow(NamedTuple):
-    """What the first row of a session in ``pending`` begins with."""
+    """The first columns of a session's first row in ``pending``."""
 
     n: int
     journal_id: int
@@ -68,7 +68,7 @@ class _PendingRow(NamedTuple):
 
 
 class _ReplyRow(NamedTuple):
-    """What a row of ``read_replies`` begins with."""
+    """The first columns of a row of ``read_replies``."""
 
     n: int
     has_more: bool  # entries behind this one
@@ -76,7 +76,7 @@ class _ReplyRow(NamedTuple):
 
 
 class _ReadRow(NamedTuple):
-    """What a row of ``read`` begins with; without a stream, its columns are NULL."""
+    """The first columns of a row of ``read``; without a stream, its columns are NULL."""
 
     n: int
     found: int

@@ -32,7 +32,7 @@ _WINDOW: Final = 16
 
 
 class _SearchRow(NamedTuple):
-    """What each row of ``fetch`` begins with; then a `_TakenRow` and a `QueuedMessage`."""
+    """The first columns of a row of ``fetch``; a `_TakenRow` and a `QueuedMessage` follow."""
 
     more: bool
     next_due: float | None
@@ -41,7 +41,7 @@ class _SearchRow(NamedTuple):
 
 
 class _TakenRow(NamedTuple):
-    """Of an `OrchestrationItem`, all but its messages."""
+    """The columns of an `OrchestrationItem`, without its messages."""
 
     instance_id: str
     generation: Generation

@@ -162,7 +162,7 @@ class PostgresProvider(Database):
 
     @property
     def timeline(self) -> str:
-        """Of the last new connection: each asks before its first call."""
+        """Token of the database at the last new connection: each asks before its first call."""
         return self.connections.timeline.token
 
     async def aclose(self) -> None:

@@ -30,7 +30,7 @@ _SQL: Final = load_statements(__package__, "streams.sql")
 _NOTIFY: Final = "SELECT pg_notify(%(channel)s, n) FROM unnest(%(notices)s) AS n"
 
 _MAX_NOTICE_BYTES: Final = 7_999
-"""Of the payload of one notification: PostgreSQL's own limit."""
+"""Bytes of the payload of one notification: PostgreSQL's own limit."""
 
 _MINOR: Final = ""
 """First line of a notice of inputs and of provisional parts; no session has this id."""

@@ -65,7 +65,7 @@ class Parking(NamedTuple):
 
 
 def find_parking(turns: Sequence[Turn]) -> Parking:
-    """Of the turns that go on with their executions: a parked item is gone with its execution."""
+    """Parked items of turns that go on with their executions: a parked item ends with its execution."""
     found: dict[str, tuple[NewWorkItem, Generation]] = {}
     cancelled: list[WorkKey] = []
     for turn in turns:

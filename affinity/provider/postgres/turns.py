@@ -265,9 +265,7 @@ def _writes_twice(turns: Sequence[Turn]) -> bool:
 
 
 def _second_writes(turns: Sequence[Turn]) -> list[tuple[str, str]]:
-    """Of several turns that write one session's state, or one journal, the first passes; the others, with these
-    sessions.
-    """
+    """Turns that write a state, or a journal, as an earlier turn of the batch does; with the ids of the sessions."""
     written: set[tuple[str, str]] = set()
     found: list[tuple[str, str]] = []
     for turn in turns:

@@ -242,7 +242,7 @@ def _find_end(tx: Tx, at: _Bounds, retention: JournalRetention, room: int) -> tu
 
 
 def _oldest(tx: Tx, at: _Bounds, end: int, retention: JournalRetention) -> list[tuple[bool, int]]:
-    """Of each entry up to ``end``, whether it is too old, and its bytes.
+    """For each entry up to ``end``: whether it is too old, and its bytes.
 
     Entries of the journal that it continues are as old as the journal itself, and have no bytes.
     """

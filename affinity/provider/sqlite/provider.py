@@ -202,7 +202,7 @@ class SqliteProvider:
 
     @property
     def timeline(self) -> str:
-        """Of the last call that has only read; of a worker, of the last one that has written."""
+        """Token of the database at the last call that only read; for a worker, at the last one that wrote."""
         return self._timeline.token or ""
 
     async def aclose(self) -> None:
@@ -419,7 +419,7 @@ class SqliteProvider:
     async def prune_journals(
         self, retention: JournalRetention, *, limit: int, after: int = 0, dry_run: bool = False
     ) -> JournalPruning:
-        """It looks for journals without the lock that writers need."""
+        """Prune journals. Looks for them without the lock that writers need."""
         find = journal_admin.find_prunable
         found = await self._read(find, retention, after, each=None if dry_run else 1)
         if dry_run or not (found.entries or found.abandoned):

@@ -28,7 +28,7 @@ def write(tx: Tx, writes: Sequence[ScheduleWrite]) -> list[bool]:
 
 
 def _expected(row: ScheduleRow) -> tuple[str, int] | None:
-    """What is there if the row may be written."""
+    """The schedule's row, if it may be written."""
     return (row.generation, row.revision) if row.revision else None
 
 

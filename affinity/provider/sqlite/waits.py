@@ -38,7 +38,7 @@ def end_waits(
     tag_timeout: float | None,
     item_lock: float,
 ) -> EndedWaits:
-    """It takes the write lock only when there is something to do."""
+    """End waits. Takes the write lock only when there is something to do."""
     if not database.read(_has_work, tag_timeout, limit):
         return EndedWaits()
     end = partial(_end_waits, limit=limit, tag_timeout=tag_timeout, item_lock=item_lock)

@@ -239,9 +239,9 @@ class Env(AsyncBlock):
             self._traffic.end(changed=True)
 
     def _crash_in_commit(self, name: str, *, restart: bool, delay: float | None = None) -> None:
-        """Crash a worker from within `Traffic.on_commit`: nothing more of it reaches the database from here on, or
-        after a delay in seconds. The rest is done beside; the clock does not jump meanwhile. Without ``restart``, a new
-        worker takes over from the last one. A worker that the scenario has ended meanwhile is left alone.
+        """Crash a worker from within `Traffic.on_commit`: no later call of it reaches the database; with ``delay``,
+        after so many seconds. The rest runs in the background; the clock does not jump meanwhile. Without ``restart``,
+        a new worker takes over from the last one. A worker that the scenario has ended meanwhile is left alone.
         """
         found = self._find_worker(name)  # None: it is starting
         if delay is None and found is not None:

@@ -154,8 +154,8 @@ class Traffic:
 
 
 class _StoreLost(ConnectionLost):
-    """Of a worker that has crashed. The call is not repeated: a thread of that worker would wait with it, and keep the
-    state of its session from the other workers of this process.
+    """A call of a crashed worker. It is not repeated: a thread of that worker would wait with it, and keep the state of
+    its session from the other workers of this process.
     """
 
     retryable = False

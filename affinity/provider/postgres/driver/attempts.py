@@ -44,7 +44,7 @@ class Attempts:
         self._failures = self._failures or 0
 
     def succeeded(self) -> None:
-        """There is a connection."""
+        """Note that a connection was made."""
         self._failures = None
 
 

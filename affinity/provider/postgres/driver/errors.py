@@ -39,7 +39,7 @@ is the only one that another worker may add in good faith.
 """
 
 BATCH_REFUSED: Final = "ZT001"
-"""Of our own function `refuse`: not every turn of a batch passes."""
+"""SQLSTATE of our function `refuse`: a turn of the batch does not pass its fence."""
 
 # The data's own fault, and nothing else: the list is short on purpose.
 _DATA: Final[dict[str, type[ProviderError]]] = {

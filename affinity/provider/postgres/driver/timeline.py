@@ -35,7 +35,7 @@ class TimelineCheck:
 
     @property
     def token(self) -> str:
-        """Of the last new connection."""
+        """Token of the database at the last new connection."""
         return (self._timeline or self._seen).token or ""
 
     @property
