@@ -121,7 +121,9 @@ class ActivityRunner:
         self._isolate_after = services.options.isolate_after
         self._notifier = services.notifier
         self._observe = services.metrics.count_activity
-        self._observe_start = services.metrics.observe_start
+        self._observe_queue = services.metrics.observe_queue
+        self._observe_run = services.metrics.observe_run
+        self._count_conflict = services.metrics.count_conflict
         self._sessions = sessions
         self._commits = commits
         self._spawn_task = spawn
@@ -191,7 +193,7 @@ class ActivityRunner:
             return
         self._locks.add(item.lock)
         if item.attempts <= 1:
-            self._observe_start(item.queued_for)
+            self._observe_queue(item.name, item.queued_for)
         if item.session_id is not None and item.session_epoch is not None:
             self._sessions.begin(item.session_id, item.session_epoch, item.lock.key.instance_id)
             if item.session_tag is not None:
@@ -315,6 +317,7 @@ class ActivityRunner:
     def _handle_end(self, running: _Running, task: ActivityTask, done: asyncio.Task[Event]) -> None:
         """Handle the end of a task, even if it was cancelled before its first step."""
         del self._running[running.item.lock]
+        self._observe_run(running.item.name, time.monotonic() - running.began)
         self.size -= len(running.item.payload)
         error = asyncio.CancelledError("cancelled") if done.cancelled() else done.exception()
         try:
@@ -364,6 +367,7 @@ class ActivityRunner:
             text = "activity %s of %s: %s; running it again"
             logger.warning(text, item.name, item.lock.key.instance_id, error, extra=_ids(item))
             self._observe(item.name, "retried")
+            self._count_conflict()
             self._end(item)
             self._commits.submit_abandon(requeue_after_conflict(item.lock))
             return

@@ -471,6 +471,7 @@ class InstanceTable(WorkerPart):
                 each.lock.key.activity_id,
                 extra={"instance_id": each.lock.key.instance_id},
             )
+            self._metrics.count_conflict()
             self._commits.submit_abandon(requeue_after_conflict(each.lock))
         for each in void + conflicting:
             each.settle(False)

@@ -272,6 +272,10 @@ class LeaseState:
         at, learned = self._database_time
         return at + self._monotonic() - learned
 
+    def clock_offset(self) -> float:
+        """Seconds by which the database's clock is ahead of this machine's; 0 before its first answer."""
+        return self.now() - time.time() if self._database_time[0] else 0.0
+
     def note_delivered(self, locks: Iterable[WorkLock]) -> None:
         """Add to `delivered`."""
         for lock in locks:

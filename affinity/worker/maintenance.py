@@ -134,6 +134,7 @@ class Maintenance(WorkerPart):
             if done.rerouted:
                 self._notifier.hint(None)  # the worker that may take it now need not wait for its poll
             if done.swept:
+                self._metrics.count_sweep()
                 self.note_schedule(done.next_schedule)
                 await self._end_waits()
 

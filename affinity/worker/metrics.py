@@ -11,13 +11,13 @@ from bisect import bisect_left
 from collections import Counter as Tallied
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from itertools import accumulate
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any, TypeAlias, cast, get_args
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, make_wsgi_app
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 HYDRATE_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-START_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
+ACTIVITY_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 CALL_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 Measured: TypeAlias = tuple[QueueStatistics, InstanceCounts]
 ReadWork: TypeAlias = Callable[[str | None], Measured | None]
@@ -56,48 +56,65 @@ class Metrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"affinity_{name}", text, ("worker", *labels), registry=self.registry)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"affinity_{name}", text, ("worker", *labels), registry=self.registry, buckets=buckets)
+        def counts(name: str, text: str, *labels: str) -> defaultdict[tuple[str, ...], float]:
+            collector = _Counters(f"affinity_{name}", text, self._labels, *labels)
+            self.registry.register(collector)
+            return collector.counts
 
-        self._ended = _CountersCollector("activities", "Activities that ended", self._labels, "activity", "outcome")
-        self.registry.register(self._ended)
-        self._orchestrations = _CountersCollector(
-            "orchestrations", "Orchestrations by what became of them", self._labels, "orchestration", "outcome"
+        def histogram(name: str, text: str, bounds: Sequence[float], *labels: str) -> _Histograms:
+            collector = _Histograms(f"affinity_{name}", text, bounds, self._labels, *labels)
+            self.registry.register(collector)
+            return collector
+
+        self._ended = counts("activities", "Activities that ended", "activity", "outcome")
+        self._orchestrations = counts(
+            "orchestrations", "Orchestrations by what became of them", "orchestration", "outcome"
         )
-        self.registry.register(self._orchestrations)
-        self._calls = _Histograms(
-            "provider_call_seconds", "Time of a provider verb", CALL_SECONDS, self._labels, "verb"
+        self._queued = histogram(
+            "activity_queue_seconds", "Time from queueing to first start", ACTIVITY_SECONDS, "activity"
         )
-        self.registry.register(self._calls)
+        self._run = histogram("activity_run_seconds", "Time that an attempt's code ran", ACTIVITY_SECONDS, "activity")
+        self._calls = histogram("provider_call_seconds", "Time of a provider verb", CALL_SECONDS, "verb")
         self._errors = counter("provider_errors", "Provider verbs that raised", "verb", "error")
-        self._batches = _Histograms(
-            "commit_batch_size", "Requests in one group commit", BATCH_SIZES, self._labels, "kind"
-        )
-        self.registry.register(self._batches)
+        self._batches = histogram("commit_batch_size", "Requests in one group commit", BATCH_SIZES, "kind")
         self._moves = counter("session_moves", "Moves of sessions to this worker, by reason", "reason")
-        self._hydrates = histogram(
-            "session_hydrate_seconds", "Time in which a session's state was brought into memory", HYDRATE_SECONDS
-        ).labels(**self._labels)
-        text = "Time from the queueing of an activity to its first start"
-        started = _Histograms("schedule_to_start_seconds", text, START_SECONDS, self._labels)
-        self.registry.register(started)
-        self.observe_start: Callable[[float], None] = started.observer()
+        text = "Time in which a session's state was brought into memory"
+        self.observe_hydrate: Callable[[float], None] = histogram(
+            "session_hydrate_seconds", text, HYDRATE_SECONDS
+        ).observer()
+        text = "Activities that run again, since another writer had changed the session's record or journal"
+        self.count_conflict: Callable[[], None] = counter("checkpoint_conflicts", text).labels(**self._labels).inc
+        text = "Sweeps of the database by this worker"
+        self.count_sweep: Callable[[], None] = counter("sweeps", text).labels(**self._labels).inc
         text = "Resources that nothing uses and no worker destroys"
         self._unclaimed = gauge("unclaimed_resources", text, "resource")
-        self._lapses = counter("lease_lapses", "Times that the worker's lease ran out").labels(**self._labels)
+        text = "Times that the worker's lease ran out"
+        self.count_lease_expiry: Callable[[], None] = counter("lease_lapses", text).labels(**self._labels).inc
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Publish what ``value`` returns at each scrape."""
         gauge = Gauge(f"affinity_{name}", text, ("worker",), registry=self.registry)
         gauge.labels(**self._labels).set_function(value)
 
+    def counter(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """Publish what ``value``, which only grows, returns at each scrape."""
+        self.registry.register(_Counters(f"affinity_{name}", text, self._labels, total=value))
+
     def count_activity(self, activity: str, outcome: str) -> None:
         """Count an activity that ended, or was given back."""
-        self._ended.counts[activity, outcome] += 1
+        self._ended[activity, outcome] += 1
 
     def count_orchestration(self, orchestration: str, outcome: str) -> None:
         """Count an instance that began, ended, continued as new, or was suspended."""
-        self._orchestrations.counts[orchestration, outcome] += 1
+        self._orchestrations[orchestration, outcome] += 1
+
+    def observe_queue(self, activity: str, seconds: float) -> None:
+        """Record for how long an activity was queued before its first start."""
+        self._queued.buckets[activity,].observe(seconds)
+
+    def observe_run(self, activity: str, seconds: float) -> None:
+        """Record for how long an attempt has run."""
+        self._run.buckets[activity,].observe(seconds)
 
     def work(self, read: ReadWork) -> None:
         """Publish what ``read`` returns of the database; it is called in the thread of a scrape, at most every
@@ -113,19 +130,11 @@ class Metrics:
         """Count a session that has moved here."""
         self._moves.labels(**self._labels, reason=reason).inc()
 
-    def observe_hydrate(self, seconds: float) -> None:
-        """Record a hydrate."""
-        self._hydrates.observe(seconds)
-
     def show_unclaimed(self, numbers: Mapping[str, int]) -> None:
         """Publish how many resources of each name stay, though nothing uses them."""
         self._unclaimed.clear()
         for name, number in numbers.items():
             self._unclaimed.labels(**self._labels, resource=name).set(number)
-
-    def count_lease_expiry(self) -> None:
-        """Count an expiry of the worker's lease."""
-        self._lapses.inc()
 
     def observed(self, provider: Provider) -> Provider:
         """The provider with every verb timed and its errors counted."""
@@ -192,15 +201,22 @@ def _with_liveness(metrics: WSGIApplication, is_alive: Callable[[], bool]) -> WS
     return application
 
 
-class _CountersCollector(Collector):
-    """A counter for every turn: the event loop only adds to a dictionary by label values; a scrape formats it."""
+class _Counters(Collector):
+    """A counter for every turn: the event loop only adds to a dictionary by label values; a scrape formats it.
 
-    def __init__(self, name: str, text: str, fixed: Mapping[str, str], *labels: str) -> None:
-        self.counts: defaultdict[tuple[str, ...], int] = defaultdict(int)
-        self._name, self._text, self._fixed, self._labels = f"affinity_{name}", text, fixed, labels
+    ``total``: what is read in place of the dictionary, of a counter without labels.
+    """
+
+    def __init__(
+        self, name: str, text: str, fixed: Mapping[str, str], *labels: str, total: Callable[[], float] | None = None
+    ) -> None:
+        self.counts: defaultdict[tuple[str, ...], float] = defaultdict(int)
+        self._name, self._text, self._fixed, self._labels, self._total = name, text, fixed, labels, total
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry, in the thread of a scrape."""
+        if self._total is not None:
+            self.counts[()] = self._total()
         family = CounterMetricFamily(self._name, self._text, labels=(*self._fixed, *self._labels))
         for values, count in self.counts.copy().items():
             family.add_metric((*self._fixed.values(), *values), count)
@@ -226,19 +242,19 @@ class _Histograms(Collector):
     """A histogram for every activity, commit and call: the event loop only counts in a list; a scrape formats it."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float], fixed: Mapping[str, str], *labels: str) -> None:
-        self._name, self._text, self._bounds = f"affinity_{name}", text, bounds
+        self._name, self._text, self._bounds = name, text, bounds
         self._fixed, self._labels = fixed, labels
-        self._buckets: dict[tuple[str, ...], _Buckets] = {}
+        self.buckets: defaultdict[tuple[str, ...], _Buckets] = defaultdict(partial(_Buckets, bounds))
 
     def observer(self, *values: str) -> Callable[[float], None]:
         """Counts one value under these labels."""
-        return self._buckets.setdefault(values, _Buckets(self._bounds)).observe
+        return self.buckets[values].observe
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry, in the thread of a scrape."""
         family = HistogramMetricFamily(self._name, self._text, labels=[*self._fixed, *self._labels])
         bounds = [*map(floatToGoString, self._bounds), "+Inf"]
-        for values, found in self._buckets.copy().items():
+        for values, found in self.buckets.copy().items():
             counts = list(zip(bounds, accumulate(found.counts), strict=True))
             family.add_metric([*self._fixed.values(), *values], counts, found.sum)
         yield family
@@ -270,9 +286,15 @@ class _WorkGauges(Collector):
         yield self._gauge("queued_messages", "Messages to instances, by state", "state", queues.messages)
         text = "Sessions that have work and no holder"
         yield self._gauge("waiting_sessions", text, None, {None: queues.waiting_sessions})
-        oldest = {"activities": queues.oldest_work_item or 0.0, "messages": queues.oldest_message or 0.0}
+        oldest = {
+            "activities": queues.oldest_work_item or 0.0,
+            "messages": queues.oldest_message or 0.0,
+            "sessions": queues.oldest_waiting_session or 0.0,
+        }
         text = "Seconds for which the oldest one that waits could have been fetched"
         yield self._gauge("oldest_waiting_seconds", text, "queue", oldest)
+        text = "Seconds for which the longest due schedule has been due"
+        yield self._gauge("schedule_late_seconds", text, None, {None: queues.late_schedule or 0.0})
 
     def _learn(self, queues: QueueStatistics, page: InstanceCounts) -> QueueStatistics:
         self._counts.update(page.counts)

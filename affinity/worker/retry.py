@@ -81,6 +81,11 @@ class DatabaseHealth:
         self._failed_at = 0.0
         self._failing: dict[Hashable, float] = {}  # callers that have not succeeded since they failed
 
+    @property
+    def is_up(self) -> bool:
+        """Whether the database counts as answering."""
+        return self._up
+
     def note_failure(self, error: BaseException, caller: Hashable = "") -> None:
         """Note that a call failed. Contention is an answer: it does not count."""
         if isinstance(error, Contention):

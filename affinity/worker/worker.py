@@ -413,8 +413,20 @@ class Worker(AsyncBlock):
             self._count(lambda now: now.capacity.outstanding_bytes),
         )
         gauge("session_capacity", "Sessions that it may hold at the same time", lambda: most)
-        gauge("turns", "Turns committed since the start", self._count(lambda now: now.instances.turns))
-        gauge("replays", "Histories replayed since the start", self._count(lambda now: now.instances.replays))
+        gauge("database_up", "1: the database answers, as this worker sees it", lambda: self._health.is_up)
+        gauge(
+            "database_clock_offset_seconds",
+            "Seconds by which the database's clock is ahead of this machine's",
+            self._count(lambda now: now.lease.clock_offset()),
+        )
+        gauge(
+            "draining",
+            "1: the worker takes no new work",
+            self._count(lambda now: now.lease.is_draining or now.lease.is_drained_by_operator),
+        )
+        gauge("loop_stall_seconds", "Seconds since the event loop made progress", self._progress.stands_still_for)
+        self.metrics.counter("turns", "Turns committed", self._count(lambda now: now.instances.turns))
+        self.metrics.counter("replays", "Histories replayed", self._count(lambda now: now.instances.replays))
         if self.options.metrics_port is not None:
             self.metrics.work(partial(self._measured, asyncio.get_running_loop()))
             host = self.options.metrics_host
@@ -440,8 +452,8 @@ class Worker(AsyncBlock):
             logger.debug("worker %s: no statistics: %r", self.identity.worker_id, error)
             return None
 
-    def _count(self, read: Callable[[Runtime], int]) -> Callable[[], int]:
-        """A count of the present runtime, read when it is asked for; 0 before the first incarnation."""
+    def _count(self, read: Callable[[Runtime], float]) -> Callable[[], float]:
+        """A number of the present runtime, read when it is asked for; 0 before the first incarnation."""
         return lambda: 0 if self._runtime is None else read(self._runtime)
 
 

@@ -64,11 +64,15 @@ async def test_what_happened_is_counted(sqlite_url: str) -> None:
         ("failing", "started"): 1,
         ("failing", "failed"): 1,
     }
-    assert found["affinity_turns"] == [({"worker": "w-0"}, 9)]  # one more than activities for each orchestration
+    assert found["affinity_turns_total"] == [({"worker": "w-0"}, 9)]  # one more than activities for each orchestration
     turns = [n for labels, n in found["affinity_commit_batch_size_sum"] if labels["kind"] == "turn"]
     assert turns == [9]
     assert found["affinity_running_activities"] == found["affinity_lease_lapses_total"] == [({"worker": "w-0"}, 0)]
     assert found["affinity_live_instances"] == [({"worker": "w-0"}, 0)]
+    runs = {labels["activity"]: n for labels, n in found["affinity_activity_run_seconds_count"]}
+    assert runs == {"step": 3, "sync_step": 2, "fail": 1}
+    assert {labels["activity"]: n for labels, n in found["affinity_activity_queue_seconds_count"]} == runs
+    assert found["affinity_database_up"] == [({"worker": "w-0"}, 1)]
     assert "commit_turn" in {labels["verb"] for labels, _ in found["affinity_provider_call_seconds_count"]}
 
 
@@ -141,7 +145,9 @@ async def test_what_there_is_in_the_database_is_published(any_url: str, monkeypa
     states = {labels["state"]: n for labels, n in found["affinity_queued_activities"]}
     assert states == {"running": 0, "waiting": 0, "delayed": 1, "blocked": 0}
     assert {labels["state"]: n for labels, n in found["affinity_queued_messages"]}["suspended"] == 1
-    assert {labels["queue"] for labels, _ in found["affinity_oldest_waiting_seconds"]} == {"activities", "messages"}
+    queues = {labels["queue"] for labels, _ in found["affinity_oldest_waiting_seconds"]}
+    assert queues == {"activities", "messages", "sessions"}
+    assert found["affinity_schedule_late_seconds"] == [({"worker": "w-0"}, 0)]
     outcomes = {(labels["orchestration"], labels["outcome"]): n for labels, n in found["affinity_orchestrations_total"]}
     assert outcomes == {
         ("stuck", "started"): 1,
@@ -156,7 +162,14 @@ def test_instances_are_counted_a_page_at_a_scrape(monkeypatch: pytest.MonkeyPatc
     """The numbers are of the last time that all were counted; only suspended instances are always counted now."""
     monkeypatch.setattr(metrics, "WORK_SECONDS", -1.0)
     queues = QueueStatistics(
-        work_items={}, messages={}, oldest_work_item=None, oldest_message=None, suspended=7, waiting_sessions=3
+        work_items={},
+        messages={},
+        oldest_work_item=None,
+        oldest_message=None,
+        suspended=7,
+        waiting_sessions=3,
+        oldest_waiting_session=None,
+        late_schedule=None,
     )
     pages = {
         None: InstanceCounts(counts={"completed": 2}, after="b"),

@@ -129,8 +129,8 @@ async def test_hydrates_and_moves_are_reported_once_and_not_by_turns(any_url: st
                 calls = _metric(worker, "provider_call_seconds_count", verb="report_session_moves")
                 assert calls is not None
                 assert 1 <= calls <= 2
-                assert _metric(worker, "schedule_to_start_seconds_count") == 30
-                assert _metric(worker, "schedule_to_start_seconds_bucket", le="+Inf") == 30
+                assert _metric(worker, "activity_queue_seconds_count", activity="write") == 30
+                assert _metric(worker, "activity_queue_seconds_bucket", activity="write", le="+Inf") == 30
     assert sizes[1] > sizes[0]
 
 

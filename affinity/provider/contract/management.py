@@ -63,6 +63,8 @@ class QueueStatistics:
     oldest_message: float | None
     suspended: int  # instances
     waiting_sessions: int  # that have work and no holder, among as many work items as the limit of the call
+    oldest_waiting_session: float | None  # seconds for which the oldest visible item of such a session has been waiting
+    late_schedule: float | None  # seconds for which the longest due schedule has been due
 
 
 @frozen(kw_only=True)

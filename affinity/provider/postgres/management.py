@@ -58,9 +58,9 @@ async def list_tree(db: Database, instance_id: str, limit: int) -> Sequence[Tree
 
 
 async def measure_queues(db: Database, limit: int) -> QueueStatistics:
-    ((suspended, *counts, waiting_sessions, oldest_item, oldest_message),) = await db.connections.quick.run(
-        _SQL["measure"], {"limit": Int8(limit)}
-    )
+    (
+        (suspended, *counts, waiting_sessions, oldest_item, oldest_session, oldest_message, late_schedule),
+    ) = await db.connections.quick.run(_SQL["measure"], {"limit": Int8(limit)})
     return QueueStatistics(
         work_items=dict(zip(("running", "waiting", "delayed", "blocked"), counts[:4], strict=True)),
         messages=dict(zip(("waiting", "delayed", "suspended"), counts[4:], strict=True)),
@@ -68,6 +68,8 @@ async def measure_queues(db: Database, limit: int) -> QueueStatistics:
         oldest_message=not_negative(oldest_message),
         suspended=suspended,
         waiting_sessions=waiting_sessions,
+        oldest_waiting_session=not_negative(oldest_session),
+        late_schedule=not_negative(late_schedule),
     )
 
 

@@ -55,7 +55,7 @@ WITH RECURSIVE tree (instance_id, generation) AS (
 SELECT i.instance_id, i.parent_id, i.name, i.version, i.status, i.execution_id, i.created_at, i.updated_at
 FROM member JOIN instances i USING (instance_id)
 
--- measure: both queues, and instances that wait for an operator
+-- measure: both queues, instances that wait for an operator, and the schedule that is late
 -- Routes are found one by one in the index, and along each of them no more rows are read than are counted.
 WITH RECURSIVE item_route (name) AS (
     (SELECT route FROM worker_queue ORDER BY route LIMIT 1)
@@ -76,6 +76,11 @@ WITH RECURSIVE item_route (name) AS (
         FROM worker_queue q WHERE q.route = r.name AND q.visible_at <= (SELECT clock())
         ORDER BY q.visible_at LIMIT %(limit)s
     ) q WHERE r.name <> 'blocked' LIMIT %(limit)s
+), oldest_item AS MATERIALIZED (
+    SELECT r.name, q.visible_at
+    FROM item_route r CROSS JOIN LATERAL (
+        SELECT q.visible_at FROM deliverable_items q WHERE q.route = r.name ORDER BY q.visible_at LIMIT 1
+    ) q WHERE r.name <> 'blocked'
 )
 SELECT
     (SELECT count(*) FROM (
@@ -105,17 +110,17 @@ SELECT
             SELECT q.session_id FROM worker_queue q WHERE q.route = r.name AND q.visible_at <= (SELECT clock())
             ORDER BY q.visible_at LIMIT %(limit)s
         ) q WHERE r.name >= 'new' AND r.name < 'new;' LIMIT %(limit)s) q),
-    (SELECT extract(epoch FROM clock() - min(q.visible_at))::float8
-     FROM item_route r CROSS JOIN LATERAL (
-        SELECT q.visible_at FROM deliverable_items q WHERE q.route = r.name ORDER BY q.visible_at LIMIT 1) q
-     WHERE r.name <> 'blocked'),
+    (SELECT extract(epoch FROM clock() - min(visible_at))::float8 FROM oldest_item),
+    (SELECT extract(epoch FROM clock() - min(visible_at))::float8 FROM oldest_item WHERE name >= 'new' AND name < 'new;'),
     -- What a reset put ahead of all others has no time.
     (SELECT extract(epoch FROM clock() - min(q.visible_at))::float8
      FROM message_route r CROSS JOIN LATERAL (
         SELECT q.visible_at FROM orchestrator_queue q
         WHERE q.route = r.name AND q.visible_at <= (SELECT clock()) AND q.visible_at > to_timestamp(0)
         ORDER BY q.visible_at LIMIT 1) q
-     WHERE r.name <> 'suspended')
+     WHERE r.name <> 'suspended'),
+    (SELECT extract(epoch FROM clock() - s.next_due)::float8
+     FROM schedules s WHERE s.next_due <= (SELECT clock()) ORDER BY s.next_due LIMIT 1)
 
 -- count_instances: one page of instances, by status, with the last id
 WITH page AS MATERIALIZED (

@@ -48,8 +48,9 @@ def list_tree(tx: Tx, instance_id: str, limit: int) -> list[TreeMember]:
 
 def measure(tx: Tx, limit: int) -> QueueStatistics:
     at: dict[str, Any] = {"now": tx.now, "limit": limit}
-    items, oldest_item = _measure_items(tx, at)
+    items, oldest_item, oldest_session = _measure_items(tx, at)
     messages, oldest_message = _measure_messages(tx, at)
+    late_since = tx.value(SQL["late_schedule"], at)
     return QueueStatistics(
         work_items={one: min(limit, items[one]) for one in get_args(WorkItemState)},
         messages={one: min(limit, messages[one]) for one in get_args(MessageState)},
@@ -57,6 +58,8 @@ def measure(tx: Tx, limit: int) -> QueueStatistics:
         oldest_message=oldest_message,
         suspended=tx.value(SQL["count_suspended"], {"limit": limit}),
         waiting_sessions=_count_waiting_sessions(tx, at),
+        oldest_waiting_session=oldest_session,
+        late_schedule=None if late_since is None else tx.now - late_since,
     )
 
 
@@ -65,9 +68,10 @@ def count_instances(tx: Tx, limit: int, *, after: str | None = None) -> Instance
     return to_instance_counts(rows, limit)
 
 
-def _measure_items(tx: Tx, at: dict[str, Any]) -> tuple[Counter[WorkItemState], float | None]:
+def _measure_items(tx: Tx, at: dict[str, Any]) -> tuple[Counter[WorkItemState], float | None, float | None]:
+    """How many, and the ages of the oldest one, and of the oldest one of a session without a holder."""
     counts: Counter[WorkItemState] = Counter()
-    ages: list[float] = []
+    ages: dict[str, float] = {}
     for route in work_items.find_routes(tx):
         row = tx.row(SQL["visible_items"], {**at, "route": route})
         assert row is not None
@@ -77,8 +81,10 @@ def _measure_items(tx: Tx, at: dict[str, Any]) -> tuple[Counter[WorkItemState], 
             counts.update(blocked=waiting + later)
             continue
         counts.update(running=running, waiting=waiting, delayed=later)
-        ages += [] if oldest is None else [tx.now - oldest]
-    return counts, max(ages, default=None)
+        if oldest is not None:
+            ages[route] = tx.now - oldest
+    of_sessions = (age for route, age in ages.items() if route.startswith(NEW))
+    return counts, max(ages.values(), default=None), max(of_sessions, default=None)
 
 
 def _count_waiting_sessions(tx: Tx, at: dict[str, Any]) -> int:

@@ -80,6 +80,9 @@ SELECT json_group_array(DISTINCT session_id) FROM (
     SELECT session_id FROM worker_queue WHERE route = :route AND visible_at <= :now LIMIT :limit
 );
 
+-- late_schedule: since when the longest due schedule is due
+SELECT min(next_due) FROM schedules WHERE next_due <= :now;
+
 -- later_items: of one route
 SELECT count(*) FROM (SELECT 1 FROM worker_queue WHERE route = :route AND visible_at > :now LIMIT :limit);
 

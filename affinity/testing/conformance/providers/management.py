@@ -148,16 +148,26 @@ class ManagementRules(Rules):
         assert (await a.provider.measure_queues(100)).oldest_message is None
 
     async def test_sessions_that_wait_are_counted(self, cluster: Cluster) -> None:
-        """Sessions with visible work and no holder count once each, offered ones too (contract: QueueStatistics)."""
+        """Sessions with visible work and no holder count once each, offered ones too, with the age of the oldest item
+        (contract: QueueStatistics).
+        """
         a = await cluster.worker("a")
         await cluster.use(a, "held")
-        await cluster.enqueue("s", "s", "t", "held", None)
+        await cluster.enqueue("held", None)
+        await cluster.advance(5)
+        assert (await a.provider.measure_queues(100)).oldest_waiting_session is None
+        await cluster.enqueue("s", "s", "t")
         await cluster.enqueue("later", delay=60)
         assert (await a.provider.measure_queues(100)).waiting_sessions == 2
+        await cluster.advance(10)
         await cluster.offer(a, "offered")
-        assert (await a.provider.measure_queues(100)).waiting_sessions == 3
+        found = await a.provider.measure_queues(100)
+        assert found.waiting_sessions == 3
+        assert found.oldest_waiting_session is not None
+        assert 10 <= found.oldest_waiting_session < 15
         await a.take_all()
-        assert (await a.provider.measure_queues(100)).waiting_sessions == 0
+        found = await a.provider.measure_queues(100)
+        assert (found.waiting_sessions, found.oldest_waiting_session) == (0, None)
 
     async def test_instances_are_counted_by_status(self, cluster: Cluster) -> None:
         """Instances are counted by status, page by page (contract: count_instances)."""

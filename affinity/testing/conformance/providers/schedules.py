@@ -106,6 +106,19 @@ class ScheduleRules(Rules):
         assert done
         assert await count_rows(provider) == before
 
+    async def test_the_longest_due_schedule_is_measured(self, cluster: Cluster) -> None:
+        """For how long it has been due; None while none is (contract: QueueStatistics)."""
+        provider = (await cluster.worker("a")).provider
+        now = (await provider.get_due_schedules(0)).now
+        await _write(
+            provider, _row("never"), *(_row(f"{n}", next_due=now + timedelta(seconds=n)) for n in (20, 10, 99))
+        )
+        assert (await provider.measure_queues(1)).late_schedule is None
+        await cluster.advance(30)
+        late = (await provider.measure_queues(1)).late_schedule
+        assert late is not None
+        assert 20 <= late < 25
+
     async def test_a_quota_refuses_the_whole_call(self, cluster: Cluster) -> None:
         """Then no schedule is written either (contract: write_schedules)."""
         provider = (await cluster.worker("a")).provider
