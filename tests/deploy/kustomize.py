@@ -63,13 +63,18 @@ def _add_component(folder: Path, entry: str, objects: Manifests) -> None:
 
 
 def _generate(folder: Path, entry: Manifest, objects: Manifests) -> None:
-    """A ConfigMap of literals; `behavior: merge` adds to the one that is there."""
-    assert entry.keys() <= {"name", "literals", "behavior"}, folder
-    literals = dict(literal.split("=", 1) for literal in entry["literals"])
+    """A ConfigMap of literals and files; `behavior: merge` adds to the one that is there."""
+    assert entry.keys() <= {"name", "literals", "files", "behavior", "options"}, folder
+    data = dict(literal.split("=", 1) for literal in entry.get("literals", []))
+    data |= {file: (folder / file).read_text() for file in entry.get("files", [])}
     name = ("ConfigMap", entry["name"])
     assert (name in objects) == (entry.get("behavior") == "merge"), entry["name"]
     new = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": entry["name"]}, "data": {}}
-    objects.setdefault(name, new)["data"] |= literals
+    objects.setdefault(name, new)["data"] |= data
+    options = entry.get("options", {})
+    assert options.keys() <= {"disableNameSuffixHash", "labels"}, folder
+    if "labels" in options:
+        _add_labels(objects[name], options["labels"])
 
 
 def _patch(folder: Path, entry: Manifest, objects: Manifests) -> None:

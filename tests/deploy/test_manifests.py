@@ -30,6 +30,7 @@ KUBERNETES: Final = ("1.31", "1.37")
 
 OWN_KINDS: Final = {
     ("monitoring.coreos.com/v1", "ServiceMonitor"): {"spec": {"selector", "endpoints"}},
+    ("monitoring.coreos.com/v1", "PrometheusRule"): {"spec": {"groups"}},
     ("keda.sh/v1alpha1", "ScaledObject"): {
         "spec": {"scaleTargetRef", "pollingInterval", "minReplicaCount", "maxReplicaCount", "advanced", "triggers"}
     },
