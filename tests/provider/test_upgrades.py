@@ -80,10 +80,14 @@ def remove_sessions(url: str) -> None:
 
 
 def test_every_sequence_is_repaired_by_a_migration(postgres_migrated: str) -> None:
-    """A new sequence needs a line that names the table whose numbers it must not repeat."""
+    """A new sequence needs a line that names the table whose numbers it must not repeat.
+
+    A number of the audit log may be repeated: its rows are known by their time as well.
+    """
     with administrator(postgres_migrated) as admin:
         names = admin.execute("SELECT sequencename FROM pg_sequences WHERE schemaname = current_schema").fetchall()
-    assert all(f"'{name}'" in statement for (name,) in names for statement in (sequences._BEHIND, sequences._REPAIR))
+    repaired = {name for (name,) in names} - {"audit_entry_id_seq"}
+    assert all(f"'{name}'" in statement for name in repaired for statement in (sequences._BEHIND, sequences._REPAIR))
 
 
 async def test_a_role_without_rights_to_sequences_starts(postgres_migrated: str) -> None:

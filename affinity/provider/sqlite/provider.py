@@ -323,12 +323,14 @@ class SqliteProvider:
     ) -> InstancePruning:
         if dry_run:
             return await self._read(pruning.prune_instances, status, older_than, after=after, dry_run=True)
-        return await self._act("prune_instances", "", pruning.prune_instances, status, older_than, after=after)
+        return await self._act(
+            "prune_instances", "", pruning.prune_instances, status, older_than, after=after, dry_run=False
+        )
 
     async def prune_histories(self, older_than: float, *, dry_run: bool = False) -> HistoryPruning:
         if dry_run:
             return await self._read(pruning.prune_histories, older_than, dry_run=True)
-        return await self._act("prune_histories", "", pruning.prune_histories, older_than)
+        return await self._act("prune_histories", "", pruning.prune_histories, older_than, dry_run=False)
 
     move_session: Final = _acts("move_session", "session", planned_moves.plan)
 
