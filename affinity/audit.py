@@ -122,6 +122,7 @@ class Acting:
     action: _Action | None = None
     written: set[str] = field(default_factory=set)  # targets on which the action has taken effect
     refused: dict[str, NewAuditEntry] = field(default_factory=dict)  # by target
+    trail: list[NewAuditEntry] = field(default_factory=list)  # all entries of this user, whatever the action
 
     def entries(self, call: AuditedCall, result: object) -> Sequence[NewAuditEntry]:
         """The entries of a transaction of a provider's verb; ``result``: for each target, or for all."""
@@ -139,10 +140,11 @@ class Acting:
     def committed(self, entries: Sequence[NewAuditEntry]) -> None:
         """The transaction of these entries was committed."""
         self.written.update(each.target for each in entries)
+        self.trail.extend(entries)
 
     async def run(self, action: _Action, work: Callable[[], Awaitable[T]], *, is_trial: bool) -> T:
         """Do an action; at its end, record what it has not done. ``is_trial``: it is to change nothing."""
-        under_way = Acting(self.user, self.source, self.record, action)
+        under_way = Acting(self.user, self.source, self.record, action, trail=self.trail)
         try:
             with stated(under_way):
                 result = await work()
@@ -155,7 +157,8 @@ class Acting:
         return result
 
     async def refuse(self, name: str, kind: str, target: str, outcome: str) -> None:
-        """Record an action that was refused, in a transaction of its own."""
+        """Record that an action was refused, in a transaction of its own."""
+        target = truncate(target, MAX_AUDIT_TEXT_BYTES)
         await self._record([self._entry(_Action(name=name, kind=kind, target=target), target, outcome, False)])
 
     async def _end(self, action: _Action, result: object) -> None:
@@ -180,6 +183,7 @@ class Acting:
 
     async def _record(self, entries: Sequence[NewAuditEntry]) -> None:
         if entries:
+            self.trail.extend(entries)
             try:
                 await self.record(entries)
             except ProviderError as error:  # nothing was changed, and the caller has its result
@@ -198,6 +202,16 @@ def stated(acting: Acting) -> Iterator[None]:
         yield
     finally:
         ACTING.reset(token)
+
+
+async def record_refusal(name: str, kind: str, target: str, why: str | AffinityError) -> None:
+    """Record that the user who was stated may not do this; or, of an error, that nothing was done, unless there is an
+    entry already, or the database has failed.
+    """
+    acting = ACTING.get()
+    if acting is None or isinstance(why, ProviderError) or (isinstance(why, AffinityError) and acting.trail):
+        return
+    await acting.refuse(name, kind, target, why if isinstance(why, str) else type(why).__name__)
 
 
 def action(

@@ -69,21 +69,20 @@ def start(
     if timeout is not None and not waits:
         raise click.UsageError("--timeout is only meaningful with --wait")
 
-    async def run() -> None:
-        if shell.url.startswith("sqlite:"):
-            await migrate(shell.url)
-        async with Client(shell.url) as client:
-            options: dict[str, Any] = {"version": version, "session_id": session_id, "if_ended": if_ended}
-            handle = await client.start(name, value, instance_id=instance_id, **options)
-            if handle.outcome in _PRESENT:
-                click.echo(f"instance {handle.instance_id!r} was there already{_PRESENT[handle.outcome]}", err=True)
-            if waits:
-                await _report_end(shell, client, handle.instance_id, timeout, outcome=handle.outcome)
-            else:
-                document = {"instance_id": handle.instance_id, "outcome": handle.outcome}
-                shell.show(document, lambda: click.echo(handle.instance_id))
+    async def run(client: Client) -> None:
+        options: dict[str, Any] = {"version": version, "session_id": session_id, "if_ended": if_ended}
+        handle = await client.start(name, value, instance_id=instance_id, **options)
+        if handle.outcome in _PRESENT:
+            click.echo(f"instance {handle.instance_id!r} was there already{_PRESENT[handle.outcome]}", err=True)
+        if waits:
+            await _report_end(shell, client, handle.instance_id, timeout, outcome=handle.outcome)
+        else:
+            document = {"instance_id": handle.instance_id, "outcome": handle.outcome}
+            shell.show(document, lambda: click.echo(handle.instance_id))
 
-    anyio.run(run)
+    if shell.url.startswith("sqlite:"):
+        anyio.run(migrate, shell.url)
+    with_client(shell, run)
 
 
 @command("raise")

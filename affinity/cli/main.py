@@ -17,6 +17,7 @@ from affinity_workflows import VERSION
 
 _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "ask": ("instances.ask", "Send an event, and print the reply to it."),
+    "audit": ("audit.audit", "Show who did what."),
     "cancel": ("instances.cancel", "Ask an instance to end."),
     "console": ("console.console", "Show everything in a browser."),
     "conversation": ("conversation.conversation", "Show, ask and answer conversations."),

@@ -26,6 +26,7 @@ _IDS: Final = frozenset(
         "REQUEST",
         "SCHEDULE",
         "SESSION",
+        "TARGET",
         "TO",
         "WORKER",
     ]

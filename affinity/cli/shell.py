@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import getpass
 import os
 import sys
 import time
@@ -37,6 +38,9 @@ DEFAULT_URL: Final = "sqlite:///affinity.db"
 
 DEFAULT_PAGE: Final = 50
 """Items on a page of a list."""
+
+SOURCE: Final = "command"
+"""In the audit log."""
 
 URL_IS_VISIBLE: Final = (
     "Warning: the password in --url can be read by every user of this machine (`ps`): put the URL into AFFINITY_URL, or"
@@ -167,9 +171,20 @@ def with_client(shell: Shell, work: Callable[[Client], Awaitable[T]]) -> T:
 
     async def run() -> T:
         async with Client(shell.url) as client:
-            return await work(client)
+            with client.acting_as(current_user(), source=SOURCE):
+                return await work(client)
 
     return anyio.run(run)
+
+
+def current_user() -> str:
+    """The user of this command, for the audit log: of the operating system, unless the environment names another."""
+    if named := os.environ.get("AFFINITY_USER"):
+        return named
+    try:
+        return getpass.getuser()
+    except (KeyError, ImportError, OSError):  # a container may run as a user without a name
+        return f"uid {os.getuid()}"
 
 
 def with_workers(

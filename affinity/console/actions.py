@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
+from affinity.audit import record_refusal
 from affinity.client import Client
 from affinity.console.access import Access, Action
 from affinity.console.pages.base import given, number, required
@@ -48,7 +49,13 @@ async def do(client: Client, name: str, form: Form, access: Access) -> str:
     verb = VERBS.get(name)
     if verb is None:
         raise Refused(404, "there is no such action")
+    with client.acting_as(access.user, source="console"):
+        return await _do(client, name, verb, form, access)
+
+
+async def _do(client: Client, name: str, verb: Verb, form: Form, access: Access) -> str:
     if not access.may(verb.needs):
+        await record_refusal(name, verb.target, form.get(verb.target, ""), "not allowed")
         raise Refused(403, f"you may not do this: it needs the action {verb.needs!r}")
     target = required(form, verb.target)
     if verb.confirmed and form.get("confirm") != target:
@@ -57,6 +64,7 @@ async def do(client: Client, name: str, form: Form, access: Access) -> str:
         outcome = await verb.run(client, form)
     except AffinityError as error:
         logger.warning("%r: %s %r was refused: %r", access.user, name, target, error)
+        await record_refusal(name, verb.target, target, error)
         raise
     logger.info("%r: %s %r: %s", access.user, name, target, outcome)
     return form.get("back", "/") if verb.then is None else verb.then(form)

@@ -1,6 +1,6 @@
 """What each page reads. A page is a function of the client, the query of the URL, and the values that it shows."""
 
-from affinity.console.pages import conversations, instances, overview, sessions
+from affinity.console.pages import audit, conversations, instances, overview, sessions
 from affinity.console.pages.base import Page
 
 PAGES = {
@@ -19,6 +19,7 @@ PAGES = {
         Page("/wake", "Wake", "wake.html", conversations.wake),
         Page("/approvals", "Approvals", "approvals.html", conversations.approvals),
         Page("/approval", "Approval", "approval.html", conversations.approval),
+        Page("/audit", "Audit", "audit.html", audit.audit),
     )
 }
 """By path below the console's prefix."""
