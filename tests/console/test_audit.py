@@ -105,7 +105,9 @@ async def test_the_page_shows_and_filters(client: Client, open_console: Open) ->
             await client.start("unknown to all", instance_id=f"i{n}")
         await client.cancel("i7", reason=hostile)
     async with open_console(access=lambda request: Access(READ, "eve")) as http:
-        assert (await http.post("/do/cancel", data={"token": await form_token(http)}, headers=ORIGIN)).status_code == 403
+        assert (
+            await http.post("/do/cancel", data={"token": await form_token(http)}, headers=ORIGIN)
+        ).status_code == 403
         page = (await http.get("/audit")).text
         assert 'href="/audit" aria-current="page"' in page
         assert "<script>alert" not in page

@@ -444,7 +444,16 @@ async def test_a_reader_writes_nothing(url: str, admin: psycopg.Connection[Any],
             await WRITES[write](reader)
         transport = httpx.ASGITransport(app=create(reader))
         async with httpx.AsyncClient(transport=transport, base_url="http://console.test") as http:
-            for path in ("/", "/workers", "/sessions", "/instances", "/instance?id=i", "/conversations", "/approvals"):
+            for path in (
+                "/",
+                "/workers",
+                "/sessions",
+                "/instances",
+                "/instance?id=i",
+                "/conversations",
+                "/approvals",
+                "/audit",
+            ):
                 assert (await http.get(path)).status_code == 200, path
     assert counts() == before
 

@@ -1,0 +1,202 @@
+"""Who acts: `Client.acting_as`, and the actions that leave entries."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from pydantic import BaseModel
+
+from affinity import Conversations, Event, ExternalEvent, UserMessage, sync
+from affinity.audit import ACTING
+from affinity.client import AuditEntry, Client, Start
+from affinity.conversation import ConversationHandle
+from affinity.errors import InvalidId, InvalidInput, ProviderError, UnknownInstance, UnknownWorker
+from affinity.limits import MAX_AUDIT_TEXT_BYTES, MAX_ID_BYTES
+from affinity.provider.contract import Quotas
+from affinity.testing.conformance.providers.builders import state
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+
+class Chat(BaseModel):
+    """A state."""
+
+
+chats = Conversations(Chat, kind="chat")
+
+
+async def entries(client: Client) -> list[AuditEntry]:
+    """Oldest first."""
+    return [each async for each in client.audit()][::-1]
+
+
+async def is_recorded(client: Client, action: str) -> bool:
+    return any(each.action == action for each in await entries(client))
+
+
+async def test_the_actions_have_their_names(client: Client) -> None:
+    """Each call that writes is one action, whatever it calls itself; what a call reads, and a trial, is none."""
+    talk, schedules, manager = client.conversation(chats, "talk"), client.schedules, client.session_manager
+    assert isinstance(talk, ConversationHandle)
+    start = datetime.now(UTC) - timedelta(hours=5)
+    await client.session_store.save(state("r"))
+    with client.acting_as("ann", source="suite"):
+        await client.start_many([Start("flow", 1, "i"), Start("flow", 2, "j")])
+        await client.raise_events([ExternalEvent("i", "e"), ExternalEvent("none", "e")])
+        asking = asyncio.create_task(client.ask("i", Event("e", str, reply=str)("secret")))
+        await until(lambda: is_recorded(client, "ask"))
+        asking.cancel()
+        await client.handle("j").cancel(reason="enough")
+        await client.set_quotas(Quotas(instances=50))
+        await talk.create(title="secret")
+        await talk.describe(title="secret too")
+        await talk.send(UserMessage("secret"))
+        await talk.fork("copy")
+        await schedules.create("nightly", "flow", every=3600)
+        await schedules.update("nightly", every=7200)
+        await schedules.pause("nightly", reason="migration")
+        await schedules.resume("nightly")
+        await schedules.trigger("nightly")
+        await schedules.backfill("nightly", start=start, end=start + timedelta(hours=2, microseconds=-1))
+        await schedules.delete("nightly")
+        lines = [line async for line in manager.export()]
+        await manager.prune(older_than=0.0)
+        await manager.import_(lines)
+        await manager.delete("r")
+        await client.delete("j", force=True)
+        await client.prune(older_than=0.0, dry_run=True)
+        await client.prune_conversations(max_entries=0)
+        await talk.delete()
+    found = await entries(client)
+    assert {(each.user, each.source, each.role) for each in found} == {("ann", "suite", None)}
+    assert [(each.action, each.kind, each.target, each.outcome, each.succeeded) for each in found] == [
+        ("start", "instance", "i", "done", True),
+        ("start", "instance", "j", "done", True),
+        ("raise", "instance", "i", "delivered", True),
+        ("raise", "instance", "none", "unknown", False),
+        ("ask", "instance", "i", "delivered", True),
+        ("cancel", "instance", "j", "delivered", True),
+        ("set quotas", "", "", "done", True),
+        ("create", "conversation", "talk", "created", True),
+        ("describe", "conversation", "talk", "done", True),
+        ("send", "conversation", "talk", "appended", True),
+        ("fork", "conversation", "talk", "created", True),
+        ("create", "schedule", "nightly", "done", True),
+        ("update", "schedule", "nightly", "done", True),
+        ("pause", "schedule", "nightly", "done", True),
+        ("resume", "schedule", "nightly", "done", True),
+        ("trigger", "schedule", "nightly", "done", True),
+        ("backfill", "schedule", "nightly", "done", True),
+        ("delete", "schedule", "nightly", "done", True),
+        ("prune", "session", "r", "done", True),
+        ("import", "session", "r", "done", True),
+        ("delete", "session", "r", "done", True),
+        ("delete", "instance", "j", "deleted", True),
+        ("prune", "conversation", "", "unchanged", False),
+        ("delete", "conversation", "talk", "deleted", True),
+        ("delete", "conversation", "talk", "done", True),
+    ]
+    assert "secret" not in str([each.details for each in found])
+    by_action = {(each.kind, each.action): each.details for each in found}
+    assert by_action["instance", "cancel"] == {"reason": "enough"}
+    assert by_action["instance", "ask"] == {"event": "e"}
+    assert by_action["conversation", "send"] == {"event": "user.message"}
+    assert by_action["conversation", "fork"] == {"new_id": "copy"}
+    assert by_action["schedule", "pause"] == {"reason": "migration"}
+
+
+async def test_a_refused_action_has_one_entry(client: Client) -> None:
+    """With the error as its outcome; an error of the database is none."""
+    with client.acting_as("ann"):
+        with pytest.raises(UnknownInstance):
+            await client.reset("none", to_event=1)
+        with pytest.raises(UnknownWorker):
+            await client.drain_worker("none")
+        with pytest.raises(InvalidId):
+            await client.cancel("")
+        with pytest.raises(InvalidInput):
+            await client.schedules.create("s", "flow")
+    found = await entries(client)
+    assert [(each.action, each.target, each.outcome, each.succeeded) for each in found] == [
+        ("reset", "none", "UnknownInstance", False),
+        ("drain", "none", "UnknownWorker", False),
+        ("cancel", "", "InvalidId", False),
+        ("create", "s", "InvalidSchedule", False),
+    ]
+
+
+async def test_users_of_tasks_are_apart(client: Client) -> None:
+    """Calls that would share a batch do not: each has its transaction and its user."""
+    await client.start("flow", instance_id="i")
+    talk = client.conversation(chats, "talk")
+
+    async def send(user: str) -> None:
+        if not user:
+            await talk.send(UserMessage(user))
+            return
+        with client.acting_as(user):
+            await talk.send(UserMessage(user))
+
+    await asyncio.gather(*[send(user) for user in ("ann", "", "bob", "eve", "")])
+    assert sorted(each.user for each in await entries(client)) == ["ann", "bob", "eve"]
+    assert len(await talk.history()) == 5
+    assert ACTING.get() is None
+
+
+async def test_a_call_without_a_user_has_no_entry(client: Client) -> None:
+    """Nor a refused one."""
+    assert ACTING.get() is None
+    await client.start("flow", instance_id="i")
+    await client.cancel("i")
+    with pytest.raises(UnknownInstance):
+        await client.cancel("none")
+    assert await entries(client) == []
+
+
+async def test_long_and_strange_texts(client: Client) -> None:
+    """Names are refused, reasons are shortened, and pages are checked."""
+    for name in ("x" * (MAX_ID_BYTES + 1), "a\x00b", "a\nb"):
+        with pytest.raises(InvalidId):
+            client.acting_as(name)
+    with pytest.raises(InvalidId):
+        client.acting_as("ann", source="")
+    await client.start("flow", instance_id="i")
+    with client.acting_as(""):
+        await client.cancel("i", reason="é" * 10_000 + "\x01")
+    (entry,) = await entries(client)
+    assert entry.user == ""
+    assert len(str(entry.details["reason"]).encode()) <= MAX_AUDIT_TEXT_BYTES
+    for wrong in ({"limit": 0}, {"after": "x"}, {"after": "2026-01-01T00:00:00+00:00/x"}, {"user": "\x00"}):
+        with pytest.raises(InvalidInput):
+            await client.audit_page(**wrong)  # type: ignore[arg-type]
+    page = await client.audit_page(limit=1)
+    assert page.next is not None
+    assert (await client.audit_page(limit=1, after=page.next)).items == []
+
+
+async def test_an_entry_that_cannot_be_written(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a refused action it is in the log, and the caller has the error of the action."""
+
+    async def fails(_: object) -> None:
+        raise ProviderError("no disk")
+
+    with client.acting_as("ann"):
+        acting = ACTING.get()
+        assert acting is not None
+        acting.record = fails
+        with pytest.raises(UnknownInstance):
+            await client.cancel("none")
+    assert "cancel of 'ann' was not recorded: no disk" in caplog.text
+    assert await entries(client) == []
+
+
+def test_sync_clients_act_too(url: str) -> None:
+    """For the thread of the block."""
+    with sync.Client(url) as client:
+        with client.acting_as("ann", source="notebook"):
+            client.start("flow", instance_id="i")
+        client.start("flow", instance_id="j")
+        assert [(each.user, each.source, each.target) for each in client.audit()] == [("ann", "notebook", "i")]
