@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TypeAlias
@@ -19,6 +20,8 @@ from tests.support.waiting import until
 Open: TypeAlias = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 
 TEXT = "plain"
+
+ORIGIN = {"origin": "http://console.test"}
 
 
 async def fill(client: Client, text: str, prefix: str = "") -> None:
@@ -66,3 +69,16 @@ def open_console(client: Client) -> Open:
             yield http
 
     return opened
+
+
+async def token(http: httpx.AsyncClient, address: str = "/approvals") -> str:
+    """The token of the forms of a browser, which has the cookie from now on."""
+    found = re.search(r'name="token" value="([0-9a-f]+)"', (await http.get(address)).text)
+    assert found is not None
+    return found[1]
+
+
+async def answer_form(client: Client, http: httpx.AsyncClient, **fields: str) -> dict[str, str]:
+    request = (await client.requests_page()).items[0]
+    form = {"conversation": request.conversation_id, "request": request.request_id, "answer": "allow"}
+    return {"token": await token(http), **form, **fields}

@@ -13,8 +13,7 @@ from affinity.client import AuditEntry
 from affinity.console import READ, Access
 from affinity.console.actions import VERBS
 from affinity.console.requests import COOKIE, token_of
-from tests.console.conftest import Open, fill
-from tests.console.test_forms import ORIGIN, answer_form, token
+from tests.console.conftest import ORIGIN, Open, answer_form, fill, token
 from tests.support.console_app import stays
 from tests.support.waiting import until
 

@@ -15,26 +15,11 @@ from affinity.console import ALL, NONE, READ, Access
 from affinity.console.actions import VERBS
 from affinity.console.pages import PAGES
 from affinity.conversation import AgentMessage, UserMessage
-from tests.console.conftest import Open, fill
+from tests.console.conftest import ORIGIN, Open, answer_form, fill, token
 from tests.support.console_app import chats, stays
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
-
-ORIGIN = {"origin": "http://console.test"}
-
-
-async def token(http: httpx.AsyncClient, address: str = "/approvals") -> str:
-    """The token of the forms of a browser, which has the cookie from now on."""
-    found = re.search(r'name="token" value="([0-9a-f]+)"', (await http.get(address)).text)
-    assert found is not None
-    return found[1]
-
-
-async def answer_form(client: Client, http: httpx.AsyncClient, **fields: str) -> dict[str, str]:
-    request = (await client.requests_page()).items[0]
-    form = {"conversation": request.conversation_id, "request": request.request_id, "answer": "allow"}
-    return {"token": await token(http), **form, **fields}
 
 
 async def test_a_request_is_allowed_in_the_browser(

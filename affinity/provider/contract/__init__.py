@@ -51,6 +51,11 @@ Tags
     has a record of state. An item of a session that has begun goes to a worker with the *session's* tag, whatever its
     own. A worker that finds another tag at an item than at its session (`WorkItem.session_tag`) fails the item.
 
+Users
+    While a user is stated (`affinity.audit.ACTING`), a verb that clients write with has its entries in the audit log in
+    its own transaction: what `Acting.entries` gives for its result. `Acting.committed` is called behind it. Without a
+    user nothing more is read or written.
+
 Routes
     ``worker_queue.route`` of an item:
 

@@ -481,7 +481,7 @@ class Role(Calls):
 
 
 class Connections:
-    """The connections of one provider: three, or one for all.
+    """The connections of one provider: three, or one for all; and one for `Transactions`, while there are some.
 
     Of three, a worker that is idle has two: the connection for commits is closed (`IDLE_TIMEOUT`).
 
