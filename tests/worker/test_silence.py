@@ -17,7 +17,7 @@ from affinity.client import Client
 from affinity.errors import ConnectionLost
 from affinity.provider import open_provider
 from affinity.provider.postgres import PostgresProvider
-from affinity.provider.postgres.driver.connections import CALL_TIMEOUT
+from affinity.provider.postgres.driver.calls import CALL_TIMEOUT
 from tests.servers.proxy import proxy
 from tests.support.ask_app import Answer, Ask, Question, app, oracle
 

@@ -106,7 +106,7 @@ class PostgresSessionStore:
         removed = set[str]()
         for first in range(0, len(rows), step):
             part = rows[first : first + step]
-            delete, targets = partial(_delete_step, statement=statement, rows=part), [one["session_id"] for one in part]
+            delete, targets = partial(_delete_step, statement=statement, rows=part), named[first : first + step]
             if dry_run:
                 removed |= await delete(self._connections)
             else:

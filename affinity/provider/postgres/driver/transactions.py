@@ -57,8 +57,8 @@ class Transaction(Calls):
     ) -> list[list[Row]]:
         if self._has_failed:
             raise Contention(f"{self._target.name}: the transaction was given up after an error: repeat it")
-        self._reply = reply = asyncio.get_running_loop().create_future()
-        self._first = None
+        reply: asyncio.Future[list[list[Row]]] = asyncio.get_running_loop().create_future()
+        self._reply, self._first = reply, None
         self._has_failed = True  # unless it has a reply
         try:
             self._ask(ask, settings or self._settings)
