@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -30,7 +30,7 @@ class Fault:
         options: of the workers.
     """
 
-    act: Callable[[Fleet], Awaitable[None]]
+    act: Callable[[Fleet], Coroutine[Any, Any, None]]
     alerts: frozenset[str]
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -38,8 +38,8 @@ class Fault:
 FAULTS: Final[dict[str, Fault]] = {}
 
 
-def _fault(*alerts: str, **options: Any) -> Callable[[Callable[[Fleet], Awaitable[None]]], None]:
-    def add(act: Callable[[Fleet], Awaitable[None]]) -> None:
+def _fault(*alerts: str, **options: Any) -> Callable[[Callable[[Fleet], Coroutine[Any, Any, None]]], None]:
+    def add(act: Callable[[Fleet], Coroutine[Any, Any, None]]) -> None:
         FAULTS[act.__name__] = Fault(act, frozenset(alerts), options)
 
     return add

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -100,7 +100,7 @@ class Recording:
         self._scrapes: dict[str, dict[int, dict[Series, float] | None]] = {}
         self._running: set[str] = set()
 
-    async def record(self, seconds: int, at: int, fault: Callable[[Fleet], Awaitable[None]]) -> None:
+    async def record(self, seconds: int, at: int, fault: Callable[[Fleet], Coroutine[Any, Any, None]]) -> None:
         """Scrape for so long. The fault begins after ``at`` seconds, and is cancelled at the end."""
         began = anyio.current_time()
         async with httpx.AsyncClient(timeout=SCRAPE_SECONDS) as http, anyio.create_task_group() as tasks:

@@ -34,7 +34,7 @@ spec:
 
 
 def rules() -> list[dict[str, Any]]:
-    """All rules, those that record too."""
+    """All rules, recording rules too."""
     return [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
 
 

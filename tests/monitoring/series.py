@@ -48,7 +48,7 @@ class Selector(NamedTuple):
 
 
 def selectors(expression: str) -> list[Selector]:
-    """Those of an expression of PromQL, without strings that have a brace."""
+    """The selectors of an expression of PromQL. Strings in it have no brace."""
     return [
         Selector(name, tuple(Matcher(*one) for one in _MATCHER.findall(conditions)))
         for name, conditions in _SELECTOR.findall(expression)

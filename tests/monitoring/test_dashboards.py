@@ -16,11 +16,11 @@ import pytest
 
 from tests.conftest import Servers
 from tests.monitoring.faults import FAULTS
-from tests.monitoring.fleet import Fleet, open_fleet
+from tests.monitoring.fleet import Fleet, Recording, open_fleet
 from tests.monitoring.promtool import check_expressions, needs_promtool
 from tests.monitoring.record import recorded
 from tests.monitoring.rules import alerts, dashboards, exported_selectors, rules
-from tests.monitoring.series import Selector, Series, grouping_labels, samples, selectors
+from tests.monitoring.series import STALE, Selector, Series, grouping_labels, samples, selectors
 
 pytestmark = pytest.mark.anyio
 
@@ -44,7 +44,7 @@ def panels() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def panel_expressions() -> list[str]:
-    """Those of all panels, with values for the variables."""
+    """The expressions of all panels, with values for the variables."""
     found = [target["expr"] for _, panel in panels() for target in panel["targets"]]
     for variable, value in VARIABLES.items():
         found = [one.replace(variable, value) for one in found]
@@ -65,8 +65,11 @@ async def test_a_worker_exports_what_rules_and_panels_name(servers: Servers) -> 
     url = server.url(server.create_database(servers.template("new")))
     async with open_fleet(server, url, ["w-0"]) as fleet:
         exported = await _scrape_until_all(fleet, named)
+        recording = Recording(fleet, exported_selectors())
+        await recording.record(5, 3, FAULTS["no_worker"].act)
     labels = {name: {label for label, _ in pairs} for name, pairs in exported}
     assert set[str]().union(*labels.values()) <= LABELS
+    assert all(STALE in values[3:] for values in recording.series(5).values()), "the worker was killed"
     for name, pairs in recorded_series():
         assert labels.get(name) == {label for label, _ in pairs}, f"{name} has changed: record the faults again"
     labels |= {rule["record"]: labels[selectors(rule["expr"])[0].name] for rule in rules() if "record" in rule}
@@ -95,7 +98,7 @@ async def _scrape_until_all(fleet: Fleet, named: list[Selector]) -> set[Series]:
             while True:
                 text = (await http.get(f"http://127.0.0.1:{fleet.ports['w-0']}/metrics")).text
                 found = {series for series, _ in samples(text)}
-                missing = {one.name for one in named} - {name for name, _ in found}
+                missing = set[str | Selector]({one.name for one in named} - {name for name, _ in found})
                 missing |= {one for one in {*named} - fitting if not any(_fits(one, series) for series in found)}
                 if not missing:
                     return found
