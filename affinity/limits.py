@@ -216,7 +216,7 @@ MAX_COUNT: Final = 100_000
 """Where counts in command output stop, to bound the cost of counting."""
 
 SCRAPE_COUNT: Final = 10_000
-"""Where counts for metrics stop, which are read often; and instances in one page that are counted by status."""
+"""Where counts stop that are read often: for metrics, and of workers' sessions; and instances in one page of counts."""
 
 MAX_EVENT_BYTES: Final = 1024 * 1024
 """UTF-8 bytes of one event of a conversation as JSON: a wake reads, and a reader receives, many of them."""

@@ -20,7 +20,7 @@ from affinity.client.views import (
     TreeNode,
     WorkStatistics,
 )
-from affinity.explain import SessionHolding, SessionLife
+from affinity.explain import SessionHolding, SessionLife, UnservedWork
 from affinity.orchestration.typed import ExternalEvent
 from affinity.provider.contract import Quotas
 
@@ -59,6 +59,7 @@ __all__ = [
     "Start",
     "StartOutcome",
     "TreeNode",
+    "UnservedWork",
     "WorkStatistics",
     "open_store",
 ]

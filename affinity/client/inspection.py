@@ -31,7 +31,7 @@ from affinity.client.views import (
     tree_of,
 )
 from affinity.errors import Explanation, InvalidInput, SessionNotFound, UnknownInstance, WaitTimeout
-from affinity.explain import SessionLife, explain, session_life
+from affinity.explain import SessionLife, UnservedWork, explain, session_life, unserved_work
 from affinity.limits import MAX_COUNT, MAX_HISTORY_EVENTS, MAX_PAGE, SCRAPE_COUNT, check_id
 from affinity.orchestration.codec import read_json
 from affinity.paging import PageIterator, uninterrupted
@@ -328,19 +328,26 @@ class Inspection(ClientBase):
 
     # -- sessions and workers
 
-    def sessions(self) -> AsyncIterator[SessionInfo]:
-        """All sessions that have a row, by id, with their present or last holder; read page by page."""
+    def sessions(self, *, worker_id: str | None = None) -> AsyncIterator[SessionInfo]:
+        """All sessions that have a row, by id, with their present or last holder; read page by page.
+
+        Args:
+            worker_id: only sessions that this worker holds, or was the last to hold.
+        """
 
         async def read(after: str) -> tuple[Sequence[SessionInfo], str | None]:
-            rows = await self.sessions_page(after=after or None, limit=MAX_PAGE)
+            rows = await self.sessions_page(worker_id=worker_id, after=after or None, limit=MAX_PAGE)
             return rows, None if len(rows) < MAX_PAGE else rows[-1].session_id
 
         return PageIterator(read, "")
 
-    async def sessions_page(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:
+    async def sessions_page(
+        self, *, worker_id: str | None = None, after: str | None = None, limit: int = 100
+    ) -> Sequence[SessionInfo]:
         """Some sessions that have a row, by id; see `sessions`.
 
         Args:
+            worker_id: only of sessions that this worker holds, or was the last to hold.
             after: only ids behind this one, which is the last of the page before.
             limit: sessions on the page, from 1 to `limits.MAX_PAGE`.
 
@@ -348,7 +355,7 @@ class Inspection(ClientBase):
             InvalidInput: a limit out of range.
         """
         _check_limit(limit, MAX_PAGE)
-        return await retry(partial(self._provider.list_sessions, after=after, limit=limit))
+        return await retry(partial(self._provider.list_sessions, worker_id=worker_id, after=after, limit=limit))
 
     async def session_moves(
         self, *, after: int | None = None, before: int | None = None, limit: int = 100, **where: Unpack[MoveConditions]
@@ -402,7 +409,9 @@ class Inspection(ClientBase):
         return found
 
     async def workers(self) -> Sequence[WorkerInfo]:
-        """All workers by id, alive or not."""
+        """All workers by id, alive or not. The sessions that each holds are counted while the database has fewer than
+        `limits.SCRAPE_COUNT`; else they are what the worker said last, within about ``rebalance_interval``.
+        """
         return await retry(self._provider.list_workers)
 
     async def desired_workers(self) -> WorkerDemand:
@@ -410,6 +419,20 @@ class Inspection(ClientBase):
         counted: keep at least one worker for it.
         """
         return await retry(self._provider.desired_workers)
+
+    async def unserved_work(self, *, limit: int = 100) -> Sequence[UnservedWork]:
+        """Work that waits and that no live worker can take, since none has its code or its tag; empty while no worker
+        is alive.
+
+        Args:
+            limit: how many of the oldest rows of each queue are looked at, from 1 to `limits.MAX_PAGE`.
+
+        Raises:
+            InvalidInput: a limit out of range.
+        """
+        _check_limit(limit, MAX_PAGE)
+        workers = await self.workers()
+        return await retry(partial(unserved_work, self._provider, workers, limit))
 
     async def load(self) -> FleetLoad:
         """How full the live workers are, as they said last, and whether rebalancing is suspended."""

@@ -6,5 +6,16 @@ their instances by `add_reasons`.
 
 from affinity.explain.life import SessionHolding, SessionLife, session_life
 from affinity.explain.reasons import Explainer, add_reasons, explain, time_text
+from affinity.explain.unserved import UnservedWork, unserved_work
 
-__all__ = ["Explainer", "SessionHolding", "SessionLife", "add_reasons", "explain", "session_life", "time_text"]
+__all__ = [
+    "Explainer",
+    "SessionHolding",
+    "SessionLife",
+    "UnservedWork",
+    "add_reasons",
+    "explain",
+    "session_life",
+    "time_text",
+    "unserved_work",
+]

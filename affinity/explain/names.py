@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from affinity.errors import ExplanationCode
 from affinity.provider.contract import WorkerInfo
 from affinity.records import frozen
 
@@ -41,6 +42,14 @@ def differences(workers: Iterable[WorkerInfo]) -> list[Difference]:
 def described(kind: str, name: str) -> str:
     """A name in messages: "orchestration 'chat@1.0.0'"."""
     return f"{_SINGULAR.get(kind, f'{kind} of kind')} {name!r}"
+
+
+def lacking(alive: Iterable[WorkerInfo], kind: str, name: str, tag: str | None) -> ExplanationCode | None:
+    """Why none of these workers can ever take work of this name and tag; None: one can."""
+    able = [one for one in alive if has_code(one, kind, name)]
+    if not able:
+        return "name_not_registered"
+    return "no_worker_with_tag" if tag is not None and not any(tag in one.tags for one in able) else None
 
 
 def has_code(worker: WorkerInfo, kind: str, name: str) -> bool:

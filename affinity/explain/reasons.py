@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 from affinity.errors import Explanation, ExplanationCode
-from affinity.explain.names import ACTIVITIES, ORCHESTRATIONS, described, has_code
+from affinity.explain.names import ACTIVITIES, ORCHESTRATIONS, described, has_code, lacking
 from affinity.explain.outstanding import Outstanding
 from affinity.provider.contract import (
     FINISHED,
@@ -223,11 +223,13 @@ class Explainer:
             text = f"which runs on worker {item.worker_id!r}, attempt {item.attempts}"
             return "activity_running", text, {"worker_id": item.worker_id}
         able = [one for one in await self.alive() if has_code(one, ACTIVITIES, item.name)]
-        if not able:
-            return "name_not_registered", "which no live worker registers: include it in the app of one", {}
-        if not item.has_worker:
-            text = f"which needs a worker with the tag {item.tag!r}: none is alive; start one with `--tag {item.tag}`"
-            return "no_worker_with_tag", text, {}
+        match lacking(able, ACTIVITIES, item.name, None if item.has_worker else item.tag):
+            case "name_not_registered":
+                return "name_not_registered", "which no live worker registers: include it in the app of one", {}
+            case "no_worker_with_tag":
+                tag = item.tag
+                text = f"which needs a worker with the tag {tag!r}: none is alive; start one with `--tag {tag}`"
+                return "no_worker_with_tag", text, {}
         match item.state:
             case "blocked":
                 return "ordered_behind", f"which is behind an ordered activity of session {item.session_id!r}", {}

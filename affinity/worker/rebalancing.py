@@ -82,11 +82,11 @@ class Rebalancer(WorkerPart):
         """One round every ``rebalance_interval`` seconds, until cancelled."""
         while True:
             await self._pause(self._options.rebalance_interval * random.uniform(0.9, 1.1))  # noqa: S311
-            if self._lease.is_serving:
+            if self._lease.is_alive:
                 await self.run_round()
 
     async def run_round(self) -> None:
-        """Tell the load, and offer sessions if there are too many here."""
+        """Tell the load, also while draining, and offer sessions if there are too many here."""
         held = len(self._sessions)
         load = await self._health.call_seldom(partial(self._provider.get_load, self._identity, held=held), self.run)
         if not self._offers or load.suspended or not self._has_gained(load, held):

@@ -197,7 +197,7 @@ async def test_names_that_no_live_worker_registers(
     any_url: str, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "affinity")
-    async with Worker(app, any_url, options(unregistered_timeout=300.0)):
+    async with Worker(app, any_url, options(unregistered_timeout=300.0, drain_timeout=0.1)):
         await client.start("nowhere", instance_id="o")
         await client.start("nowhere", instance_id="o2")
         await client.start(unknown_activity, instance_id="a")
@@ -211,6 +211,16 @@ async def test_names_that_no_live_worker_registers(
         await until(warned)
         await anyio.sleep(0.5)
         assert caplog.text.count("no live worker registers") == 1
+        await client.start(tagged, instance_id="t")
+        await explained(client, "t", "no_worker_with_tag")
+        unserved = {one.sentence.partition(":")[0]: one for one in await client.unserved_work()}
+        assert {sentence: (one.code, one.count) for sentence, one in unserved.items()} == {
+            "no live worker registers the orchestration 'nowhere'": ("name_not_registered", 2),
+            "no live worker registers the activity 'nowhere'": ("name_not_registered", 1),
+            "no live worker that registers the activity 'work' has the tag 'gpu'": ("no_worker_with_tag", 1),
+        }
+        assert {one.instance_id for one in unserved.values()} == {"o", "a", "t"}
+    assert await client.unserved_work() == []  # no worker is alive: all work waits
 
 
 async def test_activities_say_why_they_have_no_result(any_url: str, client: Client) -> None:

@@ -124,6 +124,7 @@ def management_verbs(peer: Peer) -> list[Verb]:
         lambda: peer.provider.read_origins("m", 1),
         lambda: peer.provider.list_tree("m", 10),
         lambda: peer.provider.measure_queues(10),
+        lambda: peer.provider.sample_waiting_work(10),
         lambda: peer.provider.count_instances(10),
         lambda: peer.provider.get_due_schedules(10),
     ]

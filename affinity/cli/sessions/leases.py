@@ -33,11 +33,8 @@ def leases(shell: Shell, *, worker: str | None, held: bool) -> None:
 def show_leases(shell: Shell, worker: str | None, held: bool) -> None:
     """Print the leases that fit."""
 
-    def fits(session: SessionInfo) -> bool:
-        return (worker is None or session.worker_id == worker) and (session.held or not held)
-
     async def read(client: Client) -> list[SessionInfo]:
-        return [session async for session in client.sessions() if fits(session)]
+        return [session async for session in client.sessions(worker_id=worker) if session.held or not held]
 
     found = with_client(shell, read)
     shell.show(found, lambda: table(_COLUMNS, map(_lease_row, found), empty="no sessions"))

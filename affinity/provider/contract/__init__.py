@@ -114,6 +114,7 @@ from affinity.provider.contract.management import (
     QueueStatistics,
     Quotas,
     TreeMember,
+    WaitingWork,
 )
 from affinity.provider.contract.retention import NO_RETENTION, HistoryPruning, InstancePruning, Retention, Sweep
 from affinity.provider.contract.schedules import (
@@ -266,6 +267,7 @@ __all__ = [
     "Turn",
     "TurnResult",
     "WaitFailure",
+    "WaitingWork",
     "WorkAbandon",
     "WorkAck",
     "WorkFetch",

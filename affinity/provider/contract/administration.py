@@ -16,6 +16,7 @@ from affinity.provider.contract.management import (
     QueueStatistics,
     Quotas,
     TreeMember,
+    WaitingWork,
 )
 from affinity.provider.contract.retention import HistoryPruning, InstancePruning
 from affinity.provider.contract.sessions import (
@@ -118,6 +119,13 @@ class AdministrationProvider(ProviderConnection, Protocol):
         """Count rows in the queues, up to ``limit`` of each kind; a count reads at most so many rows of an index."""
         ...
 
+    async def sample_waiting_work(self, limit: int) -> Sequence[WaitingWork]:
+        """What waits for any worker, by kind, name and tag, among the ``limit`` oldest rows of each route: work items
+        without a holder that are visible and not locked, and visible messages of instances that no worker owns. What
+        has a session, and what has none, may be apart.
+        """
+        ...
+
     async def count_instances(self, limit: int, *, after: str | None = None) -> InstanceCounts:
         """Count one page of ``limit`` instances by status, in the order of their ids, after the id ``after``."""
         ...
@@ -133,7 +141,9 @@ class AdministrationProvider(ProviderConnection, Protocol):
         ...
 
     async def list_workers(self) -> Sequence[WorkerInfo]:
-        """Worker rows by id, alive or not."""
+        """Worker rows by id, alive or not. The sessions of each are counted while the database has fewer than
+        `limits.SCRAPE_COUNT`; else they are what the worker said last (`get_load`), 0 before.
+        """
         ...
 
     async def desired_workers(self) -> WorkerDemand:

@@ -49,10 +49,15 @@ class ProviderConnection(Protocol):
         ...
 
     async def list_sessions(
-        self, session_ids: Collection[str] | None = None, *, after: str | None = None, limit: int = 100
+        self,
+        session_ids: Collection[str] | None = None,
+        *,
+        worker_id: str | None = None,
+        after: str | None = None,
+        limit: int = 100,
     ) -> Sequence[SessionInfo]:
-        """Session rows, held or not: the rows of these sessions, or else one page of ``limit`` rows by id. Reads
-        only.
+        """Session rows, held or not: the rows of these sessions, or else one page of ``limit`` rows by id, with
+        ``worker_id`` only of sessions that this worker holds, or was the last to hold. Reads only.
         """
         ...
 

@@ -68,6 +68,18 @@ class QueueStatistics:
 
 
 @frozen(kw_only=True)
+class WaitingWork:
+    """Work that waits for any worker, of one name and tag: a sample, for people."""
+
+    kind: Literal["activities", "orchestrations"]  # as in `RegisteredNames`: work items, or messages of instances
+    name: str  # an orchestration that has a version with it: ``name@version``
+    tag: str | None
+    count: int
+    since: datetime | None  # could be taken, the oldest; None: unknown
+    instance_id: str  # one of its instances
+
+
+@frozen(kw_only=True)
 class InstanceCounts:
     """Instances by status, of one page."""
 

@@ -86,7 +86,7 @@ class WorkerInfo:
     draining: bool
     expires_in: float  # negative when the lease has ended
     started_at: datetime
-    sessions: int  # held now
+    sessions: int  # held now; see `AdministrationProvider.list_workers`
     labels: Mapping[str, str]  # host, pid, version, as the worker registered them
     capacity: int  # sessions that it may hold, as it registered them
     code_version: str  # as it registered it

@@ -14,6 +14,7 @@ from affinity.provider.contract import (
     InstanceCounts,
     QueueStatistics,
     TreeMember,
+    WaitingWork,
     WorkItemInfo,
 )
 from affinity.provider.postgres.operations import Database, same_time
@@ -22,6 +23,7 @@ from affinity.provider.rows import (
     to_execution,
     to_instance_counts,
     to_origins,
+    to_record,
     to_tree_member,
     to_work_item_info,
 )
@@ -71,6 +73,11 @@ async def measure_queues(db: Database, limit: int) -> QueueStatistics:
         oldest_waiting_session=not_negative(oldest_session),
         late_schedule=not_negative(late_schedule),
     )
+
+
+async def sample_waiting_work(db: Database, limit: int) -> Sequence[WaitingWork]:
+    rows = await db.connections.quick.run(_SQL["waiting_work"], {"limit": Int8(limit)})
+    return [to_record(WaitingWork, row) for row in rows]
 
 
 async def count_instances(db: Database, limit: int, *, after: str | None = None) -> InstanceCounts:

@@ -55,8 +55,7 @@ WITH RECURSIVE tree (instance_id, generation) AS (
 SELECT i.instance_id, i.parent_id, i.name, i.version, i.status, i.execution_id, i.created_at, i.updated_at
 FROM member JOIN instances i USING (instance_id)
 
--- measure: both queues, instances that wait for an operator, and the schedule that is late
--- Routes are found one by one in the index, and along each of them no more rows are read than are counted.
+-- routes: of both queues, found one by one in the index
 WITH RECURSIVE item_route (name) AS (
     (SELECT route FROM worker_queue ORDER BY route LIMIT 1)
     UNION ALL
@@ -67,7 +66,12 @@ WITH RECURSIVE item_route (name) AS (
     UNION ALL
     SELECT (SELECT q.route FROM orchestrator_queue q WHERE q.route > r.name ORDER BY q.route LIMIT 1)
     FROM message_route r WHERE r.name IS NOT NULL
-), item AS MATERIALIZED (
+)
+
+-- measure: both queues, instances that wait for an operator, and the schedule that is late
+-- Along each route no more rows are read than are counted.
+-- include routes
+, item AS MATERIALIZED (
     SELECT q.running
     FROM item_route r CROSS JOIN LATERAL (
         SELECT q.lock_token IS NOT NULL AND q.locked_until > clock() AND EXISTS (
@@ -121,6 +125,25 @@ SELECT
      WHERE r.name <> 'suspended'),
     (SELECT extract(epoch FROM clock() - s.next_due)::float8
      FROM schedules s WHERE s.next_due <= (SELECT clock()) ORDER BY s.next_due LIMIT 1)
+
+-- waiting_work: that any worker may take, of so many rows of each route; what a reset put ahead of all others has no time
+-- include routes
+SELECT 'activities', q.name, substring(r.name FROM '^(?:free|new)#(.*)$'), count(*), min(q.visible_at), min(q.instance_id)
+FROM item_route r CROSS JOIN LATERAL (
+    SELECT q.name, q.visible_at, q.instance_id FROM deliverable_items q WHERE q.route = r.name
+    ORDER BY q.visible_at LIMIT %(limit)s
+) q
+WHERE r.name IN ('free', 'new') OR r.name >= 'free#' AND r.name < 'free$' OR r.name >= 'new#' AND r.name < 'new$'
+GROUP BY q.name, r.name
+UNION ALL
+SELECT 'orchestrations', i.name || coalesce('@' || i.version, ''), NULL, count(*),
+    min(q.visible_at) FILTER (WHERE q.visible_at > to_timestamp(0)), min(i.instance_id)
+FROM (
+    SELECT q.instance_id, q.visible_at FROM orchestrator_queue q
+    WHERE q.route = 'new' AND q.visible_at <= (SELECT clock())
+    ORDER BY q.visible_at LIMIT %(limit)s
+) q JOIN instances i USING (instance_id)
+GROUP BY i.name, i.version
 
 -- count_instances: one page of instances, by status, with the last id
 WITH page AS MATERIALIZED (

@@ -226,6 +226,7 @@ class PostgresProvider(Database):
     list_executions: Final = management.list_executions
     list_tree: Final = management.list_tree
     measure_queues: Final = management.measure_queues
+    sample_waiting_work: Final = management.sample_waiting_work
     count_instances: Final = management.count_instances
     resume_instance: Final = audited("instance", suspension.resume_instance)
     reset_instance: Final = audited("instance", reset.reset_instance)

@@ -14,15 +14,24 @@ from affinity.provider.rows import to_session
 from affinity.provider.statements import load_statements, without
 
 _SQL: Final = load_statements(__package__, "sessions.sql")
-_PAGE: Final = without(_SQL["list_sessions"], "some")
+_PAGE_OF: Final = without(_SQL["list_sessions"], "some")
+_PAGE: Final = without(_PAGE_OF, "of")
 _SOME: Final = without(_SQL["list_sessions"], "page")
 
 
 async def list_sessions(
-    db: Database, session_ids: Collection[str] | None = None, *, after: str | None = None, limit: int = 100
+    db: Database,
+    session_ids: Collection[str] | None = None,
+    *,
+    worker_id: str | None = None,
+    after: str | None = None,
+    limit: int = 100,
 ) -> Sequence[SessionInfo]:
-    if session_ids is None:
-        rows = await db.connections.misc.run(_PAGE, {"after": after, "limit": Int8(limit)})
+    page = {"after": after, "limit": Int8(limit)}
+    if session_ids is None and worker_id is None:
+        rows = await db.connections.misc.run(_PAGE, page)
+    elif session_ids is None:
+        rows = await db.connections.misc.run(_PAGE_OF, page | {"worker": worker_id})
     else:
         rows = await db.connections.quick.run(_SOME, {"session": Texts(session_ids)})
     return [to_session(row) for row in rows]

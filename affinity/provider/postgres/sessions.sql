@@ -8,7 +8,10 @@ SELECT s.session_id, s.worker_id, s.incarnation, s.epoch,
      WHERE h.session_id = s.session_id)
 FROM sessions s
 -- [page
-WHERE %(after)s::text IS NULL OR s.session_id > %(after)s
+WHERE (%(after)s::text IS NULL OR s.session_id > %(after)s)
+-- [of
+  AND s.worker_id = %(worker)s
+-- of]
 ORDER BY s.session_id LIMIT %(limit)s
 -- page]
 -- [some

@@ -6,7 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from affinity.limits import MAX_REROUTE
+from psycopg.types.numeric import Int8
+
+from affinity.limits import MAX_REROUTE, SCRAPE_COUNT
 from affinity.provider.contract import WorkerDemand, WorkerIdentity, WorkerInfo, WorkerLease, WorkerProfile
 from affinity.provider.postgres.driver.timeline import LEARN
 from affinity.provider.postgres.operations import Database, caller_params, same_time
@@ -81,7 +83,8 @@ async def release_worker(db: Database, identity: WorkerIdentity, *, restart_grac
 
 
 async def list_workers(db: Database) -> Sequence[WorkerInfo]:
-    return [to_worker(row, same_time) for row in await db.connections.misc.run(_SQL["list"])]
+    rows = await db.connections.misc.run(_SQL["list"], {"most": Int8(SCRAPE_COUNT)})
+    return [to_worker(row, same_time) for row in rows]
 
 
 async def desired_workers(db: Database) -> WorkerDemand:

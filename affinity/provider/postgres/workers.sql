@@ -137,18 +137,22 @@ WITH gone AS MATERIALIZED (
 )
 UPDATE orchestrator_queue o SET route = 'new' FROM messages m WHERE o.id = m.id
 
--- list: all workers
+-- list: all workers, with the sessions that each holds: counted while they are few, else as it said last
+WITH seen AS MATERIALIZED (
+    -- All in one pass: the rows of one worker are far from each other.
+    SELECT worker_id, incarnation, locked_until FROM sessions LIMIT %(most)s
+), held AS (
+    SELECT worker_id, incarnation, count(*) AS sessions FROM seen WHERE locked_until > (SELECT clock())
+    GROUP BY worker_id, incarnation
+)
 SELECT w.worker_id, w.incarnation, w.locked_until > clock(), w.draining,
     extract(epoch FROM w.locked_until - clock())::float8, w.started_at, w.labels::text,
-    CASE WHEN w.locked_until > clock() THEN coalesce(h.sessions, 0) ELSE 0 END,
+    CASE WHEN w.locked_until <= clock() THEN 0
+         WHEN (SELECT count(*) FROM seen) < %(most)s THEN coalesce(h.sessions, 0)
+         ELSE coalesce(w.sessions, 0) END,
     w.capacity, w.drain_wanted, w.code_version, w.code_since,
     array_to_json(w.tags)::text, w.only_tagged, w.registered::text
-FROM workers w LEFT JOIN (
-    -- All in one pass: the rows of one worker are far from each other.
-    SELECT s.worker_id, s.incarnation, count(*) AS sessions
-    FROM sessions s WHERE s.locked_until > (SELECT clock())
-    GROUP BY s.worker_id, s.incarnation
-) h ON h.worker_id = w.worker_id AND h.incarnation = w.incarnation
+FROM workers w LEFT JOIN held h ON h.worker_id = w.worker_id AND h.incarnation = w.incarnation
 ORDER BY w.worker_id
 
 -- demand: how many workers the sessions need

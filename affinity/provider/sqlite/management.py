@@ -13,14 +13,22 @@ from affinity.provider.contract import (
     MessageState,
     QueueStatistics,
     TreeMember,
+    WaitingWork,
     WorkItemInfo,
     WorkItemState,
 )
-from affinity.provider.rows import to_execution, to_instance_counts, to_origins, to_tree_member, to_work_item_info
+from affinity.provider.rows import (
+    to_execution,
+    to_instance_counts,
+    to_origins,
+    to_record,
+    to_tree_member,
+    to_work_item_info,
+)
 from affinity.provider.sqlite import messages, work_items
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx
-from affinity.provider.sqlite.sessions import BLOCKED, NEW, SUSPENDED
+from affinity.provider.sqlite.sessions import BLOCKED, FREE, NEW, SUSPENDED
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "management.sql")
@@ -61,6 +69,16 @@ def measure(tx: Tx, limit: int) -> QueueStatistics:
         oldest_waiting_session=oldest_session,
         late_schedule=None if late_since is None else tx.now - late_since,
     )
+
+
+def sample_waiting_work(tx: Tx, limit: int) -> list[WaitingWork]:
+    at: dict[str, Any] = {"now": tx.now, "limit": limit}
+    rows = tx.rows(SQL["waiting_messages"], {**at, "route": NEW})
+    for route in work_items.find_routes(tx):
+        kind, _, tag = route.partition("#")
+        if kind in {FREE, NEW}:
+            rows += tx.rows(SQL["waiting_items"], {**at, "route": route, "tag": tag or None})
+    return [to_record(WaitingWork, row, instant) for row in rows]
 
 
 def count_instances(tx: Tx, limit: int, *, after: str | None = None) -> InstanceCounts:

@@ -83,6 +83,23 @@ SELECT json_group_array(DISTINCT session_id) FROM (
 -- late_schedule: since when the longest due schedule is due
 SELECT min(next_due) FROM schedules WHERE next_due <= :now;
 
+-- waiting_items: of one route, that no live worker has locked, by name
+SELECT 'activities', name, :tag, count(*), min(visible_at), min(instance_id) FROM (
+    SELECT name, visible_at, instance_id FROM worker_queue
+    WHERE route = :route AND visible_at <= :now AND (lock_token IS NULL OR locked_until <= :now
+          OR lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
+    ORDER BY visible_at LIMIT :limit
+) GROUP BY name;
+
+-- waiting_messages: that any worker may take, by the orchestration of the instance
+SELECT 'orchestrations', i.name || coalesce('@' || i.version, ''), NULL, count(*),
+       min(q.visible_at) FILTER (WHERE q.visible_at > 0.0), min(i.instance_id)
+FROM (
+    SELECT instance_id, visible_at FROM orchestrator_queue WHERE route = :route AND visible_at <= :now
+    ORDER BY visible_at LIMIT :limit
+) AS q JOIN instances AS i USING (instance_id)
+GROUP BY i.name, i.version;
+
 -- later_items: of one route
 SELECT count(*) FROM (SELECT 1 FROM worker_queue WHERE route = :route AND visible_at > :now LIMIT :limit);
 

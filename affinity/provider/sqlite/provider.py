@@ -313,6 +313,7 @@ class SqliteProvider:
     list_executions: Final = _reads(management.list_executions)
     list_tree: Final = _reads(management.list_tree)
     measure_queues: Final = _reads(management.measure)
+    sample_waiting_work: Final = _reads(management.sample_waiting_work)
     count_instances: Final = _reads(management.count_instances)
     resume_instance: Final = _acts("resume_instance", "instance", suspension.resume)
     reset_instance: Final = _acts("reset_instance", "instance", resetting.reset)

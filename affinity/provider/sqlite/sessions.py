@@ -13,8 +13,9 @@ from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements, without
 
 SQL: Final = load_statements(__package__, "sessions.sql")
-_PAGE: Final = without(SQL["list"], "some")
-_SOME: Final = without(SQL["list"], "page")
+_PAGE_OF: Final = without(SQL["list"], "some")
+_PAGE: Final = without(_PAGE_OF, "of")
+_SOME: Final = without(SQL["list"], "page", "of")
 
 FREE: Final = "free"
 NEW: Final = "new"
@@ -86,11 +87,19 @@ def read_leases(tx: Tx, session_ids: Collection[str]) -> dict[str, Lease]:
 
 
 def list_sessions(
-    tx: Tx, session_ids: Collection[str] | None = None, *, after: str | None = None, limit: int = 100
+    tx: Tx,
+    session_ids: Collection[str] | None = None,
+    *,
+    worker_id: str | None = None,
+    after: str | None = None,
+    limit: int = 100,
 ) -> list[SessionInfo]:
     arguments: dict[str, Any] = {"now": tx.now}
-    if session_ids is None:
-        rows = tx.rows(_PAGE, arguments | {"after": after or "", "limit": min(limit, MAX_PAGE)})
+    page = arguments | {"after": after or "", "limit": min(limit, MAX_PAGE)}
+    if session_ids is None and worker_id is None:
+        rows = tx.rows(_PAGE, page)
+    elif session_ids is None:
+        rows = tx.rows(_PAGE_OF, page | {"worker_id": worker_id})
     else:
         rows = tx.rows(_SOME, arguments | {"session_ids": to_json(list(session_ids)), "limit": -1})
     return [to_session(row) for row in rows]

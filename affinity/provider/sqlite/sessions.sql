@@ -118,6 +118,9 @@ WHERE true
 -- [page
   AND s.session_id > :after
 -- page]
+-- [of
+  AND s.worker_id = :worker_id
+-- of]
 -- [some
   AND s.session_id IN (SELECT value FROM json_each(:session_ids))
 -- some]

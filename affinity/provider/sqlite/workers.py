@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any, Final, NamedTuple
 
-from affinity.limits import MAX_REROUTE
+from affinity.limits import MAX_REROUTE, SCRAPE_COUNT
 from affinity.provider.contract import (
     MoveReason,
     WorkerDemand,
@@ -150,7 +150,7 @@ def set_drain_wanted(tx: Tx, worker_id: str, *, wanted: bool) -> bool:
 
 
 def list_workers(tx: Tx) -> list[WorkerInfo]:
-    return [to_worker(row, instant) for row in tx.rows(SQL["list"], {"now": tx.now})]
+    return [to_worker(row, instant) for row in tx.rows(SQL["list"], {"now": tx.now, "most": SCRAPE_COUNT})]
 
 
 def measure_demand(tx: Tx) -> WorkerDemand:

@@ -375,6 +375,7 @@ READS: Final[dict[str, Callable[[Provider, OrchestrationItem], Awaitable[Any]]]]
     "list_executions": lambda provider, at: provider.list_executions(at.instance_id, 10),
     "list_tree": lambda provider, at: provider.list_tree(at.instance_id, 10),
     "measure_queues": _queue_sizes,
+    "sample_waiting_work": lambda provider, _: provider.sample_waiting_work(10),
     "count_instances": lambda provider, _: provider.count_instances(10),
     "get_quotas": lambda provider, _: provider.get_quotas(),
     "list_sessions": _session_ids,

@@ -58,6 +58,14 @@ class ListingRules(Rules):
             seen += [row.session_id for row in rows]
         assert seen == names
 
+    async def test_the_sessions_of_one_worker_are_listed(self, cluster: Cluster) -> None:
+        """Only the sessions that this worker holds or was the last to hold, page by page (contract: list_sessions)."""
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        for worker, name in ((a, "s0"), (b, "s1"), (a, "s2"), (a, "s3")):
+            await cluster.use(worker, name)
+        pages = [await b.provider.list_sessions(worker_id="a", after=after, limit=2) for after in (None, "s2")]
+        assert [[row.session_id for row in page] for page in pages] == [["s0", "s2"], ["s3"]]
+
     async def test_workers_are_listed_with_what_they_said_of_themselves(self, cluster: Cluster) -> None:
         """Workers are listed by id with their labels, leases and number of sessions (contract: WorkerInfo)."""
         a = await cluster.peer("a")

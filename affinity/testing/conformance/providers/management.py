@@ -169,6 +169,37 @@ class ManagementRules(Rules):
         found = await a.provider.measure_queues(100)
         assert (found.waiting_sessions, found.oldest_waiting_session) == (0, None)
 
+    async def test_work_that_waits_for_any_worker_is_sampled(self, cluster: Cluster) -> None:
+        """By kind, name and tag: no work of a held session, that runs or that comes later; of each route at most
+        ``limit`` (contract: sample_waiting_work).
+        """
+        a = await cluster.worker("a")
+        await cluster.use(a, "held")
+        await cluster.enqueue("held", name="held")
+        await cluster.enqueue(None, name="later", delay=60)
+        await cluster.enqueue("s", None, None, name="pay")
+        await cluster.enqueue("t", name="pay", tag="gpu")
+        await cluster.advance(5)
+        await a.provider.create_instance([new_instance("first", name="flow", version="1"), new_instance("second")])
+        sample = await a.provider.sample_waiting_work(100)
+        counts = Counter[object]()
+        for one in sample:
+            counts[one.kind, one.name, one.tag] += one.count
+        assert counts == {
+            ("activities", "pay", None): 3,
+            ("activities", "pay", "gpu"): 1,
+            ("orchestrations", "flow@1", None): 1,
+            ("orchestrations", new_instance("second").name, None): 1,
+        }
+        assert {one.instance_id for one in sample} == {ENQUEUER, "first", "second"}
+        since = {one.kind: one.since for one in sample}
+        assert None not in since.values()
+        assert since["activities"] < since["orchestrations"]  # type: ignore[operator]
+        assert {one.count for one in await a.provider.sample_waiting_work(1)} == {1}
+        await a.take_all()
+        left = [one for one in await a.provider.sample_waiting_work(100) if one.kind == "activities"]
+        assert [(one.name, one.tag) for one in left] == [("pay", "gpu")]
+
     async def test_instances_are_counted_by_status(self, cluster: Cluster) -> None:
         """Instances are counted by status, page by page (contract: count_instances)."""
         a = await cluster.worker("a")
