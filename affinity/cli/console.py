@@ -16,7 +16,9 @@ from affinity.errors import InvalidOptions
 if TYPE_CHECKING:
     from affinity.console.serving import Identify
 
-_ACTIONS: Final = ["answer", "converse", "raise", "cancel", "resume", "reset", "delete", "release", "move", "drain"]
+_ACTIONS: Final = [
+    *("answer", "converse", "raise", "cancel", "resume", "reset", "delete", "release", "move", "drain", "schedule")
+]
 
 
 @command()

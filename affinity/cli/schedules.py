@@ -14,7 +14,7 @@ from affinity.cli.arguments import DURATION, INSTANT, JSON, Parsed
 from affinity.cli.help import HelpGroup
 from affinity.cli.output import clock, counted, pairs, relative, table
 from affinity.cli.shell import PageOptions, Shell, command, confirm, paged, with_client
-from affinity.client import Client, Schedule
+from affinity.client import Client, Schedule, TickReason
 from affinity.limits import MAX_PAGE
 from affinity.orchestration import ExternalEvent, Overlap
 
@@ -92,16 +92,24 @@ def _row(schedule: Schedule) -> tuple[object, ...]:
 @command(short_help="Show a schedule.")
 @click.argument("name")
 def show(shell: Shell, name: str) -> None:
-    """Show the schedule NAME: its next ticks, what its last one has started, who declares it.
+    """Show the schedule NAME: its next ticks, what its last one has started, who declares it; in one sentence, when it
+    ticks next, or why it does not.
 
     Example:
       affinity schedules show nightly --json | jq -r '.next_ticks[0]'
     """
-    _show(shell, with_client(shell, lambda client: client.schedules.show(name)))
+
+    async def read(client: Client) -> tuple[Schedule, TickReason | None]:
+        return await client.schedules.show(name), (await client.schedules.explain([name])).get(name)
+
+    _show(shell, *with_client(shell, read))
 
 
-def _show(shell: Shell, schedule: Schedule) -> None:
-    shell.show(asdict(schedule), lambda: pairs(_details(schedule)))
+def _show(shell: Shell, schedule: Schedule, reason: TickReason | None = None) -> None:
+    waits_for = {} if reason is None else {"waits_for": reason.sentence, "late_seconds": reason.late_seconds}
+    shell.show(
+        asdict(schedule) | waits_for, lambda: pairs([*_details(schedule), ("waits for", waits_for.get("waits_for"))])
+    )
 
 
 def _details(schedule: Schedule) -> list[tuple[str, object]]:

@@ -20,7 +20,7 @@ from affinity.client.views import (
     TreeNode,
     WorkStatistics,
 )
-from affinity.explain import SessionHolding, SessionLife, UnservedWork
+from affinity.explain import DrainPreview, DrainTarget, SessionHolding, SessionLife, TickReason, UnservedWork
 from affinity.orchestration.typed import ExternalEvent
 from affinity.provider.contract import Quotas
 
@@ -34,6 +34,8 @@ __all__ = [
     "ConversationInfo",
     "ConversationPage",
     "ConversationRequest",
+    "DrainPreview",
+    "DrainTarget",
     "EndedStatus",
     "ExecutionSummary",
     "ExternalEvent",
@@ -58,6 +60,7 @@ __all__ = [
     "SessionMoveOutcome",
     "Start",
     "StartOutcome",
+    "TickReason",
     "TreeNode",
     "UnservedWork",
     "WorkStatistics",

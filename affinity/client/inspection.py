@@ -30,8 +30,16 @@ from affinity.client.views import (
     record_of,
     tree_of,
 )
-from affinity.errors import Explanation, InvalidInput, SessionNotFound, UnknownInstance, WaitTimeout
-from affinity.explain import SessionLife, UnservedWork, explain, session_life, unserved_work
+from affinity.errors import Explanation, InvalidInput, SessionNotFound, UnknownInstance, UnknownWorker, WaitTimeout
+from affinity.explain import (
+    DrainPreview,
+    SessionLife,
+    UnservedWork,
+    drain_preview,
+    explain,
+    session_life,
+    unserved_work,
+)
 from affinity.limits import MAX_COUNT, MAX_HISTORY_EVENTS, MAX_PAGE, SCRAPE_COUNT, check_id
 from affinity.orchestration.codec import read_json
 from affinity.paging import PageIterator, uninterrupted
@@ -419,6 +427,23 @@ class Inspection(ClientBase):
         counted: keep at least one worker for it.
         """
         return await retry(self._provider.desired_workers)
+
+    async def drain_preview(self, worker_id: str, *, limit: int = 100) -> DrainPreview:
+        """What `drain_worker` would move: the sessions that the worker holds, and which workers may take them.
+
+        Args:
+            worker_id: the worker.
+            limit: sessions at most, from 1 to `limits.MAX_PAGE`.
+
+        Raises:
+            UnknownWorker: there is none of this name.
+            InvalidInput: the id is refused, or a limit out of range.
+        """
+        _check_limit(limit, MAX_PAGE)
+        found = await retry(partial(drain_preview, self._provider, check_id(worker_id, "worker id"), limit))
+        if found is None:
+            raise UnknownWorker(f"there is no worker {worker_id!r}")
+        return found
 
     async def unserved_work(self, *, limit: int = 100) -> Sequence[UnservedWork]:
         """Work that waits and that no live worker can take, since none has its code or its tag; empty while no worker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -14,6 +14,7 @@ from affinity.audit import action
 from affinity.client.background import ClientBase
 from affinity.client.calls import batches, check_delivery, retry
 from affinity.errors import Contention, InvalidSchedule, ScheduleDeclared, ScheduleExists, UnknownSchedule
+from affinity.explain import TickReason, explain_schedule
 from affinity.limits import MAX_BACKFILL, MAX_ERROR_BYTES, MAX_PAGE, check_text, truncate
 from affinity.orchestration.schedules import (
     Overlap,
@@ -137,6 +138,14 @@ class Schedules:
             UnknownSchedule: there is none of this name.
         """
         return _shown(await self._read(name))
+
+    async def explain(self, names: Collection[str]) -> Mapping[str, TickReason]:
+        """When each of these schedules ticks next, or why it does not: paused, late, no worker alive. Unknown names are
+        left out.
+        """
+        rows = await retry(partial(self._provider.list_schedules, names)) if names else []
+        workers, now = await retry(self._provider.list_workers), await self._now()
+        return {row.name: explain_schedule(row, workers, now) for row in rows}
 
     @action("pause", "schedule", "name", "reason")
     async def pause(self, name: str, reason: str = "") -> Schedule:

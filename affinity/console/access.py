@@ -22,6 +22,7 @@ Action: TypeAlias = Literal[
     "release",  # sessions
     "move",  # sessions to another worker
     "drain",  # workers; also to end a drain
+    "schedule",  # pause, resume and trigger schedules
 ]
 """What a user may do."""
 

@@ -187,6 +187,14 @@ async def _move(client: Client, form: Form) -> str:
     return _done(await client.move_session(form["session"], required(form, "to")), "planned", "moved")
 
 
+async def _pause_schedule(client: Client, form: Form) -> str:
+    return (await client.schedules.pause(form["schedule"], form.get("reason", ""))).state
+
+
+async def _resume_schedule(client: Client, form: Form) -> str:
+    return (await client.schedules.resume(form["schedule"])).state
+
+
 def _done(outcome: str, *good: str) -> str:
     if outcome not in good:
         raise Refused(409, f"nothing was changed: {outcome.replace('_', ' ')}")
@@ -215,6 +223,9 @@ VERBS: Final[Mapping[str, Verb]] = {
     "release": Verb("release", "session", _release),
     "move": Verb("move", "session", _move),
     "drain": Verb("drain", "worker", lambda c, f: c.drain_worker(f["worker"]), confirmed=True),
+    "pause-schedule": Verb("schedule", "schedule", _pause_schedule),
+    "resume-schedule": Verb("schedule", "schedule", _resume_schedule),
+    "trigger-schedule": Verb("schedule", "schedule", lambda c, f: c.schedules.trigger(f["schedule"]), confirmed=True),
     "end-drain": Verb("drain", "worker", lambda c, f: c.resume_worker(f["worker"])),
 }
 """By name, as in the address of a form."""

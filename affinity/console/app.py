@@ -21,6 +21,7 @@ from affinity.client import Client
 from affinity.console.access import Access, AccessFunction, read_only
 from affinity.console.actions import do
 from affinity.console.pages import PAGES, Page
+from affinity.console.pages.sessions import EXPORT
 from affinity.console.payloads import Payloads, Redact, show_all
 from affinity.console.recent import SECONDS, Recent
 from affinity.console.rendering import render, static_file, static_version
@@ -199,7 +200,8 @@ class Console(ClosedBlock):
         if page is None:
             raise Refused(404, "there is no such page")
         _, payloads = await self._read(page, query)
-        headers = {"content-disposition": 'attachment; filename="value.json"', "cache-control": "no-store"}
+        name = part if part == EXPORT else "value.json"
+        headers = {"content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"}
         return Response(payloads.whole(part).encode("utf-8", "replace"), media_type="text/plain", headers=headers)
 
     async def _do(self, request: Request) -> Response:

@@ -65,6 +65,18 @@ class Payloads:
         self._left -= min(most, len(text))
         return Payload(part, text[:most], len(text) > most)
 
+    def offer(self, part: str, text: Callable[[], str]) -> None:
+        """A download of what the page does not show: it is made when it is asked for."""
+        self._parts[part] = text
+
+    def has(self, part: str) -> bool:
+        """Whether the page has this part."""
+        return part in self._parts
+
+    def shows_all(self, part: str, value: Any) -> bool:
+        """Whether the part is this value, with nothing redacted."""
+        return bool(self._parts[part] == value)
+
     def whole(self, part: str) -> str:
         """The value without a cut, as JSON.
 
@@ -73,7 +85,8 @@ class Payloads:
         """
         if part not in self._parts:
             raise UnknownEntry(part, "the page has no such value any more")
-        return pretty(self._parts[part])
+        value = self._parts[part]
+        return value() if callable(value) else pretty(value)
 
 
 def pretty(value: Any) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final
@@ -72,6 +72,11 @@ def seconds(value: float | None) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s"
 
 
+def ago(value: float | None) -> Markup:
+    """The time so many seconds ago."""
+    return time_tag(None if value is None else datetime.now(UTC) - timedelta(seconds=round(value)))
+
+
 def milliseconds(value: float | None) -> str:
     """A short duration, given in seconds."""
     return "" if value is None else f"{value * 1000:.1f} ms"
@@ -113,6 +118,7 @@ def _environment() -> Environment:
         "short": short,
         "time": time_tag,
         "seconds": seconds,
+        "ago": ago,
         "ms": milliseconds,
         "color": color_of,
     }

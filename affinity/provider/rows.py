@@ -204,7 +204,7 @@ def page_of_moves(rows: Iterable[Columns], time: Time, limit: int, *, newest: bo
 def to_worker(row: Columns, time: Time) -> WorkerInfo:
     """A worker's lease as operators see it."""
     worker_id, incarnation, alive, draining, expires_in, started_at, labels, sessions, *profile = row
-    capacity, drain_wanted, code_version, code_since, tags, only_tagged, registered = profile
+    capacity, drain_wanted, code_version, code_since, tags, only_tagged, registered, connections = profile
     return WorkerInfo(
         worker_id=worker_id,
         incarnation=incarnation,
@@ -222,6 +222,7 @@ def to_worker(row: Columns, time: Time) -> WorkerInfo:
         tags=json.loads(tags),
         only_tagged=bool(only_tagged),
         registered=json.loads(registered),
+        connections=connections,
     )
 
 

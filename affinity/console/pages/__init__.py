@@ -1,13 +1,15 @@
 """What each page reads. A page is a function of the client, the query of the URL, and the values that it shows."""
 
-from affinity.console.pages import audit, conversations, instances, overview, sessions
+from affinity.console.pages import audit, conversations, instances, overview, schedules, sessions, workers
 from affinity.console.pages.base import Page
 
 PAGES = {
     page.path: page
     for page in (
         Page("/", "Overview", "overview.html", overview.overview),
-        Page("/workers", "Workers", "workers.html", overview.workers),
+        Page("/workers", "Workers", "workers.html", workers.workers),
+        Page("/drain", "Drain", "drain.html", workers.drain),
+        Page("/schedules", "Schedules", "schedules.html", schedules.schedules),
         Page("/sessions", "Sessions", "sessions.html", sessions.sessions),
         Page("/records", "Records", "records.html", sessions.records),
         Page("/session", "Session", "session.html", sessions.session),

@@ -1,48 +1,73 @@
-"""The overview, and the workers."""
+"""The overview: how many, how full, and what needs a person."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final
 
 from affinity.client import Client
-from affinity.console.pages.base import ROWS, Query
+from affinity.console.chart import chart_of
+from affinity.console.pages.base import Query
+from affinity.console.pages.workers import state_of
 from affinity.console.payloads import Payloads
 from affinity.explain.names import differences
+from affinity.provider.contract import WorkerInfo
 
 COUNTED: Final = 1_000
-"""Where counts of the queues stop."""
+"""Where counts of the queues stop, and moves that are looked at."""
 
 FEW: Final = 10
 """Rows of each list."""
 
-MOVES: Final = 200
-"""Moves that are counted by reason."""
+SAMPLED: Final = 100
+"""Of the oldest rows of each queue, for work that no worker can take; and lapses that are counted."""
+
+POISONED: Final = "OrchestrationPoisoned"
 
 
 async def overview(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
-    """How many, how full, and what needs a person."""
+    """All of it; each list and count is bounded."""
     newest = await client.list_conversations_page(limit=100)
-    moves = await client.session_moves(limit=MOVES)
     workers = await client.workers()
+    suspended = (await client.list_page(status=["suspended"], limit=FEW)).items
     return {
         "statistics": await client.statistics(limit=COUNTED, every_instance=False),
         "counted": COUNTED,
-        "workers": workers,
+        "workers": _summary(workers),
         "differences": differences(workers),
+        "unserved": await client.unserved_work(limit=SAMPLED),
         "requests": (await client.requests_page(limit=FEW)).items,
-        "suspended": (await client.list_page(status=["suspended"], limit=FEW)).items,
+        "suspended": suspended,
+        "poisoned": (await client.list_page(reason=POISONED, limit=FEW)).items if suspended else [],
         "failed": (await client.list_page(status=["failed"], limit=FEW)).items,
         "failed_conversations": [each for each in newest.items if each.status == "failed"][:FEW],
-        "moves": [*reversed(moves)][:FEW],
-        "reasons": Counter(move.reason for move in moves).most_common(),
-        "moves_since": moves[0].moved_at if moves else None,
         "say": payloads.text,
+        **await _moves(client),
     }
 
 
-async def workers(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
-    """All workers, and the last moves."""
-    found = await client.workers()
-    moves = await client.session_moves(limit=ROWS)
-    return {"workers": found, "load": await client.load(), "moves": [*reversed(moves)]}
+def _summary(workers: Sequence[WorkerInfo]) -> dict[str, int]:
+    """Workers by state, and the sessions of the live ones."""
+    alive = [one for one in workers if one.alive]
+    found = Counter(map(state_of, workers))
+    return {
+        **{state: found[state] for state in ("alive", "draining", "restarting", "ended")},
+        "sessions held": sum(one.sessions for one in alive),
+        "capacity": sum(one.capacity for one in alive),
+    }
+
+
+async def _moves(client: Client) -> dict[str, Any]:
+    """Of the last hour, as far as they are among the last `COUNTED`."""
+    moves = await client.session_moves(limit=COUNTED)
+    chart = chart_of(moves)
+    lapses = await client.session_moves(reason="lease_expired", limit=SAMPLED)
+    is_cut = len(moves) == COUNTED and moves[0].moved_at > chart.begin
+    return {
+        "moves": [*reversed(moves)][:FEW],
+        "chart": chart,
+        "moves_since": moves[0].moved_at if is_cut else chart.begin,
+        "lapses": sum(move.moved_at >= chart.begin for move in lapses),
+        "most_lapses": SAMPLED,
+    }

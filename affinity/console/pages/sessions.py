@@ -1,25 +1,41 @@
-"""The sessions, and one session with the strip of its life."""
+"""The sessions, their records, and one session with the strip of its life."""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from affinity.client import Client, ConversationInfo, Instance, SessionLife
 from affinity.client.views import read_cursor
-from affinity.console.pages.base import ROWS, Query, given, required
+from affinity.console.pages.base import ROWS, Query, given, number, required
 from affinity.console.payloads import Payload, Payloads
 from affinity.console.strip import strip_of
-from affinity.errors import SessionLoadFailed, SessionNotFound, UnknownConversation, UnknownInstance
+from affinity.errors import InvalidInput, SessionLoadFailed, SessionNotFound, UnknownConversation, UnknownInstance
+from affinity.provider.contract import SessionInfo
 from affinity.records import SessionFilter, SessionRecord
-from affinity.session.transfer import readable
+from affinity.session.resources import LABEL
+from affinity.session.transfer import line_of, readable
 
 
 async def sessions(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
-    """A page of the leases, by id, and how many each worker holds."""
-    rows = await client.sessions_page(after=query.get("after"), limit=ROWS)
-    more = rows[-1].session_id if len(rows) == ROWS else None
-    return {"sessions": rows, "more": more, "workers": (await client.load()).workers}
+    """A page of the leases, by id, as a map and as rows; and how many each worker holds."""
+    worker = query.get("worker") or None
+    rows = await client.sessions_page(worker_id=worker, after=query.get("after"), limit=ROWS)
+    workers = [one for one in await client.workers() if one.alive]
+    return {
+        "sessions": rows,
+        "map": {one.worker_id: [row for row in rows if _holds(one.worker_id, row)] for one in workers},
+        "free": [row for row in rows if not row.held],
+        "more": rows[-1].session_id if len(rows) == ROWS else None,
+        "workers": workers,
+        "takers": [one for one in workers if not one.draining],
+    }
+
+
+def _holds(worker_id: str, session: SessionInfo) -> bool:
+    return session.held and session.worker_id == worker_id
 
 
 async def records(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
@@ -28,14 +44,29 @@ async def records(client: Client, query: Query, payloads: Payloads) -> dict[str,
     if label := query.get("label"):
         name, _, value = label.partition("=")
         where["labels"] = {name: value}
+    where |= {name: True for name in ("orphaned", "heads") if query.get(name)}
+    where |= {name: _time(query[name]) for name in given(query, "updated_after", "created_after")}
+    where |= {name: number(query, name) for name in given(query, "schema_version", "idle_for")}
     after = read_cursor(query["after"]) if query.get("after") else None
     found = await client.session_manager.page(SessionFilter(**where, after=after), limit=ROWS)
     at, session_id = found.next or (None, "")
     return {"records": found.items, "more": at and f"{at.isoformat()}/{session_id}"}
 
 
+def _time(text: str) -> datetime:
+    """A time of a form, in UTC.
+
+    Raises:
+        InvalidInput: it is none.
+    """
+    try:
+        return datetime.fromisoformat(text).replace(tzinfo=UTC)
+    except ValueError:
+        raise InvalidInput(f"{text!r:.40} is no time: as 2026-07-31T12:00, in UTC") from None
+
+
 async def session(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
-    """One session: its life, its lease, its record and its instances."""
+    """One session: its life, its lease, its record, its family and its instances."""
     session_id = required(query, "id")
     life: SessionLife | None = None
     own: Instance | None = None
@@ -57,14 +88,30 @@ async def session(client: Client, query: Query, payloads: Payloads) -> dict[str,
         "strip": None if life is None else strip_of(life),
         "record": record,
         "state": None if record is None else _state(record, payloads),
+        "exported": payloads.has(EXPORT),
+        "resources": {} if record is None else _resources(record),
+        "children": (await client.session_manager.page(SessionFilter(parent=session_id), limit=ROWS)).items,
         "instances": (await client.list_page(session_id=session_id, limit=ROWS)).items,
         "workers": [one for one in (await client.load()).workers if not one.draining],
     }
+
+
+EXPORT = "session.jsonl"
+"""The part of the page that `affinity sessions import` reads."""
 
 
 def _state(record: SessionRecord, payloads: Payloads) -> Payload | None:
     with suppress(SessionLoadFailed):  # damaged: its metadata is shown
         document = readable(record)
         value = document.get("state", document.get("state_base64"))
-        return payloads.show("state", "state", record.metadata.kind, value)
+        shown = payloads.show("state", "state", record.metadata.kind, value)
+        if payloads.shows_all("state", value):
+            payloads.offer(EXPORT, partial(line_of, record))
+        return shown
     return None
+
+
+def _resources(record: SessionRecord) -> dict[str, str]:
+    """What it uses that outlives a process: names with ids."""
+    labels = record.metadata.labels.items()
+    return {label.removeprefix(LABEL): value for label, value in labels if label.startswith(LABEL)}

@@ -96,6 +96,7 @@ class WorkerInfo:
     restarting: bool = False  # it has left for a restart, and its sessions wait for its next start
     tags: Sequence[str] = ()  # it takes work with one of these
     only_tagged: bool = False  # and no other
+    connections: int | None = None  # of its processes, as a server shows them by name; None: unknown
 
 
 @frozen(kw_only=True)

@@ -144,6 +144,9 @@ WITH seen AS MATERIALIZED (
 ), held AS (
     SELECT worker_id, incarnation, count(*) AS sessions FROM seen WHERE locked_until > (SELECT clock())
     GROUP BY worker_id, incarnation
+), named AS MATERIALIZED (
+    -- A name that a URL gives to all connections is of no worker.
+    SELECT application_name AS name FROM pg_stat_activity WHERE datname = current_database()
 )
 SELECT w.worker_id, w.incarnation, w.locked_until > clock(), w.draining,
     extract(epoch FROM w.locked_until - clock())::float8, w.started_at, w.labels::text,
@@ -151,7 +154,11 @@ SELECT w.worker_id, w.incarnation, w.locked_until > clock(), w.draining,
          WHEN (SELECT count(*) FROM seen) < %(most)s THEN coalesce(h.sessions, 0)
          ELSE coalesce(w.sessions, 0) END,
     w.capacity, w.drain_wanted, w.code_version, w.code_since,
-    array_to_json(w.tags)::text, w.only_tagged, w.registered::text
+    array_to_json(w.tags)::text, w.only_tagged, w.registered::text,
+    -- As PostgreSQL cuts them.
+    (SELECT nullif(count(*), 0) FROM named WHERE name IN (
+        left('affinity lease ' || w.worker_id, 63), left('affinity ' || w.worker_id || ' commit', 63),
+        left('affinity ' || w.worker_id || ' fetch', 63), left('affinity ' || w.worker_id || ' misc', 63)))
 FROM workers w LEFT JOIN held h ON h.worker_id = w.worker_id AND h.incarnation = w.incarnation
 ORDER BY w.worker_id
 

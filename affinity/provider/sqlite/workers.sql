@@ -72,7 +72,7 @@ SELECT worker_id, incarnation, locked_until > :now, draining, locked_until - :no
            SELECT count(*) FROM sessions AS s
            WHERE s.worker_id = workers.worker_id AND s.locked_until > :now AND s.incarnation = workers.incarnation
        ) ELSE coalesce(sessions, 0) END, capacity, drain_wanted, code_version, code_since,
-       tags, only_tagged, registered
+       tags, only_tagged, registered, NULL
 FROM workers
 ORDER BY worker_id;
 
