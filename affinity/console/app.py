@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
@@ -39,6 +40,7 @@ _STATUS: Final = {
     errors.UnknownConversation: 404,
     errors.UnknownEntry: 404,
     errors.UnknownWorker: 404,
+    errors.UnknownSchedule: 404,
     errors.SessionNotFound: 404,
     errors.ClientError: 409,
     errors.ProviderError: 503,
@@ -58,7 +60,7 @@ def create(
     ::
 
         console = affinity.console.create(url, access=lambda request: Access(ALL, request.user.name))
-        app = Starlette(routes=[Mount("/ops", app=console)], lifespan=lambda app: console)
+        app = Starlette(routes=[Mount("/ops", app=console)], lifespan=console.lifespan)
 
     Args:
         database: a URL, opened with the first request; or an open client, which stays the caller's.
@@ -101,6 +103,12 @@ class Console(ClosedBlock):
             await self._lifespan(receive, send)
         else:
             await self._app(scope, receive, send)
+
+    @asynccontextmanager
+    async def lifespan(self, app: object) -> AsyncIterator[None]:
+        """The lifespan of the application around it: at its end the console is closed."""
+        async with self:
+            yield
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()

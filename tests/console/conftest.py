@@ -14,7 +14,7 @@ from affinity import Client, RuntimeOptions, Worker
 from affinity.console import ALL, Access, create
 from affinity.conversation import UserMessage
 from affinity.errors import OrchestrationFailed
-from tests.support.console_app import app, chats, shows, spoils, stays
+from tests.support.console_app import app, chats, needs, shows, spoils, stays
 from tests.support.waiting import until
 
 Open: TypeAlias = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
@@ -26,14 +26,16 @@ ORIGIN = {"origin": "http://console.test"}
 
 async def fill(client: Client, text: str, prefix: str = "") -> None:
     """Make one of each kind, with this text in each field that code of an application gives."""
-    session = f"{prefix}s"
+    session, line = f"{prefix}s", " ".join(text[:100].split())
     await (await client.start(shows, text, instance_id=f"{prefix}shown", session_id=session)).wait(20)
     with pytest.raises(OrchestrationFailed):
         await (await client.start(spoils, text, instance_id=f"{prefix}spoilt")).wait(20)
     await client.start(stays, text, instance_id=f"{prefix}stays")
+    await client.start(needs, line, instance_id=f"{prefix}needs")
+    await client.schedules.create(f"{prefix}nightly", line, every=3600)
+    await client.schedules.pause(f"{prefix}nightly", text[:1000].replace("\0", ""))
     await client.start("unknown to all", text[:100], instance_id=f"{prefix}suspended")
     talk = client.conversation(chats, f"{prefix}talk")
-    line = " ".join(text[:100].split())
     about = {"title": line, "owner": line, "labels": {"team": line}}
     await talk.ask(UserMessage(text), timeout=20, **about)  # type: ignore[arg-type]
 

@@ -7,8 +7,10 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -17,11 +19,15 @@ from typing import Any, Final, TypeVar
 
 import anyio
 import pytest
+import uvicorn
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from affinity import Client
+from affinity.console import ALL, Access, create
 from affinity.conversation import UserMessage
-from tests.support.console_app import chats, shows, varied
+from tests.support.console_app import chats, needs, shows, varied
 from tests.support.worker_processes import PATIENCE, ROOT, Workers, open_workers
 
 T = TypeVar("T")
@@ -66,6 +72,22 @@ def served(url: str, *options: str) -> Iterator[str]:
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(PATIENCE)
+
+
+@contextmanager
+def mounted(url: str, prefix: str) -> Iterator[str]:
+    """The address of a console whose users may do all, below a prefix of another application."""
+    console = create(url, access=lambda request: Access(ALL, "ann"))
+    app = Starlette(routes=[Mount(prefix, app=console)], lifespan=console.lifespan)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, args=([listener],))  # it accepts what waits
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}{prefix}/"
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +204,80 @@ def test_the_strip_shows_a_move(workers: Workers, open_windows: Callable[..., Wi
     expect(newest).to_contain_text("lease_expired")
     expect(newest).to_contain_text(" ms")
     workers.start(f"{holder}-again", APP)
+
+
+def test_the_fleet_and_what_a_drain_moves(workers: Workers, open_windows: Callable[..., Windows]) -> None:
+    """The overview names what no worker can take and counts the moves; a drain says what it moves, and moves it."""
+    holder = use(workers, "of-fleet", "fleet")
+    with_client(workers, lambda client: client.start(needs, "gpu", instance_id="tagged"))
+    windows = open_windows()
+    overview = windows.open("/")
+    expect(overview.locator(".needs")).to_contain_text("has the tag 'gpu': start one with `--tag gpu`")
+    expect(overview.locator("svg.moves rect").first).to_be_attached()
+    overview.get_by_role("link", name="Workers").first.click()
+    page = windows.open("/workers")
+    row = page.locator("tbody tr", has_text=holder).first
+    expect(row).to_contain_text("alive")
+    row.get_by_role("link", name="Preview a drain").click()
+    expect(page.locator(".sentence")).to_contain_text(f"worker '{holder}' holds ")
+    expect(page.locator(".sentence")).to_contain_text("they take each session with its next work")
+    expect(page.locator("table").last).to_contain_text("fleet")
+    page.get_by_label("To confirm, type its name").fill(holder)
+    page.get_by_role("button", name="Drain").click()
+    expect(page.locator("h1")).to_contain_text("draining", timeout=5 * SECOND)
+    expect(page.locator(".sentence")).to_contain_text("holds no sessions", timeout=10 * SECOND)
+    assert use(workers, "of-fleet-again", "fleet") != holder
+    page.get_by_role("button", name="End the drain").click()
+    expect(page.locator("h1")).to_contain_text("alive", timeout=5 * SECOND)
+
+
+def test_sessions_are_moved_released_exported_and_deleted(
+    workers: Workers, open_windows: Callable[..., Windows]
+) -> None:
+    """The map has a cell for each session; what is done to one in the list is seen there and on its own page."""
+    holder = use(workers, "of-map", "map")
+    other = next(one.name for one in workers.running() if one.name != holder)
+    page = open_windows().open("/sessions")
+    row = page.locator("form.rows tbody tr").filter(has=page.get_by_role("link", name="map", exact=True))
+    expect(row).to_contain_text(holder)
+    expect(page.locator(".map tr", has_text=holder).locator("a.cell[aria-label=map]")).to_be_visible()
+    row.get_by_role("radio").check()
+    page.locator("select[name=to]").select_option(other)
+    page.get_by_role("button", name="Move", exact=True).click()
+    expect(row).to_contain_text(other, timeout=5 * SECOND)
+    row.get_by_role("link", name="map", exact=True).click()
+    expect(page.locator("dl").first).to_contain_text("note")
+    expect(page.locator("pre")).to_contain_text("tea")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Export").click()
+    assert json.loads(download.value.path().read_text())["state"] == {"text": "tea"}
+    page.go_back()
+    row.get_by_role("radio").check()
+    page.get_by_label("To delete its record").fill("map")
+    page.get_by_role("button", name="Delete its record").click()
+    expect(page.locator("h1")).to_have_text("Sessions")
+    page.goto(page.url.partition("/sessions")[0] + "/records?prefix=map")
+    expect(page.locator("tbody")).to_have_text("None.")
+
+
+def test_under_a_prefix(workers: Workers, browser: Browser) -> None:
+    """Mounted in another application: pages renew, and an action leads back to its page, all below the prefix."""
+    with_client(workers, lambda client: client.schedules.create("hourly", "shows", every=3600))
+    with mounted(workers.url, "/ops") as address:
+        windows = Windows(browser, address)
+        page = windows.open("/schedules")
+        expect(page.locator("#live")).to_have_text("live")
+        row = page.locator("tbody tr", has_text="hourly")
+        expect(row).to_contain_text("schedule 'hourly' ticks next at")
+        row.get_by_role("button", name="Pause").click()
+        assert page.url == f"{windows.base}/schedules"
+        expect(row).to_contain_text("is paused")
+        expect(page.locator("#live")).to_have_text("live")
+        with_client(workers, lambda client: client.schedules.resume("hourly"))
+        expect(row).to_contain_text("ticks next at", timeout=5 * SECOND)
+        for link in page.locator("a[href], link[href], script[src]").all():
+            assert (link.get_attribute("href") or link.get_attribute("src") or "").startswith(("/ops/", "#"))
+        windows.close()
 
 
 def test_an_approval_disappears_in_the_other_window(workers: Workers, open_windows: Callable[..., Windows]) -> None:
@@ -313,7 +409,8 @@ def test_without_scripts(workers: Workers, open_windows: Callable[..., Windows])
     """Pages are read, and requests are answered."""
     say(workers, "quiet", "please")
     windows = open_windows(java_script_enabled=False)
-    for path in ("/", "/workers", "/sessions", "/instances", "/conversations", "/session?id=quiet"):
+    paths = ("/", "/workers", "/drain?worker=two", "/sessions", "/schedules", "/instances", "/session?id=quiet")
+    for path in (*paths, "/conversations"):
         page = windows.open(path)
         expect(page.locator("main h1")).to_be_visible()
     page = windows.open("/approvals?prefix=quiet")
@@ -341,7 +438,9 @@ def test_a_console_that_only_reads(workers: Workers, browser: Browser) -> None:
 def test_a_phone_in_the_dark(workers: Workers, open_windows: Callable[..., Windows]) -> None:
     """Nothing is wider than the screen, and the page has a dark background."""
     windows = open_windows(viewport={"width": 360, "height": 740}, color_scheme="dark")
-    for path in ("/", "/instances", "/sessions", "/workers", "/conversations", "/approvals"):
+    paths = ("/", "/instances", "/sessions", "/workers", "/schedules", "/conversations", "/approvals")
+    for path in paths:
         page = windows.open(path)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 22, 22)"
+        page.close()  # a browser keeps six connections to a server at most

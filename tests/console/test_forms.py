@@ -118,7 +118,14 @@ async def test_readers_only_read(client: Client, open_console: Open) -> None:
                 done = await http.post(f"/do/{name}", data=form | targets, headers=ORIGIN)
                 assert done.status_code == 403, name
             if "read" in access:
-                for path in ("/workers", "/instance?id=stays", "/session?id=s"):
+                for path in (
+                    "/drain?worker=one",
+                    "/schedules",
+                    "/sessions",
+                    "/workers",
+                    "/instance?id=stays",
+                    "/session?id=s",
+                ):
                     assert '<form method="post"' not in (await http.get(path)).text
                 page = (await http.get("/approvals")).text
                 assert ('action="/do/answer"' in page) is ("answer" in access)
@@ -167,6 +174,13 @@ async def test_other_actions(client: Client, open_console: Open) -> None:
         assert await do("raise", instance="stays", name="other", data="tea") == 400
         assert await do("raise", instance="stays", name="other", data='"tea"') == 303
         assert await do("delete", instance="stays", confirm="stays") == 409
+        assert await do("pause-schedule", schedule="absent") == 404
+        assert await do("trigger-schedule", schedule="nightly") == 400
+        assert await do("trigger-schedule", schedule="nightly", confirm="nightly") == 303
+        assert await do("resume-schedule", schedule="nightly") == 303
+        assert (await client.schedules.show("nightly")).state == "active"
+        assert await do("pause-schedule", schedule="nightly", reason="by hand") == 303
+        assert (await client.schedules.show("nightly")).note == "by hand"
         assert await do("delete-record", session="s", confirm="s") == 303
         assert await client.session_store.load("s") is None
         assert await do("delete-record", session="s", confirm="s") == 404

@@ -86,6 +86,17 @@ async def test_all_pages_can_be_reached_and_say_what_they_are_about(client: Clie
         assert len(re.findall(r"<rect class=\"w\d\" x=\"[\d.]+\" y=\"4\" width=\"[\d.]+\"", session)) == 1
         assert "1 requests wait for an answer" in found["/"].text
         assert "1 suspended instances" in found["/"].text
+        assert "has the tag &#39;plain&#39;: start one with `--tag plain`" in found["/"].text
+        assert '<rect class="w' in found["/"].text
+        assert re.search(r"\?worker=one\">[12] / \d+</a>", found["/workers"].text)
+        drain = found["/drain?worker=one"].text
+        assert "worker &#39;one&#39; holds " in drain
+        assert "and no other worker has room for one" in drain
+        assert '<a class="cell w' in found["/sessions"].text
+        assert (
+            "schedule &#39;nightly&#39; is paused (plain): `affinity schedules resume nightly`"
+            in found["/schedules"].text
+        )
         assert "plain" in found["/approvals"].text
 
 
@@ -140,6 +151,11 @@ async def test_what_an_answer_allows_the_browser(client: Client, open_console: O
         ("/instances?after=x", 400),
         ("/records?after=x", 400),
         ("/records?label=a%3Db", 200),
+        ("/records?updated_after=soon", 400),
+        ("/records?idle_for=x", 400),
+        ("/records?orphaned=yes&heads=yes&idle_for=5&schema_version=1&updated_after=2026-07-31T12:00", 200),
+        ("/drain", 400),
+        ("/drain?worker=absent", 404),
         ("/conversation?id=absent&before=x", 400),
         ("/download?page=/instances&part=nothing", 404),
         ("/download?page=nowhere", 404),
@@ -280,13 +296,26 @@ async def test_values_are_redacted_cut_and_downloaded(client: Client, open_conso
     assert {("output", "shows"), ("entry", "user.message"), ("request", "agent.tool_confirmation")} <= seen
 
 
+async def test_a_record_is_exported_as_the_command_does(client: Client, open_console: Open) -> None:
+    """One line, which can be imported; not with hidden values, of which an import would make a state."""
+    await fill(client, "plain")
+    async with open_console() as http:
+        link = next(each for each in Tags((await http.get("/session?id=s")).text).links("href") if "jsonl" in each)
+        found = await http.get(link)
+        assert 'filename="session.jsonl"' in found.headers["content-disposition"]
+        assert [found.text] == [line async for line in client.session_manager.export(["s"])]
+    async with open_console(redact=hide_payloads) as http:
+        assert "affinity sessions export" in (await http.get("/session?id=s")).text
+        assert (await http.get(link)).status_code == 404
+
+
 async def test_no_value_is_shown(client: Client, open_console: Open) -> None:
     await fill(client, "secret", prefix="p-")
     await client.journals.describe("p-talk", "chat", {"title": "t", "owner": "o", "labels": {}})
     async with open_console(redact=hide_payloads) as http:
         for address, answer in (await crawl(http, "/")).items():
-            # The name of a record, which its application makes searchable, is no payload.
-            name = "<td>secret</td>" if address == "/records" else "<dt>Name</dt><dd>secret</dd>"
+            # The name of a record, which its application makes searchable, is no payload; nor of an orchestration.
+            name = "<td>secret</td>" if address in {"/records", "/schedules"} else "<dt>Name</dt><dd>secret</dd>"
             assert "secret" not in answer.text.replace(name, "", 1), address
 
 

@@ -65,6 +65,12 @@ async def spoils(ctx: affinity.OrchestrationContext, text: str) -> None:
 
 
 @app.orchestration
+async def needs(ctx: affinity.OrchestrationContext, tag: str) -> None:
+    """Wait for a worker with a tag that none has."""
+    await ctx.schedule_activity(note, "").with_tag(tag)
+
+
+@app.orchestration
 async def stays(ctx: affinity.OrchestrationContext, text: str) -> None:
     """Wait for an event."""
     await ctx.schedule_wait("go")

@@ -15,5 +15,6 @@ async def schedules(client: Client, query: Query, payloads: Payloads) -> dict[st
     reasons = await client.schedules.explain([row.name for row in rows])
     return {
         "schedules": [(row, reasons[row.name]) for row in rows if row.name in reasons],
+        "say": payloads.text,
         "more": rows[-1].name if len(rows) == ROWS else None,
     }
