@@ -12,9 +12,9 @@ import click
 
 from affinity import provider
 from affinity.cli.arguments import LIMIT
-from affinity.cli.output import compact, pairs, seconds, table
+from affinity.cli.output import compact, pairs, printable, seconds, table
 from affinity.cli.shell import Shell, command, with_client, with_workers
-from affinity.client import Client
+from affinity.client import Client, DrainPreview
 from affinity.explain.names import differences
 from affinity.provider.contract import FleetLoad, Quotas, WorkerInfo
 from affinity.provider.schema import SchemaReport
@@ -98,7 +98,8 @@ def _worker_row(worker: WorkerInfo) -> tuple[object, ...]:
 
 @command()
 @click.argument("worker_ids", metavar="WORKER...", nargs=-1, required=True)
-def drain(shell: Shell, *, worker_ids: tuple[str, ...]) -> None:
+@click.option("--dry-run", is_flag=True, help="Change nothing; say what would move, and to where.")
+def drain(shell: Shell, *, worker_ids: tuple[str, ...], dry_run: bool) -> None:
     """Drain the workers WORKER…: they take nothing new, finish what runs, and give their sessions up as work ends.
 
     They stay registered and alive, and drain again when they are restarted, until `affinity resume --worker WORKER`.
@@ -107,8 +108,17 @@ def drain(shell: Shell, *, worker_ids: tuple[str, ...]) -> None:
     Examples:
       affinity drain worker-3
       affinity drain worker-3 worker-4 --json
+      affinity drain worker-3 --dry-run
     """
+    if dry_run:
+        found = with_client(shell, partial(_preview_drains, worker_ids))
+        shell.show(found, lambda: click.echo("\n".join(printable(one.sentence) for one in found)))
+        return
     with_workers(shell, worker_ids, Client.drain_worker, "draining")
+
+
+async def _preview_drains(worker_ids: Sequence[str], client: Client) -> Sequence[DrainPreview]:
+    return [await client.drain_preview(worker_id) for worker_id in worker_ids]
 
 
 @command()

@@ -50,6 +50,9 @@ async def _nothing(_: object) -> None:
 
 def test_a_worker_is_drained_and_resumed(play: Play) -> None:
     play(_nothing)
+    assert "worker 'puppet' holds " in succeed("drain", "puppet", "--dry-run")
+    (preview,) = document("drain", "puppet", "--dry-run")
+    assert (preview["worker"]["worker_id"], preview["worker"]["draining"]) == ("puppet", False)
     assert document("drain", "puppet") == {"workers": {"puppet": "draining"}}
     (worker,) = document("workers")
     assert (worker["draining"], worker["drain_wanted"]) == (True, True)
