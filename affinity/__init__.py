@@ -103,7 +103,7 @@ if typing.TYPE_CHECKING:
         UserMessage,
         Wake,
     )
-    from affinity.explain import SessionHolding, SessionLife
+    from affinity.explain import DrainPreview, DrainTarget, SessionHolding, SessionLife, TickReason, UnservedWork
     from affinity.orchestration import (
         ActivityCancelledSignal,
         ActivityContext,
@@ -213,6 +213,8 @@ __all__ = [
     "DefineOutcome",
     "Delegate",
     "Delivery",
+    "DrainPreview",
+    "DrainTarget",
     "DurableFuture",
     "EndedStatus",
     "EndedWake",
@@ -307,6 +309,7 @@ __all__ = [
     "Streamed",
     "Suspension",
     "SyncOpenSession",
+    "TickReason",
     "ToolConfirmation",
     "ToolEnded",
     "ToolResult",
@@ -314,6 +317,7 @@ __all__ = [
     "ToolUse",
     "TreeNode",
     "UnknownEvent",
+    "UnservedWork",
     "UserInterrupt",
     "UserMessage",
     "Wake",

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 import affinity.conversation  # noqa: F401 -- adds the reasons of conversations
-from affinity.cli.output import printable, relative
+from affinity.cli.output import printable, relative, table
 from affinity.cli.shell import Shell, command, with_client
-from affinity.client import Client, Instance
+from affinity.client import Client, Instance, UnservedWork
 from affinity.errors import Explanation
 
 
 @command()
-@click.argument("instance_id", metavar="ID")
-def why(shell: Shell, instance_id: str) -> None:
+@click.argument("instance_id", metavar="[ID]", required=False)
+def why(shell: Shell, instance_id: str | None) -> None:
     """Print what the instance, or conversation, ID waits for: one sentence, about the deepest reason that is known.
 
     With --json also a code of the reason, and the ids concerned: of the instance in question, and of the session,
     worker, activity or request. For an instance that has ended "waits_for" is null.
 
+    Without ID: which work waits that no live worker can take, as none has its code or its tag.
+
     Examples:
+      affinity why
       affinity why order-17
       affinity why chat-7 --json | jq -r .waits_for.code
     """
+    if instance_id is None:
+        unserved = with_client(shell, lambda client: client.unserved_work())
+        shell.show({"unserved": unserved}, lambda: _show_unserved(unserved))
+        return
 
     async def read(client: Client) -> tuple[Instance, Explanation | None]:
         return await client.status(instance_id), await client.explain(instance_id)
@@ -30,6 +39,12 @@ def why(shell: Shell, instance_id: str) -> None:
     instance, waits_for = with_client(shell, read)
     document = {"instance_id": instance_id, "status": instance.status, "waits_for": waits_for}
     shell.show(document, lambda: click.echo(printable(_sentence(instance, waits_for))))
+
+
+def _show_unserved(found: Sequence[UnservedWork]) -> None:
+    columns = ("WAIT", "SINCE", "INSTANCE", "WHY")
+    rows = [(one.count, one.since, one.instance_id, one.sentence) for one in found]
+    table(columns, rows, empty="no work waits that no live worker can take")
 
 
 def _sentence(instance: Instance, waits_for: Explanation | None) -> str:
