@@ -130,6 +130,18 @@ async def unknown_activity(fleet: Fleet) -> None:
     await fleet.run("rest", tag="gpu")
 
 
+@_fault("AffinityQueueOld")
+async def waiting_tag(fleet: Fleet) -> None:
+    """Activities wait for a worker with their tag."""
+    await fleet.run("rest", tag="gpu")
+
+
+@_fault("AffinitySessionsWithoutHolder", "AffinityQueueOld")
+async def waiting_session_of_a_tag(fleet: Fleet) -> None:
+    """A session waits for a worker with the tag of its work."""
+    await fleet.run("rest", tag="gpu", on_session=True)
+
+
 @_fault("AffinityActivityPoisoned", "AffinityWorkerDied")
 async def poisonous_activity(fleet: Fleet) -> None:
     """An activity ends each worker that starts it; they start again."""
