@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias
 
+import anyio.to_thread
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -24,9 +26,10 @@ from affinity.errors import (
     UnknownWorker,
 )
 from tests.programs.bodies import EVENTS, INSTANCES, SESSIONS, Job
-from tests.programs.interpreter import body, sessions
+from tests.programs.interpreter import Kept, body, sessions
 from tests.programs.names import ASK, event_name, instance_id, session_id
 from tests.programs.play import Play
+from tests.programs.threads import InThread
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Send:
     key: bool = False
     times: int = 1  # with the same key
     after: int = 0  # ticks
+    sync: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,9 +81,10 @@ class Move:
 class Write:
     """A script writes the state of a session; or removes it, or releases the session."""
 
-    what: Literal["append", "remove", "release"] = "append"
+    what: Literal["append", "update", "remove", "release"] = "append"  # update: by `Sessions.update`
     session: int = 0
     after: int = 0
+    sync: bool = False  # by the sync client, as an event too
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,7 @@ _instances: Final = st.integers(0, INSTANCES - 1)
 _sessions: Final = st.integers(0, SESSIONS - 1)
 _workers: Final = st.integers(0, 2)
 _ticks: Final = st.integers(0, 12)
+_sync: Final = st.sampled_from((False, False, False, True))
 
 _SENDS: Final[SearchStrategy[Act]] = st.builds(
     Send,
@@ -105,6 +111,7 @@ _SENDS: Final[SearchStrategy[Act]] = st.builds(
     key=st.booleans(),
     times=st.sampled_from((1, 1, 2)),
     after=_ticks,
+    sync=_sync,
 )
 
 ACTS: Final[SearchStrategy[Act]] = st.one_of(
@@ -116,7 +123,9 @@ ACTS: Final[SearchStrategy[Act]] = st.one_of(
     ),
     st.builds(Reset, instance=_instances, share=st.integers(0, 100), after=_ticks),
     st.builds(Move, session=_sessions, worker=_workers, after=_ticks),
-    st.builds(Write, st.sampled_from(("append", "append", "release", "remove")), _sessions, after=_ticks),
+    st.builds(
+        Write, st.sampled_from(("append", "update", "update", "release", "remove")), _sessions, after=_ticks, sync=_sync
+    ),
     st.builds(Drain, worker=_workers, ticks=_ticks, after=_ticks),
 )
 
@@ -180,8 +189,9 @@ class Player:
         key = unique if act.key else None
         event = ExternalEvent(instance_id(to), event_name(act.name), unique, key)
         generation = self._seen.generations[to]
+        client: Any = InThread(self._play.sync) if act.sync else self._client
         for _ in range(act.times if act.key else 1):
-            (delivery,) = await self._client.raise_events([event])
+            (delivery,) = await client.raise_events([event])
             assert delivery in {"delivered", "repeated", "unknown", "finished"}, delivery
             if delivery == "delivered" and generation == self._seen.generations[to]:
                 self._seen.sent[unique] = (to, generation)
@@ -228,10 +238,22 @@ class Player:
                 await self._client.session_manager.delete(name)
         else:
             with suppress(SessionWriteConflict):
-                async with sessions.open(name, store=self._client.session_store) as kept:
-                    kept.marks.append(unique)
-                    place = len(kept.marks)
-                self._seen.written[unique] = (act.session, place)
+                self._seen.written[unique] = (act.session, await self._append(act, name, unique))
+
+    async def _append(self, act: Write, name: str, unique: str) -> int:
+        """Append a mark to the state of a session; its place, from 1."""
+
+        def append(kept: Kept) -> int:
+            kept.marks.append(unique)
+            return len(kept.marks)
+
+        if act.what == "append":
+            async with sessions.open(name, store=self._client.session_store) as kept:
+                return append(kept)
+        if act.sync:
+            update = partial(sessions.update_sync, name, append, store=self._play.sync.session_store)
+            return await anyio.to_thread.run_sync(update)
+        return await sessions.update(name, append, store=self._client.session_store)
 
     async def _drain(self, act: Drain) -> None:
         workers = self._play.env.workers

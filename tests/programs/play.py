@@ -6,14 +6,17 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, Final
 
 import anyio
+import anyio.to_thread
 
 from affinity.errors import InvalidInput
 from affinity.testing import Env
 from tests.programs.calls import Calls
 from tests.programs.rest import check_queues
+from tests.programs.threads import SyncClient
 
 STALL_TICKS: Final = 4
 """Commits and jumps for which a worker stands still."""
@@ -43,6 +46,11 @@ class Play:
         self._calls: list[asyncio.Task[None]] = []
         self._later: list[asyncio.Task[None]] = []
         self._is_over = False
+
+    @cached_property
+    def sync(self) -> SyncClient:
+        """A client without an event loop of its own, for calls in threads."""
+        return SyncClient(self.env)
 
     async def pause(self, ticks: int) -> None:
         """Wait until the workers have made this many commits; a jump of the clock counts as one. It ends earlier when
@@ -120,6 +128,11 @@ class Play:
         self._pauses.clear()
         for task in self._later:
             await task
+
+    async def close(self) -> None:
+        """Close the sync client, if there is one."""
+        if "sync" in vars(self):
+            await anyio.to_thread.run_sync(self.sync.close)
 
     async def end_calls(self) -> None:
         """End the calls that are still waiting."""

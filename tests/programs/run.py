@@ -84,6 +84,7 @@ async def run(
             error.add_note(_state(env))
             raise
         finally:
+            await play.close()
             totals.add(env, faults)
 
 

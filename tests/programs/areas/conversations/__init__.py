@@ -38,7 +38,7 @@ class ConversationsArea(Area[ConversationScript, Played]):
 
     async def check(self, play: Play, part: ConversationScript, seen: Played) -> None:
         """See `Area`."""
-        await Checks(play, seen).run()
+        await Checks(play, part, seen).run()
 
 
 CONVERSATIONS: Final = ConversationsArea()

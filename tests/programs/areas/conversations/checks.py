@@ -11,11 +11,11 @@ from affinity.client import ConversationInfo
 from affinity.conversation import ConversationHandle, Conversations, JournalEntry, Retracted, Streamed
 from affinity.errors import EventIdConflict, WakeFailed
 from affinity.limits import MAX_PAGE
-from tests.programs.areas.conversations.clients import Act, Feed, Played, act_of
-from tests.programs.areas.conversations.handler import CHILD, NAME, make
+from tests.programs.areas.conversations.clients import Act, Feed, Played, about, act_of
+from tests.programs.areas.conversations.handler import CHILD, NAME, make, talk_id
 from tests.programs.areas.conversations.journal import Journal, fields, read_journal
 from tests.programs.areas.conversations.oracle import Fold, Folded
-from tests.programs.areas.conversations.script import Do
+from tests.programs.areas.conversations.script import ConversationScript, Do
 from tests.programs.play import Play
 
 REASONS = {"request", "input", "revisit", "wake_failed", "child"}
@@ -29,8 +29,8 @@ REMOVING: Final[Collection[Do]] = {"delete", "forget"}
 class Checks:
     """Of one part."""
 
-    def __init__(self, play: Play, played: Played) -> None:
-        self.play, self.played, self.client = play, played, play.env.client
+    def __init__(self, play: Play, part: ConversationScript, played: Played) -> None:
+        self.play, self.part, self.played, self.client = play, part, played, play.env.client
         self.kinds: Mapping[str, Conversations[Any]] = dict(zip((NAME, CHILD), make(), strict=True))
         self.infos: dict[str, ConversationInfo] = {}
         self.journals: dict[str, Journal] = {}
@@ -62,6 +62,7 @@ class Checks:
             await self._pending(name)
             await self._usage(name)
             await self._wakes(name)
+            self._about(name)
             self._delegations(name)
             self._results(name)
             self._made(name)
@@ -129,6 +130,18 @@ class Checks:
         assert found == expected or (not journal.is_whole and found.items() >= expected.items()), (
             f"{name}: its inputs were processed by {found}, not {expected}"
         )
+
+    def _about(self, name: str) -> None:
+        """Children, forks and merges have the owner and the labels of the conversation that they come from."""
+        root = root_of(name)
+        acts = [each for each in self.played.acts if root_of(each.name) == root]
+        given = [about(each.event_id) for each in acts if each.op.do == "describe"]
+        is_owned = root in map(talk_id, self.part.owned)
+        known = [*given, *([about(root)] if is_owned else [])]
+        if not is_owned or any(each.op.do in REMOVING for each in acts):
+            known.append({"owner": None, "labels": {}})
+        found = {"owner": self.infos[name].owner, "labels": dict(self.infos[name].labels)}
+        assert found in known, f"{name} has {found}, not one of {known}"
 
     async def _why(self, name: str) -> str:
         found = await self.client.explain(name)
@@ -353,6 +366,11 @@ def _check_stream(where: str, items: Sequence[object]) -> None:
                     assert item.wake_id == replaced.wake_id, f"{where}: {item} is not what replaces {replaced}"
                 replaced = None
                 seen.add(item.wake_id)
+
+
+def root_of(name: str) -> str:
+    """The conversation of a client from which this one comes."""
+    return name.partition("/")[0].partition("~")[0]
 
 
 def _shown(act: Act) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import anyio
 
-from affinity.conversation import ConversationHandle, FeedItem, JournalEvent, Reply, ToolConfirmation, UserInterrupt
+from affinity.conversation import FeedItem, JournalEvent, Reply, ToolConfirmation, UserInterrupt
 from affinity.conversation.follow import EntryNumber
 from affinity.errors import (
     AffinityError,
@@ -30,10 +31,12 @@ from affinity.errors import (
     WaitTimeout,
     WakeFailed,
 )
+from affinity.journal import Description
 from tests.programs.areas.conversations.handler import NAME, Script, make, summarised, talk_id
 from tests.programs.areas.conversations.script import ROOTS, ConversationScript, Do, Op
-from tests.programs.calls import TalkCall
+from tests.programs.calls import SECONDS, TalkCall
 from tests.programs.play import Play
+from tests.programs.threads import InThread
 
 _GONE: Final = (UnknownConversation, ConversationTerminated)
 _NEW: Final = (UnknownConversation, ConversationExists, InvalidOptions, Contention, EntriesRemoved)
@@ -63,13 +66,14 @@ EXPECTED: Final[dict[Do, tuple[type[AffinityError], ...]]] = {
     "reset": (UnknownInstance, InvalidInput, Contention),
     "revive": (),
     "forget": (SessionNotFound,),
+    "describe": (UnknownConversation,),
 }
 """The errors that the documentation of each call names, and that these calls can lead to."""
 
 ROUNDS: Final = 200
 """Pauses after which an `ask` should have returned."""
 
-DELETE_SECONDS: Final = 20.0
+DELETE_SECONDS: Final = 60.0
 """Real seconds."""
 
 
@@ -134,12 +138,24 @@ class _Clients:
         self._asking: dict[asyncio.Task[None], Act] = {}
         self._following: list[asyncio.Task[None]] = []
 
-    def talk(self, name: str) -> ConversationHandle:
+    @property
+    def in_threads(self) -> _Clients:
+        """The same, with the sync client."""
+        found = copy(self)
+        found.client = cast(Any, InThread(self.play.sync))
+        return found
+
+    def talk(self, name: str) -> Any:
         """The handle of a conversation: children have a slash in their ids."""
-        return self.client.conversation(self.children if "/" in name else self.roots, name)
+        kind = self.children if "/" in name else self.roots
+        if isinstance(self.client, InThread):
+            return InThread(self.play.sync.conversation(kind, name))
+        return self.client.conversation(kind, name)
 
     async def run(self) -> Played:
         """All calls, each client's in order."""
+        for number in self.part.owned:
+            await self.talk(talk_id(number)).create(**about(talk_id(number)))
         async with anyio.create_task_group() as tasks:
             for number, ops in enumerate(self.part.clients):
                 tasks.start_soon(self._client, number, ops)
@@ -172,7 +188,7 @@ class _Clients:
 
     async def _call(self, call: Call, act: Act) -> None:
         try:
-            await call(self, act)
+            await call(self.in_threads if act.op.sync else self, act)
         except EXPECTED[act.op.do] as error:
             act.error = error
         act.ended = next(self.clock)
@@ -205,11 +221,12 @@ async def _ask(clients: _Clients, act: Act) -> None:
     act.event = Script([*act.op.steps])
     talk = clients.talk(act.name)
     act.seq = _number(await talk.send(act.event, event_id=act.event_id))
-    asked = [talk.ask(act.event, event_id=act.event_id) for _ in range(act.op.n + 1)]
+    most = {"timeout": SECONDS} if act.op.sync else {}
+    asked = [talk.ask(act.event, event_id=act.event_id, **most) for _ in range(act.op.n + 1)]
     found = await asyncio.gather(*asked, return_exceptions=True)
     act.reply, *act.again = [each for each in found if isinstance(each, Reply)] or [None]  # type: ignore[list-item]
     for each in found:
-        if isinstance(each, BaseException):
+        if isinstance(each, BaseException) and not (most and isinstance(each, WaitTimeout)):
             raise each
 
 
@@ -326,6 +343,10 @@ async def _forget(clients: _Clients, act: Act) -> None:
     await clients.client.session_manager.delete(act.name)
 
 
+async def _describe(clients: _Clients, act: Act) -> None:
+    await clients.talk(act.name).describe(**about(act.event_id))
+
+
 async def _follow(clients: _Clients, act: Act) -> None:
     """Read until cancelled; another feed goes on from the position after each few items."""
     talk, feed = clients.talk(act.name), Feed(act.name)
@@ -377,12 +398,18 @@ CALLS: Final[dict[Do, Call]] = {
     "reset": _reset,
     "revive": _revive,
     "forget": _forget,
+    "describe": _describe,
 }
 
 
 def _number(seq: int) -> EntryNumber:
     assert isinstance(seq, EntryNumber)
     return seq
+
+
+def about(name: str) -> Description:
+    """Owner and labels that tell where they come from."""
+    return {"owner": f"owner of {name}", "labels": {"of": name}}
 
 
 def _new(act: Act) -> str:

@@ -50,6 +50,7 @@ Do: TypeAlias = Literal[
     "reset",
     "revive",
     "forget",
+    "describe",
 ]
 
 
@@ -77,6 +78,8 @@ class Op:
     """
     ticks: int = 0
     """Commits of the workers before the next call."""
+    sync: bool = False
+    """By the sync client."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class ConversationScript:
     """The part of a program: clients that act at the same time, each with its calls in order."""
 
     clients: tuple[tuple[Op, ...], ...] = ()
+    owned: tuple[int, ...] = ()
+    """Roots that are created before, with an owner and labels."""
 
 
 _small = st.integers(1, 5)
@@ -131,8 +136,13 @@ _ticks = st.sampled_from((0, 0, 1, 2, 5, 20))
 _soon = st.sampled_from((0, 0, 1, 2, 3))
 
 
+_sync = st.sampled_from((False, False, False, False, True))
+_ASYNC: Final[frozenset[Do]] = frozenset({"follow", "copy", "merge", "compress", "forget"})
+"""Calls of more than a method."""
+
+
 def _op(*names: Do, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Op]:
-    drawn = {"on": _on, "ticks": _ticks} | fields
+    drawn = {"on": _on, "ticks": _ticks} | ({} if _ASYNC.intersection(names) else {"sync": _sync}) | fields
     return st.builds(Op, do=st.sampled_from(names), **drawn)
 
 
@@ -150,7 +160,8 @@ def _ops() -> st.SearchStrategy[Op]:
         _op("copy", "compress"),
         _op("terminate", "delete", yes=st.booleans()),
         _op("prune", n=st.sampled_from((30, 20, 10, 0))),
-        _op("cancel", "remove", "forget"),
+        _op("forget"),
+        _op("cancel", "remove", "describe"),
         _op("reset", n=st.integers(0, 100)) | _op("revive"),
     )
 
@@ -165,7 +176,9 @@ def _disturbed(draw: st.DrawFn) -> tuple[Op, ...]:
     work = [("delegate", child, draw(st.integers(1, 4)), inner), ("start", draw(st.sampled_from(("run", "call"))), 1)]
     sent = Op("send", on, steps=(draw(st.sampled_from(work)),), ticks=draw(_soon))
     fields: dict[str, Any] = {"on": st.just(on), "part": st.sampled_from((f"/{child}", "")), "ticks": _soon}
-    ends = _op("terminate", "delete", "cancel", "remove", "reset", "move", "release", "forget", **fields)
+    ends = _op("terminate", "delete", "cancel", "remove", "reset", "move", "release", **fields) | _op(
+        "forget", **fields
+    )
     interrupts = _op("interrupt", yes=st.just(True), n=st.sampled_from((0, 2)), **fields)
     return (*[sent] * draw(st.integers(1, 2)), *draw(st.lists(ends | interrupts, min_size=1, max_size=3)))
 
@@ -213,4 +226,5 @@ def parts() -> st.SearchStrategy[ConversationScript]:
     some = [_disturbed(), _paused(), _in_parts(), _in_parts()]
     goes_on = st.lists(st.one_of(*[alone] * 7, *some), min_size=5, max_size=20)
     client = st.builds(lambda first, rest: (first, *chain.from_iterable(rest)), begins, goes_on)
-    return st.builds(ConversationScript, st.lists(client, min_size=1, max_size=3).map(tuple))
+    owned = st.lists(_root, max_size=2, unique=True).map(tuple)
+    return st.builds(ConversationScript, st.lists(client, min_size=1, max_size=3).map(tuple), owned=owned)

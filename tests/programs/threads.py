@@ -1,0 +1,46 @@
+"""The sync client in a program: its calls are made in threads, from code with an event loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import anyio.to_thread
+
+import affinity.sync
+from affinity.client import Client
+from affinity.sync.loop import Opening
+from affinity.sync.proxy import Proxy
+from affinity.testing import Env
+
+
+class SyncClient(affinity.sync.Client):
+    """Of the database of an env, whose clock it has."""
+
+    def __init__(self, env: Env) -> None:
+        Proxy.__init__(self, Opening(_opened(env), env._database.url), Client(""))
+
+
+@asynccontextmanager
+async def _opened(env: Env) -> AsyncIterator[Client]:
+    provider = await env._database.open(one_connection=True)
+    try:
+        async with Client.from_provider(provider) as client:
+            yield client
+    finally:
+        await provider.aclose()
+
+
+class InThread:
+    """The methods of an object with a sync form, to be awaited."""
+
+    def __init__(self, of: Proxy) -> None:
+        self._of = of
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any, **named: Any) -> Any:
+            return await anyio.to_thread.run_sync(partial(getattr(self._of, name), *args, **named))
+
+        return call
