@@ -32,11 +32,9 @@ async def main(url: str = "sqlite:///first.db") -> None:
     async with affinity.Worker(app, url), affinity.Client(url) as client:
         talk = client.conversation(support, "chat-7")
         reply = await talk.ask(UserMessage("hello"), event_id="m-1")
-        print(reply.text)
-        print((await talk.ask(UserMessage("hello"), event_id="m-1")).text)
-        print((await talk.ask(UserMessage("and bye"), event_id="m-2")).text)
+        print(reply.text)  # answer 1: you said 'hello'
         for entry in await talk.history():
-            print(entry.seq, entry.kind)
+            print(entry.seq, entry.kind)  # 1 user.message, 2 span.started, 3 agent.message, 4 span.completed
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ LONG_FILES = {name for name in FILES if "/test_" in name or name == "examples/tu
 """Programs that take two seconds or more: they start workers or servers several times."""
 
 PRINTS = {
+    "first": "answer 1: you said 'hello'\n1 user.message\n2 span.started\n3 agent.message\n4 span.completed\n",
     "stream": "\nreplied: Your order is on its way.\n",  # a slow reader misses the last streamed parts
     "approval": "requires_action requires_action\nDone: 5000 cents are on their way.\n",
     "report": "Here it is: 500\nHere it is: 1000 orders in 2 regions\n",
