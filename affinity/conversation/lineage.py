@@ -29,7 +29,7 @@ from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind
 from affinity.conversation.past_requests import requests_at
 from affinity.conversation.reading import LineageReads, all_entries, all_wakes
 from affinity.conversation.transfer import Imported, entry_line, lineage_lines, record_line, wake_line
-from affinity.conversation.usage import Share, Spent, Tally, extras_of, spent_before, total_of, united
+from affinity.conversation.usage import Share, Spent, UsageCounter, extras_of, spent_before, total_of, united
 from affinity.journal import (
     CreationResult,
     InheritedRequest,
@@ -321,12 +321,12 @@ class CreationPlanner:
     async def _spent(self, source: str) -> Spent:
         for _ in range(SNAPSHOTS):
             lineage = await self._lineage(source)
-            tally = Tally(lineage[0])
+            counter = UsageCounter(lineage[0])
             async for entry in self.entries(source, self._kind.types.kinds_with_usage):
-                tally.add(entry)
+                counter.add(entry)
             if (await self._own(source)).used == lineage[0].used:  # else retention has removed some meanwhile
                 break
-        return united(spent_before(lineage), tally.spent())
+        return united(spent_before(lineage), counter.spent())
 
     async def entries(
         self, source: str, kinds: Sequence[str] = (), *, before: int | None = None

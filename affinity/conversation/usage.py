@@ -40,7 +40,7 @@ Spent: TypeAlias = dict[str, Share]
 """The shares by writer, oldest first."""
 
 
-class Tally:
+class UsageCounter:
     """Counts the kept entries of a journal, in order. It begins with the usage of removed entries."""
 
     def __init__(self, own: JournalLineage) -> None:

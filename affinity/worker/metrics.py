@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from bisect import bisect_left
-from collections import Counter as Tallied
+from collections import Counter as Counts
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, wraps
@@ -269,7 +269,7 @@ class _WorkGauges(Collector):
         self._queues: QueueStatistics | None = None
         self._read_at = -math.inf
         self._after: str | None = None  # where the count of instances goes on
-        self._counts: Tallied[str] = Tallied()  # so far
+        self._counts: Counts[str] = Counts()  # so far
         self._instances: Mapping[str, int] = {}  # as of the last time that it came to its end
 
     def collect(self) -> Iterator[Metric]:

@@ -180,7 +180,7 @@ class Chain:
 
 
 async def delegate(env: Env) -> list[str]:
-    """Until the work of the grandchild is told."""
+    """Until the parent has the result of the grandchild."""
     talk = env.client.conversation(make(kind="one"), "c")
     await talk.send(UserMessage("go"), event_id="ask")
     texts: list[str] = []

@@ -29,7 +29,7 @@ def server(request: pytest.FixtureRequest) -> str | None:
 
 
 class Model:
-    """Calls the tools of one round after the other, then answers; it fails before each answer as often as it is told.
+    """Calls the tools of one round after the other, then answers; fails ``failures`` times before each answer.
 
     It follows the transcript, as a real one does: what it has been answered is not asked for again.
     """
@@ -118,7 +118,7 @@ async def test_what_a_person_has_allowed_once_runs_once(server: str | None) -> N
 async def test_a_call_that_runs_when_its_process_ends(
     server: str | None, repeat: Any, confirm: bool, runs_again: bool
 ) -> None:
-    """Runs again, or the model is told that its outcome is not known. The idempotency key stays the same."""
+    """Runs again, or the model reads that its outcome is not known. The idempotency key stays the same."""
     keys: list[str] = []
     is_running = anyio.Event()
 

@@ -1,4 +1,4 @@
-"""PostgreSQL: connections that are dead without a word, told from a server that is slow and from an outage."""
+"""PostgreSQL: connections that are dead without a word, distinguished from a server that is slow and from an outage."""
 
 from __future__ import annotations
 
