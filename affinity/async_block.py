@@ -35,7 +35,7 @@ class ClosedBlock(AsyncBlock):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Free what it holds."""
+        """Free its resources."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -370,7 +370,7 @@ class JournalCreation:
 
     @property
     def size(self) -> int:
-        """Characters and bytes of what it writes, but for copies."""
+        """Characters and bytes of its additions, without copies."""
         state = 0 if self.state is None else len(self.state.state)
         payloads = [*[each.payload for each in self.entries], *[each.payload for each in self.requests or ()]]
         payloads += [each.error or "" for each in self.wakes]

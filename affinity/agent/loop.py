@@ -284,7 +284,7 @@ class _Loop(ToolCalls):
         return "answer" if is_whole else "unknown_finish_reason"
 
     def _append_cut(self, reply: ModelReply, error: Exception) -> None:
-        """Append what a reader and the model can know of a reply that no journal takes."""
+        """Append the beginning of a reply that the journal cannot keep, with the reason."""
         text = truncate(_text_of(reply.content), CUT_BYTES)
         notice = f"{text}\n[the reply of the model cannot be kept: {truncate(problem_of(error))}]"
         self._append_message(notice, numbers_of(reply.usage))

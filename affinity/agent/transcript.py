@@ -270,7 +270,7 @@ def name_late(events: Iterable[JournalEvent], calls: Iterable[JournalEvent]) -> 
 
 @dataclass(slots=True, eq=False)
 class OpenCall:
-    """A call without a result, what was asked about it, and the answer."""
+    """A call without a result, with its request and the answer."""
 
     call: ToolUse | CustomToolUse
     key: str

@@ -228,7 +228,7 @@ def remove(
     yes: bool,
     hint: str = "",
 ) -> T:
-    """Have ``work`` count what it would remove, ask, and have it removed; with ``yes`` without the question.
+    """Count with ``work`` what would be removed, ask, and remove it; with ``yes`` without the question.
 
     Args:
         shell: of the command.

@@ -20,7 +20,7 @@ from affinity.tasks import check_loop
 T = TypeVar("T")
 
 PruneProgress: TypeAlias = Callable[[int], None]
-"""Called after each step of pruning with what was removed so far: instances, executions, entries of journals."""
+"""Called after each step of pruning with the numbers removed so far: instances, executions, entries of journals."""
 
 RETRY_SECONDS: Final = 15.0
 """How long a call that may safely be made twice outlasts a database that does not answer."""

@@ -1,4 +1,4 @@
-"""The hints of a client: it notifies the workers of what it has queued for them."""
+"""The hints of a client: it notifies workers of the rows that it has queued for them."""
 
 from __future__ import annotations
 

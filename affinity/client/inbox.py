@@ -193,7 +193,7 @@ class RequestFeed(ClosedBlock, AsyncIterator[RequestChange]):
             self._is_reading = False
 
     async def aclose(self) -> None:
-        """Free what the feed holds."""
+        """Close the feed."""
         self._has_ended = True
         changes, self._changes = self._changes, None
         if changes is not None:

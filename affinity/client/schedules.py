@@ -271,7 +271,7 @@ class Schedules:
         raise Contention(f"schedule {name!r} changes all the time")
 
     async def _fire(self, spec: ScheduleSpec, due: Sequence[tuple[str, datetime]]) -> int:
-        """Start, or send, what belongs to these ids and due times; returns how many are new."""
+        """Start the instances, or send the events, of these ids and due times; returns how many are new."""
         fire = self._send if spec.orchestration is None else self._start
         return sum([await fire(spec, part) for part in batches(due)])
 

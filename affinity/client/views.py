@@ -180,8 +180,8 @@ def _details_of(error: dict[str, Any]) -> ErrorDetails | None:
 
 
 def record_of(event_id: int, text: str, origin: EventOrigin | None = None) -> HistoryRecord:
-    """The event that JSON ``text`` holds; read without its class, so that what a newer version wrote can be shown. What
-    is no event at all is shown as the text that it is.
+    """The event in JSON ``text``, read without its class, so that events of a newer version can be shown. Any other
+    text is shown as it is.
     """
     fields = _decoded(text)
     if not isinstance(fields, dict) or not isinstance(fields.get("type"), str):

@@ -25,7 +25,7 @@ from affinity.conversation.stream import StreamItem
 from affinity.errors import AffinityError, UnknownConversation
 
 PAUSE: Final = 0.05
-"""Seconds between two pieces for one browser: what is said faster comes together."""
+"""Seconds between two pieces for one browser: faster output is sent together."""
 
 RETRY_SECONDS: Final = 1.0
 """After an error of the feed."""

@@ -664,7 +664,7 @@ def check_kind(kind: object) -> str:
 
 
 def check_input(event: JournalEvent, event_id: str | None = None, refusal: type[InvalidInput] = InvalidInput) -> None:
-    """Refuse what no client, and no parent, may send.
+    """Refuse events that neither a client nor a parent may send.
 
     Raises:
         InvalidInput: ``refusal``: no event, or one that only a wake writes.
@@ -679,7 +679,7 @@ def check_input(event: JournalEvent, event_id: str | None = None, refusal: type[
 
 
 def check_output(event: JournalEvent, types: EventTypes) -> None:
-    """Refuse what the handler of a wake may not append.
+    """Refuse events that the handler of a wake may not append.
 
     Raises:
         WakeMisuse: no event of these conversations, or one that only clients or the conversation write.

@@ -289,7 +289,7 @@ class EventFeed(ClosedBlock, AsyncIterator[FeedItem]):
         return item
 
     async def aclose(self) -> None:
-        """Free what the feed holds, if it is left before its end."""
+        """Close the feed, if it is left before its end."""
         self._has_ended = True
         self._leave()
 

@@ -96,7 +96,7 @@ async def _first_entry(reads: LineageReads, source: str, entry: Entry) -> int:
 
 async def _has_read(reads: LineageReads, source: str, entry: Entry, first: int, interrupt: int) -> bool:
     """Whether the wake that has made a request had read an interrupt. A wake without an end, which runs or was
-    cancelled, has read what was there before its first entry.
+    cancelled, has read the entries before its first one.
     """
     end = next(iter(await reads.wakes(source, entry.seq - 1, limit=1)), None)
     return (first if end is None or end.wake_id != entry.wake_id else end.read + 1) > interrupt

@@ -117,7 +117,7 @@ class WakeOutcome(Outstanding):
 
 
 class Start(Outstanding):
-    """The input of the orchestration; all but the salt and the bound is what one execution leaves to the next."""
+    """The input of the orchestration: salt and bound, and the facts that one execution leaves to the next."""
 
     salt: str  # makes the ids of wakes unique
     home: NotRequired[str]  # session on whose lease the wakes run; by default the conversation's own

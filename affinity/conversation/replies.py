@@ -31,7 +31,7 @@ REPLY_PAGE: Final = 100
 
 
 class ReplyCalls(SendingCalls[M], Generic[M]):
-    """Follows a conversation, and waits for the replies to what was sent."""
+    """Follows a conversation, and waits for replies."""
 
     def events(
         self,
@@ -41,7 +41,7 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
         kinds: Collection[str | type[JournalEvent]] = (),
         stream: bool = True,
     ) -> EventFeed:
-        """Entries of the journal in order, and what wakes stream meanwhile.
+        """Entries of the journal in order, and meanwhile the streamed output of wakes.
 
         Provisional output comes as `Streamed`, and calls of tools as `ToolStarted` and `ToolEnded`: each part once, in
         order, without gaps within an attempt. A `Retracted` follows: before the entries that replace it, or when the

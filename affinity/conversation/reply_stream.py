@@ -197,7 +197,7 @@ class ReplyStream(ClosedBlock, AsyncIterator[ReplyItem]):
         return reply
 
     async def aclose(self) -> None:
-        """Free what the stream holds, if it is left before its end."""
+        """Close the stream, if it is left before its end."""
         self._has_ended = True
         if self._feed is not None:
             await self._feed.aclose()

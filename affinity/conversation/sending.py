@@ -198,7 +198,7 @@ class SendingCalls(CreationCalls[M], Generic[M]):
         return appended
 
     async def _check(self, append: JournalAppend, appended: Appended) -> Appended:
-        """Return what was appended, or raise the error for its outcome."""
+        """Return the outcome of an append, or raise its error."""
         match appended.outcome:
             case "appended" | "repeated":
                 return appended

@@ -325,7 +325,7 @@ class Streams:
             await self._written.wait()
 
     async def retract(self, writer: StreamWriter) -> None:
-        """Remove what the stream has written."""
+        """Remove the parts that the stream has written."""
         try:
             await self._provider.retract_stream(writer.session_id, writer.journal_id, writer.wake_id, writer.attempt)
         except ProviderError as error:

@@ -26,7 +26,7 @@ MAX_WRITER_BYTES: Final = 16 * 1024
 """Bytes of their sums, for the same reason."""
 
 CARRYING: Final = frozenset({"compress", "detach", "import"})
-"""Kinds of lineage that cut off what has been used before, and so have its usage in their extras."""
+"""Kinds of lineage that cut off earlier usage, and so have it in their extras."""
 
 
 class Share(NamedTuple):

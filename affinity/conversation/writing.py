@@ -87,7 +87,7 @@ class WakeWriting:
     is_over: bool = False
     """The wake has come to its end: its steps are of no use any more."""
     lost: BaseException | None = None
-    """Why it is not known what a part has committed."""
+    """The error after which the outcome of a part is not known."""
     requested: set[str] = field(default_factory=set)
     """Ids of the requests of this attempt, in its parts too."""
     delegated: set[str] = field(default_factory=set)
@@ -97,7 +97,7 @@ class WakeWriting:
     has_later_revisit: bool = False
     has_parts: bool = False
     is_interrupted: bool = False
-    """An interrupt waits that the wake has not read: it drops what the wake requests."""
+    """Whether an interrupt waits that the wake has not read: it drops the requests of the wake."""
     _number: int = 0  # entries of its parts
     _write: JournalWrite | None = None
 
@@ -115,7 +115,7 @@ class WakeWriting:
         self.entries.append(entry)
 
     def measure(self, payload: str) -> None:
-        """Count what the handler adds, to this journal or another one.
+        """Count the additions of the handler, to this journal or another one.
 
         Raises:
             PayloadTooLarge: as `append`.
@@ -162,7 +162,7 @@ class WakeWriting:
         self.processed = self.work.processed
 
     def check_known(self) -> None:
-        """Refuse to go on when it is not known what a part has committed: the wake is to be repeated.
+        """Refuse to go on when the outcome of a part is not known: the wake is to be repeated.
 
         Raises:
             SessionWriteConflict: it is not, or the part was refused.

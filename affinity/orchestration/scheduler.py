@@ -308,7 +308,7 @@ class DurableFuture(Generic[T]):
         return False
 
     def begin(self) -> None:
-        """Begin what was held back."""
+        """Begin the futures that were held back."""
 
     def belongs_to(self, scheduler: Scheduler) -> bool:
         """Whether it was created in this execution."""
@@ -361,7 +361,7 @@ class CommandFuture(DurableFuture[T]):
         return True
 
     def begin(self) -> None:
-        """Schedule it after what is requested already."""
+        """Schedule it after earlier requests."""
         if self.schedule_id == _HELD_BACK:
             self.schedule_id = _BEGUN
             self._scheduler.pending.append(self)
@@ -402,7 +402,7 @@ class CommandFuture(DurableFuture[T]):
 
 
 class Task(DurableFuture[T]):
-    """A coroutine that runs; itself a future of what it returns."""
+    """A coroutine that runs, and a future of its result."""
 
     __slots__ = ("_awaited", "_coroutine", "_queued", "_signal", "_started", "_throw")
 
@@ -467,7 +467,7 @@ class Task(DurableFuture[T]):
             self._enqueue()
 
     def interrupt(self, signal: BaseException) -> None:
-        """Raise the signal at its await, once in its life, and cancel what it created."""
+        """Raise the signal at its await, once in its life, and cancel its futures."""
         if self.settled or self._signal is not None:
             return
         self._signal = signal

@@ -47,7 +47,7 @@ _ANY_INPUT: Final = Codec(Any, "input of the schedule")
 
 @frozen(kw_only=True)
 class ScheduleTarget:
-    """An orchestration with its input, as JSON: what a schedule starts. Made by layers above."""
+    """A target of a schedule: an orchestration with its input, as JSON. Made by layers above."""
 
     orchestration: str
     input: str
@@ -56,7 +56,7 @@ class ScheduleTarget:
 Target: TypeAlias = (
     str | OrchestrationFunction[Any, Any] | OrchestrationWithoutInput[Any] | ExternalEvent | ScheduleTarget
 )
-"""What a schedule starts or sends: an orchestration, by function or name; an event to an instance; or what a layer
+"""The target of a schedule: an orchestration, by function or name; an event to an instance; or a target that a layer
 above has made.
 """
 

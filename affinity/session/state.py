@@ -370,7 +370,7 @@ def override_metadata(
 
 
 def _add_described(metadata: SessionMetadata, described: SessionMetadata) -> SessionMetadata:
-    """The metadata with what the application's function returned for the state; what that leaves out stays.
+    """The metadata with the values that the application's function returned for the state; other values stay.
 
     Its labels are added to the others and win.
 

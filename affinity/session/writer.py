@@ -324,7 +324,7 @@ class SessionWriter(Generic[S]):
         self._measure(cached)
 
     def _revert(self, cached: CachedState[S], to: SavePoint, error: BaseException) -> None:
-        """Drop the cached state; staged is what was staged at the save point, unless a checkpoint has been written."""
+        """Drop the cached state. The staged state is reset to the save point, unless a checkpoint has been written."""
         cached.is_broken = True
         self._drop(cached, error)
         self._staged = to.staged if to.base == self._base else None
@@ -333,7 +333,7 @@ class SessionWriter(Generic[S]):
             self._cache.release(cached, self.user)
 
     def _drop(self, cached: CachedState[S], error: BaseException | None) -> None:
-        """Only the state is in doubt: what the session uses stays, as far as the error allows."""
+        """Drop only the state: the session's resources stay, as far as the error allows."""
         cached.resources.fail(error)
         self._cache.retire(cached, keep=True)
 

@@ -70,7 +70,7 @@ class Items(Proxy, Iterator[Any]):
         return sync_form(self._opening, item)
 
     def close(self) -> None:
-        """Free what it holds, if it is left before its end."""
+        """Close it, if it is left before its end."""
         if (close := getattr(self._of, "aclose", None)) is not None:
             self._run(close)
 

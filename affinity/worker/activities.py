@@ -128,7 +128,7 @@ class ActivityRunner:
         self._commits = commits
         self._spawn_task = spawn
         self.deliver_result: Callable[[WorkItem, Event, StagedResult | None], None]
-        """Receives the result of an activity, good or bad, and what must be kept with it; set by the worker."""
+        """Receives the result of an activity, good or bad, with the writes that go with it; set by the worker."""
         # By lock: after an expiry an item may be fetched again while its former run, of the same key, still ends.
         self._running: dict[WorkLock, _Running] = {}
         self.size: int = 0  # characters of the payloads of what runs
@@ -175,7 +175,7 @@ class ActivityRunner:
                     self._journals.read_ahead(turn.instance_id, limit)
 
     def start_all(self, fetched: WorkFetch) -> None:
-        """Begin to run what a fetch has brought; what they begin with has come too, or is read in one batch."""
+        """Begin to run fetched activities; the inputs that they begin with have come too, or are read in one batch."""
         if self.readers:
             for item in fetched.items:
                 if limit := self.readers.get(item.name):

@@ -26,7 +26,8 @@ from affinity.limits import MAX_BATCH, MAX_PAGE
 from affinity.worker.services import WorkerServices
 
 READ_AHEAD_SECONDS: Final = 0.25
-"""How old what was read ahead may be: a commit takes less, and an activity that waits for longer reads again."""
+"""Greatest age of inputs that were read ahead: a commit takes less, and an activity that waits for longer reads again.
+"""
 
 Read: TypeAlias = Callable[[Sequence[str], int], Awaitable[Sequence[PendingWork | None]]]
 
@@ -65,7 +66,7 @@ class WorkerJournals:
         self._ahead[session_id] = _Ahead(limit, time.monotonic(), self.monotonic(), answer)
 
     def _forget_old(self) -> None:
-        """Forget what was read for wakes that run elsewhere, or not at all."""
+        """Forget inputs that were read for wakes that run elsewhere, or not at all."""
         now = time.monotonic()
         while self._ahead and next(iter(self._ahead.values())).is_old(now):
             del self._ahead[next(iter(self._ahead))]

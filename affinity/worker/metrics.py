@@ -35,7 +35,7 @@ ReadWork: TypeAlias = Callable[[str | None], Measured | None]
 """Measures the queues and counts the instances of a page, behind an id; None while the database does not answer."""
 
 WORK_SECONDS = 5.0
-"""How long what was read of the database serves further scrapes."""
+"""Seconds for which one reading of the database serves further scrapes."""
 
 LIVENESS = "/live"
 """The path that answers 200 while the worker's event loop makes progress, else 503; every other one has the metrics."""

@@ -19,7 +19,7 @@ from affinity.worker.services import WorkerPart, WorkerServices
 logger: logging.Logger = logging.getLogger("affinity.worker")
 
 COMPARE_SECONDS = 60.0
-"""Between two looks at what the other workers registered."""
+"""Seconds between two looks at the registrations of other workers."""
 
 _SHOWN = 5
 """Names in one warning."""

@@ -25,7 +25,7 @@ REPORT_SECONDS: Final = 300.0
 REPORT_LIMIT: Final = 100
 
 TAKEN_SECONDS: Final = 120.0
-"""After which another worker destroys what this one has not."""
+"""Seconds after which another worker destroys resources that this one has not."""
 
 SWEEP_LIMIT: Final = 10
 

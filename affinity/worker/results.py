@@ -22,7 +22,7 @@ from affinity.records import StateWrite
 
 
 class StagedResult:
-    """The participants of one run of an activity, and what goes with its result."""
+    """The participants of one run of an activity, and their parts of its result."""
 
     __slots__ = ("__weakref__", "_participants", "journal", "sessions", "state")
 
@@ -51,7 +51,7 @@ class StagedResult:
         return staged
 
     def _add(self, write: object, session_id: str | None) -> None:
-        """Add what a participant has prepared, which may be the application's code."""
+        """Add the part of a participant, which may be the application's code."""
         if write is None:
             return
         if isinstance(write, StateWrite):

@@ -163,7 +163,7 @@ def answer(
 @click.option("--cascade", is_flag=True, help="Interrupt the children too.")
 @click.option("--reason", default="", help="For the handler, and for readers.")
 def interrupt(shell: Shell, *, conversation_id: str, **how: Any) -> None:
-    """Drop what the conversation ID waits for, requests and later wakes, and wake it.
+    """Drop the requests and later wakes of the conversation ID, and wake it.
 
     Example:
       affinity conversation interrupt chat-7 --cancel --reason 'the customer hung up'

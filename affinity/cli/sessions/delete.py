@@ -112,7 +112,7 @@ def _count(pruned: Pruned) -> str:
 
 
 def _report(shell: Shell, document: dict[str, object], what: str) -> None:
-    """Print the ids on stdout, and what was done to them on stderr."""
+    """Print the ids on stdout, and the outcome on stderr."""
     removed = cast("Sequence[str]", document["removed"])
     shell.show(document, lambda: click.echo("".join(f"{printable(each)}\n" for each in removed), nl=False))
     click.echo(f"{'would remove' if document['dry_run'] else 'removed'} {what}", err=True)

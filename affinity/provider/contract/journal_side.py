@@ -145,9 +145,9 @@ class JournalProvider(ProviderConnection, Protocol):
         ...
 
     async def delete_journal(self, session_ids: Sequence[str]) -> Sequence[bool]:
-        """Remove journals with their entries, wakes, requests, revisits, delegations and streams, but for what a fork
-        continues. What other journals have delegated to them has ended. False: there is none. The instances stay:
-        delete them first.
+        """Remove journals with their entries, wakes, requests, revisits, delegations and streams, without entries that
+        a fork continues. Delegations to them from other journals end. False: there is none. The instances stay: delete
+        them first.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Records of sweeps and of the removal of what has ended."""
+"""Records of sweeps and of pruning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records and verbs of schedules: what starts an instance, or sends an event, again and again."""
+"""Records and verbs of schedules, which start instances, or send events, at given times."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def hint_statement(target: Target, workers: Mapping[str | None, Hint]) -> Statem
 
 
 class _Listener:
-    """The subscription of one worker: merges what comes until `wait` fetches it."""
+    """The subscription of one worker: merges hints until `wait` fetches them."""
 
     def __init__(self, channels: Sequence[str]) -> None:
         """``channels``: the common channel of all workers first."""

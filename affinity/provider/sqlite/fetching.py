@@ -238,7 +238,7 @@ class _FetchBatch:
         return share
 
     def scan(self, route: str) -> None:
-        """Find what may be taken in one range."""
+        """Find items in one range."""
         self._found += self._scan(route)
 
     def _scan(self, route: str) -> list[_CandidateRow]:
@@ -252,7 +252,7 @@ class _FetchBatch:
         return found[: self._options.limit]
 
     def pick(self, room: int) -> None:
-        """Choose the oldest of what was found, with up to ``room`` new sessions."""
+        """Choose the oldest of the found items, with up to ``room`` new sessions."""
         for one in sorted(self._found, key=_age):
             if len(self._picked) < self._options.limit and self._reserve_session(one, room):
                 self._picked[one.id] = one

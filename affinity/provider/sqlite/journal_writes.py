@@ -44,7 +44,7 @@ class JournalChecker:
             self._created.update(creation.session_id for creation in write.creations)
 
     def write_accepted(self) -> None:
-        """Write what was accepted to the journals of the wakes."""
+        """Apply accepted writes to the journals of the wakes."""
         writes = [(self._heads[session_id], write) for session_id, write in self._passed.items()]
         if not writes:
             return
@@ -76,7 +76,7 @@ def _instance(new: InstanceStart) -> NewInstance:
 
 
 def _end(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:
-    """Remove what the wakes have dealt with."""
+    """Remove the requests, revisits, delegations, streams and steps that the wakes have ended."""
     requests = [(head.journal_id, one) for head, write in writes for one in write.ended_requests]
     revisits = [(head.journal_id, one) for head, write in writes for one in write.ended_revisits]
     tx.many(journals.SQL["resolve"], requests)

@@ -134,7 +134,7 @@ class _AppendBatch:
         self._messages: list[NewMessage] = []
 
     def append(self, one: JournalAppend) -> Appended:
-        """Check one, and keep what it writes."""
+        """Check one append, and keep its rows."""
         head = self._heads.get(one.session_id)
         if one.journal_id not in {None, None if head is None else head.journal_id}:
             return Appended("unknown", journal_id=head.journal_id if head else 0)
@@ -149,7 +149,7 @@ class _AppendBatch:
         return self._accept(one, head)
 
     def write(self) -> None:
-        """Write what was accepted."""
+        """Write the rows of accepted appends."""
         self._writer.write()
         self._tx.many(SQL["resolve"], self._resolved)
         self._tx.many(SQL["drop_requests"], self._dropped)

@@ -48,7 +48,7 @@ MIGRATION_WAIT: Final = 6 * MAX_WAIT
 def migrate(
     path: Path, migrations: Sequence[Migration] = MIGRATIONS, progress: Progress = log_progress
 ) -> tuple[int, int]:
-    """Create the file if need be and apply what it lacks of ``migrations``; ``progress`` gets lines for people.
+    """Create the file if need be and apply the missing ``migrations``; ``progress`` gets lines for people.
 
     Returns:
         The version before and after.

@@ -210,7 +210,7 @@ class _Search:
         self.stale.clear()
 
     def read_messages(self) -> None:
-        """Read the messages of what was found, as many as fit; an instance that gets none is left alone."""
+        """Read the messages of the found instances, as many as fit; an instance that gets none is left alone."""
         if not self.found:
             return
         wanted = {"instance_ids": to_json(list(self.found)), "most": MAX_BATCH}

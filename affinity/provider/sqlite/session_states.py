@@ -73,7 +73,7 @@ class FenceChecker:
         self._passed.update((write.new.session_id, write) for write in writes)
 
     def write_accepted(self) -> None:
-        """Write what was accepted."""
+        """Write accepted states."""
         if self._passed:
             _put(self._tx, [encode(write.new, epoch=write.epoch) for write in self._passed.values()], self._found)
 

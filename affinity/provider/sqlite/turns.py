@@ -107,9 +107,7 @@ def _check_all(
 def _check(
     turn: Turn, found: Sequence[HeldItemRow | None], fences: dict[str, _Fence], spent: set[int], checkers: _Checkers
 ) -> _PassedTurn | TurnResult:
-    """Check a turn; what it uses up, its fence, its acks, its sessions' states and journals, is there for no other turn
-    of the batch.
-    """
+    """Check a turn. Rows that it uses up (messages, acks, states, journals) are gone for other turns of the batch."""
     states, journals = checkers
     acked = [held for held in found if held is not None and held.id not in spent]
     missing = len(acked) < len(found)
@@ -128,7 +126,7 @@ def _check(
 
 
 def _move_on(tx: Tx, identity: WorkerIdentity, passed: Sequence[_PassedTurn]) -> None:
-    """Take what the turns used up, write their histories, and send what they send."""
+    """Remove the rows that the turns used up, write their histories, and send their messages."""
     turns = [one.turn for one in passed]
     remove(tx, [held for one in passed for held in one.acked])
     tx.many(SQL["consume"], [(turn.instance_id, message) for turn in turns for message in turn.consumed])
@@ -190,7 +188,7 @@ def _place(placer: WorkItemPlacer, turn: Turn, parked: Collection[WorkKey]) -> l
 
 
 def _cancel(tx: Tx, turns: Sequence[Turn]) -> None:
-    """Remove the rows that the turns gave up, and all rows of what has finished."""
+    """Remove the rows that the turns gave up, and all rows of finished instances."""
     activities = [
         WorkKey(turn.instance_id, turn.execution_id, number) for turn in turns for number in turn.cancel_activities
     ]

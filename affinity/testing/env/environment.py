@@ -316,8 +316,8 @@ class Env(AsyncBlock):
         self._worker(worker).pause()
 
     async def resume(self, worker: int | str = 0) -> None:
-        """Have a worker go on that stands still, with its calls and its beliefs of before: the database refuses what it
-        no longer may do. Returns once it has a lease again, its own or a new one.
+        """Resume a paused worker, with its calls and beliefs of before: the database refuses writes that it may no
+        longer make. Returns once it has a lease again, its own or a new one.
 
         Args:
             worker: its number or name.
@@ -477,7 +477,7 @@ class Env(AsyncBlock):
                 await steps()
 
     async def _tick(self) -> None:
-        """Let the microseconds pass by which what was queued last is due later: work begins before anything waits."""
+        """Let the microseconds pass until the last queued row is due: work begins before anything waits."""
         if self._ticked == self._traffic.changes or not self._database.puts_later or self._jumping.locked():
             return
         async with self._jumping:

@@ -87,7 +87,7 @@ class Traffic:
         self.turns = 0
         """Turns of instances that workers have sent."""
         self.on_commit: OnCommit | None = None
-        """Injects faults: what it raises is what the worker gets for its commit."""
+        """Injects faults: the worker gets its exception for the commit."""
         self.refusals: int = 0
         """Calls of workers that the database is to refuse."""
         self._names: dict[Any, str] = {}  # of the activities that were queued, by key
@@ -183,7 +183,7 @@ class Link:
         self._resumed = self._resumed or anyio.Event()
 
     def go_on(self) -> None:
-        """Let through what was held back."""
+        """Let held calls through."""
         before, self._resumed = self._resumed, None
         self.is_renewed = False
         self.times_resumed += 1

@@ -310,7 +310,7 @@ class WireProtocol:
             self._loop.add_reader(self._socket, self._readable)
 
     def _read(self) -> list[list[Row]] | None:
-        """Take what has come; the whole reply, or None while more is to come."""
+        """Take the bytes that have come; the whole reply, or None while more is to come."""
         pgconn = self._pgconn
         try:
             pgconn.consume_input()
