@@ -22,7 +22,7 @@ from affinity.provider.contract import (
     WorkFetch,
 )
 from affinity.provider.postgres import PostgresProvider
-from affinity.provider.postgres.driver.connections import Calls
+from affinity.provider.postgres.driver.calls import Calls
 from affinity.provider.postgres.driver.wire import Params, Statement
 from affinity.worker.notifier import Notifier
 from tests.conversation.application import Chat, Stage, stage
