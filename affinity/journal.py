@@ -621,7 +621,7 @@ class JournalFilter:
     """Which journals to list, newest first by (created_at, session_id)."""
 
     session_id: str | None = None  # this one alone
-    status: ConversationStatus | None = None  # no index has it: the journals that fit otherwise are looked at, in steps
+    status: ConversationStatus | None = None
     kind: str | None = None
     prefix: str | None = None  # of the session id
     parent: str | None = None
@@ -633,10 +633,26 @@ class JournalFilter:
     updated_since: datetime | None = None
     updated_before: datetime | None = None
     made_from: int | None = None  # journal id: it was made from this one, as a fork is
+    # For a status or a time of the last change, which no index has, it looks at about so many of the newest ones, and
+    # leaves out others. None: all.
+    most: int | None = None
     after: tuple[datetime, str] | None = None  # keyset cursor
 
     def __post_init__(self) -> None:
         check_conditions(self)
+
+    @property
+    def looks(self) -> bool:
+        """Whether it has a condition that no index has: the journals that fit otherwise are looked at, in steps."""
+        return self.status is not None or self.updated_since is not None or self.updated_before is not None
+
+    def has(self, info: JournalInfo) -> bool:
+        """Whether a journal fits such conditions."""
+        return (
+            self.status in {None, info.status}
+            and (self.updated_since is None or info.updated_at >= self.updated_since)
+            and (self.updated_before is None or info.updated_at < self.updated_before)
+        )
 
 
 RequestCursor: TypeAlias = tuple[datetime, int, int, str]

@@ -82,6 +82,8 @@ class ConversationConditions(TypedDict, total=False):
     """Their last event came at this time or later; with a time zone. No index has it."""
     updated_before: datetime | None
     """Their last event came before this time. No index has it."""
+    most: int | None
+    """With a status or such a time, it looks at about so many of the newest ones, and leaves out others."""
 
 
 class ConversationCalls(ClientBase):

@@ -95,6 +95,8 @@ class InstanceConditions(TypedDict, total=False):
     """Begun at this time or later; with a time zone."""
     created_before: datetime | None
     """Begun before this time."""
+    most: int | None
+    """It looks at so many of the newest ones, and leaves out others: no index has names, versions and all statuses."""
 
 
 class MoveConditions(TypedDict, total=False):

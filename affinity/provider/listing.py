@@ -18,20 +18,22 @@ MOST_BELOW: Final = MAX_BELOW
 
 ReadPortion: TypeAlias = Callable[[JournalFilter, int, int], Awaitable[Sequence[Sequence[Any]]]]
 """Looks at the next journals in the order of the listing. Arguments: a filter, the number to look at, and the number of
-rows at most. There is a row for each that has the filter's status, and for the last one that it may look at. A row has
+rows at most. There is a row for each that `JournalFilter.has`, and for the last one that it may look at. A row has
 its place, from 1, before what `to_journal_info` takes.
 """
 
 
 async def list_portions(read: ReadPortion, where: JournalFilter, limit: int, time: Time) -> list[JournalInfo]:
-    """A page of journals. For a status, `limits.MAX_PAGE` journals are looked at in each call."""
+    """A page of journals. For conditions without an index, `limits.MAX_PAGE` journals are looked at in each call."""
     limit = min(limit, MAX_PAGE)
-    window = limit if where.status is None else MAX_PAGE
+    window = MAX_PAGE if where.looks else limit
     found: list[JournalInfo] = []
-    while len(found) < limit:
+    looked = 0
+    while len(found) < limit and (where.most is None or looked < where.most):
         rows = await read(where, window, limit - len(found))
+        looked += window
         infos = [to_journal_info(columns, time) for _, *columns in rows]
-        found += [each for each in infos if where.status in {None, each.status}]
+        found += [each for each in infos if where.has(each)]
         if max((place for place, *_ in rows), default=0) < window:
             break
         where = replace(where, after=(infos[-1].created_at, infos[-1].session_id))

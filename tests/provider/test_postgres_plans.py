@@ -272,6 +272,9 @@ async def test_a_page_of_instances_of_a_rare_status_reads_what_it_needs(
             some = await watched.list_instances(InstanceFilter(status=["failed"]), 500)
             last = (some[-1].created_at, some[-1].instance_id)
             assert len(await ask(status=["failed", "suspended"], after=last)) == 10
+            assert await ask(name="none", most=100) == await ask(name="none", most=100, after=last) == []
+            if crowd != "unknown":  # without statistics, it expects few of one status, and sorts them
+                assert await ask(name="none", most=100, status=["failed"]) == []
 
 
 async def test_turns_and_ends_of_instances_are_heap_only(

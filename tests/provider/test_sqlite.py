@@ -253,7 +253,11 @@ IN_PARTS = {"list_states", "instances", "unlocked", "known", "columns"}
 the others are conditions or columns, which statements include.
 """
 
-LISTINGS = [{"instance_id"}, *({"page", *one} for one in ([], ["one_status"], ["parent_id"], ["session_id", "name"]))]
+LISTINGS = [
+    {"instance_id"},
+    *({"page", *one} for one in ([], ["one_status"], ["parent_id"], ["session_id", "name"], ["name", "most"])),
+    {"page", "one_status", "name", "most_of_status"},
+]
 """Parts of the listing of instances."""
 
 HARMLESS = re.compile(

@@ -43,6 +43,9 @@ ENTRIES: Final = 50
 MAX_TRACE: Final = 500
 """Entries of a wake that are read."""
 
+LOOKED_AT: Final = 2_000
+"""Conversations that are looked at for a condition that no index has."""
+
 MAX_COUNTED: Final = 500
 """Entries of a conversation whose usage is summed: all of them are read for it."""
 
@@ -101,9 +104,12 @@ async def conversations(client: Client, query: Query, payloads: Payloads) -> dic
     """A page of the conversations that fit, newest first."""
     where: dict[str, Any] = given(query, "kind", "prefix", "owner", "parent", "status")
     where |= {f"updated_{name}": time_of(query, name) for name in ("since", "before") if query.get(name)}
-    page = await client.list_conversations_page(**where, after=query.get("after") or None, limit=ROWS)
+    looks = where.keys() & {"status", "updated_since", "updated_before"}
+    most = LOOKED_AT if looks else None
+    page = await client.list_conversations_page(**where, most=most, after=query.get("after") or None, limit=ROWS)
     return {
         "page": page,
+        "looked_at": LOOKED_AT if looks and len(page.items) < ROWS else None,
         "statuses": get_args(ConversationStatus),
         "usage": await _last_usage(client, [each.conversation_id for each in page.items]),
     }

@@ -11,6 +11,7 @@ from affinity.console.pages.base import ROWS, Query, given, number, required, ti
 from affinity.console.payloads import Payload, Payloads
 from affinity.errors import InvalidInput
 from affinity.provider.contract import FINISHED, InstanceStatus
+from affinity.provider.contract.instances import RARE_STATUSES
 
 EVENTS: Final = 100
 """Events on a page."""
@@ -20,6 +21,9 @@ MAX_READ: Final = 2_000
 
 MAX_MATCHING: Final = 1_000
 """Instances that one action on a list changes."""
+
+LOOKED_AT: Final = 10_000
+"""Instances that are looked at for a condition that no index has."""
 
 TOGETHER: Final[Mapping[str, Collection[InstanceStatus]]] = {
     "cancel": ["pending", "running"],
@@ -45,8 +49,14 @@ def conditions(query: Query) -> dict[str, Any]:
         if status not in STATUSES:
             raise InvalidInput(f"there is no status {status!r:.40}")
         where["status"] = [status]
-    times = {f"created_{name}": time_of(query, name) for name in ("since", "before") if where.pop(name, None)}
-    return where | times
+    where |= {f"created_{name}": time_of(query, name) for name in ("since", "before") if where.pop(name, None)}
+    return where | ({"most": LOOKED_AT} if _looks(query) else {})
+
+
+def _looks(query: Query) -> bool:
+    """Whether there is a condition that no index has, and none that one has."""
+    wanted = query.get("name") or query.get("version") or query.get("status") not in {None, "", *RARE_STATUSES}
+    return bool(wanted and not query.get("session_id") and not query.get("prefix"))
 
 
 async def matching(client: Client, query: Query, status: Collection[InstanceStatus]) -> Sequence[str]:
@@ -69,6 +79,7 @@ async def instances(client: Client, query: Query, payloads: Payloads) -> dict[st
         "page": page,
         "statuses": STATUSES,
         "filters": given(query, *FILTERS),
+        "looked_at": LOOKED_AT if _looks(query) and len(page.items) < ROWS else None,
         "counts": counts,
         "most": MAX_MATCHING,
         "say": payloads.text,

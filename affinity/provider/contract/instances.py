@@ -168,6 +168,9 @@ class InstanceFilter:
     version: str | None = None  # of the orchestration
     created_since: datetime | None = None
     created_before: datetime | None = None
+    most: int | None = (
+        None  # it looks at so many of the newest ones behind the cursor, and leaves out others; None: all
+    )
     after: tuple[datetime, str] | None = None  # keyset cursor: (created_at, instance_id) of the last row seen
 
     def __post_init__(self) -> None:

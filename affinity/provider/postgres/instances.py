@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final, LiteralString
 
 from psycopg.types.numeric import Int8
 
@@ -11,7 +11,7 @@ from affinity.provider.contract import Deletion, InstanceFilter, InstanceInfo
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.operations import Database, same_time
 from affinity.provider.rows import to_instance
-from affinity.provider.statements import load_statements
+from affinity.provider.statements import load_statements, with_parts
 
 _SQL: Final = load_statements(__package__, "instances.sql")
 
@@ -25,7 +25,7 @@ async def get_instance(db: Database, instance_ids: Sequence[str]) -> Sequence[In
 async def list_instances(db: Database, where: InstanceFilter, limit: int) -> Sequence[InstanceInfo]:
     after_time, after_id = where.after or (None, None)
     rare = where.rare_statuses
-    params = {
+    params: dict[str, Any] = {
         "status": Texts(rare or where.status),
         "name": where.name,
         "prefix": where.prefix,
@@ -39,7 +39,11 @@ async def list_instances(db: Database, where: InstanceFilter, limit: int) -> Seq
         "after_id": after_id,
         "limit": Int8(limit),
     }
-    rows = await db.connections.misc.run(_SQL["list_rare" if rare else "list"], params)
+    part: LiteralString = "all"
+    if where.most is not None:
+        part, params["most"] = "most", Int8(where.most)
+    statement = with_parts(_SQL["list_rare" if rare else "list"], frozenset({part}))
+    rows = await db.connections.misc.run(statement, params)
     return [to_instance(row, same_time) for row in rows]
 
 

@@ -10,8 +10,6 @@ WITH page AS MATERIALIZED (
       AND (%(closed)s::boolean IS NULL OR j.closed = %(closed)s)
       AND (%(owner)s::text IS NULL OR j.owner = %(owner)s)
       AND (%(labels)s::jsonb IS NULL OR j.labels <> '{}' AND j.labels @> %(labels)s::jsonb)
-      AND (%(since)s::timestamptz IS NULL OR j.updated_at >= %(since)s)
-      AND (%(before)s::timestamptz IS NULL OR j.updated_at < %(before)s)
       AND (%(made_from)s::bigint IS NULL OR j.journal_id = ANY (ARRAY (
           SELECT m.journal_id FROM journal_parents m WHERE m.parent_id = %(made_from)s)))
       AND (NOT %(with_requests)s OR j.journal_id = ANY (ARRAY (
@@ -57,7 +55,10 @@ SELECT p.place, p.session_id, p.journal_id, p.kind, p.parent, p.processed, p.fir
     (SELECT count(*) FROM journal_revisits r WHERE r.journal_id = p.journal_id), p.created_at, p.updated_at,
     p.title, p.owner, p.labels::text
 FROM judged p
-WHERE %(status)s::text IS NULL OR p.status = %(status)s OR p.place = %(window)s
+WHERE p.place = %(window)s
+   OR (%(status)s::text IS NULL OR p.status = %(status)s)
+      AND (%(since)s::timestamptz IS NULL OR p.updated_at >= %(since)s)
+      AND (%(before)s::timestamptz IS NULL OR p.updated_at < %(before)s)
 ORDER BY p.place LIMIT %(limit)s
 
 -- describe: change title, owner and labels of a journal

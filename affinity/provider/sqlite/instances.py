@@ -50,7 +50,11 @@ def list_instances(tx: Tx, where: InstanceFilter, limit: int) -> list[InstanceIn
     arguments = {name: wanted for name, wanted in conditions.items() if wanted is not None}
     parts = {"page", *arguments}
     arguments |= {"before": before, "before_id": before_id, "limit": min(limit, MAX_PAGE)}
-    if rare := where.rare_statuses:
+    rare = where.rare_statuses
+    if where.most is not None:
+        parts.add("most_of_status" if rare else "most")
+        arguments |= {"most": where.most, "until": arguments.get("created_before", math.inf)}
+    if rare:
         statement = with_parts(SQL["instances"], frozenset({"one_status", *parts}))
         pages = [tx.rows(statement, arguments | {"one_status": status}) for status in rare]
         found = [to_instance(row, instant) for row in chain(*pages)]

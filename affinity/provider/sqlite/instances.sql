@@ -37,6 +37,17 @@ WHERE (i.created_at, i.instance_id) < (:before, :before_id)
 -- [created_before
   AND i.created_at < :created_before
 -- created_before]
+-- [most
+  AND i.created_at >= coalesce((
+      SELECT m.created_at FROM instances AS m WHERE m.created_at < :until AND m.created_at <= :before
+      ORDER BY m.created_at DESC LIMIT 1 OFFSET :most - 1), 0)
+-- most]
+-- [most_of_status
+  AND i.created_at >= coalesce((
+      SELECT m.created_at FROM instances AS m INDEXED BY instances_by_status
+      WHERE m.status = :one_status AND m.status IN ('suspended', 'failed', 'cancelled') AND m.created_at < :until AND m.created_at <= :before
+      ORDER BY m.created_at DESC LIMIT 1 OFFSET :most - 1), 0)
+-- most_of_status]
 -- [prefix
   AND substr(i.instance_id, 1, length(:prefix)) = :prefix
 -- prefix]

@@ -8,8 +8,6 @@ WITH page AS MATERIALIZED (
       AND (:parent_journal IS NULL OR j.parent_journal = :parent_journal)
       AND (:prefix IS NULL OR substr(j.session_id, 1, length(:prefix)) = :prefix)
       AND (:closed IS NULL OR j.closed = :closed) AND (:owner IS NULL OR j.owner = :owner)
-      AND (:updated_since IS NULL OR j.updated_at >= :updated_since)
-      AND (:updated_before IS NULL OR j.updated_at < :updated_before)
       AND (:made_from IS NULL OR EXISTS (
           SELECT 1 FROM journal_parents AS m WHERE m.parent_id = :made_from AND m.journal_id = j.journal_id))
       AND NOT EXISTS (
@@ -62,7 +60,10 @@ SELECT p.place, p.session_id, p.journal_id, p.kind, p.parent, p.processed, p.fir
        (SELECT count(*) FROM journal_revisits AS v WHERE v.journal_id = p.journal_id),
        p.created_at, p.updated_at, p.title, p.owner, p.labels
 FROM judged AS p
-WHERE :status IS NULL OR p.status = :status OR p.place = :window
+WHERE p.place = :window
+   OR (:status IS NULL OR p.status = :status)
+      AND (:updated_since IS NULL OR p.updated_at >= :updated_since)
+      AND (:updated_before IS NULL OR p.updated_at < :updated_before)
 ORDER BY p.place
 LIMIT :limit;
 

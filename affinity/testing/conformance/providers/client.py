@@ -186,8 +186,8 @@ class ClientRules(Rules):
         assert [row.instance_id for row in (*first, *rest)] == ["b3", "b2", "b1", "a1"]
 
     async def test_a_listing_is_filtered_by_version_and_time(self, cluster: Cluster) -> None:
-        """With all other conditions, a rare status too; the second time is not included (contract:
-        InstanceFilter.created_before).
+        """With all other conditions, a rare status too; the second time is not included. Only so many are looked
+        at (contract: InstanceFilter.created_before, InstanceFilter.most).
         """
         a = await cluster.worker("a")
         for name in ("a", "b", "c"):
@@ -201,6 +201,9 @@ class ClientRules(Rules):
             between = InstanceFilter(status=status, created_since=first, created_before=last)
             assert await self._list(a, between) == ["a", "b"]
             assert await self._list(a, InstanceFilter(status=status, created_since=last)) == ["c"]
+            assert await self._list(a, InstanceFilter(status=status, version="a.1", most=1)) == []
+            older = InstanceFilter(status=status, version="a.1", created_before=last, most=2)
+            assert await self._list(a, older) == ["a"]
 
     async def test_a_listing_by_status_goes_with_each_change(self, cluster: Cluster) -> None:
         """A listing has the instances that have one of the given statuses now, in its order, page by page (contract:

@@ -221,6 +221,8 @@ class JournalAdministrationRules(Rules):
                 found += [row.session_id for row in page]
                 after = (page[-1].created_at, page[-1].session_id)
             assert found == wanted
+        assert await self._listed(talk, status="terminated", most=3) == ["19"]
+        assert await self._listed(talk, status="terminated", most=4) == ["19", "15"]
 
     async def test_journals_are_listed_by_their_last_change(self, cluster: Cluster) -> None:
         """The second time is not included (contract: JournalFilter.updated_before)."""
