@@ -10,7 +10,7 @@ from typing import TypeAlias
 import httpx2 as httpx
 import pytest
 
-from affinity import Client, RuntimeOptions, Worker
+from affinity import Client, RuntimeOptions, SessionMetadata, SessionState, Worker
 from affinity.console import ALL, Access, create
 from affinity.conversation import UserMessage
 from affinity.errors import OrchestrationFailed
@@ -28,6 +28,8 @@ async def fill(client: Client, text: str, prefix: str = "") -> None:
     """Make one of each kind, with this text in each field that code of an application gives."""
     session, line = f"{prefix}s", " ".join(text[:100].split())
     await (await client.start(shows, text, instance_id=f"{prefix}shown", session_id=session)).wait(20)
+    about = SessionMetadata(parent=session, labels={"affinity.resource/box": "box-1"})
+    await client.session_store.save(SessionState(session_id=f"{prefix}child", state=b"{}", metadata=about))
     with pytest.raises(OrchestrationFailed):
         await (await client.start(spoils, text, instance_id=f"{prefix}spoilt")).wait(20)
     await client.start(stays, text, instance_id=f"{prefix}stays")
@@ -36,8 +38,8 @@ async def fill(client: Client, text: str, prefix: str = "") -> None:
     await client.schedules.pause(f"{prefix}nightly", text[:1000].replace("\0", ""))
     await client.start("unknown to all", text[:100], instance_id=f"{prefix}suspended")
     talk = client.conversation(chats, f"{prefix}talk")
-    about = {"title": line, "owner": line, "labels": {"team": line}}
-    await talk.ask(UserMessage(text), timeout=20, **about)  # type: ignore[arg-type]
+    titles = {"title": line, "owner": line, "labels": {"team": line}}
+    await talk.ask(UserMessage(text), timeout=20, **titles)  # type: ignore[arg-type]
 
     async def is_suspended() -> bool:
         return (await client.status(f"{prefix}suspended")).status == "suspended"

@@ -84,6 +84,9 @@ async def test_all_pages_can_be_reached_and_say_what_they_are_about(client: Clie
         session = found["/session?id=s"].text
         assert "session &#39;s&#39; is held by worker &#39;one&#39;" in session
         assert len(re.findall(r"<rect class=\"w\d\" x=\"[\d.]+\" y=\"4\" width=\"[\d.]+\"", session)) == 1
+        assert '<a href="/session?id=child">child</a>' in session
+        assert "<dt>box</dt><dd>box-1</dd>" in found["/session?id=child"].text
+        assert '<a href="/session?id=s">s</a>' in found["/session?id=child"].text
         assert "1 requests wait for an answer" in found["/"].text
         assert "1 suspended instances" in found["/"].text
         assert "has the tag &#39;plain&#39;: start one with `--tag plain`" in found["/"].text

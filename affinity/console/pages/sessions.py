@@ -89,6 +89,7 @@ async def session(client: Client, query: Query, payloads: Payloads) -> dict[str,
         "record": record,
         "state": None if record is None else _state(record, payloads),
         "exported": payloads.has(EXPORT),
+        "label": LABEL,
         "resources": {} if record is None else _resources(record),
         "children": (await client.session_manager.page(SessionFilter(parent=session_id), limit=ROWS)).items,
         "instances": (await client.list_page(session_id=session_id, limit=ROWS)).items,
@@ -112,6 +113,5 @@ def _state(record: SessionRecord, payloads: Payloads) -> Payload | None:
 
 
 def _resources(record: SessionRecord) -> dict[str, str]:
-    """What it uses that outlives a process: names with ids."""
-    labels = record.metadata.labels.items()
-    return {label.removeprefix(LABEL): value for label, value in labels if label.startswith(LABEL)}
+    """The labels that name what it uses and that outlives a process, with the ids."""
+    return {label: value for label, value in record.metadata.labels.items() if label.startswith(LABEL)}

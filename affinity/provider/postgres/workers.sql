@@ -142,7 +142,8 @@ WITH seen AS MATERIALIZED (
     -- All in one pass: the rows of one worker are far from each other.
     SELECT worker_id, incarnation, locked_until FROM sessions LIMIT %(most)s
 ), held AS (
-    SELECT worker_id, incarnation, count(*) AS sessions FROM seen WHERE locked_until > (SELECT clock())
+    SELECT worker_id, incarnation, count(*) AS sessions FROM seen
+    WHERE locked_until > (SELECT clock()) AND (SELECT count(*) FROM seen) < %(most)s
     GROUP BY worker_id, incarnation
 ), named AS MATERIALIZED (
     -- A name that a URL gives to all connections is of no worker.
