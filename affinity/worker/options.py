@@ -316,7 +316,7 @@ def _default_text(name: str, default: object, kind: type) -> str:
         return str(default).lower()
     if name.endswith("_bytes"):
         return f"{default / 2**20:g} MiB"
-    return f"{default:g} s" if kind is float else f"{default:,}"
+    return f"{default:.15g} s" if kind is float else f"{default:,}"
 
 
 def check_environment(environ: Mapping[str, str] | None = None) -> None:

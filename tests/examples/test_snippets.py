@@ -185,7 +185,7 @@ def test_commands_and_options_in_the_text_exist(page: Path) -> None:
 def test_the_roles_of_the_page_can_be_made_and_migrate(servers: Servers) -> None:
     """The SQL of docs/run/databases.md and the command below it, on a server and a database of other names."""
     server = servers.server("new")
-    (sql,) = blocks("sql")
+    (sql,) = (block for block in blocks("sql") if block.page.name == "databases.md")
     (command,) = (words for block in COMMANDS for words in commands_in(block.text) if "--grant-worker" in words)
     name = server.create_database()
     with psycopg.connect(server.url(name), autocommit=True) as connection:
