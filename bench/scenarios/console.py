@@ -29,8 +29,11 @@ PAGES: Final = {
     "instances": "/instances",
     "failed instances": "/instances?status=failed",
     "instances by prefix": "/instances?prefix=waiting-77",
+    "instances by name": "/instances?name=none",
+    "instances by status": "/instances?status=completed",
     "instance": "/instance?id=waiting-900",
     "conversations": "/conversations",
+    "conversations by status": "/conversations?status=failed",
     "conversation": "/conversation?id=waiting-500",
     "approvals": "/approvals",
 }

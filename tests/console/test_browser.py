@@ -438,7 +438,9 @@ def test_a_console_that_only_reads(workers: Workers, browser: Browser) -> None:
 def test_a_phone_in_the_dark(workers: Workers, open_windows: Callable[..., Windows]) -> None:
     """Nothing is wider than the screen, and the page has a dark background."""
     windows = open_windows(viewport={"width": 360, "height": 740}, color_scheme="dark")
-    paths = ("/", "/instances", "/sessions", "/workers", "/schedules", "/conversations", "/approvals")
+    say(workers, "phone", "use a tool")
+    lists = ("/", "/instances", "/sessions", "/workers", "/schedules", "/conversations", "/approvals")
+    paths = (*lists, "/instance?id=phone", "/conversation?id=phone", "/reset?id=phone&event=1")
     for path in paths:
         page = windows.open(path)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, path

@@ -248,6 +248,8 @@ async def test_requests_that_expire_come_first(client: Client, open_console: Ope
         await client.conversation(chats, text).ask(UserMessage(text), timeout=20)
     async with open_console() as http:
         page = (await http.get("/approvals")).text
+        assert "Nothing waits" in (await http.get("/approvals?kind=agent.custom_tool_use")).text
+        assert "Nothing waits" not in (await http.get("/approvals?kind=agent.tool_confirmation")).text
     assert re.findall(r'<article class="request" id="r-(\w+)-', page) == ["soon", "never"]
     assert "counts as refused from" in page
 

@@ -326,6 +326,7 @@ def _span(seq: int, event: SpanStarted | SpanCompleted, recorded_at: datetime) -
 async def approvals(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
     """A page of the requests that wait for an answer: first the ones that expire first."""
     where: dict[str, Any] = given(query, "owner", "prefix")
+    where["kinds"] = list(given(query, "kind").values())
     page = await client.requests_page(**where, by_expiry=True, after=query.get("after") or None, limit=ROWS)
     rows = [
         _row(each.conversation_id, each.request_id, each.event, each, payloads, owner=each.owner, title=each.title)
