@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from affinity.client import Client, ConversationInfo, Instance, SessionLife
 from affinity.client.views import read_cursor
@@ -17,6 +17,9 @@ from affinity.provider.contract import SessionInfo
 from affinity.records import SessionFilter, SessionRecord
 from affinity.session.resources import LABEL
 from affinity.session.transfer import line_of, readable
+
+EXPORT: Final = "session.jsonl"
+"""The part of a session's page that `affinity sessions import` reads, and the name of its file."""
 
 
 async def sessions(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
@@ -95,10 +98,6 @@ async def session(client: Client, query: Query, payloads: Payloads) -> dict[str,
         "instances": (await client.list_page(session_id=session_id, limit=ROWS)).items,
         "workers": [one for one in (await client.load()).workers if not one.draining],
     }
-
-
-EXPORT = "session.jsonl"
-"""The part of the page that `affinity sessions import` reads."""
 
 
 def _state(record: SessionRecord, payloads: Payloads) -> Payload | None:
