@@ -149,8 +149,8 @@ class Acting:
             with stated(under_way):
                 result = await work()
         except AffinityError as error:
-            if not isinstance(error, ProviderError) and not under_way.written:
-                await self._record([self._entry(action, action.target, type(error).__name__, False)])
+            if not isinstance(error, ProviderError):
+                await under_way._end(action, False, type(error).__name__)
             raise
         if not is_trial:
             await under_way._end(action, result)
@@ -161,12 +161,14 @@ class Acting:
         target = truncate(target, MAX_AUDIT_TEXT_BYTES)
         await self._record([self._entry(_Action(name=name, kind=kind, target=target), target, outcome, False)])
 
-    async def _end(self, action: _Action, result: object) -> None:
+    async def _end(self, action: _Action, result: object, error: str = "") -> None:
+        """Record the targets on which nothing took effect. An error says more than what the database has said."""
         left = [each for target, each in self.refused.items() if target not in self.written]
-        ended = [replace(each, succeeded=each.outcome in _ALREADY) for each in left]
+        ended = [replace(each, succeeded=each.outcome in _ALREADY) for each in left if not (error and action.target)]
         if not ended and not self.written:
             is_done = result is None or bool(result)
-            ended = [self._entry(action, action.target, "done" if is_done else "unchanged", is_done)]
+            outcome = error or ("done" if is_done else "unchanged")
+            ended = [self._entry(action, action.target, outcome, is_done)]
         await self._record(ended)
 
     def _entry(self, action: _Action, target: str, outcome: str, succeeded: bool) -> NewAuditEntry:

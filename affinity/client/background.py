@@ -16,6 +16,7 @@ from typing import Final, Self
 import anyio
 
 from affinity.async_block import AsyncBlock
+from affinity.audit import ACTING
 from affinity.client.calls import batches, retry, unknown_instance
 from affinity.client.hints import HintSender
 from affinity.client.journals import Journals
@@ -204,6 +205,7 @@ class ClientBase(AsyncBlock):
         await stack.aclose()
 
     async def _run(self) -> None:
+        ACTING.set(None)  # a user who opens the client does not make the calls of others
         async with anyio.create_task_group() as tasks:
             for work in (self._hints.run, self._waiters.run, self._opened_journals.run, self._replies.run):
                 tasks.start_soon(work)

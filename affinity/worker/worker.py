@@ -37,6 +37,7 @@ from typing import Self, TypeVar
 import anyio
 
 from affinity.async_block import AsyncBlock
+from affinity.audit import ACTING
 from affinity.errors import DatabaseChanged, ProviderError
 from affinity.orchestration import App
 from affinity.orchestration.app import SessionListener, check_listeners
@@ -238,6 +239,7 @@ class Worker(AsyncBlock):
         """Run one incarnation after another, until the block is left or the worker has ended; ``begun`` is set when the
         first one has begun, or cannot begin.
         """
+        ACTING.set(None)  # what workers do is no user's
         try:
             await self._run_incarnations(begun)
         finally:

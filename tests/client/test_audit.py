@@ -12,7 +12,7 @@ from affinity import Conversations, Event, ExternalEvent, UserMessage, sync
 from affinity.audit import ACTING
 from affinity.client import AuditEntry, Client, Start
 from affinity.conversation import ConversationHandle
-from affinity.errors import InvalidId, InvalidInput, ProviderError, UnknownInstance, UnknownWorker
+from affinity.errors import InstanceExists, InvalidId, InvalidInput, ProviderError, UnknownInstance, UnknownWorker
 from affinity.limits import MAX_AUDIT_TEXT_BYTES, MAX_ID_BYTES
 from affinity.provider.contract import Quotas
 from affinity.testing.conformance.providers.builders import state
@@ -109,7 +109,8 @@ async def test_the_actions_have_their_names(client: Client) -> None:
 
 
 async def test_a_refused_action_has_one_entry(client: Client) -> None:
-    """With the error as its outcome; an error of the database is none."""
+    """With the error as its outcome; an action on several has one for each."""
+    await client.start("flow", instance_id="there")
     with client.acting_as("ann"):
         with pytest.raises(UnknownInstance):
             await client.reset("none", to_event=1)
@@ -119,16 +120,20 @@ async def test_a_refused_action_has_one_entry(client: Client) -> None:
             await client.cancel("")
         with pytest.raises(InvalidInput):
             await client.schedules.create("s", "flow")
+        with pytest.raises(InstanceExists):
+            await client.start_many([Start("flow", 1, "new"), Start("other", 1, "there")])
     found = await entries(client)
     assert [(each.action, each.target, each.outcome, each.succeeded) for each in found] == [
         ("reset", "none", "UnknownInstance", False),
         ("drain", "none", "UnknownWorker", False),
         ("cancel", "", "InvalidId", False),
         ("create", "s", "InvalidSchedule", False),
+        ("start", "new", "done", True),
+        ("start", "there", "unchanged", False),
     ]
 
 
-async def test_users_of_tasks_are_apart(client: Client) -> None:
+async def test_users_of_tasks_are_apart(client: Client, url: str) -> None:
     """Calls that would share a batch do not: each has its transaction and its user."""
     await client.start("flow", instance_id="i")
     talk = client.conversation(chats, "talk")
@@ -140,9 +145,13 @@ async def test_users_of_tasks_are_apart(client: Client) -> None:
         with client.acting_as(user):
             await talk.send(UserMessage(user))
 
+    with client.acting_as("zoe"):
+        other = await Client(url).__aenter__()  # whose tasks are of no user
     await asyncio.gather(*[send(user) for user in ("ann", "", "bob", "eve", "")])
+    await other.conversation(chats, "talk").send(UserMessage("six"))
+    await other.__aexit__(None, None, None)
     assert sorted(each.user for each in await entries(client)) == ["ann", "bob", "eve"]
-    assert len(await talk.history()) == 5
+    assert len(await talk.history()) == 6
     assert ACTING.get() is None
 
 
