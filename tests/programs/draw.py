@@ -13,7 +13,7 @@ from hypothesis.strategies import SearchStrategy
 
 from tests.programs.areas import AREAS
 from tests.programs.faults import FAULTS
-from tests.programs.program import Options, Program, plain
+from tests.programs.program import USER, Options, Program, plain
 from tests.programs.rollouts import ROLLOUTS
 
 _SCRIPT: Final = """\
@@ -46,6 +46,7 @@ def programs(areas: Collection[str] = tuple(AREAS), *, suspends: bool = False) -
         options=_OPTIONS,
         faults=FAULTS,
         rollout=ROLLOUTS if suspends else st.none() | ROLLOUTS,
+        user=st.sampled_from(("", USER)),
     )
 
 

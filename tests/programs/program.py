@@ -27,6 +27,9 @@ CODE_VERSION: Final = "1"
 """Of the workers at the start."""
 
 
+USER: Final = "ann"
+
+
 @dataclass(frozen=True)
 class Rollout:
     """Of a release with which instances cannot go on, in place of the code of all workers; another one follows it."""
@@ -77,6 +80,7 @@ class Program:
     options: Options = Options()
     faults: tuple[Fault, ...] = ()
     rollout: Rollout | None = None
+    user: str = ""  # who makes the calls of clients, for the audit log; "": they are made without one
 
     def __repr__(self) -> str:
         return plain(self)

@@ -9,6 +9,7 @@ from typing import Any, Final
 from affinity.orchestration import events as ev
 from affinity.provider.contract import FINISHED
 from tests.programs.names import SCRIPTED
+from tests.programs.program import USER
 from tests.programs.tables import Key, Row, Rule, Rules, Tables, counted, parsed
 
 RULES: Final = Rules()
@@ -403,8 +404,8 @@ def _granted_roles(db: Tables) -> Iterator[str]:
 
 @RULES.of("audit")
 def _audit(db: Tables) -> Iterator[str]:
-    """No user is stated in a program."""
-    yield from (f"{dict(row)}" for row in db.rows["audit"])
+    """Of the user of the program."""
+    yield from (f"{dict(row)}" for row in db.rows["audit"] if row["stated_user"] != USER)
 
 
 @RULES.of("sqlite_sequence")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -69,7 +70,7 @@ async def run(
         faults = Faults(play, program.faults, program.rollout)
         env._traffic.on_commit = faults.on_commit
         try:
-            with anyio.fail_after(PATIENCE), used(play.calls):
+            with anyio.fail_after(PATIENCE), used(play.calls), _user(env, program):
                 seen = await _play(play, program)
                 faults.end()
                 with env.freeze():  # calls of clients may wait for what never happens
@@ -80,6 +81,7 @@ async def run(
                 for name, part in program.parts.items():
                     await AREAS[name].check(play, part, seen[name])
                 await rest.check(env)
+                await _check_audit(env, program)
         except TimeoutError as error:
             error.add_note(_state(env))
             raise
@@ -96,6 +98,18 @@ def _state(env: Env) -> str:
         what = f"alive {one.is_alive}, unwritten {one.has_unwritten}, has looked {one.has_looked}"
         lines.append(f"{one.identity.worker_id}: runs code {one.runs_code}, {what}")
     return "\n".join(lines)
+
+
+def _user(env: Env, program: Program) -> AbstractContextManager[None]:
+    return env.client.acting_as(program.user, source="program") if program.user else nullcontext()
+
+
+async def _check_audit(env: Env, program: Program) -> None:
+    """Calls of clients have entries of the user, each of one of the actions; without a user there is none."""
+    entries = [each async for each in env.client.audit()]
+    verbs = [each for each in entries if "_" in each.action and each.action != "save_record"]  # which workers call
+    wrong = verbs if program.user else entries
+    assert not wrong, f"not of an action of a user: {wrong}"
 
 
 def _env(program: Program, where: str | Copies | None, *, processes: bool) -> Env:

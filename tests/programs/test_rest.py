@@ -371,7 +371,7 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
     "sweeps": (lambda at: at["sweeps"].clear(),),
     "quotas": (lambda at: at.quota().quota(),),
     "migrations": (lambda at: at.change("migrations", {}, oldest_code=999),),
-    "audit": (lambda at: at.add("audit", stated_user="ann", action="cancel"),),
+    "audit": (lambda at: at.add("audit", stated_user="bob", action="cancel"),),
     "granted_roles": (lambda at: at.add("granted_roles", role="other", kind="client"),),
     "sqlite_sequence": (lambda at: at.change("sqlite_sequence", {}, seq=0).message(id=1, visible_at=at.now + 9),),
 }

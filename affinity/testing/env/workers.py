@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 import anyio
 import anyio.to_thread
 
+from affinity.audit import ACTING
 from affinity.errors import ProviderError
 from affinity.orchestration import App
 from affinity.provider.contract import OrchestrationFetch, Provider, WorkerIdentity
@@ -253,6 +254,7 @@ class EnvWorker(Worker):
             raise error
 
     async def _sweep(self) -> None:
+        ACTING.set(None)  # the test may have stated a user
         await self.runtime.maintenance.sweep()
         if self.runtime.lease.is_serving:  # a sweep looks for schedules once in a while, and here the clock may stand
             await self.runtime.schedules.fire()
