@@ -35,6 +35,7 @@ ROUNDS = 5
 @click.option("--system", "names", multiple=True, type=click.Choice(list(SYSTEMS)), help="Only these, and ours.")
 @click.option("--rounds", type=click.IntRange(min=1), help=f"Rounds of each measurement  [default: {ROUNDS}]")
 @click.option("--quick", is_flag=True, help="Tiny, for tests: the figures mean nothing.")
+@click.option("--tracing", is_flag=True, help="Ours with OpenTelemetry; compare with a run without.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write everything here.")
 @click.option("--svg", "svg_path", type=click.Path(path_type=Path, file_okay=False), help="Draw figures here.")
 @click.option("--check", is_flag=True, help="Exit with 1 when a bar is missed.")
@@ -47,6 +48,7 @@ def main(
     names: Sequence[str],
     rounds: int | None,
     quick: bool,
+    tracing: bool,
     json_path: Path | None,
     svg_path: Path | None,
     check: bool,
@@ -64,6 +66,7 @@ def main(
             quick=quick,
             say=lambda line: click.echo(line, err=True),
         )
+        run.ours.tracing = tracing
         about = _about(run)
         console = Console(width=None if sys.stdout.isatty() else 140, highlight=False, markup=False)
         show_settings(console, about)

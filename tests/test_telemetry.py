@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from affinity import telemetry
 from affinity.telemetry import SESSION_ATTRIBUTE, current_session_id, enter_session, instrumented, session_scope
-from tests.support.span_exporter import exporter, session_of
+from tests.support.span_exporter import session_of, traced
 
 logger = logging.getLogger("tests.telemetry")
 
@@ -30,9 +30,9 @@ def _clean() -> Iterator[None]:
 
 
 @pytest.fixture
-def spans() -> InMemorySpanExporter:
-    exporter().clear()
-    return exporter()
+def spans() -> Iterator[InMemorySpanExporter]:
+    with traced() as found:
+        yield found
 
 
 def logged(caplog: pytest.LogCaptureFixture, text: str) -> list[Any]:

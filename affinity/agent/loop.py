@@ -38,6 +38,7 @@ from affinity.conversation.trace import TRACE_KINDS
 from affinity.errors import InvalidOptions, NotSerializable, PayloadTooLarge, WakeMisuse, problem_of
 from affinity.limits import MAX_ID_BYTES, truncate
 from affinity.tasks import call_any
+from affinity.tracing import annotate, usage_attributes
 
 MAX_ROUNDS: Final = 64
 """Default of ``max_rounds``."""
@@ -249,6 +250,8 @@ class _Loop(ToolCalls):
             reply = await call_any(self._model, request)
             if inspect.isawaitable(reply):  # of a function that returns the call of an async one
                 reply = await reply
+            usage = usage_attributes(reply.usage) if isinstance(reply, ModelReply) else {}
+            annotate({"gen_ai.operation.name": "chat", **usage})
         if not isinstance(reply, ModelReply):
             raise WakeMisuse(
                 f"the model returned {type(reply).__name__}, not ModelReply: return ModelReply(content=text), or what "

@@ -29,6 +29,7 @@ from affinity.conversation.wake import Wake
 from affinity.errors import InvalidInput, NotSerializable, PayloadTooLarge, SessionWriteConflict
 from affinity.orchestration.failures import describe_error
 from affinity.session import Resource
+from affinity.tracing import annotate
 
 T = TypeVar("T")
 R = TypeVar("R", bound=RequestEvent)
@@ -236,6 +237,8 @@ class ToolCalls:
         try:
             shown = self._wake.stream_tool(call.tool, call.tool_use_id, call.arguments)
             with self._wake.span(call.tool), shown:
+                about = {"gen_ai.tool.name": call.tool, "gen_ai.tool.call.id": call.tool_use_id}
+                annotate({"gen_ai.operation.name": "execute_tool", **about})
                 result = await self._tools[call.tool].run(ready.arguments, self._context(ready))
             return ToolResult(call.tool_use_id, result)
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # the last two would end the worker

@@ -27,6 +27,7 @@ from affinity.client.requests import (
     Orchestration,
     Start,
     StartOutcome,
+    name_of,
     new_cancellation,
     new_event,
     new_instance,
@@ -41,7 +42,7 @@ from affinity.limits import MAX_PAGE, check_id
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.context import OrchestrationFunction, OrchestrationWithoutInput
 from affinity.orchestration.definitions import MISSING
-from affinity.orchestration.typed import EventValue, ExternalEvent
+from affinity.orchestration.typed import EventValue, ExternalEvent, event_name
 from affinity.provider import open_provider
 from affinity.provider.contract import (
     FINISHED,
@@ -56,6 +57,8 @@ from affinity.provider.contract import (
 from affinity.records import SessionStore
 from affinity.session.manager import SessionManager
 from affinity.session.stores import RetryingStore
+from affinity.telemetry import INSTANCE_ATTRIBUTE
+from affinity.tracing import client_span
 
 I = TypeVar("I")  # noqa: E741 - the usual letter for an input type
 R = TypeVar("R")
@@ -163,7 +166,24 @@ class Client(Administration, ConversationCalls, RequestCalls, AuditCalls):
             QuotaExceeded: as by `start`; of more than `limits.MAX_BATCH`, the first ones may have been started.
         """
         wanted = list(starts)
-        pending = [PendingStart(new_instance(start), start.if_ended) for start in wanted]
+        with client_span("start", *[name_of(start.orchestration) for start in wanted]) as span:
+            pending = [PendingStart(new_instance(start), start.if_ended) for start in wanted]
+            if len(pending) == 1:
+                span.set({INSTANCE_ATTRIBUTE: pending[0].new.instance_id})
+            await self._settle_starts(pending)
+        if (refusal := refusal_of(pending)) is not None:
+            raise refusal
+        return [
+            Handle(
+                instance_id=one.new.instance_id,
+                outcome=one.outcome,
+                _client=self,
+                _result=result_codec(start.orchestration),
+            )
+            for start, one in zip(wanted, pending, strict=True)
+        ]
+
+    async def _settle_starts(self, pending: Sequence[PendingStart]) -> None:
         left = pending
         while left:
             free = [one for one in left if one.is_free]
@@ -183,17 +203,6 @@ class Client(Administration, ConversationCalls, RequestCalls, AuditCalls):
             for one in left:
                 one.look_at(found.get(one.new.instance_id))
             left = [one for one in left if not one.is_settled]
-        if (refusal := refusal_of(pending)) is not None:
-            raise refusal
-        return [
-            Handle(
-                instance_id=one.new.instance_id,
-                outcome=one.outcome,
-                _client=self,
-                _result=result_codec(start.orchestration),
-            )
-            for start, one in zip(wanted, pending, strict=True)
-        ]
 
     async def _begin(
         self, verb: Callable[[Sequence[T]], Awaitable[Sequence[bool]]], batch: Sequence[T]
@@ -294,11 +303,12 @@ class Client(Administration, ConversationCalls, RequestCalls, AuditCalls):
         if not isinstance(event, EventValue):
             raise errors.InvalidOptions(f"ask takes an event with its data, as in Message(data), not {event!r}")
         key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
-        message = new_event(ExternalEvent(instance_id, event, idempotency_key=key))
         asked = MessageKey(instance_id, key)
         wanted = None if start is None else start_of(start, instance_id)
         name = None if wanted is None else new_instance(wanted).name
-        with anyio.move_on_after(timeout):
+        with client_span("ask", event.event.name) as span, anyio.move_on_after(timeout):
+            span.set({INSTANCE_ATTRIBUTE: instance_id})
+            message = new_event(ExternalEvent(instance_id, event, idempotency_key=key), asked=True)
             async with self.journals.changes(instance_id) as change:
                 reply = None
                 while reply is None:
@@ -327,9 +337,13 @@ class Client(Administration, ConversationCalls, RequestCalls, AuditCalls):
             InvalidId, NotSerializable, PayloadTooLarge: one is refused; nothing was sent.
             ConnectionLost: some may have been sent. It is retried when all of them have keys.
         """
-        messages = [new_event(event) for event in events]
-        parts = batches(messages, lambda each: len(each.payload))
-        return [delivery for batch in parts for delivery in await self._send(batch)]
+        wanted = list(events)
+        with client_span("raise", *[event_name(event.name) for event in wanted]) as span:
+            messages = [new_event(event) for event in wanted]
+            if len(messages) == 1:
+                span.set({INSTANCE_ATTRIBUTE: messages[0].instance_id})
+            parts = batches(messages, lambda each: len(each.payload))
+            return [delivery for batch in parts for delivery in await self._send(batch)]
 
     @action("cancel", "instance", "instance_id", "reason")
     async def cancel(self, instance_id: str, reason: str = "") -> None:
@@ -418,7 +432,9 @@ class Client(Administration, ConversationCalls, RequestCalls, AuditCalls):
         return instance_of(await self._until(instance_id, timeout, awaited, "has not changed"))
 
     async def _ended(self, instance_id: str, timeout: float | None) -> InstanceInfo:
-        return await self._until(instance_id, timeout, has_ended, "has not ended")
+        with client_span("wait", sends=False) as span:
+            span.set({INSTANCE_ATTRIBUTE: instance_id})
+            return await self._until(instance_id, timeout, has_ended, "has not ended")
 
     async def _until(
         self, instance_id: str, timeout: float | None, is_awaited: IsAwaited, otherwise: str

@@ -9,6 +9,7 @@ from pydantic_core import to_json
 from affinity.errors import NotSerializable
 from affinity.orchestration.codec import read_json
 from affinity.orchestration.exported import head
+from affinity.orchestration.wire import without_trace
 from affinity.provider.contract import HistoryCursor, HistoryPage, InstanceInfo
 from affinity.provider.history import history_pages
 
@@ -26,7 +27,7 @@ async def document_parts(
         separator = "\n"
         async for events in history_pages(read_page, HistoryCursor(info.instance_id, execution_id)):
             for text in events:
-                yield separator + _checked(text)
+                yield separator + without_trace(_checked(text))
                 separator = ",\n"
         yield "\n]}"
     yield "\n]}\n"

@@ -15,6 +15,7 @@ from affinity.orchestration.events import CancelRequested, EventRaised, Orchestr
 from affinity.orchestration.typed import ExternalEvent, encode_raised
 from affinity.orchestration.wire import ANY_EXECUTION, encode_message
 from affinity.provider.contract import NewInstance, NewMessage
+from affinity.tracing import current_context
 
 Orchestration: TypeAlias = str | OrchestrationFunction[Any, Any] | OrchestrationWithoutInput[Any]
 """The name of an orchestration, or the function that an `App` registered."""
@@ -55,7 +56,7 @@ def new_instance(start: Start) -> NewInstance:
     if start.version is not None:
         check_id(start.version, "orchestration version")
     # The worker that first runs it fills in the database's time, and the version where none was asked for.
-    event = OrchestrationStarted(name=name, version=start.version or "", input=encoded)
+    event = OrchestrationStarted(name, start.version or "", encoded, trace=current_context())
     return NewInstance(
         instance_id=str(uuid.uuid4()) if start.instance_id is None else check_id(start.instance_id, "instance id"),
         name=name,
@@ -65,8 +66,8 @@ def new_instance(start: Start) -> NewInstance:
     )
 
 
-def new_event(event: ExternalEvent) -> NewMessage:
-    """The message that carries an event.
+def new_event(event: ExternalEvent, *, asked: bool = False) -> NewMessage:
+    """The message that carries an event; ``asked``: its sender waits for the reply.
 
     Raises:
         InvalidId: instance id, name of the event, or idempotency key.
@@ -75,7 +76,8 @@ def new_event(event: ExternalEvent) -> NewMessage:
     """
     key = None if event.idempotency_key is None else check_id(event.idempotency_key, "idempotency key")
     name, data = encode_raised(event.name, event.data)
-    raised = EventRaised(name=name, data=data, key=key)
+    trace = current_context()
+    raised = EventRaised(name, data, key, trace=trace, asked=asked and trace is not None)
     return NewMessage(
         instance_id=check_id(event.instance_id, "instance id"),
         payload=encode_message(ANY_EXECUTION, raised),
@@ -112,6 +114,11 @@ def start_of(start: Start | tuple[Orchestration, Any] | Orchestration, instance_
 def result_codec(orchestration: Orchestration) -> Codec | None:
     """The codec of the result; None for a name, which has no annotations."""
     return None if isinstance(orchestration, str) else _definition(orchestration).result_codec
+
+
+def name_of(orchestration: Orchestration) -> str:
+    """The name of an orchestration; empty for a function that is none."""
+    return orchestration if isinstance(orchestration, str) else getattr(definition_of(orchestration), "name", "")
 
 
 def _name_and_input(start: Start) -> tuple[str, str]:

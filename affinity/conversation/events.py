@@ -528,7 +528,7 @@ _META: Final = ',"_":{'
 class EventMeta(BaseModel):
     """Data that travels with an input, as its field ``_``: no part of its event, and never given by a client."""
 
-    trace: str | None = None  # W3C traceparent of the sender
+    trace: str | None = None  # trace context of the sender (`affinity.tracing`)
     delegation: str | None = None  # id
     parent: str | None = None  # the conversation that delegates
     parent_kind: str | None = None

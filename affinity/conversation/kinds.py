@@ -110,9 +110,9 @@ def start_of(kind: str, parent: str | None = None, home: str | None = None) -> J
     return JournalStart(name=name, start=message, generation=secrets.token_hex(8), parent=parent)
 
 
-def start_message(orchestration: str, given: Mapping[str, Any]) -> str:
-    """Starts an instance of an orchestration with this input."""
-    started = OrchestrationStarted(name=orchestration, version="", input=to_json(given).decode())
+def start_message(orchestration: str, given: Mapping[str, Any], trace: str | None = None) -> str:
+    """Starts an instance of an orchestration with this input, in this trace context."""
+    started = OrchestrationStarted(orchestration, version="", input=to_json(given).decode(), trace=trace)
     return encode_message(ANY_EXECUTION, started)
 
 

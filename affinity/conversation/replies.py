@@ -116,7 +116,7 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
         check_timeout(timeout)
         if until not in {"wake", "settled"}:
             raise errors.InvalidInput(f"until must be 'wake' (the default) or 'settled', not {until!r:.80}")
-        with anyio.move_on_after(timeout):
+        with self._traced("ask"), anyio.move_on_after(timeout):
             await self._check_not_blocked()
             async with self._client.journals.changes(self.conversation_id, only_wakes=True) as change:
                 event_id = event_id or self._client.journals.new_event_id()
@@ -212,7 +212,7 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
             WakeFailed, WaitTimeout, ConversationTerminated: as for `ask`.
         """
         check_timeout(timeout)
-        with anyio.move_on_after(timeout):
+        with self._traced("wait"), anyio.move_on_after(timeout):
             async with self._client.journals.changes(self.conversation_id, only_wakes=True) as change:
                 check_seq(seq)
                 return await self._reply(change, seq)

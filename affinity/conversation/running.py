@@ -30,10 +30,11 @@ from affinity.conversation.reading import all_entries
 from affinity.conversation.shown_trace import trace_shown
 from affinity.conversation.steps import PART
 from affinity.conversation.stream import Streams, StreamWriter
-from affinity.conversation.trace import TRACE_KINDS, error_of, root_span
+from affinity.conversation.trace import TRACE_KINDS, error_of
 from affinity.conversation.views import request_of, revisit_of
 from affinity.conversation.wake import Wake
 from affinity.conversation.wake_parts import WakeInputs, WakeParts, handling
+from affinity.conversation.wake_span import wake_span
 from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict
 from affinity.journal import Entry, JournalAccess, JournalAppend, JournalQuery, NewEntry, PendingWork
 from affinity.limits import MAX_PAGE, MAX_WAKE_ENTRIES
@@ -162,14 +163,9 @@ class _HandlerAttempt(Attempt[S]):
         self.writing.ended_revisits += [each.key for each in self.work.due]
         self.writing.is_interrupted = self.work.more and bool(await self._last_interrupt(self.read))
         wake = Wake(self._parts(pending, stream, committed))
-        about = {
-            "affinity.session_id": wake.conversation_id,
-            "affinity.wake_id": wake.id,
-            "affinity.attempt": self.number,
-        }
-        senders = [each.trace for each in self.metas if each.trace is not None]
         async with asyncio.timeout(self._time_left()):
-            with root_span(self.trace.name, about, senders):
+            senders = [each.trace for each in self.metas]
+            with wake_span(self.spec.name, wake, senders, self.task.get("elapsed", 0.0)):
                 self.parts.opening = opening = self.conversations.open_state(self.ctx, self.work)
                 async with opening as state:
                     wake.pending = await self._drop_cleared(wake.pending)

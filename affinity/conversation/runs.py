@@ -38,6 +38,7 @@ from affinity.orchestration import ActivityContext, DurableFuture, Orchestration
 from affinity.orchestration.context import target_reference
 from affinity.orchestration.definitions import MISSING, ActivityDefinition, Definition, OrchestrationDefinition
 from affinity.orchestration.signals import OrchestrationCancelledSignal
+from affinity.tracing import current_context
 
 logger: logging.Logger = logging.getLogger("affinity.conversation")
 
@@ -173,7 +174,7 @@ def _reference(target: object, input: Any, kind: type[Definition], where: str) -
 
 def new_run(kind: ConversationKind, task: RunTask) -> InstanceStart:
     """The instance of a run."""
-    message = start_message(kind.run, task)
+    message = start_message(kind.run, task, current_context())
     return InstanceStart(instance_id=task["run"], name=kind.run, start=message, generation=secrets.token_hex(8))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Generic, Self, TypeVar, Unpack
 
@@ -22,7 +24,6 @@ from affinity.conversation.events import (
 )
 from affinity.conversation.follow import EntryNumber, JournalIdentity, unknown_conversation
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, interrupt_message
-from affinity.conversation.trace import traceparent
 from affinity.journal import (
     Answer,
     Appended,
@@ -35,6 +36,7 @@ from affinity.journal import (
 )
 from affinity.limits import MAX_UNREAD_EVENTS, check_id
 from affinity.orchestration.definitions import MISSING
+from affinity.tracing import CONVERSATION_ATTRIBUTE, ClientOperation, client_span, current_context
 
 M = TypeVar("M")
 
@@ -153,8 +155,16 @@ class SendingCalls(CreationCalls[M], Generic[M]):
         self, event: JournalEvent, event_id: str | None, about: Description
     ) -> tuple[EntryNumber, Appended]:
         timeline = self._client.journals.timeline
-        appended = await self._send_event(event, event_id, check_description(about) if about else None)
+        with self._traced("send", sends=True):
+            appended = await self._send_event(event, event_id, check_description(about) if about else None)
         return EntryNumber.of(appended.seq, JournalIdentity(appended.journal_id, timeline)), appended
+
+    @contextmanager
+    def _traced(self, operation: ClientOperation, *, sends: bool = False) -> Iterator[None]:
+        """The span of a call."""
+        with client_span(operation, self._kind.name, sends=sends) as span:
+            span.set({CONVERSATION_ATTRIBUTE: self.conversation_id})
+            yield
 
     async def _send_event(self, event: JournalEvent, event_id: str | None, about: Description | None) -> Appended:
         check_input(event, event_id)
@@ -182,7 +192,7 @@ class SendingCalls(CreationCalls[M], Generic[M]):
         return JournalAppend(session_id=self.conversation_id, kind=self._kind.name, **fields)
 
     def _entry(self, event: JournalEvent, event_id: str, *, is_input: bool = True) -> NewEntry:
-        trace = traceparent() if is_input else None
+        trace = current_context() if is_input else None
         payload = self._kind.types.encode(event, EventMeta(trace=trace) if trace else NO_META)
         return NewEntry(kind=event.kind, payload=payload, event_id=event_id, is_input=is_input)
 

@@ -1,18 +1,13 @@
-"""The trace of a wake: spans as entries of the journal, and as OpenTelemetry spans when that is in use.
-
-Each attempt of a wake is a trace of its own in OpenTelemetry, linked to the spans of the senders of its inputs.
-"""
+"""The trace of a wake: spans as entries of the journal."""
 
 from __future__ import annotations
 
-import importlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
 from typing import Any, Final
 
 from affinity.conversation.events import SpanError
@@ -20,7 +15,6 @@ from affinity.errors import ReportedError
 from affinity.journal import NewEntry
 from affinity.limits import truncate
 from affinity.orchestration.failures import describe_error, stack_of
-from affinity.telemetry import contained
 
 TRACE_KINDS: Final = ("span.", "conversation.")
 """Beginnings of the kinds of entries that a wake has besides what its handler adds."""
@@ -92,77 +86,3 @@ def inside(span: str) -> Iterator[None]:
     finally:
         with suppress(ValueError):  # left in another context than it was entered in
             _parent.reset(token)
-
-
-# -- OpenTelemetry
-
-
-@cache
-def _api() -> Any:
-    with suppress(ModuleNotFoundError):
-        return importlib.import_module("opentelemetry.trace")
-    return None
-
-
-def _is_in_use() -> bool:
-    """Whether the application has set a tracer provider."""
-    api = _api()
-    return api is not None and getattr(api.get_tracer_provider(), "add_span_processor", None) is not None
-
-
-def traceparent() -> str | None:
-    """The W3C traceparent of the calling code's span; None when there is none."""
-    api = _api()
-    if api is None:
-        return None
-    with contained():
-        context = api.get_current_span().get_span_context()
-        if context.is_valid:
-            return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
-    return None
-
-
-def root_span(name: str, attributes: dict[str, Any], senders: Iterable[str]) -> AbstractContextManager[None]:
-    """An OpenTelemetry span without a parent, linked to the senders' spans. Does nothing without OpenTelemetry."""
-
-    def options(api: Any) -> dict[str, Any]:
-        empty = importlib.import_module("opentelemetry.context").Context()
-        links = [link for text in senders if (link := _link(api, text)) is not None]
-        return {"context": empty, "attributes": attributes, "links": links}
-
-    return _span(name, options)
-
-
-def part_span(name: str) -> AbstractContextManager[None]:
-    """An OpenTelemetry span below the current one; without effect when it is not in use."""
-    return _span(name, lambda _: {})
-
-
-@contextmanager
-def _span(name: str, options: Callable[[Any], dict[str, Any]]) -> Iterator[None]:
-    """A span around the block, which runs as it would without one, whatever the application's processors raise."""
-    span: Any = None
-    with contained():
-        if _is_in_use():
-            opening = _api().get_tracer("affinity.conversation").start_as_current_span(name, **options(_api()))
-            opening.__enter__()
-            span = opening
-    try:
-        yield
-    except BaseException as error:
-        with contained():
-            if span is not None:
-                span.__exit__(type(error), error, error.__traceback__)
-        raise
-    with contained():
-        if span is not None:
-            span.__exit__(None, None, None)
-
-
-def _link(api: Any, text: str) -> Any:
-    try:
-        _, trace_id, span_id, flags = text.split("-")
-        context = api.SpanContext(int(trace_id, 16), int(span_id, 16), True, api.TraceFlags(int(flags, 16)))
-    except ValueError:
-        return None
-    return api.Link(context) if context.is_valid else None

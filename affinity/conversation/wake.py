@@ -37,7 +37,7 @@ from affinity.conversation.lineage_calls import CommonCalls
 from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader
 from affinity.conversation.runs import RunCalls, RunTask, new_run
 from affinity.conversation.steps import Committed, Repeat, WakeSteps
-from affinity.conversation.trace import current_span, error_of, inside, part_span, traceparent
+from affinity.conversation.trace import current_span, error_of, inside
 from affinity.conversation.views import PendingRequest, PendingRevisit
 from affinity.conversation.wake_parts import WakeParts
 from affinity.conversation.writing import WakeWriting, end_of_delegation
@@ -71,6 +71,7 @@ from affinity.limits import (
 )
 from affinity.orchestration import ActivityContext, RetryPolicy
 from affinity.session import OpenSession, Resource
+from affinity.tracing import current_context, part_span
 
 R = TypeVar("R", bound=RequestEvent)
 T = TypeVar("T")
@@ -566,7 +567,7 @@ class Wake(CommonCalls[None], RunCalls):
         described = await self._inherited() | given if child is None else None
         delegation = self._new_id()
         meta = EventMeta(
-            trace=traceparent(),
+            trace=current_context(),
             delegation=delegation,
             parent=self.conversation_id,
             parent_kind=self._kind.name,

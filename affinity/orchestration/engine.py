@@ -29,6 +29,7 @@ from affinity.orchestration.signals import ContinueAsNewSignal, OrchestrationCan
 from affinity.orchestration.sources import describe_sources, first_source, raising_source
 from affinity.records import constructor, frozen
 from affinity.telemetry import enter_instance, enter_session, leave_instance, leave_session
+from affinity.tracing import MAX_LINKS
 
 _ANSWERS: Final[dict[type[ev.Event], type[CommandFuture[Any]]]] = {
     ev.ActivityCompleted: ActivityFuture,
@@ -95,6 +96,7 @@ class Execution:
         "_scheduler",
         "_traced",
         "_unread",
+        "began",
         "definition",
         "error",
         "execution_id",
@@ -102,7 +104,9 @@ class Execution:
         "instance_id",
         "outcome",
         "parent",
+        "senders",
         "session_id",
+        "started_in",
     )
 
     def __init__(
@@ -126,6 +130,12 @@ class Execution:
         """The orchestration's exception in this process, with its traceback, for the log; None after a replay."""
         self.parent: ev.ParentRef | None = None
         """Where the outcome is sent; set by the start of the execution."""
+        self.began: float = 0.0
+        """Unix seconds of the database; set by the start of the execution."""
+        self.started_in: str | None = None
+        """Trace context of its start."""
+        self.senders: Sequence[str] = ()
+        """Trace contexts of the events that it has received, as many as its span has links."""
         self._scheduler = Scheduler(instance_id, execution_id, session_id)
         self._context = OrchestrationContext(definition, self._scheduler)
         self._isolated = _LoopIsolation(instance_id, session_id)
@@ -161,6 +171,17 @@ class Execution:
     def custom_status(self) -> str | None:
         """The last custom status, of this execution or of a former one, as JSON text; None: there is none."""
         return self._scheduler.custom_status
+
+    @property
+    def asked_in(self) -> str | None:
+        """Trace context of the ask that the code serves; None: none."""
+        return self._scheduler.asks.get(self._scheduler.serves)
+
+    @property
+    def failure(self) -> tuple[str, str] | None:
+        """Type and message of the error with which it has ended; None: it has not failed."""
+        outcome = self.outcome
+        return (outcome.error_type, outcome.message) if isinstance(outcome, ev.OrchestrationFailed) else None
 
     @property
     def unread_size(self) -> int:
@@ -362,7 +383,7 @@ class Execution:
         self._scheduler.custom_status = event.custom_status
         self._scheduler.scheduled_for = event.scheduled_for
         self.has_keys = self.has_keys or any(carried.key is not None for carried in event.carried)
-        self.parent = event.parent
+        self.parent, self.started_in, self.began = event.parent, event.trace, event.time
         self._main = Task(self._scheduler, _body(self.definition, self._context, event.input))
         self._main.begin()
         if self._cancellation is not None:
@@ -372,11 +393,19 @@ class Execution:
     def _raise_event(self, event: ev.EventRaised) -> bool:
         scheduler = self._scheduler
         scheduler.history.record_input(event)
+        if event.trace is not None:
+            self._note_sender(event, event.trace)
         scheduler.inbox.arrive(event.name, event.data, event.key)
         self.has_keys = self.has_keys or event.key is not None
         if scheduler.inbox.buffered > MAX_BUFFERED_EVENTS and not scheduler.history.replaying:
             raise ExecutionLimitReached(f"more than {MAX_BUFFERED_EVENTS} unread external events")
         return True
+
+    def _note_sender(self, event: ev.EventRaised, trace: str) -> None:
+        if len(self.senders) < MAX_LINKS:
+            self.senders = (*self.senders, trace)
+        if event.asked and event.key is not None:
+            self._scheduler.asks[event.key] = trace
 
     def _cancel(self, event: ev.Event, reason: str) -> bool:
         main = self._main

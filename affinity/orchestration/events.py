@@ -93,6 +93,8 @@ class OrchestrationStarted:
     """Custom status of the former execution, if there was one."""
     scheduled_for: float | None = None
     """The tick of the schedule that has started the instance, in Unix seconds."""
+    trace: str | None = field(default=None, compare=False)
+    """Trace context in which it was started (`affinity.tracing`); no code depends on it."""
 
 
 @frozen()
@@ -130,6 +132,10 @@ class EventRaised:
     data: RawJson
     key: str | None = None
     """With which it was raised, at most once; a reply to it is stored under this key."""
+    trace: str | None = field(default=None, compare=False)
+    """Trace context in which it was raised (`affinity.tracing`); no code depends on it."""
+    asked: bool = field(default=False, compare=False)
+    """It has a trace context, and its sender waits for the reply: what serves it belongs to that trace."""
 
 
 @frozen()

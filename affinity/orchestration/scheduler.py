@@ -44,6 +44,7 @@ class Scheduler:
     """The coroutines of one execution and their waits."""
 
     __slots__ = (
+        "asks",
         "closed",
         "current",
         "custom_status",
@@ -58,6 +59,7 @@ class Scheduler:
         "pending",
         "ready",
         "scheduled_for",
+        "serves",
         "session_id",
         "tasks",
         "watched",
@@ -88,6 +90,10 @@ class Scheduler:
         """As JSON text; until this execution sets one, the custom status of the former execution."""
         self.scheduled_for: float | None = None
         """Tick of the schedule that has started the instance, in Unix seconds."""
+        self.asks: dict[str, str] = {}
+        """Trace contexts of asks without a reply, by key."""
+        self.serves: str = ""
+        """Key of the ask that the code has received last; empty: none."""
         self.closed: bool = False
         self.logger: ReplaySafeLogger = ReplaySafeLogger(self)
 

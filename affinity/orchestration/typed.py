@@ -80,6 +80,11 @@ class ExternalEvent:
     idempotency_key: str | None = None  # of the events with one key the instance gets one
 
 
+def event_name(name: str | EventValue[Any]) -> str:
+    """The name of an event that is given by name, or with its data."""
+    return name.event.name if isinstance(name, EventValue) else name
+
+
 _ANY_DATA: Final = Codec(Any, "data of the event")
 
 
@@ -114,6 +119,8 @@ class ReceivedEvent(Generic[D, R]):
         self._event = event
         self._scheduler = scheduler
         self._is_answered = False
+        if key is not None and key in scheduler.asks:
+            scheduler.serves = key
 
     @property
     def name(self) -> str:
@@ -134,6 +141,7 @@ class ReceivedEvent(Generic[D, R]):
         text = self._event.reply_codec.encode(value)
         self._is_answered = True
         if self.key is not None:
+            self._scheduler.asks.pop(self.key, None)
             self._scheduler.pending.append(ev.EventReplied(self.key, text))
 
     def __repr__(self) -> str:

@@ -57,6 +57,8 @@ class ActivityTask:
     """The tag that the activity was scheduled with; a worker compares it with the session's tag."""
     generation: str | None = None
     """Generation of the instance, for an activity on a session; None: no session."""
+    trace: str | None = None
+    """Trace context in which it was scheduled (`affinity.tracing`)."""
 
 
 _new_task: Final = constructor(ActivityTask)
@@ -74,6 +76,15 @@ def decode_event(text: str) -> Event:
         NotSerializable: not JSON, a type that this version does not know, or a field missing or of the wrong type.
     """
     return read_event(read_json(text))
+
+
+_TRACE: Final = re.compile(r',"trace":"(?:[^"\\]|\\.)*"(?:,"asked":true)?}$')
+"""The trace context of an event, which `encode_event` writes last."""
+
+
+def without_trace(text: str) -> str:
+    """The text of an event as it is written where nothing is traced."""
+    return _TRACE.sub("}", text)
 
 
 class ReceivedMessage(NamedTuple):
@@ -124,10 +135,16 @@ def _run(message: dict[str, Any]) -> ActivityRun | None:
 
 
 def activity_task(
-    event: ActivityScheduled, session_id: str | None, orchestration: str, version: str, generation: str
+    event: ActivityScheduled,
+    session_id: str | None,
+    orchestration: str,
+    version: str,
+    generation: str,
+    *,
+    trace: str | None = None,
 ) -> ActivityTask:
-    """The task of an activity of an orchestration of that name and version, which was started with this session; and
-    the generation of its instance.
+    """The task of an activity of an orchestration of that name and version, which was started with this session; the
+    generation of its instance, and the trace context in which it is scheduled.
     """
     shown = session_id if event.session_id is None else None
     return _new_task(
@@ -139,6 +156,7 @@ def activity_task(
         shown_session=shown,
         tag=event.tag,
         generation=None if event.session_id is None else generation,
+        trace=trace,
     )
 
 

@@ -26,12 +26,14 @@ from affinity.provider.contract import Turn, WaitFailure, WorkAbandon, WorkFetch
 from affinity.session.stores import RetryingStore
 from affinity.session.writer import enter_activity
 from affinity.telemetry import enter_instance, enter_session
+from affinity.tracing import attempt_span, enter_attempt, is_in_use
 from affinity.worker.commits import Commits
 from affinity.worker.isolation import Isolation, is_isolated, not_begun
 from affinity.worker.journals import WorkerJournals
 from affinity.worker.results import StagedResult, discard, requeue_after_conflict
 from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions, record_need
+from affinity.worker.tracing import AttemptTracer
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
 
@@ -124,6 +126,7 @@ class ActivityRunner:
         self._observe_queue = services.metrics.observe_queue
         self._observe_run = services.metrics.observe_run
         self._count_conflict = services.metrics.count_conflict
+        self._tracer = AttemptTracer(services)
         self._sessions = sessions
         self._commits = commits
         self._spawn_task = spawn
@@ -279,11 +282,22 @@ class ActivityRunner:
         self.size += len(item.payload)
         # Not in a task group, whose bookkeeping costs more than the rest of a turn. `_handle_end` handles its end, and
         # `aclose` waits for the tasks that are left.
-        coroutine = self._result(activity_id, running, definition, task)
+        run = self._traced if is_in_use() else self._result
+        coroutine = run(activity_id, running, definition, task)
         running.task = asyncio.get_running_loop().create_task(coroutine, name=item.name)
         running.task.add_done_callback(partial(self._handle_end, running, task))
 
     # -- running
+
+    async def _traced(
+        self, activity_id: int, running: _Running, definition: ActivityDefinition, task: ActivityTask
+    ) -> Event:
+        attempt = await self._tracer.describe(running.item, task, running.context)
+        if definition.journal_inputs:  # the code knows who has sent them
+            enter_attempt(attempt)
+            return await self._result(activity_id, running, definition, task)
+        with attempt_span(attempt):
+            return await self._result(activity_id, running, definition, task)
 
     async def _result(
         self, activity_id: int, running: _Running, definition: ActivityDefinition, task: ActivityTask

@@ -69,6 +69,7 @@ from affinity.worker.retry import is_retryable
 from affinity.worker.sent_events import SentEvents
 from affinity.worker.services import WorkerPart, WorkerServices
 from affinity.worker.sessions import HeldSessions
+from affinity.worker.tracing import ExecutionTracer, turn_contexts
 from affinity.worker.turns import NO_RUNS, BuiltTurn, build_turn
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
@@ -111,6 +112,7 @@ class InstanceTable(WorkerPart):
         self._cache_bytes = services.options.instance_cache_bytes
         self._worker_id = services.identity.worker_id
         self._observe = services.metrics.count_orchestration
+        self._tracer = ExecutionTracer(worker_id=self._worker_id)
         self._capacity = capacity
         self._commits = commits
         self._activities = activities
@@ -385,6 +387,7 @@ class InstanceTable(WorkerPart):
             try_reserve_session=self._capacity.try_reserve_session,
             placement=self._capacity.placement,
             latest_version=self._latest_version,
+            contexts=turn_contexts(live.execution, live.generation),
         )
         if step.outcome is None:
             live.mailbox = inputs[step.consumed :]  # for the next turn: this one is large enough
@@ -435,6 +438,7 @@ class InstanceTable(WorkerPart):
                 self._notifier.notify_journals(live.execution.instance_id)  # clients wait for the reply
         if built.ends:
             log_failure(live.execution)
+            self._tracer.record_end(live.execution, built.turn, self._lease.now())
             self._drop(live)
             self._notifier.notify_fetcher()
         elif not (result.placed and self._move_to_holder(live, holders_of(built.turn, result.placed))) and live.mailbox:

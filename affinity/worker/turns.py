@@ -38,6 +38,7 @@ from affinity.provider.contract import (
     WorkLock,
 )
 from affinity.records import ActivityRun, StateWrite, constructor, frozen
+from affinity.worker.tracing import NO_CONTEXTS, TurnContexts
 
 NO_RUNS: Final[Mapping[int, ActivityRun]] = {}
 
@@ -117,6 +118,7 @@ def build_turn(
     try_reserve_session: Callable[[str], bool] = lambda _: False,
     placement: TurnPlacement = ANY_WORK,
     latest_version: Callable[[str], str | None] = lambda _: None,
+    contexts: TurnContexts = NO_CONTEXTS,
 ) -> BuiltTurn:
     """Translate ``step`` of ``execution`` into the turn to commit.
 
@@ -137,6 +139,7 @@ def build_turn(
         placement: which new work this worker may run, by tags.
         latest_version: returns the latest version of an orchestration that this worker registers, for a
             `continue_as_new` that asks for it.
+        contexts: trace contexts that go with what it schedules, starts and sends.
     """
     history: list[str] = []
     scheduled: list[tuple[int, ev.ActivityScheduled]] = []
@@ -156,6 +159,7 @@ def build_turn(
         plain_here=lock_here if plain_here is None else plain_here,
         claim_here=session_id is not None and try_reserve_session(session_id),
         placement=placement,
+        trace=contexts.work,
     )
     outcome = step.outcome
     if isinstance(outcome, ev.ContinuedAsNew) and outcome.version == ev.LATEST:
@@ -178,7 +182,7 @@ def build_turn(
     )
     does_more = bool(outcome is not None or others or step.holds or step.ended_holds)
     if does_more:
-        rows = _other_rows(execution, generation, others, outcome)
+        rows = _other_rows(execution, generation, others, outcome, contexts)
         holds = [SessionHold(hold.session_id, event_id, hold.seconds) for event_id, hold in step.holds.items()]
         turn = replace(turn, holds=holds, ended_holds=step.ended_holds, **vars(rows))
     sent = [event for _, event in others if type(event) is ev.EventSent]
@@ -205,6 +209,7 @@ def _new_work(
     plain_here: int,
     claim_here: bool,
     placement: TurnPlacement,
+    trace: str | None,
 ) -> tuple[list[NewWorkItem], list[ActivityTask]]:
     items: list[NewWorkItem] = []
     tasks: list[ActivityTask] = []
@@ -216,7 +221,7 @@ def _new_work(
         if event.session_id is None:
             here = here and plain_here > 0
             plain_here -= here
-        task = activity_task(event, execution.session_id, definition.name, definition.version, generation)
+        task = activity_task(event, execution.session_id, definition.name, definition.version, generation, trace=trace)
         tasks.append(task)
         items.append(
             _work_item(
@@ -237,24 +242,36 @@ def _new_work(
 
 
 def _other_rows(
-    execution: Execution, generation: Generation, events: Sequence[tuple[int, ev.Event]], outcome: ev.Outcome | None
+    execution: Execution,
+    generation: Generation,
+    events: Sequence[tuple[int, ev.Event]],
+    outcome: ev.Outcome | None,
+    contexts: TurnContexts,
 ) -> _OtherRows:
     rows = _OtherRows()
     for event_id, event in events:
-        _add_rows(rows, execution, generation, event_id, event)
+        _add_rows(rows, execution, generation, event_id, event, trace=contexts.work)
     if outcome is not None:
-        _add_outcome(rows, execution, outcome)
+        _add_outcome(rows, execution, outcome, contexts.execution)
     return rows
 
 
-def _add_rows(rows: _OtherRows, execution: Execution, generation: Generation, event_id: int, event: ev.Event) -> None:
+def _add_rows(
+    rows: _OtherRows,
+    execution: Execution,
+    generation: Generation,
+    event_id: int,
+    event: ev.Event,
+    *,
+    trace: str | None,
+) -> None:
     me, run = execution.instance_id, execution.execution_id
     match event:
         case ev.TimerCreated():
             fired = encode_message(run, ev.TimerFired(schedule_id=event_id))
             rows.messages.append(NewMessage(instance_id=me, payload=fired, delay=event.delay, timer=(run, event_id)))
         case ev.SubOrchestrationScheduled():
-            rows.instances.append(_child(execution, generation, event_id, event))
+            rows.instances.append(_child(execution, generation, event_id, event, trace))
         case ev.ActivityCancelled():
             rows.cancel_activities.append(event.schedule_id)
         case ev.TimerCancelled():
@@ -269,26 +286,30 @@ def _add_rows(rows: _OtherRows, execution: Execution, generation: Generation, ev
             stop = encode_message(ANY_EXECUTION, ev.CancelRequested(reason=f"cancelled by its parent {me!r}"))
             rows.messages.append(NewMessage(instance_id=execution.child_id(event.schedule_id), payload=stop))
         case _:
-            _add_sent(rows, event)
+            _add_sent(rows, event, trace)
 
 
-def _add_sent(rows: _OtherRows, event: ev.Event) -> None:
+def _add_sent(rows: _OtherRows, event: ev.Event, trace: str | None) -> None:
     """Add the row for an event that is for others than this instance and its children."""
     match event:
         case ev.EventReplied():
             rows.replies.append(MessageReply(event.key, event.data))
         case ev.DetachedStarted():
-            rows.instances.append(_detached(event))
+            rows.instances.append(_detached(event, trace))
         case ev.EventSent():
-            sent = encode_message(ANY_EXECUTION, ev.EventRaised(event.name, event.data))
+            sent = encode_message(ANY_EXECUTION, ev.EventRaised(event.name, event.data, trace=trace))
             rows.messages.append(NewMessage(instance_id=event.instance_id, payload=sent))
 
 
 def _child(
-    execution: Execution, generation: Generation, event_id: int, event: ev.SubOrchestrationScheduled
+    execution: Execution,
+    generation: Generation,
+    event_id: int,
+    event: ev.SubOrchestrationScheduled,
+    trace: str | None,
 ) -> NewInstance:
     me = ev.ParentRef(execution.instance_id, execution.execution_id, event_id, generation)
-    start = ev.OrchestrationStarted(name=event.name, version=event.version or "", input=event.input, parent=me)
+    start = _start(event, parent=me, trace=trace)
     text = f"an instance with the id {event.instance_id!r} exists already"
     taken = ev.SubOrchestrationFailed(event_id, "exists", "InstanceExists", text)
     text = f"the instance {event.instance_id!r} was deleted before it had ended"
@@ -306,8 +327,14 @@ def _child(
     )
 
 
-def _detached(event: ev.DetachedStarted) -> NewInstance:
-    start = ev.OrchestrationStarted(name=event.name, version=event.version or "", input=event.input)
+def _start(
+    event: ev.SubOrchestrationScheduled | ev.DetachedStarted, parent: ev.ParentRef | None, trace: str | None
+) -> ev.OrchestrationStarted:
+    return ev.OrchestrationStarted(event.name, event.version or "", event.input, parent=parent, trace=trace)
+
+
+def _detached(event: ev.DetachedStarted, trace: str | None) -> NewInstance:
+    start = _start(event, parent=None, trace=trace)
     return NewInstance(
         instance_id=event.instance_id,
         name=event.name,
@@ -316,7 +343,7 @@ def _detached(event: ev.DetachedStarted) -> NewInstance:
     )
 
 
-def _add_outcome(rows: _OtherRows, execution: Execution, outcome: ev.Outcome) -> None:
+def _add_outcome(rows: _OtherRows, execution: Execution, outcome: ev.Outcome, trace: str | None) -> None:
     if isinstance(outcome, ev.ContinuedAsNew):
         again = ev.OrchestrationStarted(
             name=execution.definition.name,
@@ -326,6 +353,7 @@ def _add_outcome(rows: _OtherRows, execution: Execution, outcome: ev.Outcome) ->
             carried=outcome.carried,
             custom_status=execution.custom_status,
             scheduled_for=execution.scheduled_for,
+            trace=trace,
         )
         message = encode_message(execution.execution_id + 1, again)
         rows.messages.append(NewMessage(instance_id=execution.instance_id, payload=message))

@@ -18,6 +18,7 @@ from affinity.records import SessionStore
 from bench.chats import Chat
 from bench.systems.base import PATIENCE, SESSIONS, Dialect, Launch
 from bench.systems.ours_app import ChatRoute, Fan, Flood, Route, Stay, chats
+from bench.tracing import SWITCH
 from bench.work import Walk
 
 T = TypeVar("T")
@@ -119,9 +120,11 @@ class OurSystem:
     packages = ("affinity-workflows",)
     dialects: frozenset[Dialect] = frozenset({"postgresql", "sqlite"})
     sessions = True
+    tracing = False
+    """Workers make spans."""
 
     def settings(self) -> Mapping[str, Any]:
-        return SETTINGS
+        return SETTINGS | {"tracing": True} if self.tracing else SETTINGS
 
     def prepare(self, url: str) -> None:
         anyio.run(migrate, url)
@@ -132,7 +135,8 @@ class OurSystem:
         return Launch(
             arguments=[sys.executable, "-m", "affinity", "worker", f"bench.systems.ours_app:{app}"],
             ready=re.compile(r"running app"),
-            environment={f"AFFINITY_{name.upper()}": str(value) for name, value in {"url": url, **values}.items()},
+            environment={f"AFFINITY_{name.upper()}": str(value) for name, value in {"url": url, **values}.items()}
+            | ({SWITCH: "1"} if self.tracing else {}),
         )
 
     def client(self, url: str) -> AbstractContextManager[OurClient]:

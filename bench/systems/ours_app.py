@@ -21,7 +21,10 @@ from affinity import (
     Wake,
 )
 from bench.chats import Chat
+from bench.tracing import start_if_enabled
 from bench.work import Stamp, stamp
+
+start_if_enabled()
 
 
 class Step(BaseModel):

@@ -54,6 +54,11 @@ def test_on_sqlite(scenario: str, tmp_path: Path) -> None:
     check(run(tmp_path, scenario, "--provider", "sqlite"), scenario)
 
 
+def test_it_may_trace(tmp_path: Path) -> None:
+    result = run(tmp_path, "turns", "--provider", "sqlite", "--system", OURS, "--tracing")
+    assert result[OURS]["tracing"] is True
+
+
 def test_draws_what_it_compares(servers: Servers, tmp_path: Path) -> None:
     figures = tmp_path / "figures"
     run(tmp_path, "limit", "--url", servers.server("new").url(), "--svg", str(figures))

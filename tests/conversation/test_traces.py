@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import anyio
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import affinity
 from affinity import AgentMessage, RetryPolicy, SpanCompleted, SpanStarted, UserMessage, telemetry
@@ -19,10 +21,9 @@ from affinity.errors import SessionWriteConflict
 from affinity.journal import JournalWrite
 from affinity.provider.contract import WorkLock
 from affinity.records import StateWrite
-from affinity.telemetry import SESSION_ATTRIBUTE
 from affinity.worker.commits import Commits
 from tests.conversation.application import Chat, kinds, stage
-from tests.support.span_exporter import exporter
+from tests.support.span_exporter import lines_of, provider, traced
 
 pytestmark = pytest.mark.anyio
 
@@ -36,6 +37,7 @@ async def uses_tools(wake: affinity.Wake, chat: Chat) -> None:
     with wake.span("write"):
         if wake.attempt == 1:
             raise ValueError("no pen")
+    wake.append(AgentMessage("written", {"prompt_tokens": 3}))
 
 
 async def test_a_wake_and_its_tools_have_spans_with_times_attempt_worker_and_error(url: str) -> None:
@@ -168,25 +170,73 @@ async def test_the_trace_of_a_wake_that_takes_long_is_there_while_it_runs(
         assert kinds(await talk.history()) == [*begun, *ends]
 
 
-async def test_each_attempt_is_a_root_span_linked_to_the_senders(sqlite_url: str) -> None:
-    spans = exporter()
-    spans.clear()
+@pytest.fixture
+def spans() -> Iterator[InMemorySpanExporter]:
+    with traced() as found:
+        yield found
+
+
+async def test_an_ask_is_one_trace_from_the_web_request_to_its_reply(
+    sqlite_url: str, spans: InMemorySpanExporter
+) -> None:
+    """With both attempts of its wake, and the tools in them."""
     async with stage(sqlite_url, uses_tools, retry=RetryPolicy(initial_interval=0.01)) as on:
-        with trace.get_tracer("tests").start_as_current_span("sender") as sender:
-            seq = await on.talk("traced").send(UserMessage("one"))
-        await on.talk("traced").reply(seq, timeout=30)
-    found = [each for each in spans.get_finished_spans() if (each.attributes or {}).get(SESSION_ATTRIBUTE) == "traced"]
-    wakes = [each for each in found if each.name == "chat.wake"]
-    assert len(wakes) == 2
-    sent = sender.get_span_context()
-    for wake in wakes:
-        assert wake.parent is None
-        assert wake.context.trace_id != sent.trace_id
-        assert [link.context.span_id for link in wake.links] == [sent.span_id]
-    assert len({wake.context.trace_id for wake in wakes}) == 2
-    tools = [each for each in found if each.name == "search"]
-    assert {each.parent.span_id for each in tools if each.parent} == {each.context.span_id for each in wakes}
-    assert wakes[0].status.is_ok is False
+        with trace.get_tracer("tests").start_as_current_span("POST /chat"):
+            reply = await on.talk("traced").ask(UserMessage("one"), timeout=30)
+    found = spans.get_finished_spans()
+    assert len({each.context.trace_id for each in found}) == 1
+    tools = ["      INTERNAL search", "        INTERNAL fetch"]
+    assert lines_of(found) == [
+        "INTERNAL POST /chat",
+        "  INTERNAL ask chat",
+        "    PRODUCER send chat",
+        "      CONSUMER invoke_agent chat !exception ERROR",
+        *[f"  {line}" for line in tools],
+        "        INTERNAL write !exception ERROR",
+        "      CONSUMER invoke_agent chat",
+        *[f"  {line}" for line in tools],
+        "        INTERNAL write",
+    ]
+    first, second = (dict(each.attributes or {}) for each in found if each.name == "invoke_agent chat")
+    expected = {
+        "messaging.system": "affinity",
+        "messaging.operation.name": "run",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": "chat.wake",
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.agent.name": "chat",
+        "gen_ai.conversation.id": "traced",
+        "affinity.session_id": "traced",
+        "affinity.instance_id": "traced",
+        "affinity.wake_id": reply.wake_id,
+        "affinity.worker_id": "w0",
+        "affinity.attempt": 1,
+    }
+    assert first.items() >= expected.items()
+    assert second.items() >= {**expected, "affinity.attempt": 2, "gen_ai.usage.input_tokens": 3}.items()
+
+
+async def test_a_wake_with_several_senders_has_links_to_the_others(
+    sqlite_url: str, spans: InMemorySpanExporter
+) -> None:
+    begun, free = anyio.Event(), anyio.Event()
+
+    async def waits(wake: affinity.Wake, chat: Chat) -> None:
+        begun.set()
+        await free.wait()
+
+    async with stage(sqlite_url, waits) as on:
+        talk = on.talk()
+        await talk.send(UserMessage("one"))
+        await begun.wait()
+        await talk.send(UserMessage("two"))
+        seq = await talk.send(UserMessage("three"))
+        free.set()
+        await talk.reply(seq, timeout=30)
+    sends = [each.context.span_id for each in spans.get_finished_spans() if each.name == "send chat"]
+    wakes = [each for each in spans.get_finished_spans() if each.name == "invoke_agent chat"]
+    assert [each.parent and each.parent.span_id for each in wakes] == sends[:2]
+    assert [[link.context.span_id for link in each.links] for each in wakes] == [[], sends[2:]]
 
 
 async def test_the_logger_names_conversation_wake_and_attempt(
@@ -222,18 +272,19 @@ class Broken(SpanProcessor):
 
 @cache
 def broken() -> Broken:
-    """In the one provider that a process may have."""
-    exporter()
+    """In the provider of the tests; a processor cannot be removed."""
     processor = Broken()
-    provider = trace.get_tracer_provider()
-    assert isinstance(provider, TracerProvider)
-    provider.add_span_processor(processor)
+    provider().add_span_processor(processor)
     return processor
 
 
 @pytest.mark.parametrize("at", ["start", "end"])
 async def test_a_span_processor_that_fails_fails_no_wake(
-    sqlite_url: str, at: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    sqlite_url: str,
+    at: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    spans: InMemorySpanExporter,
 ) -> None:
     async def handler(wake: affinity.Wake, chat: Chat) -> None:
         with suppress(ZeroDivisionError), wake.span("divide"):

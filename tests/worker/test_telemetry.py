@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import anyio
 import anyio.to_thread
 import pytest
 from opentelemetry import trace
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
 from affinity.client import Client
 from affinity.errors import OrchestrationFailed
 from affinity.telemetry import SESSION_ATTRIBUTE, current_session_id, session_scope
-from tests.support.span_exporter import exporter, session_of
+from tests.support.span_exporter import session_of, traced
 
 pytestmark = pytest.mark.anyio
 
@@ -77,18 +79,27 @@ async def once(context: OrchestrationContext, work: tuple[str, str | None]) -> A
 
 
 @pytest.fixture(autouse=True)
-def _seen(caplog: pytest.LogCaptureFixture) -> None:
+def spans(caplog: pytest.LogCaptureFixture) -> Iterator[InMemorySpanExporter]:
     caplog.set_level(logging.INFO)
-    exporter().clear()
+    with traced() as found:
+        yield found
 
 
-def seen(caplog: pytest.LogCaptureFixture) -> tuple[dict[str, Any], dict[str, Any]]:
+def said(spans: InMemorySpanExporter) -> list[tuple[str, object]]:
+    """The names of our spans, with their sessions."""
+    ours = [span for span in spans.get_finished_spans() if span.instrumentation_scope.name == "tests"]
+    return [(span.name, session_of(span)) for span in ours]
+
+
+def seen(caplog: pytest.LogCaptureFixture, spans: InMemorySpanExporter) -> tuple[dict[str, Any], dict[str, Any]]:
     """Text to session: of our records, and of our spans."""
     records = {one.getMessage(): getattr(one, SESSION_ATTRIBUTE) for one in caplog.records if one.name == logger.name}
-    return records, {span.name: session_of(span) for span in exporter().get_finished_spans()}
+    return records, dict(said(spans))
 
 
-async def test_concurrent_sessions_have_their_own_log_fields(sqlite_url: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_concurrent_sessions_have_their_own_log_fields(
+    sqlite_url: str, caplog: pytest.LogCaptureFixture, spans: InMemorySpanExporter
+) -> None:
     meetings.update(one=asyncio.Event(), two=asyncio.Event())
     before = logging.getLogRecordFactory()
     async with Worker(app, sqlite_url, OPTIONS), Client(sqlite_url) as client:
@@ -96,22 +107,21 @@ async def test_concurrent_sessions_have_their_own_log_fields(sqlite_url: str, ca
         assert await client.wait(run.instance_id, timeout=30) == ["session-1", "session-2"]
     texts = {f"{me} {when}": me for me in ("one", "two") for when in ("before", "after", "below")}
     expected = {text: "session-1" if me == "one" else "session-2" for text, me in texts.items()}
-    assert seen(caplog) == (expected, expected)
+    assert seen(caplog, spans) == (expected, expected)
     assert logging.getLogRecordFactory() is before
 
 
-async def test_code_in_a_thread_has_the_session_of_its_activity(
-    sqlite_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_code_in_a_thread_has_the_session_of_its_activity(sqlite_url: str, spans: InMemorySpanExporter) -> None:
     async with Worker(app, sqlite_url, OPTIONS), Client(sqlite_url) as client:
         for session_id in ("a", "b", "a"):
             run = await client.start(once, ("speak", session_id))
             assert await client.wait(run.instance_id, timeout=30) == session_id
-    spans = [session_of(span) for span in exporter().get_finished_spans()]
-    assert spans == ["a", "b", "a"]
+    assert [session for _, session in said(spans)] == ["a", "b", "a"]
 
 
-async def test_it_is_gone_after_an_error(sqlite_url: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_it_is_gone_after_an_error(
+    sqlite_url: str, caplog: pytest.LogCaptureFixture, spans: InMemorySpanExporter
+) -> None:
     """The worker's own records of the failure belong to no session, nor does the next activity without one."""
     async with Worker(app, sqlite_url, OPTIONS), Client(sqlite_url) as client:
         run = await client.start(once, ("fail", "a"))
@@ -119,7 +129,7 @@ async def test_it_is_gone_after_an_error(sqlite_url: str, caplog: pytest.LogCapt
             await client.wait(run.instance_id, timeout=30)
         run = await client.start(once, ("speak", None))
         assert await client.wait(run.instance_id, timeout=30) is None
-    assert seen(caplog) == ({"fail": "a", "speak": None},) * 2
+    assert seen(caplog, spans) == ({"fail": "a", "speak": None},) * 2
     logged = [one for one in caplog.records if "ValueError" in one.getMessage()]
     assert [getattr(one, SESSION_ATTRIBUTE) for one in logged] == [None, None]  # activity, orchestration
 
@@ -153,7 +163,7 @@ async def twice(context: OrchestrationContext, rounds: int) -> str | None:
 
 
 async def test_the_session_of_a_start_is_that_of_its_whole_tree_of_calls(
-    sqlite_url: str, caplog: pytest.LogCaptureFixture
+    sqlite_url: str, caplog: pytest.LogCaptureFixture, spans: InMemorySpanExporter
 ) -> None:
     """Orchestrations, theirs, and activities that are on no session of their own; and of nothing else."""
     async with Worker(app, sqlite_url, OPTIONS), Client(sqlite_url) as client:
@@ -167,8 +177,8 @@ async def test_the_session_of_a_start_is_that_of_its_whole_tree_of_calls(
         assert len(listed) == 2
         assert set(listed.values()) == {"a"}
         assert (await client.status("without")).session_id is None
-    records, spans = seen(caplog)
-    assert records == spans
+    records, carried = seen(caplog, spans)
+    assert records == carried
     assert {records[text] for text in records if text.startswith(("with ", "with/", "1 alone"))} == {"a"}
     assert {records[text] for text in records if text.startswith("without")} == {None}
     assert {records[text] for text in records if "another" in text} == {"other"}

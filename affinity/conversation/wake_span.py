@@ -1,0 +1,37 @@
+"""The OpenTelemetry span of an attempt of a wake, with the attributes of the conventions for generative AI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from affinity.conversation.wake import Wake
+from affinity.telemetry import SESSION_ATTRIBUTE
+from affinity.tracing import CONVERSATION_ATTRIBUTE, attempt_span, current_attempt, usage_attributes
+
+
+@contextmanager
+def wake_span(kind: str, wake: Wake, senders: Sequence[str | None], elapsed: float) -> Iterator[None]:
+    """The span around the handler of a wake.
+
+    Args:
+        kind: of the conversation.
+        wake: before it begins.
+        senders: trace contexts of its inputs.
+        elapsed: seconds of its attempts that have failed, with the pauses.
+    """
+    attributes: Mapping[str, str | int] = {
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.agent.name": kind,
+        CONVERSATION_ATTRIBUTE: wake.conversation_id,
+        SESSION_ATTRIBUTE: wake.conversation_id,
+        "affinity.wake_id": wake.id,
+        "affinity.attempt": wake.attempt,
+    }
+    traced = [each for each in senders if each is not None]
+    name = f"invoke_agent {kind}"
+    with attempt_span(current_attempt(), name=name, senders=traced, waited=elapsed, attributes=attributes) as span:
+        try:
+            yield
+        finally:
+            span.set(usage_attributes(wake.usage))
