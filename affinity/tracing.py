@@ -94,15 +94,17 @@ def _in_use() -> _InUse | None:
     if api is None:
         return None
     with contained():
-        provider = api.get_tracer_provider()
-        if provider is not _last.provider:
-            tracers = [provider.get_tracer(name) for name in (_SCOPE, f"{_SCOPE}.orchestration")]
-            has_ids = all(hasattr(each, "id_generator") for each in tracers)
-            if has_ids:
-                tracers[1].id_generator = _derived
-            _last = _InUse(provider, *(tracers if has_ids else (None, None)))
-        return _last if _last.tracer is not None else None
-    return None
+        if (provider := api.get_tracer_provider()) is not _last.provider:
+            _last = _new_tracers(provider)
+    return None if _last.tracer is None else _last
+
+
+def _new_tracers(provider: Any) -> _InUse:
+    tracer, executions = (provider.get_tracer(name) for name in (_SCOPE, f"{_SCOPE}.orchestration"))
+    if not (hasattr(tracer, "id_generator") and hasattr(executions, "id_generator")):
+        return _InUse(provider, None, None)
+    executions.id_generator = _derived
+    return _InUse(provider, tracer, executions)
 
 
 def is_in_use() -> bool:
@@ -168,15 +170,9 @@ class OpenSpan:
 
     def set(self, attributes: Attributes) -> None:
         """Set attributes."""
-        with contained():
-            if self._span is not None:
+        if self._span is not None:
+            with contained():
                 self._span.set_attributes(dict(attributes))
-
-    def add_event(self, name: str, attributes: Attributes) -> None:
-        """Add an event, of now."""
-        with contained():
-            if self._span is not None:
-                self._span.add_event(name, dict(attributes))
 
 
 NO_SPAN: Final[AbstractContextManager[OpenSpan]] = nullcontext(OpenSpan())

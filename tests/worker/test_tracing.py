@@ -231,6 +231,29 @@ async def test_after_a_crash_the_attempt_is_apart_and_says_why(spans: InMemorySp
     }
 
 
+async def test_the_first_attempt_after_a_move_says_why_and_is_apart_unless_the_session_was_free(
+    spans: InMemorySpanExporter,
+) -> None:
+    async with Env(app, workers=2) as env:
+        run = await env.client.start(answering, "s")
+        await run.ask(Question("one"))
+        (held,) = await env.client.sessions_page()
+        other = "worker-1" if held.worker_id == "worker-0" else "worker-0"
+        await env.move("s", other)
+        await run.ask(Question("two"))
+        await env.advance(310.0)  # its lock has ended; the row is there still
+        await env.crash(other, restart=False)
+        await run.ask(Question("three"))
+        await run.raise_event(Question("end"))
+        await run.wait()
+    moved = [
+        ((event.attributes or {})["affinity.move.reason"], span.parent is None, len(span.links))
+        for span in named(spans, "run double")
+        for event in span.events
+    ]
+    assert moved == [("moved", True, 1), ("idle_expired", False, 0)]
+
+
 @pytest.mark.parametrize(("pause", "is_apart"), [(5.0, False), (90.0, True)])
 async def test_a_retry_is_apart_if_the_activity_has_waited_for_over_a_minute(
     spans: InMemorySpanExporter, pause: float, is_apart: bool
