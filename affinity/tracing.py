@@ -117,13 +117,12 @@ def is_in_use() -> bool:
 
 def current_context() -> str | None:
     """The trace context of the calling code; None: it has none."""
-    api = _api()
-    if api is None:
-        return None
-    with contained():
-        context = api.get_current_span().get_span_context()
-        return _write(context) if context.is_valid else None
-    return None
+    api, found = _api(), None
+    if api is not None:
+        with contained():
+            context = api.get_current_span().get_span_context()
+            found = _write(context) if context.is_valid else None
+    return found
 
 
 def _write(context: Any) -> str:
@@ -373,19 +372,20 @@ def _ids(of: ExecutionName) -> _Ids:
 
 def execution_context(of: ExecutionName) -> str | None:
     """The trace context of an execution's span, which may not be exported yet; None: OpenTelemetry is not in use."""
-    if (use := _in_use()) is None:
-        return None
-    with contained():
-        api, ids, parent = _api(), _ids(of), _read(of.parent)
-        if parent is None:
-            flags = api.TraceFlags(api.TraceFlags.SAMPLED if _is_sampled(use.executions, ids) else 0)
-            return _write(api.SpanContext(ids.trace_id, ids.span_id, False, flags))
-        return _write(api.SpanContext(parent.trace_id, ids.span_id, False, parent.trace_flags, parent.trace_state))
-    return None
+    found = None
+    if (use := _in_use()) is not None:
+        with contained():
+            found = _write(_span_context(of, use.executions))
+    return found
 
 
-def _is_sampled(tracer: Any, ids: _Ids) -> bool:
-    return bool(tracer.sampler.should_sample(None, ids.trace_id, "execute").decision.is_sampled())
+def _span_context(of: ExecutionName, tracer: Any) -> Any:
+    api, ids, parent = _api(), _ids(of), _read(of.parent)
+    if parent is not None:
+        return api.SpanContext(parent.trace_id, ids.span_id, False, parent.trace_flags, parent.trace_state)
+    is_sampled = tracer.sampler.should_sample(None, ids.trace_id, "execute").decision.is_sampled()
+    flags = api.TraceFlags(api.TraceFlags.SAMPLED if is_sampled else api.TraceFlags.DEFAULT)
+    return api.SpanContext(ids.trace_id, ids.span_id, False, flags)
 
 
 @frozen(kw_only=True)

@@ -87,8 +87,8 @@ def spans(caplog: pytest.LogCaptureFixture) -> Iterator[InMemorySpanExporter]:
 
 def said(spans: InMemorySpanExporter) -> list[tuple[str, object]]:
     """The names of our spans, with their sessions."""
-    ours = [span for span in spans.get_finished_spans() if span.instrumentation_scope.name == "tests"]
-    return [(span.name, session_of(span)) for span in ours]
+    scoped = [(span, span.instrumentation_scope) for span in spans.get_finished_spans()]
+    return [(span.name, session_of(span)) for span, scope in scoped if scope is not None and scope.name == "tests"]
 
 
 def seen(caplog: pytest.LogCaptureFixture, spans: InMemorySpanExporter) -> tuple[dict[str, Any], dict[str, Any]]:

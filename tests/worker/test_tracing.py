@@ -101,7 +101,7 @@ async def fan_out(ctx: OrchestrationContext, numbers: int) -> int:
 
 
 @app.orchestration
-async def pausing(ctx: OrchestrationContext, session_id: str) -> list[str]:
+async def pausing(ctx: OrchestrationContext, session_id: str) -> tuple[str, str]:
     on_session = ctx.schedule_activity(pause, 1).on_session(session_id)
     return await ctx.gather(on_session, ctx.schedule_activity(pause, 1))
 
@@ -211,7 +211,7 @@ async def test_after_a_crash_the_attempt_is_apart_and_says_why(spans: InMemorySp
         run = await env.client.start(pausing, "s")
         await stage.begun.wait()
         await env.crash(0)
-        assert await run.wait() == ["worker-0", "worker-0"]
+        assert await run.wait() == ("worker-0", "worker-0")
     (execution,) = named(spans, "execute pausing")
     ended = [span for span in named(spans, "run pause") if about(span).get("error.type") != "CancelledError"]
     on_session = next(span for span in ended if "affinity.session_epoch" in about(span))
