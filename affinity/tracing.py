@@ -283,7 +283,7 @@ class Attempt:
     attributes: Attributes
 
 
-_attempt: ContextVar[Attempt | None] = ContextVar("affinity.tracing.attempt", default=None)
+_attempt: ContextVar[Attempt | None] = ContextVar("affinity.attempt", default=None)
 
 enter_attempt: Final = _attempt.set
 """Leave the span of an attempt to the code in the current task, which knows more of it: it calls `attempt_span`."""

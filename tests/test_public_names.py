@@ -147,7 +147,23 @@ def test_the_documentation_names_what_is_public() -> None:
     assert sorted(re.findall(r"`(\w+)`", "\n".join(table))) == sorted(affinity.__all__)
 
 
-NO_CODE: Final = {"activity", "db", "instance_id", "session_id", "sweeps"}
+TRACING: Final = (
+    "tracing.py",
+    "worker/tracing.py",
+    "conversation/wake_span.py",
+    "agent/loop.py",
+    "agent/tool_calls.py",
+)
+ATTRIBUTES: Final = {
+    name
+    for module in TRACING
+    for name in re.findall(r'"((?:affinity|messaging|gen_ai|error)\.[\w.]+)"', (ROOT / "affinity" / module).read_text())
+}
+"""Of spans, and the event of one."""
+
+NO_CODE: Final = {("activity",), ("db",), ("instance_id",), ("session_id",), ("sweeps",)} | {
+    tuple(name.split(".")[1:]) for name in ATTRIBUTES
+}
 """A logger, a file, a table, and attributes of log records and spans, after "affinity."."""
 
 DOCUMENTS: Final = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py")])
@@ -158,7 +174,13 @@ def test_names_in_the_documentation_exist(document: Path) -> None:
     """``affinity.something`` in a text or an example is a public name, or in a module."""
     named = set(re.findall(r"\baffinity((?:\.[A-Za-z_]\w*)+)(?!\.?[\w/])", document.read_text()))
     paths = [name.split(".")[1:] for name in sorted(named)]
-    assert [path for path in paths if path[0] not in NO_CODE and not exists(path)] == []
+    assert [path for path in paths if tuple(path) not in NO_CODE and not exists(path)] == []
+
+
+def test_each_attribute_of_a_span_is_in_the_documentation() -> None:
+    named = re.findall(r"`([\w.]+)`", (ROOT / "docs" / "run" / "tracing.md").read_text())
+    assert ATTRIBUTES - {*named} == set()
+    assert {name for name in named if name.startswith(("messaging.", "gen_ai."))} <= ATTRIBUTES
 
 
 def exists(path: list[str]) -> bool:
