@@ -69,9 +69,7 @@ class Agent:
         assert work is not None
         read = upto or max([each.seq for each in work.inputs], default=work.processed)
         error = SpanError(type="OSError", message=fails) if fails else None
-        ended = SpanCompleted(
-            "wake", "support", "error" if fails else "ok", processed=work.processed if fails else read, read=read
-        )
+        ended = SpanCompleted("wake", "support", "error" if fails else "ok")
         idle = ConversationIdle(
             "failed" if fails else "requires_action" if requires else "end_turn", [*requires], error
         )

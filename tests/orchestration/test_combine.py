@@ -286,7 +286,7 @@ def test_a_future_that_two_gathers_hold_back_begins_once() -> None:
 def test_what_is_awaited_by_itself_begins_whatever_the_limit(way: str) -> None:
     """Else a branch would wait for what waits for its end."""
 
-    async def all_of(ctx: OrchestrationContext) -> list[Any]:
+    async def all_of(ctx: OrchestrationContext) -> tuple[Any, ...]:
         one, two = ctx.schedule_activity("one"), ctx.schedule_activity("two")
 
         async def branch() -> str:

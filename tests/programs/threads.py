@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import anyio.to_thread
 
@@ -20,7 +20,7 @@ class SyncClient(affinity.sync.Client):
     """Of the database of an env, whose clock it has."""
 
     def __init__(self, env: Env) -> None:
-        Proxy.__init__(self, Opening(_opened(env), env._database.url), Client(""))
+        Proxy.__init__(cast(Any, self), Opening(_opened(env), env._database.url), Client(""))
 
 
 @asynccontextmanager
@@ -36,7 +36,7 @@ async def _opened(env: Env) -> AsyncIterator[Client]:
 class InThread:
     """The methods of an object with a sync form, to be awaited."""
 
-    def __init__(self, of: Proxy) -> None:
+    def __init__(self, of: object) -> None:
         self._of = of
 
     def __getattr__(self, name: str) -> Any:
