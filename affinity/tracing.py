@@ -42,10 +42,10 @@ Attributes: TypeAlias = Mapping[str, str | bool | int | float]
 _SCOPE: Final = "affinity"
 
 _USAGE: Final = {
-    "input_tokens": ("gen_ai.usage.input_tokens", "prompt_tokens"),
-    "output_tokens": ("gen_ai.usage.output_tokens", "completion_tokens"),
+    "gen_ai.usage.input_tokens": ("input_tokens", "prompt_tokens"),
+    "gen_ai.usage.output_tokens": ("output_tokens", "completion_tokens"),
 }
-"""Names in the answers of models, with the attribute, and the name in other models' answers."""
+"""Attributes, with their names in the answers of models."""
 
 
 # -- whether it is in use
@@ -216,10 +216,9 @@ def annotate(attributes: Attributes) -> None:
 def usage_attributes(usage: Mapping[str, int]) -> Attributes:
     """The usage of a model, under the names of the conventions, as far as they have one for it."""
     found: dict[str, str | bool | int | float] = {}
-    for name, (attribute, *names) in _USAGE.items():
-        known = next((usage[each] for each in (name, *names) if each in usage), None)
-        if known is not None:
-            found[attribute] = known
+    for attribute, names in _USAGE.items():
+        if known := [usage[name] for name in names if name in usage]:
+            found[attribute] = sum(known)  # the models of a wake may have different names for it
     return found
 
 

@@ -21,8 +21,9 @@ from affinity.errors import SessionWriteConflict
 from affinity.journal import JournalWrite
 from affinity.provider.contract import WorkLock
 from affinity.records import StateWrite
+from affinity.testing import Env
 from affinity.worker.commits import Commits
-from tests.conversation.application import Chat, kinds, stage
+from tests.conversation.application import Chat, kinds, make, stage
 from tests.support.span_exporter import lines_of, provider, traced
 
 pytestmark = pytest.mark.anyio
@@ -214,6 +215,18 @@ async def test_an_ask_is_one_trace_from_the_web_request_to_its_reply(
     }
     assert first.items() >= expected.items()
     assert second.items() >= {**expected, "affinity.attempt": 2, "gen_ai.usage.input_tokens": 3}.items()
+
+
+async def test_an_attempt_is_apart_if_the_wake_has_waited_for_over_a_minute(spans: InMemorySpanExporter) -> None:
+    pause = RetryPolicy(initial_interval=90.0, max_interval=90.0)
+    app = affinity.App("conversations")
+    app.include(conversations := make(uses_tools, retry=pause))
+    async with Env(app) as env:
+        await env.client.conversation(conversations, "c").ask(UserMessage("one"))
+    (sent,) = (each.context for each in spans.get_finished_spans() if each.name == "send chat")
+    wakes = [each for each in spans.get_finished_spans() if each.name == "invoke_agent chat"]
+    assert [each.parent and each.parent.span_id for each in wakes] == [sent.span_id, None]
+    assert [[link.context.span_id for link in each.links] for each in wakes] == [[], [sent.span_id]]
 
 
 async def test_a_wake_with_several_senders_has_links_to_the_others(
