@@ -13,7 +13,7 @@ from affinity.records import frozen
 Action: TypeAlias = Literal[
     "read",  # all pages
     "answer",  # requests of conversations
-    "converse",  # send messages, interrupt, have a failed conversation try again, fork
+    "converse",  # send messages, ask, interrupt, have a failed conversation try again, fork
     "raise",  # events for instances
     "cancel",  # instances; also to terminate conversations
     "resume",  # suspended instances

@@ -169,9 +169,10 @@ async def _reset(client: Client, form: Form) -> int:
     event = number(form, "event")
     if event is None:
         raise InvalidInput("name the last event that counts")
-    seen = number(form, "seen")
-    if seen is not None and (await client.status(form["instance"])).event_count != seen:
-        raise Refused(409, "the instance has gone on since the preview: look at it again")
+    if seen := form.get("seen"):
+        now = await client.status(form["instance"])
+        if seen != f"{now.execution_id}/{now.event_count}":
+            raise Refused(409, "the instance has gone on since the preview: look at it again")
     return await client.reset(form["instance"], to_event=event)
 
 

@@ -192,8 +192,8 @@ async def test_other_actions(client: Client, open_console: Open) -> None:
             "activity_failed",
             "orchestration_failed",
         ]
-        assert await do("reset", instance="spoilt", confirm="spoilt", event="2", seen="3") == 409
-        assert await do("reset", instance="spoilt", confirm="spoilt", event="2", seen="4") == 303
+        assert await do("reset", instance="spoilt", confirm="spoilt", event="2", seen="1/3") == 409
+        assert await do("reset", instance="spoilt", confirm="spoilt", event="2", seen="1/4") == 303
         assert (await client.wait_finished("spoilt", 20)).execution_id == 2
         assert await do("delete", instance="spoilt", confirm="spoilt") == 303
         assert await do("cancel", instance="stays") == 400

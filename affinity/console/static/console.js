@@ -38,6 +38,7 @@
     showTimes();
   }
 
+  let known = ""; // all of it that has come
   let said = null; // by the wake that runs: its text, and whether it is said, replaced by entries, or retracted
 
   function showSaid(isOld) { // a page that still has what was replaced is an old one
@@ -56,7 +57,8 @@
 
   function takeSaid(event) {
     const piece = JSON.parse(event.data);
-    said = { state: piece.state, text: piece.text ?? said.text + piece.more };
+    known = piece.text ?? known + piece.more;
+    said = { state: piece.state, text: known };
     showSaid(true);
   }
 
