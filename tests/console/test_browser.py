@@ -283,6 +283,7 @@ def test_under_a_prefix(workers: Workers, browser: Browser) -> None:
 def test_an_approval_disappears_in_the_other_window(workers: Workers, open_windows: Callable[..., Windows]) -> None:
     say(workers, "wants", "please")
     windows = open_windows()
+    audit = windows.open("/audit?target=wants")
     one, two = windows.open("/approvals?prefix=wants"), windows.open("/approvals?prefix=wants")
     for page in (one, two):
         expect(page.get_by_role("button", name="Allow")).to_be_visible()
@@ -292,6 +293,9 @@ def test_an_approval_disappears_in_the_other_window(workers: Workers, open_windo
         expect(page.locator("main")).to_contain_text("Nothing waits for an answer", timeout=5 * SECOND)
     transcript = windows.open("/conversation?id=wants").locator(".transcript")
     expect(transcript).to_contain_text("allowed: True, fine")
+    entry = audit.locator("tbody tr").first
+    expect(entry).to_contain_text("answer", timeout=5 * SECOND)
+    expect(entry).to_contain_text("reason: fine")
 
 
 def test_what_is_typed_is_not_lost_when_the_page_renews(workers: Workers, open_windows: Callable[..., Windows]) -> None:
@@ -401,8 +405,10 @@ def test_stored_text_runs_nothing(workers: Workers, open_windows: Callable[..., 
     windows = open_windows()
     page = windows.open("/conversation?id=hostile")
     expect(page.locator(".transcript .user pre")).to_have_text(text)
-    for path in ("/", "/approvals", "/instance?id=hostile", "/session?id=hostile", "/conversations"):
-        expect(windows.open(path).locator("#live")).to_have_text("live")
+    for path in ("/", "/approvals", "/instance?id=hostile", "/session?id=hostile", "/conversations", "/audit"):
+        page = windows.open(path)
+        expect(page.locator("#live")).to_have_text("live")
+        page.close()  # a browser keeps six connections to a server at most
 
 
 def test_without_scripts(workers: Workers, open_windows: Callable[..., Windows]) -> None:
@@ -410,7 +416,7 @@ def test_without_scripts(workers: Workers, open_windows: Callable[..., Windows])
     say(workers, "quiet", "please")
     windows = open_windows(java_script_enabled=False)
     paths = ("/", "/workers", "/drain?worker=two", "/sessions", "/schedules", "/instances", "/session?id=quiet")
-    for path in (*paths, "/conversations"):
+    for path in (*paths, "/conversations", "/audit"):
         page = windows.open(path)
         expect(page.locator("main h1")).to_be_visible()
     page = windows.open("/approvals?prefix=quiet")
@@ -439,7 +445,7 @@ def test_a_phone_in_the_dark(workers: Workers, open_windows: Callable[..., Windo
     """Nothing is wider than the screen, and the page has a dark background."""
     windows = open_windows(viewport={"width": 360, "height": 740}, color_scheme="dark")
     say(workers, "phone", "use a tool")
-    lists = ("/", "/instances", "/sessions", "/workers", "/schedules", "/conversations", "/approvals")
+    lists = ("/", "/instances", "/sessions", "/workers", "/schedules", "/conversations", "/approvals", "/audit")
     paths = (*lists, "/instance?id=phone", "/conversation?id=phone", "/reset?id=phone&event=1")
     for path in paths:
         page = windows.open(path)
