@@ -291,6 +291,12 @@ def test_an_approval_disappears_in_the_other_window(workers: Workers, open_windo
     one.get_by_role("button", name="Allow").click()
     for page in (one, two):
         expect(page.locator("main")).to_contain_text("Nothing waits for an answer", timeout=5 * SECOND)
+    say(workers, "measures", "ask in other ways")
+    one.goto(f"{windows.base}/approvals?kind=agent.custom_tool_use")
+    one.get_by_label("Result").fill('{"degrees": 80}')
+    one.get_by_role("button", name="Give the result").click()
+    measured = windows.open("/conversation?id=measures").locator(".transcript")
+    expect(measured).to_contain_text("measured: {'degrees': 80}", timeout=5 * SECOND)
     transcript = windows.open("/conversation?id=wants").locator(".transcript")
     expect(transcript).to_contain_text("allowed: True, fine")
     entry = audit.locator("tbody tr").first
@@ -361,6 +367,14 @@ def test_a_conversation_with_its_wakes_and_forks(workers: Workers, open_windows:
     page.get_by_label("Message").fill("and now?")
     page.get_by_role("button", name="Ask").click()
     expect(page.locator(".transcript li.agent pre", has_text="and now?").first).to_be_visible()
+    page.locator("#interrupt summary").click()
+    page.locator("#interrupt").get_by_label("Reason").fill("enough")
+    page.locator("#interrupt").get_by_role("button").click()
+    expect(page.locator(".transcript")).to_contain_text("enough")
+    page.locator("#terminate summary").click()
+    page.get_by_label("To confirm").fill("origin")
+    page.locator("#terminate").get_by_role("button").click()
+    expect(page.locator("h1 .status")).to_have_text("terminated", timeout=10 * SECOND)
 
 
 def test_an_instance(workers: Workers, open_windows: Callable[..., Windows]) -> None:
@@ -396,6 +410,13 @@ def test_an_instance(workers: Workers, open_windows: Callable[..., Windows]) -> 
     plain.get_by_label("To confirm").fill("varied")
     plain.get_by_role("button", name="Reset").click()
     expect(plain.locator("dl")).to_contain_text("2, ")
+    plain.goto(page.url.split("/instance?")[0] + "/instances?prefix=varied&name=varied")
+    plain.get_by_role("link", name="Count what could be cancelled").click()
+    plain.get_by_text("Cancel 1").click()
+    plain.get_by_label("To confirm").fill("1")
+    plain.get_by_role("button", name="Cancel them").click()
+    expect(plain.locator("h1")).to_have_text("Instances")
+    expect(page.locator("h1 .status")).to_have_text("cancelled", timeout=10 * SECOND)
 
 
 def test_stored_text_runs_nothing(workers: Workers, open_windows: Callable[..., Windows]) -> None:
