@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
+import anyio
 import pytest
 
 import affinity
@@ -47,6 +49,19 @@ async def two_executions(ctx: affinity.OrchestrationContext, number: int) -> Non
         ctx.continue_as_new(2)
 
 
+gate = anyio.Event()
+
+
+@app.activity
+async def hold(ctx: affinity.ActivityContext) -> None:
+    await gate.wait()
+
+
+@app.orchestration
+async def crowded(ctx: affinity.OrchestrationContext) -> None:
+    await ctx.gather(ctx.schedule_activity(hold), ctx.schedule_activity(send))
+
+
 @pytest.fixture
 async def env(env_url: str | None) -> AsyncIterator[Env]:
     async with Env(app, url=env_url) as env:
@@ -74,6 +89,26 @@ async def test_all_of_them_are_listed_in_order_with_their_status(env: Env) -> No
     assert retried.next_attempt_at is not None
     assert timedelta(hours=23) < retried.next_attempt_at - env.now() < timedelta(hours=24)
     assert (waits.status, waits.attempt, waits.tag, waits.has_worker) == ("queued", 1, "gpu", False)
+
+
+async def test_the_wait_for_a_slot_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a first attempt: while it waits, and from its history."""
+    monkeypatch.setattr(sys.modules[__name__], "gate", anyio.Event())
+    async with Env(app, options=affinity.RuntimeOptions(worker_concurrency=1)) as env:
+        run = await env.client.start(crowded)
+        await env.advance(60)
+        assert [(one.status, one.started_at is None) for one in await run.activities()] == [
+            ("running", False),
+            ("queued", True),
+        ]
+        gate.set()
+        await run.wait()
+        held, waited = await run.activities()
+    assert held.started_at == held.scheduled_at
+    assert waited.attempt == 1
+    assert waited.started_at is not None
+    assert waited.scheduled_at is not None
+    assert waited.started_at - waited.scheduled_at >= timedelta(minutes=1)
 
 
 async def test_what_has_no_result_when_its_instance_ends_is_cancelled(env: Env) -> None:
