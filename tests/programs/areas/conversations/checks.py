@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from tests.programs.areas.conversations.clients import Act, Feed, Played, about,
 from tests.programs.areas.conversations.handler import CHILD, NAME, make, talk_id
 from tests.programs.areas.conversations.journal import Journal, fields, read_journal
 from tests.programs.areas.conversations.oracle import Fold, Folded
-from tests.programs.areas.conversations.script import ConversationScript, Do
+from tests.programs.areas.conversations.script import ROOTS, ConversationScript, Do
 from tests.programs.play import Play
 
 REASONS = {"request", "input", "revisit", "wake_failed", "child"}
@@ -133,12 +134,12 @@ class Checks:
 
     def _about(self, name: str) -> None:
         """Children, forks and merges have the owner and the labels of the conversation that they come from."""
-        root = root_of(name)
-        acts = [each for each in self.played.acts if root_of(each.name) == root]
-        given = [about(each.event_id) for each in acts if each.op.do == "describe"]
-        is_owned = root in map(talk_id, self.part.owned)
-        known = [*given, *([about(root)] if is_owned else [])]
-        if not is_owned or any(each.op.do in REMOVING for each in acts):
+        acts = [each for each in self.played.acts if re.match(rf"{re.escape(each.name)}([/~]|$)", name)]
+        known = [about(each.event_id) for each in acts if each.op.do == "describe"]
+        (root,) = [each for each in map(talk_id, range(ROOTS)) if name.startswith(each)]
+        if self.part.owned:
+            known.append(about(root))
+        if not self.part.owned or any(each.op.do in REMOVING for each in acts):
             known.append({"owner": None, "labels": {}})
         found = {"owner": self.infos[name].owner, "labels": dict(self.infos[name].labels)}
         assert found in known, f"{name} has {found}, not one of {known}"
@@ -366,11 +367,6 @@ def _check_stream(where: str, items: Sequence[object]) -> None:
                     assert item.wake_id == replaced.wake_id, f"{where}: {item} is not what replaces {replaced}"
                 replaced = None
                 seen.add(item.wake_id)
-
-
-def root_of(name: str) -> str:
-    """The conversation of a client from which this one comes."""
-    return name.partition("/")[0].partition("~")[0]
 
 
 def _shown(act: Act) -> str:

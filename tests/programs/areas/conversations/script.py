@@ -87,8 +87,8 @@ class ConversationScript:
     """The part of a program: clients that act at the same time, each with its calls in order."""
 
     clients: tuple[tuple[Op, ...], ...] = ()
-    owned: tuple[int, ...] = ()
-    """Roots that are created before, with an owner and labels."""
+    owned: bool = False
+    """The conversations that clients begin are created before, with an owner and labels."""
 
 
 _small = st.integers(1, 5)
@@ -226,5 +226,5 @@ def parts() -> st.SearchStrategy[ConversationScript]:
     some = [_disturbed(), _paused(), _in_parts(), _in_parts()]
     goes_on = st.lists(st.one_of(*[alone] * 7, *some), min_size=5, max_size=20)
     client = st.builds(lambda first, rest: (first, *chain.from_iterable(rest)), begins, goes_on)
-    owned = st.lists(_root, max_size=2, unique=True).map(tuple)
-    return st.builds(ConversationScript, st.lists(client, min_size=1, max_size=3).map(tuple), owned=owned)
+    clients = st.lists(client, min_size=1, max_size=3).map(tuple)
+    return st.builds(ConversationScript, clients, owned=st.booleans())
