@@ -126,7 +126,7 @@ class ActivityRunner:
         self._observe_queue = services.metrics.observe_queue
         self._observe_run = services.metrics.observe_run
         self._count_conflict = services.metrics.count_conflict
-        self._tracer = AttemptTracer(services)
+        self._tracer = AttemptTracer(services) if is_in_use() else None
         self._sessions = sessions
         self._commits = commits
         self._spawn_task = spawn
@@ -282,7 +282,7 @@ class ActivityRunner:
         self.size += len(item.payload)
         # Not in a task group, whose bookkeeping costs more than the rest of a turn. `_handle_end` handles its end, and
         # `aclose` waits for the tasks that are left.
-        run = self._traced if is_in_use() else self._result
+        run = self._result if self._tracer is None else partial(self._traced, self._tracer)
         coroutine = run(activity_id, running, definition, task)
         running.task = asyncio.get_running_loop().create_task(coroutine, name=item.name)
         running.task.add_done_callback(partial(self._handle_end, running, task))
@@ -290,9 +290,14 @@ class ActivityRunner:
     # -- running
 
     async def _traced(
-        self, activity_id: int, running: _Running, definition: ActivityDefinition, task: ActivityTask
+        self,
+        tracer: AttemptTracer,
+        activity_id: int,
+        running: _Running,
+        definition: ActivityDefinition,
+        task: ActivityTask,
     ) -> Event:
-        attempt = await self._tracer.describe(running.item, task, running.context)
+        attempt = await tracer.describe(running.item, task, running.context)
         if definition.journal_inputs:  # the code knows who has sent them
             enter_attempt(attempt)
             return await self._result(activity_id, running, definition, task)

@@ -48,6 +48,7 @@ from affinity.provider.contract import (
     WorkLock,
 )
 from affinity.records import ActivityRun, constructor
+from affinity.tracing import is_in_use
 from affinity.worker.activities import ActivityRunner
 from affinity.worker.capacity import Capacity
 from affinity.worker.commits import Commits
@@ -69,7 +70,7 @@ from affinity.worker.retry import is_retryable
 from affinity.worker.sent_events import SentEvents
 from affinity.worker.services import WorkerPart, WorkerServices
 from affinity.worker.sessions import HeldSessions
-from affinity.worker.tracing import ExecutionTracer, turn_contexts
+from affinity.worker.tracing import ExecutionTracer
 from affinity.worker.turns import NO_RUNS, BuiltTurn, build_turn
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
@@ -112,7 +113,7 @@ class InstanceTable(WorkerPart):
         self._cache_bytes = services.options.instance_cache_bytes
         self._worker_id = services.identity.worker_id
         self._observe = services.metrics.count_orchestration
-        self._tracer = ExecutionTracer(worker_id=self._worker_id)
+        self._tracer = ExecutionTracer(worker_id=self._worker_id, is_on=is_in_use())
         self._capacity = capacity
         self._commits = commits
         self._activities = activities
@@ -387,7 +388,7 @@ class InstanceTable(WorkerPart):
             try_reserve_session=self._capacity.try_reserve_session,
             placement=self._capacity.placement,
             latest_version=self._latest_version,
-            contexts=turn_contexts(live.execution, live.generation),
+            contexts=self._tracer.contexts(live.execution, live.generation),
         )
         if step.outcome is None:
             live.mailbox = inputs[step.consumed :]  # for the next turn: this one is large enough

@@ -1,6 +1,6 @@
 """What a worker adds to traces: the attempts of activities, and the executions that end on it.
 
-Nothing here runs while the application has no tracer provider (`affinity.tracing`).
+Nothing here runs on a worker that has found no tracer provider when it started (`affinity.tracing`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from affinity.tracing import (
     ExecutionName,
     SessionMoveEvent,
     execution_context,
-    is_in_use,
     record_execution,
 )
 from affinity.worker.services import WorkerServices
@@ -107,14 +106,6 @@ class TurnContexts(NamedTuple):
 NO_CONTEXTS: Final = TurnContexts()
 
 
-def turn_contexts(execution: Execution, generation: Generation) -> TurnContexts:
-    """The contexts for a turn of this execution."""
-    if not is_in_use():
-        return NO_CONTEXTS
-    own = execution_context(_name(execution, generation))
-    return TurnContexts(own, execution.asked_in or own)
-
-
 def _name(execution: Execution, generation: Generation) -> ExecutionName:
     return ExecutionName(
         instance_id=execution.instance_id,
@@ -126,13 +117,21 @@ def _name(execution: Execution, generation: Generation) -> ExecutionName:
 
 @frozen(kw_only=True)
 class ExecutionTracer:
-    """Records the executions that end on one worker."""
+    """Names the executions of one worker to their parts, and records the ones that end there."""
 
     worker_id: str
+    is_on: bool
+
+    def contexts(self, execution: Execution, generation: Generation) -> TurnContexts:
+        """The contexts for a turn of this execution."""
+        if not self.is_on:
+            return NO_CONTEXTS
+        own = execution_context(_name(execution, generation))
+        return TurnContexts(own, execution.asked_in or own)
 
     def record_end(self, execution: Execution, turn: Turn, now: float) -> None:
         """Record an execution whose last turn is committed; ``now``: Unix seconds of the database."""
-        if not is_in_use() or turn.update is None:
+        if not self.is_on or (update := turn.update) is None:
             return
         end = ExecutionEnd(
             of=_name(execution, turn.generation),
@@ -142,7 +141,7 @@ class ExecutionTracer:
             worker_id=self.worker_id,
             began=execution.began,
             ended=now,
-            outcome="continued" if turn.update.continued else turn.update.status,
+            outcome="continued" if update.continued else update.status,
             error=execution.failure,
             senders=execution.senders,
         )
