@@ -39,6 +39,8 @@ T = TypeVar("T")
 _EFFECTS: Final = frozenset(
     {"done", "appended", "created", "deleted", "delivered", "planned", "released", "removed", "resumed"}
 )
+_BIGINT: Final = 2**63
+
 _ALREADY: Final = frozenset({"at_target", "repeated"})
 """Outcomes of calls that found everything as they wanted it."""
 
@@ -110,6 +112,7 @@ class _Action:
     kind: str
     target: str  # "": each transaction has its own
     details: str = "{}"  # JSON
+    each: bool = False  # each transaction has its own targets, which belong to this one
 
 
 @dataclass(slots=True)
@@ -128,7 +131,7 @@ class Acting:
         """The entries of a transaction of a provider's verb; ``result``: for each target, or for all."""
         outcomes = [_outcome_of(each) for each in result] if isinstance(result, list | tuple) else [_outcome_of(result)]
         targets = call.targets or [""]
-        if self.action is not None and self.action.target:
+        if self.action is not None and self.action.target and not self.action.each:
             targets, outcomes = [self.action.target], [_united(outcomes)]
         action = self.action or _Action(name=call.verb, kind=call.kind, target="")
         made = [self._entry(action, target, *outcome) for target, outcome in zip(targets, outcomes, strict=False)]
@@ -217,7 +220,7 @@ async def record_refusal(name: str, kind: str, target: str, why: str | AffinityE
 
 
 def action(
-    name: str, kind: str, target: str = "", *details: str
+    name: str, kind: str, target: str = "", *details: str, each: bool = False
 ) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
     """Decorates a method that is an action for the audit log.
 
@@ -227,6 +230,7 @@ def action(
         target: name of the argument, or of the attribute of its object, that is the target; "": each transaction has
             its own targets.
         details: names of the arguments that are recorded; of no payloads.
+        each: all that goes with the target has an entry.
     """
 
     def decorate(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -236,7 +240,9 @@ def action(
             if acting is None or acting.action is not None:
                 return await method(*args, **kwargs)
             given = signature(method).bind(*args, **kwargs).arguments
-            made = _Action(name=name, kind=kind, target=_target(given, target), details=_details(given, details))
+            made = _Action(
+                name=name, kind=kind, target=_target(given, target), details=_details(given, details), each=each
+            )
             return await acting.run(made, lambda: method(*args, **kwargs), is_trial=bool(given.get("dry_run")))
 
         return call
@@ -256,8 +262,10 @@ def _details(given: Mapping[str, Any], names: Sequence[str]) -> str:
 
 def _plain(value: Any) -> str | float | None:
     """A number or a text as it is; of anything else its name, since it may hold a payload."""
-    if value is None or isinstance(value, bool | int | float):
+    if value is None or isinstance(value, bool | float):
         return value
+    if isinstance(value, int):
+        return value if abs(value) < _BIGINT else None
     if isinstance(value, str | datetime):
         return truncate(str(value), MAX_AUDIT_TEXT_BYTES)
     value = getattr(value, "event", value)

@@ -92,7 +92,7 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
         appended = await self._send_input(self._entry(event, event_id))
         return EntryNumber.of(appended.seq, JournalIdentity(appended.journal_id, timeline))
 
-    @action("terminate", "conversation", "conversation_id", "reason", "cascade")
+    @action("terminate", "conversation", "conversation_id", "reason", "cascade", each=True)
     async def terminate(self, *, reason: str = "", cascade: bool = False) -> None:
         """End the conversation: it takes no more events, a wake under way is cancelled, and pending requests and
         revisits are dropped. Idempotent.
@@ -155,7 +155,7 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
         """
         return await self._client.explain(self.conversation_id)
 
-    @action("delete", "conversation", "conversation_id", "cascade")
+    @action("delete", "conversation", "conversation_id", "cascade", each=True)
     async def delete(self, *, cascade: bool = False, timeout: float | None = DELETE_SECONDS) -> bool:
         """Remove the conversation: its instance, also while it runs, its state and its journal. Entries that a fork
         continues are kept for it. False: there was none.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 from functools import cache, partial
@@ -348,5 +348,14 @@ def to_audit_entry(row: Columns, time: Time) -> AuditEntry:
         target=target,
         outcome=outcome,
         succeeded=bool(succeeded),
-        details=json.loads(details),
+        details=_details(details),
     )
+
+
+def _details(text: str) -> Mapping[str, Any]:
+    """What any client may have written."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {"details": text}

@@ -210,7 +210,7 @@ class SessionManager:
 
     # -- removing
 
-    @action("delete", "session", "session_id")
+    @action("delete", "session", "session_id", each=True)
     async def delete(
         self,
         session_id: str,

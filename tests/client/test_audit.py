@@ -12,7 +12,15 @@ from affinity import Conversations, Event, ExternalEvent, UserMessage, sync
 from affinity.audit import ACTING
 from affinity.client import AuditEntry, Client, Start
 from affinity.conversation import ConversationHandle
-from affinity.errors import InstanceExists, InvalidId, InvalidInput, ProviderError, UnknownInstance, UnknownWorker
+from affinity.errors import (
+    InstanceExists,
+    InvalidId,
+    InvalidInput,
+    ProviderError,
+    UnknownConversation,
+    UnknownInstance,
+    UnknownWorker,
+)
 from affinity.limits import MAX_AUDIT_TEXT_BYTES, MAX_ID_BYTES
 from affinity.provider.contract import Quotas
 from affinity.testing.conformance.providers.builders import state
@@ -42,7 +50,8 @@ async def test_the_actions_have_their_names(client: Client) -> None:
     talk, schedules, manager = client.conversation(chats, "talk"), client.schedules, client.session_manager
     assert isinstance(talk, ConversationHandle)
     start = datetime.now(UTC) - timedelta(hours=5)
-    await client.session_store.save(state("r"))
+    for name, parent in (("r", None), ("child", "r")):
+        await client.session_store.save(state(name, parent=parent))
     with client.acting_as("ann", source="suite"):
         await client.start_many([Start("flow", 1, "i"), Start("flow", 2, "j")])
         await client.raise_events([ExternalEvent("i", "e"), ExternalEvent("none", "e")])
@@ -91,9 +100,12 @@ async def test_the_actions_have_their_names(client: Client) -> None:
         ("trigger", "schedule", "nightly", "done", True),
         ("backfill", "schedule", "nightly", "done", True),
         ("delete", "schedule", "nightly", "done", True),
+        ("prune", "session", "child", "done", True),
         ("prune", "session", "r", "done", True),
+        ("import", "session", "child", "done", True),
         ("import", "session", "r", "done", True),
         ("delete", "session", "r", "done", True),
+        ("delete", "session", "child", "done", True),
         ("delete", "instance", "j", "deleted", True),
         ("prune", "conversation", "", "unchanged", False),
         ("delete", "conversation", "talk", "deleted", True),
@@ -118,6 +130,8 @@ async def test_a_refused_action_has_one_entry(client: Client) -> None:
             await client.drain_worker("none")
         with pytest.raises(InvalidId):
             await client.cancel("")
+        with pytest.raises(UnknownConversation):
+            await client.conversation(chats, "none").retry(10**5000)
         with pytest.raises(InvalidInput):
             await client.schedules.create("s", "flow")
         with pytest.raises(InstanceExists):
@@ -127,6 +141,7 @@ async def test_a_refused_action_has_one_entry(client: Client) -> None:
         ("reset", "none", "UnknownInstance", False),
         ("drain", "none", "UnknownWorker", False),
         ("cancel", "", "InvalidId", False),
+        ("retry", "none", "UnknownConversation", False),
         ("create", "s", "InvalidSchedule", False),
         ("start", "new", "done", True),
         ("start", "there", "unchanged", False),

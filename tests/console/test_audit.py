@@ -79,8 +79,9 @@ async def test_each_form_leaves_one_entry(client: Client, open_console: Open) ->
         assert (status, answered.action, answered.target, answered.details["allowed"]) == (303, "answer", "talk", True)
         assert answered.details["reason"] == "all right"
         for name, fields, action, target in DONE:
-            status, (entry,) = await do(name, fields)
+            status, (*others, entry) = await do(name, fields)
             assert (status, entry.user, entry.source) == (303, "ann", "console"), name
+            assert [each.kind for each in others] == (["session"] if name == "delete-record" else []), "of its family"
             assert (entry.action, entry.target) == (action, target), name
             assert entry.succeeded or name == "try-again", (name, entry.outcome)  # it may run, or be at rest
             if name == "resume":

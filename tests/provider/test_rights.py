@@ -190,12 +190,14 @@ async def test_the_audit_log_has_the_role_and_no_role_changes_it(url: str, admin
         with client.acting_as("ann"):
             await client.start("child", 1, instance_id="i")
     entry = """[{"user": "bob", "source": "", "action": "a", "kind": "", "target": "", "outcome": "done",
-        "succeeded": true, "details": "{}"}]"""
+        "succeeded": true, "details": "no JSON"}]"""
     with admin.transaction():
         admin.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(CLIENT)))
         admin.execute("SELECT write_audit(%s)", [entry])
     found = admin.execute("SELECT stated_user, role FROM audit ORDER BY entry_id").fetchall()
     assert found == [("ann", CLIENT), ("bob", f"{admin.info.user} as {CLIENT}")]
+    async with Client(as_role(url, READER)) as client:
+        assert [each.details async for each in client.audit()] == [{"details": "no JSON"}, {}]
     with psycopg.connect(as_role(url, WORKER), autocommit=True, options="-c search_path=affinity") as worker:
         assert worker.execute("SELECT remove_audit(0, 100)").fetchone() == (0,)
     with psycopg.connect(as_role(url, READER), autocommit=True, options="-c search_path=affinity") as reader:
