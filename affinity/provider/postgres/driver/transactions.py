@@ -68,6 +68,8 @@ class Transaction(Calls):
             raise ConnectionLost(f"{self._target.name}: no answer within {CALL_TIMEOUT:g} s") from None
         except psycopg.Error as error:
             raise translate(error, self._target) from error
+        finally:
+            self._reply = None
         self._has_failed = False
         return rows
 
@@ -82,7 +84,7 @@ class Transaction(Calls):
         self._first = rows
 
     def _ended(self, outcome: Outcome) -> None:
-        if self._reply is None or self._reply.done():  # the caller was cancelled
+        if self._reply is None or self._reply.done():  # no caller waits
             return
         if isinstance(outcome, Exception):
             self._reply.set_exception(outcome)
