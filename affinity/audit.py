@@ -28,7 +28,7 @@ from inspect import signature
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 from affinity.errors import AffinityError, ProviderError
-from affinity.limits import MAX_AUDIT_TEXT_BYTES, check_conditions, truncate
+from affinity.limits import MAX_AUDIT_TEXT_BYTES, MAX_BATCH, check_conditions, truncate
 from affinity.records import frozen
 
 logger: logging.Logger = logging.getLogger("affinity.audit")
@@ -125,7 +125,7 @@ class Acting:
     action: _Action | None = None
     written: set[str] = field(default_factory=set)  # targets on which the action has taken effect
     refused: dict[str, NewAuditEntry] = field(default_factory=dict)  # by target
-    trail: list[NewAuditEntry] = field(default_factory=list)  # all entries of this user, whatever the action
+    recorded: set[str] = field(default_factory=set)  # actions of this user that have entries, in the whole block
 
     def entries(self, call: AuditedCall, result: object) -> Sequence[NewAuditEntry]:
         """The entries of a transaction of a provider's verb; ``result``: for each target, or for all."""
@@ -143,11 +143,11 @@ class Acting:
     def committed(self, entries: Sequence[NewAuditEntry]) -> None:
         """The transaction of these entries was committed."""
         self.written.update(each.target for each in entries)
-        self.trail.extend(entries)
+        self.recorded.update(each.action for each in entries)
 
     async def run(self, action: _Action, work: Callable[[], Awaitable[T]], *, is_trial: bool) -> T:
         """Do an action; at its end, record what it has not done. ``is_trial``: it is to change nothing."""
-        under_way = Acting(self.user, self.source, self.record, action, trail=self.trail)
+        under_way = Acting(self.user, self.source, self.record, action, recorded=self.recorded)
         try:
             with stated(under_way):
                 result = await work()
@@ -187,12 +187,12 @@ class Acting:
         )
 
     async def _record(self, entries: Sequence[NewAuditEntry]) -> None:
-        if entries:
-            self.trail.extend(entries)
-            try:
-                await self.record(entries)
-            except ProviderError as error:  # nothing was changed, and the caller has its result
-                logger.warning("audit: %s of %r was not recorded: %s", entries[0].action, self.user, error)
+        self.recorded.update(each.action for each in entries)
+        try:
+            for first in range(0, len(entries), MAX_BATCH):
+                await self.record(entries[first : first + MAX_BATCH])
+        except ProviderError as error:  # nothing was changed, and the caller has its result
+            logger.warning("audit: %s of %r was not recorded: %s", entries[0].action, self.user, error)
 
 
 ACTING: Final[ContextVar[Acting | None]] = ContextVar("affinity_acting", default=None)
@@ -214,7 +214,7 @@ async def record_refusal(name: str, kind: str, target: str, why: str | AffinityE
     entry already, or the database has failed.
     """
     acting = ACTING.get()
-    if acting is None or isinstance(why, ProviderError) or (isinstance(why, AffinityError) and acting.trail):
+    if acting is None or isinstance(why, ProviderError) or (isinstance(why, AffinityError) and acting.recorded):
         return
     await acting.refuse(name, kind, target, why if isinstance(why, str) else type(why).__name__)
 
