@@ -16,6 +16,7 @@ as reason; it has no payloads.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -123,6 +124,7 @@ class Acting:
     source: str
     record: Record
     action: _Action | None = None
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)  # of `record`
     written: set[str] = field(default_factory=set)  # targets on which the action has taken effect
     refused: dict[str, NewAuditEntry] = field(default_factory=dict)  # by target
     recorded: set[str] = field(default_factory=set)  # actions of this user that have entries, in the whole block
@@ -147,7 +149,7 @@ class Acting:
 
     async def run(self, action: _Action, work: Callable[[], Awaitable[T]], *, is_trial: bool) -> T:
         """Do an action; at its end, record what it has not done. ``is_trial``: it is to change nothing."""
-        under_way = Acting(self.user, self.source, self.record, action, recorded=self.recorded)
+        under_way = Acting(self.user, self.source, self.record, action, self.loop, recorded=self.recorded)
         try:
             with stated(under_way):
                 result = await work()
@@ -188,6 +190,13 @@ class Acting:
 
     async def _record(self, entries: Sequence[NewAuditEntry]) -> None:
         self.recorded.update(each.action for each in entries)
+        write = self._write(entries)
+        if self.loop is asyncio.get_running_loop():
+            await write
+        else:  # a sync client in a thread of an async user; its loop may wait for this one
+            asyncio.run_coroutine_threadsafe(write, self.loop)
+
+    async def _write(self, entries: Sequence[NewAuditEntry]) -> None:
         try:
             for first in range(0, len(entries), MAX_BATCH):
                 await self.record(entries[first : first + MAX_BATCH])

@@ -224,3 +224,21 @@ def test_sync_clients_act_too(url: str) -> None:
             client.start("flow", instance_id="i")
         client.start("flow", instance_id="j")
         assert [(each.user, each.source, each.target) for each in client.audit()] == [("ann", "notebook", "i")]
+
+
+async def test_a_sync_client_in_a_thread_of_a_user_acts_for_the_user(client: Client, url: str) -> None:
+    """Its loop is another one than that of the client that has stated the user."""
+
+    def refused() -> None:
+        with sync.Client(url) as other:
+            other.start("flow", instance_id="i")
+            with pytest.raises(UnknownInstance):
+                other.cancel("none")
+
+    with client.acting_as("ann"):
+        await asyncio.to_thread(refused)
+    await until(lambda: is_recorded(client, "cancel"))
+    assert [(each.action, each.target, each.outcome) for each in await entries(client)] == [
+        ("start", "i", "done"),
+        ("cancel", "none", "UnknownInstance"),
+    ]

@@ -47,6 +47,7 @@ def programs(areas: Collection[str] = tuple(AREAS), *, suspends: bool = False) -
         faults=FAULTS,
         rollout=ROLLOUTS if suspends else st.none() | ROLLOUTS,
         user=st.sampled_from(("", USER)),
+        traced=st.booleans(),
     )
 
 

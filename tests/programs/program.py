@@ -81,6 +81,7 @@ class Program:
     faults: tuple[Fault, ...] = ()
     rollout: Rollout | None = None
     user: str = ""  # who makes the calls of clients, for the audit log; "": they are made without one
+    traced: bool = False  # OpenTelemetry is in use, so that trace contexts are stored
 
     def __repr__(self) -> str:
         return plain(self)

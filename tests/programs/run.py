@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import anyio
+from opentelemetry.sdk.trace import ReadableSpan
 
 from affinity.testing import Env
 from affinity.testing.env.processes import ProcessEnv
@@ -20,6 +22,7 @@ from tests.programs.databases import Copies
 from tests.programs.faults import Faults
 from tests.programs.play import Play
 from tests.programs.program import Program
+from tests.support.span_exporter import traced
 
 TARGET: Final = f"{rollouts.__name__}:GOOD"
 """Where worker processes find the app."""
@@ -64,30 +67,37 @@ async def run(
         AssertionError: a rule is broken.
     """
     totals = Totals() if totals is None else totals
-    async with _env(program, where, processes=processes) as env:
-        play = Play(env, calls_of(env.client), has_faults=bool(program.faults or program.rollout))
-        play.calls.on_repeated = play.tick_often
-        faults = Faults(play, program.faults, program.rollout)
-        env._traffic.on_commit = faults.on_commit
-        try:
-            with anyio.fail_after(PATIENCE), used(play.calls), _user(env, program):
-                seen = await _play(play, program)
-                faults.end()
-                with env.freeze():  # calls of clients may wait for what never happens
-                    await play.end()
-                    await env.run_until_idle()
-                    await rollouts.go_on(play, program.rollout)
-                await play.end_calls()
-                for name, part in program.parts.items():
-                    await AREAS[name].check(play, part, seen[name])
-                await rest.check(env)
-                await _check_audit(env, program)
-        except TimeoutError as error:
-            error.add_note(_state(env))
-            raise
-        finally:
-            await play.close()
-            totals.add(env, faults)
+    with traced() if program.traced else nullcontext() as spans:
+        async with _env(program, where, processes=processes) as env:
+            await _run(env, program, totals)
+    if spans is not None:
+        _check_spans(spans.get_finished_spans())
+
+
+async def _run(env: Env, program: Program, totals: Totals) -> None:
+    play = Play(env, calls_of(env.client), has_faults=bool(program.faults or program.rollout))
+    play.calls.on_repeated = play.tick_often
+    faults = Faults(play, program.faults, program.rollout)
+    env._traffic.on_commit = faults.on_commit
+    try:
+        with anyio.fail_after(PATIENCE), used(play.calls), _user(env, program):
+            seen = await _play(play, program)
+            faults.end()
+            with env.freeze():  # calls of clients may wait for what never happens
+                await play.end()
+                await env.run_until_idle()
+                await rollouts.go_on(play, program.rollout)
+            await play.end_calls()
+            for name, part in program.parts.items():
+                await AREAS[name].check(play, part, seen[name])
+            await rest.check(env)
+            await _check_audit(env, program)
+    except TimeoutError as error:
+        error.add_note(_state(env))
+        raise
+    finally:
+        await play.close()
+        totals.add(env, faults)
 
 
 def _state(env: Env) -> str:
@@ -110,6 +120,12 @@ async def _check_audit(env: Env, program: Program) -> None:
     verbs = [each for each in entries if "_" in each.action and each.action != "save_record"]  # which workers call
     wrong = verbs if program.user else entries
     assert not wrong, f"not of an action of a user: {wrong}"
+
+
+def _check_spans(spans: Sequence[ReadableSpan]) -> None:
+    """An execution has one span at most, whatever is replayed, and by whatever worker."""
+    executions = Counter(each.context.span_id for each in spans if each.name.startswith("execute "))
+    assert [number for number in executions.values() if number > 1] == []
 
 
 def _env(program: Program, where: str | Copies | None, *, processes: bool) -> Env:
