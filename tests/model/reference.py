@@ -366,7 +366,9 @@ class Reference:
             return ("repeated", seq, False)
         if refusal is not None:
             return (refusal, 0, False)
-        if instance is None and new.start is not None:
+        if journal is None:  # it begins with an instance of its own
+            self.delete([new.session_id], force=True, tree=False)
+        if new.session_id not in self.instances and new.start is not None:
             start = new.start
             self.create(
                 NewInstance(

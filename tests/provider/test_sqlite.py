@@ -263,9 +263,10 @@ LISTINGS = [
 HARMLESS = re.compile(
     r"SCAN (json_each|j|CONSTANT ROW|workers|w|\(subquery-\d+\)|stale|routes|names|bounds|rewritten|doomed|timeline"
     r"|tree|t|sqlite_sequence|sized|summed|quotas|parents|p|up|u|member|m|partly|run|r"
-    r"|planned|able|n|a|has|me|newest|named)( |$)"
+    r"|planned|able|n|a|has|me|newest|named|oldest|few)( |$)"
 )
-"""Scans of arguments, of what a statement has made itself, of the few workers, and of tables with one row."""
+"""Scans of arguments, of what a statement has made itself, of the few workers, of tables with one row, and of the first
+rows of a table."""
 
 
 def statements() -> list[Any]:

@@ -24,6 +24,7 @@ file beside it:
     management          what operators look at: origins, work items, executions, trees, counts
     schedules           schedules: write, list, which are due
     quotas              limits of one database
+    audit               the audit log: entries in the transactions of verbs, list, remove
     rebalancing         how full the workers are
     retention           removing what ended long ago
     sweep               repair of stale routes, removal of dead rows

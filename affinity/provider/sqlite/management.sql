@@ -93,11 +93,11 @@ SELECT 'activities', name, :tag, count(*), min(visible_at), min(instance_id) FRO
 
 -- waiting_messages: that any worker may take, by the orchestration of the instance
 SELECT 'orchestrations', i.name || coalesce('@' || i.version, ''), NULL, count(*),
-       min(q.visible_at) FILTER (WHERE q.visible_at > 0.0), min(i.instance_id)
+       min(oldest.visible_at) FILTER (WHERE oldest.visible_at > 0.0), min(i.instance_id)
 FROM (
     SELECT instance_id, visible_at FROM orchestrator_queue WHERE route = :route AND visible_at <= :now
     ORDER BY visible_at LIMIT :limit
-) AS q JOIN instances AS i USING (instance_id)
+) AS oldest JOIN instances AS i USING (instance_id)
 GROUP BY i.name, i.version;
 
 -- later_items: of one route
