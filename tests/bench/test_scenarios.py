@@ -40,7 +40,9 @@ def check(result: dict[str, Any], scenario: str) -> None:
     assert report["scenario"] == scenario
     ours = [one for one in report["series"] if one["system"] == OURS]
     assert ours
-    assert all(value >= 0 for one in ours if one["metric"] != "bytes in the worker" for value in one["rounds"])
+    values = [value for one in ours if one["metric"] != "bytes in the worker" for value in one["rounds"]]
+    assert values
+    assert all(value >= 0 for value in values) or scenario == "steps"  # a difference of two short runs
     assert report["bars"] or scenario in WITHOUT_BAR or set(SYSTEMS) - set(result)
 
 

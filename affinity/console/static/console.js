@@ -60,6 +60,13 @@
     known = piece.text ?? known + piece.more;
     said = { state: piece.state, text: known };
     showSaid(true);
+    if (said.state === "replaced") setTimeout(forget, 2000, said);
+  }
+
+  function forget(replaced) { // the page with the entries came before, or has come since
+    if (said !== replaced || isBusy(document.querySelector("main"))) return;
+    said = null;
+    document.getElementById("streamed")?.remove();
   }
 
   let source = null;
