@@ -52,7 +52,7 @@ class AuditEntry:
 
     entry_id: int
     at: datetime
-    user: str  # whom the caller stated; "": nobody in particular
+    user: str  # whom the caller stated; "": unknown
     source: str  # where the call came from: "console", "command", or as the application named it
     role: str | None  # of the database: the one that logged in, and " as " the one that it has set; None: SQLite
     action: str  # "cancel", "move", …
@@ -190,18 +190,25 @@ class Acting:
 
     async def _record(self, entries: Sequence[NewAuditEntry]) -> None:
         self.recorded.update(each.action for each in entries)
-        write = self._write(entries)
+        if not entries:
+            return
         if self.loop is asyncio.get_running_loop():
-            await write
-        else:  # a sync client in a thread of an async user; its loop may wait for this one
-            asyncio.run_coroutine_threadsafe(write, self.loop)
+            await self._write(entries)
+            return
+        try:  # a sync client in a thread of an async user, whose loop may wait for this one
+            self.loop.call_soon_threadsafe(lambda: self.loop.create_task(self._write(entries)))
+        except RuntimeError as ended:
+            self._warn(entries, ended)
 
     async def _write(self, entries: Sequence[NewAuditEntry]) -> None:
         try:
             for first in range(0, len(entries), MAX_BATCH):
                 await self.record(entries[first : first + MAX_BATCH])
         except ProviderError as error:  # nothing was changed, and the caller has its result
-            logger.warning("audit: %s of %r was not recorded: %s", entries[0].action, self.user, error)
+            self._warn(entries, error)
+
+    def _warn(self, entries: Sequence[NewAuditEntry], error: Exception) -> None:
+        logger.warning("audit: %s of %r was not recorded: %s", entries[0].action, self.user, error)
 
 
 ACTING: Final[ContextVar[Acting | None]] = ContextVar("affinity_acting", default=None)

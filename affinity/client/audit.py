@@ -56,7 +56,7 @@ class AuditCalls(ClientBase):
         the task of the block and for tasks that it starts, and for all clients of them.
 
         Args:
-            user: at most `limits.MAX_ID_BYTES` bytes; empty: nobody in particular.
+            user: at most `limits.MAX_ID_BYTES` bytes; empty: unknown.
             source: where the calls come from, likewise.
 
         Raises:

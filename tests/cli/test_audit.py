@@ -87,4 +87,4 @@ def test_the_list_filters_and_pages(database: Path, monkeypatch: pytest.MonkeyPa
     assert "TARGET" in text.splitlines()[0]
     assert "refused: UnknownInstance" in text
     refused(MISUSED, "audit", "--since", "yesterday")
-    assert succeed("audit", "--user", "nobody") == ""
+    assert succeed("audit", "--user", "eve") == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import Context, copy_context
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -227,7 +228,7 @@ def test_sync_clients_act_too(url: str) -> None:
 
 
 async def test_a_sync_client_in_a_thread_of_a_user_acts_for_the_user(client: Client, url: str) -> None:
-    """Its loop is another one than that of the client that has stated the user."""
+    """Its loop is not the loop of the client that has stated the user."""
 
     def refused() -> None:
         with sync.Client(url) as other:
@@ -242,3 +243,21 @@ async def test_a_sync_client_in_a_thread_of_a_user_acts_for_the_user(client: Cli
         ("start", "i", "done"),
         ("cancel", "none", "UnknownInstance"),
     ]
+
+
+def test_a_sync_client_outlives_the_loop_of_its_user(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A refusal is then in the log; the caller has its error."""
+    left: list[Context] = []
+
+    async def state_user() -> None:
+        async with Client(url) as client:
+            with client.acting_as("ann"):
+                left.append(copy_context())
+
+    def refused() -> None:
+        with sync.Client(url) as other, pytest.raises(UnknownInstance):
+            other.cancel("none")
+
+    asyncio.run(state_user())
+    left[0].run(refused)
+    assert "cancel of 'ann' was not recorded: Event loop is closed" in caplog.text
