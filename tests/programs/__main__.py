@@ -10,12 +10,12 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, get_args
 
 from tests.programs.areas import AREAS
 from tests.programs.databases import Copies
 from tests.programs.draw import Failed, search
-from tests.programs.program import Program
+from tests.programs.program import Program, Size
 from tests.programs.run import Totals, run
 
 BATCH: Final = 50
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with _silent(), _database(chosen) as where:
         print(f"seed {seed}, {', '.join(areas)}, on {'SQLite' if where is None else 'PostgreSQL'}", flush=True)
         options = {"processes": chosen.processes, "repeats": chosen.repeats, "suspends": chosen.suspends}
-        look = Look(where, areas, shrink=not chosen.no_shrink, **options)
+        look = Look(where, areas, shrink=not chosen.no_shrink, size=chosen.size, **options)
         try:
             look.run(seed, count, minutes)
         except Failed as failed:
@@ -61,6 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help=f"of the first {BATCH} programs; by default {FIXED_SEED}")
     parser.add_argument("--all", action="store_true", help=f"{ALL_MINUTES:g} minutes, from a new seed")
     parser.add_argument("--areas", help=f"by default all: {','.join(AREAS)}")
+    sizes = get_args(Size)
+    parser.add_argument("--size", choices=sizes, default="any", help="small: a few turns each; large: thousands")
     parser.add_argument("--no-shrink", action="store_true", help="print the program that has failed as it was drawn")
     parser.add_argument(
         "--repeats",
@@ -120,6 +122,7 @@ class Look:
         processes: bool = False,
         repeats: bool = False,
         suspends: bool = False,
+        size: Size = "any",
     ) -> None:
         self._where = where
         self._areas = areas
@@ -127,6 +130,7 @@ class Look:
         self._processes = processes
         self._repeats = repeats
         self._suspends = suspends
+        self._size = size
         self._totals = Totals()
         self._begun = self._reported = time.monotonic()
         self._has_failed = False
@@ -144,8 +148,15 @@ class Look:
             while (count is None or self._totals.programs < count) and not self._is_over(minutes):
                 left = BATCH if count is None else min(BATCH, count - self._totals.programs)
                 judged = lambda program: self._judge(runner, program)  # noqa: E731
-                options = {"shrink": self._shrink, "suspends": self._suspends}
-                search(judged, areas=self._areas, count=left, seed=self.seed, **options)
+                search(
+                    judged,
+                    areas=self._areas,
+                    count=left,
+                    seed=self.seed,
+                    shrink=self._shrink,
+                    suspends=self._suspends,
+                    size=self._size,
+                )
                 self.seed += 1
 
     def _is_over(self, minutes: float | None) -> bool:
@@ -165,7 +176,7 @@ class Look:
             print(self.report(), flush=True)
 
     def _run(self, runner: asyncio.Runner, program: Program) -> None:
-        runner.run(run(program, self._where, self._totals, processes=self._processes))
+        runner.run(run(program, self._where, self._totals, processes=self._processes, size=self._size))
 
     def _does_repeat(self, runner: asyncio.Runner, program: Program) -> bool:
         """Whether two more runs fail too: threads and servers make no two runs the same."""

@@ -9,6 +9,7 @@ from hypothesis.strategies import SearchStrategy
 
 import affinity
 from tests.programs.play import Play
+from tests.programs.program import Size
 
 PartT = TypeVar("PartT")
 SeenT = TypeVar("SeenT")
@@ -25,8 +26,10 @@ class Area(ABC, Generic[PartT, SeenT]):
     name: str
 
     @abstractmethod
-    def strategy(self) -> SearchStrategy[PartT]:
-        """Parts: frozen dataclasses (tuples in them, no lists) whose repr makes them again; the smallest ones first."""
+    def strategy(self, size: Size) -> SearchStrategy[PartT]:
+        """Parts of this size: frozen dataclasses (tuples in them, no lists) whose repr makes them again; the smallest
+        ones first.
+        """
 
     @abstractmethod
     def include(self, app: affinity.App) -> None:

@@ -7,7 +7,7 @@ from psycopg import AsyncConnection
 
 from affinity.provider import migrate
 from affinity.provider.postgres.driver.target import Target
-from affinity.testing.env.postgres import PostgresDatabase
+from affinity.testing.env.postgres import SETTINGS, PostgresDatabase
 from affinity.testing.env.waiting import EnvDatabase
 from tests.servers import PostgresServer
 from tests.support.waiting import run_on_a_thread
@@ -26,10 +26,10 @@ class Copies:
         name = await anyio.to_thread.run_sync(self._server.create_database, self._template)
         url = self._server.url(name)
         target = Target.parse(url)
-        connection = await AsyncConnection.connect(target.connect("affinity env", {}), autocommit=True)
+        connection = await AsyncConnection.connect(target.connect("affinity env", SETTINGS), autocommit=True)
         database = _Copy(url, target.schema, connection)
         database.server, database.name = self._server, name
-        await database.jump(database.now(), (), ())
+        await database.begin()
         return database
 
 

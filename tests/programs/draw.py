@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from itertools import combinations
 from typing import Any, Final
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from tests.programs.areas import AREAS
-from tests.programs.faults import FAULTS
-from tests.programs.program import USER, Options, Program, plain
+from tests.programs.faults import faults
+from tests.programs.program import USER, Options, Program, Size, plain
 from tests.programs.rollouts import ROLLOUTS
 
 _SCRIPT: Final = """\
@@ -36,15 +37,19 @@ _OPTIONS: Final = st.builds(
 )
 
 
-def programs(areas: Collection[str] = tuple(AREAS), *, suspends: bool = False) -> SearchStrategy[Program]:
-    """Programs with parts of these areas; each with a rollout, or some of them."""
-    parts: dict[str, SearchStrategy[Any]] = {name: AREAS[name].strategy() for name in areas}
+def programs(
+    areas: Collection[str] = tuple(AREAS), *, suspends: bool = False, size: Size = "any"
+) -> SearchStrategy[Program]:
+    """Programs with parts of these areas, small ones with some of them; each with a rollout, or some of them."""
+    parts: dict[str, SearchStrategy[Any]] = {name: AREAS[name].strategy(size) for name in areas}
+    counts = range(1, len(parts) + 1) if size == "small" else [len(parts)]
+    some = [dict(each) for count in counts for each in combinations(parts.items(), count)]
     return st.builds(
         Program,
-        parts=st.fixed_dictionaries(parts),
+        parts=st.one_of(*map(st.fixed_dictionaries, some)),
         workers=st.integers(1, 3),
         options=_OPTIONS,
-        faults=FAULTS,
+        faults=faults(size),
         rollout=ROLLOUTS if suspends else st.none() | ROLLOUTS,
         user=st.sampled_from(("", USER)),
         traced=st.booleans(),
@@ -67,6 +72,7 @@ def search(
     seed: int,
     shrink: bool = True,
     suspends: bool = False,
+    size: Size = "any",
 ) -> None:
     """Run so many programs; see `programs`.
 
@@ -92,7 +98,7 @@ def search(
         print_blob=False,
     )
     try:
-        from_seed(seed)(options(given(programs(areas, suspends=suspends))(judged)))()
+        from_seed(seed)(options(given(programs(areas, suspends=suspends, size=size))(judged)))()
     except Exception:
         if not found:
             raise

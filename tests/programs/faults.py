@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from affinity.errors import ConnectionLost, DatabaseFailure
 from affinity.testing.env.traffic import Commit
 from tests.programs import rollouts
 from tests.programs.play import STALL_TICKS, Play
-from tests.programs.program import Fault, Rollout
+from tests.programs.program import Fault, Rollout, Size
 
 OUTAGE: Final = 5
 """Commits that the database refuses in an outage."""
@@ -19,14 +20,15 @@ OUTAGE: Final = 5
 MAX_FAULTS: Final = 4
 """Fewer than the attempts of an activity, or of a turn, that make it poison."""
 
-FAULTS: Final[SearchStrategy[tuple[Fault, ...]]] = st.lists(
-    st.builds(
-        Fault,
-        at=st.integers(1, 60),
-        kind=st.sampled_from(("refuse", "outage", "lost", "before", "behind", "takeover", "stall")),
-    ),
-    max_size=MAX_FAULTS,
-).map(tuple)
+COMMITS: Final[Mapping[Size, int]] = {"small": 15, "any": 60, "large": 2000}
+"""Among so many, the first ones of a program, faults are drawn."""
+
+
+def faults(size: Size) -> SearchStrategy[tuple[Fault, ...]]:
+    """Of a program of this size."""
+    kinds = st.sampled_from(("refuse", "outage", "lost", "before", "behind", "takeover", "stall"))
+    drawn = st.builds(Fault, at=st.integers(1, COMMITS[size]), kind=kinds)
+    return st.lists(drawn, max_size=MAX_FAULTS).map(tuple)
 
 
 class Faults:

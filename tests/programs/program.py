@@ -23,6 +23,9 @@ FaultKind: TypeAlias = Literal["before", "behind", "lost", "refuse", "takeover",
 RolloutKind: TypeAlias = Literal["changed", "missing"]
 """``changed``: the code of its orchestrations does not fit histories. ``missing``: it has none."""
 
+Size: TypeAlias = Literal["small", "any", "large"]
+"""Of programs: ``small`` ones have a few turns, so that many of them run; ``large`` ones have thousands."""
+
 CODE_VERSION: Final = "1"
 """Of the workers at the start."""
 

@@ -21,13 +21,13 @@ from tests.programs.calls import used
 from tests.programs.databases import Copies
 from tests.programs.faults import Faults
 from tests.programs.play import Play
-from tests.programs.program import Program
+from tests.programs.program import Program, Size
 from tests.support.span_exporter import traced
 
 TARGET: Final = f"{rollouts.__name__}:GOOD"
 """Where worker processes find the app."""
 
-PATIENCE: Final = 300.0
+PATIENCE: Final[Mapping[Size, float]] = {"small": 300.0, "any": 300.0, "large": 3600.0}
 """Real seconds after which a program hangs."""
 
 
@@ -53,7 +53,12 @@ class Totals:
 
 
 async def run(
-    program: Program, where: str | Copies | None = None, totals: Totals | None = None, *, processes: bool = False
+    program: Program,
+    where: str | Copies | None = None,
+    totals: Totals | None = None,
+    *,
+    processes: bool = False,
+    size: Size = "any",
 ) -> None:
     """Run a program with its faults; then let everything go on, and check it.
 
@@ -62,6 +67,7 @@ async def run(
         where: a PostgreSQL database, or a server with databases; None: SQLite.
         totals: is added to.
         processes: each worker is a process, which a crash ends by SIGKILL.
+        size: how long it may take.
 
     Raises:
         AssertionError: a rule is broken.
@@ -69,18 +75,18 @@ async def run(
     totals = Totals() if totals is None else totals
     with traced() if program.traced else nullcontext() as spans:
         async with _env(program, where, processes=processes) as env:
-            await _run(env, program, totals)
+            await _run(env, program, totals, PATIENCE[size])
     if spans is not None:
         _check_spans(spans.get_finished_spans())
 
 
-async def _run(env: Env, program: Program, totals: Totals) -> None:
+async def _run(env: Env, program: Program, totals: Totals, patience: float) -> None:
     play = Play(env, calls_of(env.client), has_faults=bool(program.faults or program.rollout))
     play.calls.on_repeated = play.tick_often
     faults = Faults(play, program.faults, program.rollout)
     env._traffic.on_commit = faults.on_commit
     try:
-        with anyio.fail_after(PATIENCE), used(play.calls), _user(env, program):
+        with anyio.fail_after(patience), used(play.calls), _user(env, program):
             seen = await _play(play, program)
             faults.end()
             with env.freeze():  # calls of clients may wait for what never happens

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, get_args
 from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 from affinity import Wake
 from affinity.conversation import ConversationHandle
@@ -19,7 +20,7 @@ from tests.programs.areas import AREAS
 from tests.programs.areas.conversations.script import ConversationScript, Op
 from tests.programs.databases import Copies
 from tests.programs.draw import Failed, programs, search, text
-from tests.programs.program import Program
+from tests.programs.program import Program, Size
 from tests.programs.run import run
 
 
@@ -134,7 +135,7 @@ async def test_an_id_of_an_earlier_attempt_is_found(monkeypatch: pytest.MonkeyPa
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-@given(programs())
+@given(st.one_of(*(programs(size=size) for size in get_args(Size))))
 def test_the_text_of_a_program_makes_it_again(program: Program) -> None:
     found: list[Any] = []
     names: dict[str, Any] = {}

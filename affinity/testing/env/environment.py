@@ -464,7 +464,6 @@ class Env(AsyncBlock):
                 if self._held or not self.client._awaited:
                     begun = None
                     await self._traffic.wait(LOOK_SECONDS)
-                    await steps()
                     await self._tick()
                     continue
                 begun = begun or self.now()
@@ -478,13 +477,21 @@ class Env(AsyncBlock):
 
     async def _tick(self) -> None:
         """Let the microseconds pass until the last queued row is due: work begins before anything waits."""
-        if self._ticked == self._traffic.changes or not self._database.puts_later or self._jumping.locked():
+        if not self._may_tick:
+            return
+        await steps()
+        if not self._may_tick:
             return
         async with self._jumping:
             self._ticked = self._traffic.changes
             due = await self._database.next_due(self._waiting())
             if due is not None and due - self._database.now() <= TICK:
                 await self._jump(due)
+
+    @property
+    def _may_tick(self) -> bool:
+        changed = self._ticked != self._traffic.changes
+        return changed and self._database.puts_later and not self._jumping.locked()
 
     async def _jump_once(self, begun: datetime) -> None:
         """Wait until nothing can run; if the client still waits then, since ``begun``, jump to the next due time.
@@ -534,7 +541,8 @@ class Env(AsyncBlock):
             changes = self._traffic.changes
             if self._is_busy(beside_code):
                 await self._traffic.wait(LOOK_SECONDS)
-                await steps()
+                if not self._traffic.in_flight:
+                    await steps()
                 continue
             for worker in self._alive:
                 worker.look()

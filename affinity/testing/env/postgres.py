@@ -1,4 +1,4 @@
-"""A schema of an `Env` on PostgreSQL. Its function ``clock()``, which every statement calls, returns a constant."""
+"""A schema of an `Env` on PostgreSQL. Its function ``clock()``, which every statement calls, reads a sequence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import secrets
 import time
 from collections.abc import Collection, Mapping
-from datetime import UTC, datetime
 from typing import Final
 
 import anyio
@@ -21,6 +20,9 @@ from affinity.provider.postgres.driver.target import DEFAULT_SCHEMA, Target
 from affinity.provider.statements import load_statements
 from affinity.provider.timeline import Timeline
 from affinity.testing.env.waiting import Waiting
+
+SETTINGS: Final = {"plan_cache_mode": "force_generic_plan"}
+"""Of its connection."""
 
 SQL: Final = load_statements(__package__, "postgres.sql")
 
@@ -50,7 +52,7 @@ class PostgresDatabase:
             schema = f"affinity_env_{secrets.token_hex(6)}"
             url += ("&" if "?" in url else "?") + f"schema={schema}"
         target = Target.parse(url)
-        connection = await AsyncConnection.connect(target.connect("affinity env", {}), autocommit=True)
+        connection = await AsyncConnection.connect(target.connect("affinity env", SETTINGS), autocommit=True)
         database = cls(url, schema, connection)
         try:
             await database._refuse_existing()
@@ -59,7 +61,7 @@ class PostgresDatabase:
             raise
         try:
             await PostgresProvider.migrate(url, lambda _: None)
-            await database.jump(database.now(), (), ())
+            await database.begin()
         except BaseException:
             await database.aclose()
             raise
@@ -96,19 +98,26 @@ class PostgresDatabase:
 
     async def jump(self, to: float, alive: Collection[str], busy: Collection[str]) -> None:
         at = {"seconds": to - self._time, "alive": list(alive), "busy": list(busy)}
-        body = f"SELECT timestamptz '{datetime.fromtimestamp(to, UTC).isoformat()}'"
         with anyio.CancelScope(shield=True):
-            while not await self._jump(at, body):
+            while not await self._move(at):
                 pass
+            await self._set_clock(to)  # behind the leases: no worker sees one that has not moved along
+
+    async def begin(self) -> None:
+        """Stop the clock of a schema that is new."""
+        await self._connection.execute(SQL["make_clock"], prepare=False)  # two statements
+        await self._set_clock(self._time)
+
+    async def _set_clock(self, to: float) -> None:
+        await self._connection.execute(SQL["set_clock"], [round(to * 1e6)])
         self._time = to
 
-    async def _jump(self, at: Mapping[str, object], body: str) -> bool:
+    async def _move(self, at: Mapping[str, object]) -> bool:
         """Whether it is done: False after a deadlock with a call of a worker, whose locks come in any order."""
         with contextlib.suppress(DeadlockDetected):
             async with self._connection.transaction():
                 for statement in ("move_items", "move_sessions", "move_workers"):
                     await self._connection.execute(SQL[statement], at)
-                await self._connection.execute(sql.SQL(SQL["set_clock"]).format(sql.Literal(body)))
             return True
         return False
 
@@ -123,7 +132,7 @@ class PostgresDatabase:
         """Remove the schema, or empty it."""
         if self._is_kept:
             await self._past_deadlocks(sql.SQL(SQL["restore_rows"]))
-            await self.jump(round(time.time(), 6), (), ())
+            await self._set_clock(round(time.time(), 6))
         else:
             await self.drop()
 

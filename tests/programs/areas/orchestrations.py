@@ -21,6 +21,7 @@ from tests.programs.interpreter import app, sessions
 from tests.programs.names import NAME, session_id
 from tests.programs.oracle import Oracle
 from tests.programs.play import Play
+from tests.programs.program import Size
 
 _FROM_OUTSIDE: Final = (ev.EventAwaited, ev.SubOrchestrationScheduled)
 REASONS: Final[Mapping[str, tuple[type[ev.Event], ...]]] = {
@@ -28,6 +29,9 @@ REASONS: Final[Mapping[str, tuple[type[ev.Event], ...]]] = {
     "no_worker_with_tag": (*_FROM_OUTSIDE, ev.ActivityScheduled),
 }
 """For which an instance may still wait at rest, and the commands that may be without an answer then."""
+
+
+COPIES: Final[Mapping[Size, Sequence[int]]] = {"small": (1,), "any": (1, 5, 10, 20), "large": (20, 50, 100)}
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,13 @@ class OrchestrationsPart:
 class Orchestrations(Area[OrchestrationsPart, Seen]):
     name = NAME
 
-    def strategy(self) -> SearchStrategy[OrchestrationsPart]:
+    def strategy(self, size: Size) -> SearchStrategy[OrchestrationsPart]:
+        jobs, clients, acts = (2, 1, 3) if size == "small" else (INSTANCES, 3, 10)
         return st.builds(
             OrchestrationsPart,
-            jobs=st.lists(JOBS, min_size=1, max_size=INSTANCES).map(tuple),
-            clients=st.lists(st.lists(ACTS, max_size=10).map(tuple), max_size=3).map(tuple),
-            copies=st.sampled_from((1, 5, 10, 20)),
+            jobs=st.lists(JOBS, min_size=1, max_size=jobs).map(tuple),
+            clients=st.lists(st.lists(ACTS, max_size=acts).map(tuple), max_size=clients).map(tuple),
+            copies=st.sampled_from(COPIES[size]),
         )
 
     def include(self, app_: affinity.App) -> None:

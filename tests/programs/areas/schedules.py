@@ -18,6 +18,7 @@ from affinity.orchestration import Overlap
 from affinity.orchestration.schedules import new_spec, ticks
 from tests.programs.area import Area
 from tests.programs.play import Play
+from tests.programs.program import Size
 
 NAME: Final = "schedules"
 
@@ -71,11 +72,12 @@ class Schedules(Area[SchedulesPart, Sequence[Created]]):
 
     name = NAME
 
-    def strategy(self) -> SearchStrategy[SchedulesPart]:
+    def strategy(self, size: Size) -> SearchStrategy[SchedulesPart]:
+        most_ticks, most_plans, most_acts = (2, 1, 2) if size == "small" else (8, 3, 6)
         plans = st.builds(
             Plan,
             period=st.sampled_from((60.0, 1.0, 7.0, 3600.0)),
-            ticks=st.integers(1, 8),
+            ticks=st.integers(1, most_ticks),
             overlap=st.sampled_from(("skip", "queue", "allow", "cancel")),
             catch_up=st.sampled_from((DAY, None, 5.0)),
             jitter=st.sampled_from((0.0, 0.0, 30.0)),
@@ -90,8 +92,8 @@ class Schedules(Area[SchedulesPart, Sequence[Created]]):
         )
         return st.builds(
             SchedulesPart,
-            plans=st.lists(plans, min_size=1, max_size=3).map(tuple),
-            acts=st.lists(acts, max_size=6).map(tuple),
+            plans=st.lists(plans, min_size=1, max_size=most_plans).map(tuple),
+            acts=st.lists(acts, max_size=most_acts).map(tuple),
         )
 
     def include(self, app: affinity.App) -> None:

@@ -16,6 +16,7 @@ from tests.programs.areas.conversations.clients import Played, play_clients
 from tests.programs.areas.conversations.handler import NAME, make, work
 from tests.programs.areas.conversations.script import ConversationScript, parts
 from tests.programs.play import Play
+from tests.programs.program import Size
 
 
 class ConversationsArea(Area[ConversationScript, Played]):
@@ -23,9 +24,9 @@ class ConversationsArea(Area[ConversationScript, Played]):
 
     name = NAME
 
-    def strategy(self) -> SearchStrategy[ConversationScript]:
+    def strategy(self, size: Size) -> SearchStrategy[ConversationScript]:
         """See `Area`."""
-        return parts()
+        return parts(size)
 
     def include(self, app: affinity.App) -> None:
         """See `Area`."""

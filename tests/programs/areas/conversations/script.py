@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 from hypothesis import strategies as st
 
 from tests.programs.bodies import INSTANCES
+from tests.programs.program import Size
 
 Step: TypeAlias = tuple[Any, ...]
 Steps: TypeAlias = tuple[Step, ...]
@@ -219,12 +220,13 @@ def _in_parts(draw: st.DrawFn) -> tuple[Op, ...]:
     return (sent, *draw(st.lists(moves | answers | _op("pause", ticks=_soon), max_size=3)))
 
 
-def parts() -> st.SearchStrategy[ConversationScript]:
+def parts(size: Size) -> st.SearchStrategy[ConversationScript]:
     """Parts, the smallest ones first."""
+    least, most, most_clients = (0, 3, 1) if size == "small" else (5, 20, 3)
     begins = _op("ask", "send", steps=_steps(3, most=6))
     alone = _ops().map(lambda op: (op,))  # a pause is the smallest one
     some = [_disturbed(), _paused(), _in_parts(), _in_parts()]
-    goes_on = st.lists(st.one_of(*[alone] * 7, *some), min_size=5, max_size=20)
+    goes_on = st.lists(st.one_of(*[alone] * 7, *some), min_size=least, max_size=most)
     client = st.builds(lambda first, rest: (first, *chain.from_iterable(rest)), begins, goes_on)
-    clients = st.lists(client, min_size=1, max_size=3).map(tuple)
+    clients = st.lists(client, min_size=1, max_size=most_clients).map(tuple)
     return st.builds(ConversationScript, clients, owned=st.booleans())
