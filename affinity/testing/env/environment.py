@@ -477,10 +477,10 @@ class Env(AsyncBlock):
 
     async def _tick(self) -> None:
         """Let the microseconds pass until the last queued row is due: work begins before anything waits."""
-        if not self._may_tick:
+        if not self._may_tick():
             return
         await steps()
-        if not self._may_tick:
+        if not self._may_tick():
             return
         async with self._jumping:
             self._ticked = self._traffic.changes
@@ -488,7 +488,6 @@ class Env(AsyncBlock):
             if due is not None and due - self._database.now() <= TICK:
                 await self._jump(due)
 
-    @property
     def _may_tick(self) -> bool:
         changed = self._ticked != self._traffic.changes
         return changed and self._database.puts_later and not self._jumping.locked()
