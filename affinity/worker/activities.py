@@ -49,14 +49,14 @@ class _TimeLimit(NamedTuple):
 
     @classmethod
     def of(cls, item: WorkItem, task: ActivityTask) -> _TimeLimit | None:
-        """The earlier one of the attempt's own limit and of that over all attempts."""
+        """The limit of this attempt, or the limit over all attempts if that ends earlier."""
         own = None if task.timeout is None else cls(task.timeout, f"ran longer than its timeout of {task.timeout:g} s")
         if task.retry is None or (total := task.retry.total_timeout) is None:
             return own
         rest = total - item.queued_for
         if own is not None and own.seconds <= rest:
             return own
-        return cls(rest, f"did not come to a good end within its total_timeout of {total:g} s")
+        return cls(rest, f"did not succeed within its total_timeout of {total:g} s")
 
 
 @dataclass(slots=True, eq=False)
@@ -169,8 +169,9 @@ class ActivityRunner:
     # -- starting
 
     def read_ahead(self, turn: Turn) -> None:
-        """While a turn is committed, read what the activities begin with that it schedules. Not beside a write to a
-        journal, which the read would miss.
+        """Read the pending inputs for the activities that a turn schedules, while the turn is committed.
+
+        A turn that writes to a journal is left out: the read could miss that write.
         """
         if self.readers and not turn.journals:
             for item in turn.work_items:
@@ -418,7 +419,7 @@ class ActivityRunner:
         self.deliver_result(item, failed, None)
 
     def fail_waiting(self, item: WorkItem, why: WaitFailure) -> None:
-        """Fail an item that was locked to this worker for that only: it has waited for as long as it may."""
+        """Fail an item whose time to wait is over. The database has locked it to this worker for this purpose only."""
         if not self._lease.is_serving:
             return  # its lock ends with the lease
         self._locks.add(item.lock)
@@ -428,7 +429,7 @@ class ActivityRunner:
             "no_worker_with_tag": f"no worker with its tag was alive for {self._options.unregistered_timeout:g} s",
         }[why]
         error = errors.SessionBusy if why == "busy" else errors.NoWorkerWithTag
-        # Nothing of the session runs here for it.
+        # Without its session: the item was never counted as running in it.
         self._fail(replace(item, session_id=None), why, RecordedError(error.__name__, text))
 
     def _end(self, item: WorkItem) -> None:
@@ -494,7 +495,7 @@ class ActivityRunner:
         return item.unknown_for is not None and item.unknown_for >= self._options.unregistered_timeout
 
     def pass_time(self, seconds: float) -> None:
-        """Let what runs have run for so much longer, as far as its time limits and the pauses of its retries go."""
+        """Move the time of running activities forward: for their time limits and the pauses of their retries."""
         loop = asyncio.get_running_loop()
         for running in self._running.values():
             running.began -= seconds
@@ -561,12 +562,12 @@ class ActivityRunner:
 
     @property
     def stuck(self) -> list[str]:
-        """Names of activities that do not end although they were cancelled: code in threads, or that swallows it."""
+        """Names of cancelled activities that still run: in a thread, or because their code ignores the cancellation."""
         return sorted({running.item.name for running in self._running.values()} | self._threads.names())
 
 
 def _is_own(session_id: str, item: WorkItem) -> bool:
-    """Whether it is the activity's session, or has the instance's id: its activity may run on another lease."""
+    """Whether it is the activity's session, or the session with its instance's id (a wake may run on another lease)."""
     return session_id in {item.session_id, item.lock.key.instance_id}
 
 
@@ -613,13 +614,13 @@ def _pause(running: _Running, retry: RetryPolicy, error: BaseException, failures
 
 
 class _Threads:
-    """The sync code that runs in threads, and how much of it was cancelled and runs on."""
+    """The runs of sync code in threads. A cancelled run keeps its thread until its code returns."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._inside: set[_Running] = set()
         self.left_behind: set[_Running] = set()
-        """Whose code was cancelled and runs on."""
+        """Runs that have ended for the worker, while their threads still run code."""
 
     @property
     def busy(self) -> int:

@@ -20,7 +20,7 @@ few at most, since one Python process hardly uses more.
 """
 
 LEAST_BATCH = 4
-"""A fetch waits until there is room for this part of a batch: many small fetches cost more than they bring."""
+"""A fetch waits until there is room for a batch divided by this: many small fetches cost more than they save."""
 
 
 class Capacity(WorkerPart):
@@ -49,8 +49,9 @@ class Capacity(WorkerPart):
         return self._activities.free_slots - self._state.reserved_slots
 
     def slots_for_new_work(self) -> int:
-        """How many new work items this worker would run immediately: none while others wait in the queue for a slot,
-        and one less while some may.
+        """How many new work items this worker would run immediately.
+
+        None while items in the queue wait for a slot. One less while a fetch is due, which may find such an item.
         """
         state = self._state
         if state.has_backlog or not self._lease.is_serving or self.outstanding_bytes > self._most_outstanding:
@@ -61,8 +62,8 @@ class Capacity(WorkerPart):
     def slots_for_plain_work(self) -> int:
         """How many new session-free items of one turn this worker would run immediately, if it has slots for them.
 
-        All of them while it is alone, else as many as its cores can start; and one in any case, as a chain of single
-        steps stays where it is.
+        A worker that is alone runs all of them. Otherwise it runs as many as it has idle cores, and at least one: a
+        chain of single steps stays on its worker.
         """
         if self._state.workers == 1:
             return self._concurrency
@@ -71,8 +72,9 @@ class Capacity(WorkerPart):
     # -- sessions
 
     def try_reserve_session(self, session_id: str) -> bool:
-        """Reserve room for a session that this worker does not hold and that a turn offers to it, for as long as the
-        offer stands. False: there is no room, or workers of newer code have some.
+        """Reserve room for a session that a turn offers to this worker, until the offer ends.
+
+        False: there is no room, workers of newer code have room, the session is held here, or placement is ``pack``.
         """
         if session_id in self._sessions or self._state.is_outdated or self._options.placement == PACK:
             return False  # an item of it is locked here, or another worker has it by now, or should have it
@@ -99,7 +101,7 @@ class Capacity(WorkerPart):
         return self._activities.size + self.input_size + self._commits.size
 
     def free_bytes(self, running: int = 0) -> int:
-        """How many bytes the next fetch may bring; 0 while that is little.
+        """How many bytes the next fetch may bring; 0 while there is too little room (`LEAST_BATCH`).
 
         Payloads of activities that are ``running`` count for the fetch of other activities only: activities may wait
         for messages, while all else is written sooner or later.

@@ -125,8 +125,9 @@ class Commits(WorkerPart):
         return replace(result, placed=[Placed(None, place.holder, place.parked) for place in result.placed])
 
     def submit_ack(self, ack: WorkAck, staged: StagedResult | None = None, *, ordered: bool = False) -> None:
-        """Send a result as a message to its instance, which lives elsewhere. After one of an ``ordered`` item, the next
-        of its session is fetched.
+        """Send a result as a message to its instance, whose coroutine is not in memory here.
+
+        After the result of an ``ordered`` item, the next item of its session is fetched.
         """
 
         def done(result: bool | ProviderError) -> None:
@@ -183,7 +184,7 @@ class Commits(WorkerPart):
         self._releases.submit(release, written)
 
     def submit_suspend(self, suspend: Suspend, done: Callable[[bool], None]) -> None:
-        """Suspend an instance; ``done`` receives whether it was, when that is known, or refused for good."""
+        """Suspend an instance; ``done`` receives whether it was suspended: False also after an error."""
         self._suspends.submit(suspend, lambda result: done(result is True))
 
     async def count_delivery(self, item: WorkItem) -> bool:
@@ -222,7 +223,8 @@ class Commits(WorkerPart):
 
 
 def _lone_journal(turns: Sequence[Turn]) -> Sequence[str]:
-    """The session of the one journal that one turn writes. Larger batches notify by `Notifier`, which joins the notices
-    of many: the connection for commits is not kept busy by them.
+    """The session whose journal a lone turn writes; empty for other batches.
+
+    `Notifier` notifies the readers of larger batches: it joins notices, and does not use the connection for commits.
     """
     return [turns[0].journals[0].session_id] if len(turns) == 1 and len(turns[0].journals) == 1 else ()

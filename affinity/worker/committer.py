@@ -58,7 +58,7 @@ SMALL = 16
 """Requests that are too few for a batch of their own while more may join them."""
 
 JOIN_STEPS = 3
-"""Steps of the event loop in which an activity that waits for nothing begins, ends, and is noticed to have ended."""
+"""Steps of the event loop that an activity without an await needs: to begin, to end, and to have its end handled."""
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class GroupCommit(Generic[Request, Result]):
         self.observe(len(batch))
         try:
             answers = await self._attempt([pending.request for pending in batch])
-        except Exception as error:  # what a request holds may fail anything between here and the database
+        except Exception as error:  # the data of a request may cause an error anywhere on the way to the database
             return self._handle_failure(batch, _provider_error(error))
         self._backoff.reset()
         self._limit = min(MAX_BATCH, 2 * self._limit)

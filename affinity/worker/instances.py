@@ -123,7 +123,8 @@ class InstanceTable(WorkerPart):
         self._registrations = registrations
         self._live: OrderedDict[str, LiveInstance] = OrderedDict()
         self._moves: LRUCache[str, int] = LRUCache(maxsize=10_000)
-        # Given up, but the database may not know it yet; or forgotten with a turn on its way: its messages come first.
+        # Instances that fetches skip for now: their release is not written yet, or they were dropped with a turn in
+        # flight, whose outcome comes first.
         self._released: set[str] = set()
         self._in_flight: set[int] = set()  # ids of messages that are in a mailbox or in a turn
         self._gave_back: set[str] = set()  # instances that gave messages back since a fetch left them out
@@ -145,8 +146,8 @@ class InstanceTable(WorkerPart):
     def excluded_messages(self) -> list[int]:
         """Ids of the messages that the next fetch leaves out: they are in memory.
 
-        Until the reply is delivered, an instance that gives such messages back is remembered: the messages of the reply
-        may be later ones.
+        From this call to `deliver`, an instance that gives such messages back is remembered. The fetch may bring later
+        messages of it, and must not deliver them first.
         """
         self._gave_back.clear()
         return list(self._in_flight)
@@ -175,8 +176,8 @@ class InstanceTable(WorkerPart):
         messages, and a later fetch has them all, in order.
 
         Returns:
-            False when everything that came waits for a turn, a release or a suspension to be written, which notifies
-            the fetcher: to fetch before finds nothing else.
+            False when all fetched instances wait for a turn, a release or a suspension to be written. Its outcome
+            notifies the fetcher; a fetch before that would find the same instances.
         """
         items = [item for item in items if item.instance_id not in self._released]
         if not items:
@@ -195,8 +196,9 @@ class InstanceTable(WorkerPart):
         return True
 
     def _release_other_suspects(self, items: list[OrchestrationItem]) -> list[OrchestrationItem]:
-        """Keep at most one of the instances that several workers in a row took and committed no turn of. The others are
-        released before that one runs (`Replays`), so that this claim of theirs does not count if the process ends.
+        """Keep at most one suspect: an instance that several workers in a row have claimed without committing a turn.
+
+        The other suspects are released before it runs (`Replays`). So their claims do not count if it ends the process.
         """
         others = [item for item in items if self._is_suspect(item)][1:]
         for item in others:
@@ -463,8 +465,8 @@ class InstanceTable(WorkerPart):
     def _still_good(self, inputs: list[Input], result: TurnResult) -> list[Input]:
         """The inputs of a refused turn without void results.
 
-        A result is void if its token is dead, or if its session state or journal met a newer one in the store. In the
-        second case the activity runs again, from the newer one.
+        A result is void if its token is dead, or if the store has a newer version of its session state or journal. In
+        the second case the activity runs again, from the newer version.
         """
         void = [i for i in inputs if i.lock in result.lost_acks]
         conflicting = [i for i in inputs if i.writes_any(result.conflicts)]
@@ -500,8 +502,9 @@ class InstanceTable(WorkerPart):
             self._notifier.share()
 
     def _promote(self, built: BuiltTurn, placed: Sequence[Placed], inputs: list[Input]) -> None:
-        """Fetch the ordered items that may have become the first of their sessions with the turn. None has where the
-        turn placed one here: that is the first one.
+        """Fetch ordered items that the turn may have made the first of their sessions, by removing the item before.
+
+        A session for which the turn has locked an ordered item here needs no fetch: that item is the first.
         """
         if left := {each.order for each in inputs if each.order is not None}:
             items = zip(placed, built.turn.work_items, strict=True)
@@ -509,7 +512,7 @@ class InstanceTable(WorkerPart):
                 self._notifier.notify_fetcher()
 
     def _spread(self, turn: Turn) -> None:
-        """Notify the workers that the turn has queued something for, or cancelled something of; this one too."""
+        """Notify the workers for which the turn has queued work, or whose work it has cancelled; this one too."""
         if turn.cancel_activities:
             keys = {WorkKey(turn.instance_id, turn.execution_id, each) for each in turn.cancel_activities}
             self._activities.cancel(keys, "no longer awaited")
@@ -578,8 +581,9 @@ class InstanceTable(WorkerPart):
             self._drop(live)
 
     def close_all(self) -> None:
-        """Close the coroutines that are left when the worker has ended: the interpreter reports what the cleanup of one
-        raises that it finds later.
+        """Close the coroutines that are left when the worker has ended.
+
+        Otherwise the interpreter closes them later, and reports the errors of their cleanup.
         """
         for live in self._live.values():
             live.execution.close()
@@ -651,8 +655,8 @@ class InstanceTable(WorkerPart):
 
 
 def holders_of(turn: Turn, placed: Sequence[Placed]) -> Collection[str | None]:
-    """The holders of the sessions that the new work of a turn is on. For parked work it is the worker that ran
-    the last one, whose result has come as a message.
+    """The holders of the sessions of a turn's new work. For parked work: the worker that ran the last activity, whose
+    result has come as a message.
     """
     last = next((run.worker_id for run in turn.runs.values()), None)
     return {last if place.parked else place.holder for place in placed}

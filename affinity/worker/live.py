@@ -33,7 +33,7 @@ class Input:
     lock: WorkLock | None = None
     run: ActivityRun | None = None  # of the activity that has this result; None: the first attempt, on this worker
     staged: StagedResult | None = None
-    order: str | None = None  # the session whose ordered items wait for the item to be gone
+    order: str | None = None  # of an ordered item: its session, whose next item waits until this one is removed
     error: Exception | None = None  # why the message cannot be read; the event is `NOOP` then
 
     def writes_any(self, sessions: Collection[str]) -> bool:

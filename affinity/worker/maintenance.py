@@ -42,7 +42,7 @@ RETRY_SECONDS = 10.0
 """Between two searches for instances that other code has suspended."""
 
 WAITS_LIMIT = 200
-"""Items that have waited for as long as they may, and that one call attends to; the next one a second later."""
+"""Overdue items that one call ends (`WorkerProvider.end_waits`); the next call is a second later."""
 
 RETRY_LIMIT = 200
 """Suspended instances that are taken over in one statement."""
@@ -139,7 +139,7 @@ class Maintenance(WorkerPart):
                 await self._end_waits()
 
     async def _end_waits(self) -> None:
-        """Fail work that has waited for as long as it may, and free sessions of busy holders for other workers."""
+        """Fail work whose time to wait is over, and free sessions of busy holders for other workers."""
         fails = self._options.missing_tag == "fail"
         end = partial(
             self._provider.end_waits,

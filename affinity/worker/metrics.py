@@ -67,9 +67,7 @@ class Metrics:
             return collector
 
         self._ended = counts("activities", "Activities that ended", "activity", "outcome")
-        self._orchestrations = counts(
-            "orchestrations", "Orchestrations by what became of them", "orchestration", "outcome"
-        )
+        self._orchestrations = counts("orchestrations", "Orchestrations, by outcome", "orchestration", "outcome")
         self._queued = histogram(
             "activity_queue_seconds", "Time from queueing to first start", ACTIVITY_SECONDS, "activity"
         )
@@ -131,7 +129,7 @@ class Metrics:
         self._moves.labels(**self._labels, reason=reason).inc()
 
     def show_unclaimed(self, numbers: Mapping[str, int]) -> None:
-        """Publish how many resources of each name stay, though nothing uses them."""
+        """Publish how many unused resources of each name remain."""
         self._unclaimed.clear()
         for name, number in numbers.items():
             self._unclaimed.labels(**self._labels, resource=name).set(number)
@@ -305,7 +303,7 @@ class _WorkGauges(Collector):
         return queues
 
     def _gauge(self, name: str, text: str, label: str | None, values: Mapping[Any, float]) -> GaugeMetricFamily:
-        """``label``: which has the keys of ``values``; None: it has none, and there is one value."""
+        """``label``: its values are the keys of ``values``. None: there is no such label, and one value."""
         family = GaugeMetricFamily(f"affinity_{name}", text, labels=(*self._fixed, *([label] if label else [])))
         for value, number in values.items():
             family.add_metric((*self._fixed.values(), *([value] if label else [])), number)

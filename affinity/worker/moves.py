@@ -26,7 +26,7 @@ class MoveReporter(WorkerPart):
         self._report = services.provider.report_session_moves
         self._sessions = sessions
         self._sources = [one for one in sessions.listeners if isinstance(one, HasHydrates)]
-        self._counted: dict[int, None] = {}  # in the order in which they were
+        self._counted: dict[int, None] = {}  # in the order in which they were counted
 
     async def report(self) -> None:
         """Send the hydrates and arrivals since the last call, if any."""

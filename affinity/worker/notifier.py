@@ -17,8 +17,8 @@ COALESCE_SECONDS = 0.003
 """Hints within this time are sent together: a few hundred notifications a second, under any load."""
 
 LONE_SECONDS = 0.001
-"""The same after the notice of one journal and of nothing else: what would join it is not under way. One client that
-asks again immediately is not kept waiting.
+"""The same after a notice of one journal alone: it is shorter, since little is about to join it. So one client that
+asks again immediately does not wait.
 """
 
 SHARE_SECONDS = 0.005
@@ -27,11 +27,11 @@ long they need to wake up.
 """
 
 FEW_WORKERS = 8
-"""So many workers fetch immediately when all are notified."""
+"""Up to this number of workers, each fetches immediately after a hint to all."""
 
 SPREAD_SECONDS = 0.002
-"""For each worker beyond these, the time over which the fetches are spread. So all workers together begin at most about
-a thousand fetches a second, however often they are notified; and the first of 64 begins after 2 ms.
+"""Seconds for each worker beyond `FEW_WORKERS`: the fetches are spread at random over the sum. So all workers together
+begin at most about a thousand fetches a second, however often they are notified. The first of 64 begins after 2 ms.
 """
 
 
@@ -177,7 +177,7 @@ class Notifier:
 
     @contextlib.contextmanager
     def readers_notified(self, session_ids: Collection[str]) -> Iterator[None]:
-        """Within, `notify_journals` of these sends nothing: a notice has followed the commit."""
+        """Within the block, `notify_journals` ignores these sessions: a notice was sent with the commit."""
         self._notified = session_ids
         try:
             yield

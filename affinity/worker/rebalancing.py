@@ -21,19 +21,19 @@ from affinity.worker.sessions import HeldSessions
 logger: logging.Logger = logging.getLogger("affinity.worker")
 
 OVER_SHARE = 1.2
-"""A worker offers sessions while it holds more than so many times its share by capacity…"""
+"""A worker offers sessions while it holds more than this multiple of its share, by capacity."""
 
 LEAST_SURPLUS = 3
-"""…and this many more than that share."""
+"""And only while it holds at least this number of sessions more than its share."""
 
 MOST_OFFERS = 5
-"""Sessions that one round offers at most, …"""
+"""Sessions that one round offers at most."""
 
 MOST_PART = 0.1
-"""…and at most this part of the held sessions; at least one."""
+"""Part of the held sessions that one round offers at most; at least one session."""
 
 ROUNDS_WITHOUT_GAIN = 3
-"""Rounds of offers after which a worker holds as many sessions as before: it makes no more until the workers change."""
+"""Rounds of offers without effect, after which a worker makes no more offers until a worker joins or leaves."""
 
 
 def choose_targets(load: FleetLoad, me: str, *, settled_after: float, pending: int = 0) -> list[str]:
@@ -55,7 +55,7 @@ def choose_targets(load: FleetLoad, me: str, *, settled_after: float, pending: i
     if mine <= OVER_SHARE * share[me] or mine - share[me] < LEAST_SURPLUS:
         return []
     most = min(MOST_OFFERS, max(1, int(held[me] * MOST_PART)), int(mine - share[me]))
-    # At random, by what each lacks: several workers that offer at the same time do not all choose the same one.
+    # At random, weighted by what each lacks: workers that offer at the same time do not all choose the same one.
     lacks = {name: lack for name in share if (lack := share[name] - held[name]) >= 1}
     chosen: list[str] = []
     while lacks and len(chosen) < most:
@@ -86,7 +86,7 @@ class Rebalancer(WorkerPart):
                 await self.run_round()
 
     async def run_round(self) -> None:
-        """Tell the load, also while draining, and offer sessions if there are too many here."""
+        """Report the load, also while draining, and offer sessions if there are too many here."""
         held = len(self._sessions)
         load = await self._health.call_seldom(partial(self._provider.get_load, self._identity, held=held), self.run)
         if not self._offers or load.suspended or not self._has_gained(load, held):

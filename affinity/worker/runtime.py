@@ -218,7 +218,7 @@ class Runtime:
         return {row.session_id: row.expires_in for row in rows if row.held and row.incarnation == mine}
 
     async def measure_work(self, after: str | None) -> tuple[QueueStatistics, InstanceCounts]:
-        """How much there is in the database, for the metrics; of instances, the page behind the id ``after``."""
+        """The sizes of the queues, and the counts of one page of instances behind the id ``after``; for the metrics."""
         queues = await self._provider.measure_queues(SCRAPE_COUNT)
         return queues, await self._provider.count_instances(SCRAPE_COUNT, after=after)
 
@@ -254,7 +254,7 @@ class Runtime:
                 await self.commits.flush()
 
     def pass_time(self, seconds: float) -> None:
-        """Let so much time pass for the limits of activities that run, and of the drain: for tests."""
+        """Move time forward for the limits of running activities, and for the limit of the drain: for tests."""
         self.activities.pass_time(seconds)
         if self._drain_limit is not None:
             self._drain_limit.deadline -= seconds

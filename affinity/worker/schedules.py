@@ -50,7 +50,7 @@ class Firing:
     starts: list[NewInstance] = field(default_factory=list)
     messages: list[NewMessage] = field(default_factory=list)
     missed: tuple[datetime, datetime] | None = None
-    """First tick that was due before the catch-up window, and the begin of that window."""
+    """First tick that was due before the catch-up window, and the beginning of that window."""
 
     def run(self) -> None:
         """Fire the queued tick, if its time has come, and all ticks that are due, or the first of them."""

@@ -3,8 +3,8 @@
 The `sessions` table is authoritative; this is a copy in memory. A session is added with its epoch when work of it
 arrives, and its lock is assumed to end `session_lock_timeout` after its last work was renewed or finished. A hold may
 keep it longer (`affinity.provider.contract.SessionHold`), so the database is asked before the session counts as lost.
-To count as lost too early is harmless: the cache disposes of state that must be hydrated again. So it is too late:
-state of an old epoch is never used.
+An error in either direction is harmless. If a session counts as lost too early, its state is hydrated again. If it
+counts as lost too late, the state in memory is not used: it has an old epoch.
 
 To run an activity a worker must also be able to read the record of its session. An activity whose session was written
 by later code is given back with such a need (`WorkAbandon.needs`). Each worker names the needs that it meets when it
@@ -142,7 +142,7 @@ class HeldSessions:
         return held.running if held else 0
 
     def only_users(self) -> dict[str, str]:
-        """By session without work, the instance whose work it had, where it was one only."""
+        """By idle session, the only instance that has used it; sessions with several users are left out."""
         return {name: held.user for name, held in self._held.items() if held.user and not held.running}
 
     # -- moves to other workers

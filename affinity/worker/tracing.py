@@ -29,10 +29,10 @@ from affinity.tracing import (
 from affinity.worker.services import WorkerServices
 
 NO_MOVES: Final[frozenset[MoveReason]] = frozenset({"new", "foreign_write"})
-"""Reasons of another epoch with which no session has come from another worker, nor from an earlier start."""
+"""Reasons of a new epoch with which a session comes neither from another worker nor from an earlier start of one."""
 
 REST: Final[MoveReason] = "idle_expired"
-"""Of a session that was at rest and free: its work was scheduled for no other holder."""
+"""The reason of a move of an idle session: no holder had been expected for its work."""
 
 MOVE_SECONDS: Final = 1.0
 """How long an attempt waits for the reason of its session's move."""

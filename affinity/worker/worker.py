@@ -437,13 +437,14 @@ class Worker(AsyncBlock):
             logger.info("worker %s: metrics on %s, port %d", self.identity.worker_id, host, self.metrics_port)
 
     def _is_alive(self) -> bool:
-        """Whether its loop makes progress; asked in another thread. A database that does not answer is no reason to
-        end a worker, so it is not asked.
+        """Whether the worker's loop makes progress; called in the thread of the probe.
+
+        The database is not asked: an outage of the database is no reason to end a worker.
         """
         return self._progress.stands_still_for() <= self.options.stall_timeout
 
     def _measured(self, loop: asyncio.AbstractEventLoop, after: str | None) -> Measured | None:
-        """Counts of the database's rows; asked in another thread. None: it does not answer in time."""
+        """Counts of the database's rows, for the thread of a scrape. None: the database does not answer in time."""
         if self._runtime is None or not self._is_running:
             return None
         asked = asyncio.run_coroutine_threadsafe(self._runtime.measure_work(after), loop)
