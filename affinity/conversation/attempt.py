@@ -153,7 +153,8 @@ class Attempt(Generic[S]):
     def _note_begin(self) -> None:
         for cancelled in self.task.get("cancelled_wakes", []):
             closed = {"span": WAKE_SPAN, "name": self.trace.name, "result": "cancelled"}
-            # Once, though a part of this wake may commit it, and the next attempt find it open again.
+            # With an event id, so that it is written once: a part of this wake may commit it, and the next attempt adds
+            # it again.
             event_id = f"cancelled/{cancelled}"
             entry = replace(self.writing.record("span.completed", closed), wake_id=cancelled, event_id=event_id)
             self.writing.entries[-1] = entry
@@ -193,7 +194,7 @@ class Attempt(Generic[S]):
         return min(times, default=None)
 
     async def _interrupt_children(self) -> bool:
-        """Interrupt children, if the last interrupt is for them too; whether there are more of them."""
+        """Interrupt the next children, if the last interrupt is for them too; returns whether there may be more."""
         last = next((each for each in reversed(self.work.inputs) if each.kind == USER_INTERRUPT), None)
         event = None if last is None else self.spec.types.read(last).event
         if last is None or not (isinstance(event, ev.UserInterrupt) and event.cascade):
@@ -207,7 +208,7 @@ class Attempt(Generic[S]):
         return await self._send_to_children(last.seq, entry, message=interrupt_message(cancel=event.cancel), drops=True)
 
     async def _send_to_children(self, seq: int, entry: NewEntry, **options: Any) -> bool:
-        """Send an entry to the next children, as many as one transaction takes; whether there may be more of them.
+        """Send an entry to the next children, as many as one transaction takes; returns whether there may be more.
 
         Args:
             seq: as in `ChildrenDone`.
@@ -307,15 +308,15 @@ class Attempt(Generic[S]):
         return outcome
 
     async def _set_aside(self) -> WakeOutcome | None:
-        """Record the inputs of the last wake, which has failed for good, as dead letters: the next wake goes on behind
-        them. None: there are none any more.
+        """Record the inputs of the last wake, which has failed for good, as dead letters. The next wake begins behind
+        them. None: the last wake has not failed, or had no inputs and no revisits.
         """
         last = next(iter(await self.journals.wakes(self.writing.session_id, newest_first=True, limit=1)), None)
         if last is None or last.outcome != "failed":
             return None
         keys = await self._revisits_of(last.wake_id)
         inputs = [each for each in self.work.inputs if each.seq <= last.read]
-        # A part of it may have requested a later one under a key that it was given: what it has committed stays.
+        # Not the revisits that the failed wake has requested itself, under the same keys, and committed with a part.
         due = [each for each in self.work.due if each.key in keys and each.wake_id != last.wake_id]
         if not inputs and not due:
             return None
@@ -337,14 +338,14 @@ class Attempt(Generic[S]):
         return outcome
 
     async def _revisits_of(self, wake_id: str) -> Collection[str]:
-        """Keys of the revisits that a wake was given, which has failed."""
+        """Keys of the revisits that a failed wake was given."""
         me = self.writing.session_id
         query = JournalQuery(session_id=me, wake_id=wake_id, kinds=[IDLE], newest_first=True, limit=1)
         page = await self.journals.read(query)
         return {key for each in (page.entries if page else ()) for key in from_json(each.payload).get("revisits", ())}
 
     async def _end_children(self, cascade: bool) -> WakeOutcome:
-        """The conversation is terminated: notify the parent, and terminate the children, if they are to be."""
+        """The conversation is terminated: notify the parent. With ``cascade`` terminate the children too."""
         if cascade:
             event = ev.ConversationStatusChanged("terminated", "its parent was terminated")
             entry = NewEntry(kind=event.kind, payload=ev.EventTypes().encode(event), event_id=f"{event.kind}/parent")
@@ -363,7 +364,7 @@ class Attempt(Generic[S]):
         return self._outcome("done")
 
     async def _read_delegations(self) -> None:
-        """Add delegations of further inputs, which were too many or too large to be read with the others."""
+        """Add the delegations of inputs that did not fit into the first read."""
         if self.work.more:
             rest = JournalQuery(session_id=self.writing.session_id, after=self.read, pending=True, limit=MAX_PAGE)
             async for entry in all_entries(self.journals.read, rest):

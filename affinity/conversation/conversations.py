@@ -149,9 +149,9 @@ class Conversations(Sessions[S]):
         Args:
             handler: the function, if the decorator is used without arguments.
             retry: when it raises. By default `RetryPolicy`: three attempts. Then the conversation has the status
-                "failed": a resume tries its inputs again; with the next one they become dead letters. As of an
-                activity, what cannot be stored (`PayloadTooLarge`, `NotSerializable`) is not retried, nor is a
-                `WakeMisuse` or an `ActivityMisuse`. Of a ``total_timeout`` the time in the queue is no part.
+                "failed". A resume tries its inputs again; with the next input they become dead letters. Not retried,
+                among others: `PayloadTooLarge`, `NotSerializable`, `WakeMisuse`, `ActivityMisuse`. The time in the
+                queue does not count for ``total_timeout``.
             max_cycles: wakes of one delegation, by default: see `Wake.delegate`.
             timeout: seconds, or a timedelta, that one attempt may take.
 

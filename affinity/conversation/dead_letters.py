@@ -12,10 +12,12 @@ from affinity.limits import MAX_PAGE
 
 
 async def dead_letters(reader: EntryReader) -> Mapping[str, DeadLetter]:
-    """See `ConversationHandle.dead_letters`. By the event ids under which they are sent again: two calls are one event.
+    """See `ConversationHandle.dead_letters`. The keys are the event ids under which `retry` sends them again: two calls
+    send one event.
 
-    Such an event id has the wake that has set the input aside, and the place from the last of its inputs on: numbers of
-    entries are others in a merge or an import, and retention may have removed the first inputs.
+    Such an event id has the id of the failed wake, and the place of the input, counted from its last input. The number
+    of the entry would not do: it changes in a merge or an import. Nor would a place counted from the first input, which
+    retention may have removed.
     """
     found: dict[str, DeadLetter] = {}
     after = 0

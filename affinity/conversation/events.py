@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         """The metaclass of events, for type checkers: the metaclass of models declares all fields keyword-only."""
 
     class _HasKind:
-        """No field, which would be the first one by position. As a ``str`` no subclass could narrow it to a Literal."""
+        """Declares ``kind``, which as a field would be the first one by position. ``Any``: subclasses narrow it."""
 
         kind: Any
 else:
@@ -53,14 +53,14 @@ class JournalEvent(BaseModel, _HasKind, metaclass=_EventType):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, defer_build=True)
 
     def __init__(self, *args: Any, **fields: Any) -> None:
-        """Raise `pydantic.ValidationError` when a field does not fit, and TypeError for one that the class has not."""
+        """Raise `pydantic.ValidationError` for a value that does not fit, and TypeError for an unknown field."""
         cls = type(self)
         # The constructor of an application is called for entries too, which may have fields of a later release.
         if not cls.__pydantic_custom_init__ and (unknown := unknown_fields(cls, fields)):
             raise TypeError(f"{cls.__name__} has no field {unknown[0]!r}; it has {', '.join(cls.model_fields)}")
         super().__init__(**(_by_name(cls, args, fields) if args else fields))
 
-    # Marks the constructor as one that validation need not call: it adds nothing but the positions.
+    # Validation need not call this constructor, which only adds arguments by position.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
 
@@ -75,7 +75,7 @@ def _by_name(cls: type[BaseModel], args: tuple[Any, ...], fields: dict[str, Any]
 
 
 def unknown_fields(cls: type[BaseModel], given: Iterable[str]) -> Sequence[str]:
-    """The names that are no field of a class. Its validation would ignore them.
+    """The names that are not fields of a class. Its validation would ignore them.
 
     They may be read: a newer release has more fields. They must not be written: one may be misspelt.
     """

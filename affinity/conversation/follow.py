@@ -332,7 +332,7 @@ class EventFeed(ClosedBlock, AsyncIterator[FeedItem]):
         return True
 
     def _check_first(self, page: JournalPage) -> None:
-        """Numbers only grow while a conversation is there."""
+        """Raise `UnknownEntry` if the position is of a deleted conversation: numbers of one journal only grow."""
         seq = self._position.seq
         if page.last_seq < seq:
             message = f"its journal ends with entry {page.last_seq}, before position {seq}, which is of a deleted one"
@@ -354,8 +354,9 @@ class EventFeed(ClosedBlock, AsyncIterator[FeedItem]):
 
 
 def has_ended(page: JournalPage) -> bool:
-    """Whether nothing is written behind the page: the instance has ended, or was deleted after the conversation was
-    terminated. An instance that was deleted before is created again by the next event.
+    """Whether no entry will follow the page: the instance has ended, or was deleted after the conversation had ended.
+
+    An instance that was deleted before is created again by the next event.
     """
     return page.closed if page.instance_status is None else page.instance_status in FINISHED
 

@@ -45,8 +45,10 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
 
     @action("resume", "conversation", "conversation_id")
     async def resume(self) -> bool:
-        """Have a conversation that has failed, or waits for its next attempt, try again now. One whose instance an
-        operator has deleted gets another one. False: there is nothing to try again, and nothing was written.
+        """Try again now: a conversation that has failed, or that waits for its next attempt.
+
+        If an operator has deleted its instance, another one is created. False: there is nothing to try again, and
+        nothing was written.
 
         Raises:
             UnknownConversation, ConversationTerminated: as for `send`.

@@ -58,7 +58,7 @@ MAX_IMPORTED_EXTRAS: Final = 4 * MAX_EXTRAS
 _KEEP: Final = "name the side to keep, keep='left' or keep='right'"
 
 SNAPSHOTS: Final = 10
-"""Attempts to read a state with the entries that it was made from: each fails when another one is committed."""
+"""Attempts to read a state together with its entries; an attempt fails if a new state is committed meanwhile."""
 
 
 @frozen(kw_only=True)
@@ -301,7 +301,7 @@ class CreationPlanner:
         return bool(await self.reads.lineage(new_id)) or await self._records.load(new_id) is not None
 
     async def has_made(self, creation: JournalCreation) -> bool:
-        """Whether a journal that the same operator has made from the same parents is the one of this creation, too."""
+        """Whether the journal with this id, which has the same operator and parents, is the one of this creation."""
         found = await self.reads.lineage(creation.session_id)
         return not found or _is_made_by(creation, found[0])
 

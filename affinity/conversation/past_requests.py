@@ -68,7 +68,7 @@ async def _unresolved(
         session_id=source, after=after, before=at + 1, kinds=types.kinds_derived_from(*_CHANGES), newest_first=True
     )
     seen: set[str] = set()
-    named: set[str] | None = None  # by the last wake that has ended well
+    named: set[str] | None = None  # pending requests at the end of the last wake that did not fail
     async for entry in all_entries(read, query):
         if entry.is_copied:
             return  # a merge begins without requests
@@ -83,7 +83,7 @@ async def _unresolved(
             case ConversationIdle() as end if named is None and end.stop_reason != "failed":
                 named = {*end.requests}
             case ConversationStatusChanged(status="terminated"):
-                return  # it drops all
+                return  # a termination drops all requests
         if named is not None and named <= seen:
             return
 
@@ -95,8 +95,9 @@ async def _first_entry(reads: LineageReads, source: str, entry: Entry) -> int:
 
 
 async def _has_read(reads: LineageReads, source: str, entry: Entry, first: int, interrupt: int) -> bool:
-    """Whether the wake that has made a request had read an interrupt. A wake without an end, which runs or was
-    cancelled, has read the entries before its first one.
+    """Whether the wake that has made a request had read an interrupt.
+
+    Of a wake without an end (running or cancelled), the first entry decides: it has read all inputs before that.
     """
     end = next(iter(await reads.wakes(source, entry.seq - 1, limit=1)), None)
     return (first if end is None or end.wake_id != entry.wake_id else end.read + 1) > interrupt

@@ -71,21 +71,21 @@ class Failure(TypedDict):
 
 
 class ChildrenDone(TypedDict):
-    """Up to where the children are interrupted, or terminated, when they are more than one step takes."""
+    """Progress of interrupting or terminating children, when they are too many for one step."""
 
     seq: int  # of the interrupt; 0: of the termination
-    after: tuple[str, str]  # creation and id of the last one, newest first
+    after: tuple[str, str]  # time of creation and id of the last child, newest first
 
 
 class Outstanding(TypedDict, total=False):
     """Facts that one wake, or one execution, leaves to the next, for the activity and the orchestration."""
 
     delegations: list[Delegation]
-    # Ids of cancelled wakes whose trace may be open. In a task: of those since the last result; one of them may have
-    # committed, and its result is dropped.
+    # Ids of cancelled wakes whose trace may be open. In a task: of wakes that were cancelled since the last result. One
+    # of them may have committed; its result is dropped.
     cancelled_wakes: list[str]
-    was_parked: bool  # the first of them was parked, unless there are inputs
-    children: ChildrenDone  # the next wake goes on behind these
+    was_parked: bool  # the first cancelled wake was parked, and has not run, unless there are inputs
+    children: ChildrenDone  # the next wake continues behind these children
 
 
 class WakeTask(Outstanding):
@@ -95,10 +95,10 @@ class WakeTask(Outstanding):
     processed: NotRequired[int]  # the watermark that the orchestration knows
     attempts: NotRequired[int]  # of this wake before this run
     failures: NotRequired[int]  # attempts that ended in an error
-    elapsed: NotRequired[float]  # seconds that these took, with the pauses behind them
+    elapsed: NotRequired[float]  # seconds of the failed attempts, with the pauses after them
     failed: NotRequired[Failure]  # close the trace of the wake, which has ended with this error
-    aside: NotRequired[bool]  # what the last wake was given, which has failed for good, becomes dead letters
-    terminated: NotRequired[bool]  # the conversation was; True: its children are to be
+    aside: NotRequired[bool]  # the last wake has failed for good: its inputs become dead letters
+    terminated: NotRequired[bool]  # the conversation is terminated; True: terminate its children too
 
 
 class WakeOutcome(Outstanding):
@@ -109,11 +109,12 @@ class WakeOutcome(Outstanding):
     more: NotRequired[bool]  # inputs are left
     next_due: NotRequired[float]  # seconds until a revisit is due, or a request expires
     home: NotRequired[str]  # the wake is to run on this session's lease
-    closed: NotRequired[bool]  # the journal is: nothing is processed any more
-    attempt: NotRequired[int]  # of the wake; of one that failed
-    read: NotRequired[int]  # number of the last input that it was given; of one that failed
-    retry_after: NotRequired[float]  # of one that failed: seconds; without it, it failed for good
-    elapsed: NotRequired[float]  # with it: for the task of the next attempt
+    closed: NotRequired[bool]  # the journal is closed: no wake processes anything any more
+    # Of a failed wake:
+    attempt: NotRequired[int]
+    read: NotRequired[int]  # number of the last input that it was given
+    retry_after: NotRequired[float]  # seconds; without it, the wake has failed for good
+    elapsed: NotRequired[float]  # with ``retry_after``: for the task of the next attempt
 
 
 class Start(Outstanding):
@@ -311,7 +312,7 @@ class Program:
         return cast(WakeTask, {"wake": wake, "processed": self.processed, **self.left})
 
     async def _wake(self) -> None:
-        """Run one wake, with all its attempts; parked until there is an input, unless it is due."""
+        """Run one wake, with all its attempts. It is parked until there is an input, unless it is due."""
         task, has_failed = self._new_task(), self.state is State.FAILED
         if has_failed and not self.is_resumed:
             task["aside"] = True

@@ -43,7 +43,7 @@ class ReplyPageReader(PageReader):
 
     Args:
         types: of the events.
-        position: from which on. A stream that it is within is of such a wake.
+        position: where to begin. If it is within a stream, that is the stream of such a wake.
         conversation_id: of the conversation.
         seq: number of the input.
         has_failed: the last entry so far says that such a wake has failed for good.
@@ -55,18 +55,18 @@ class ReplyPageReader(PageReader):
         super().__init__(types, position, (), stream=True)
         self._conversation_id, self._seq = conversation_id, seq
         self._ends: dict[int, JournalWake] = {}  # attempts of wakes, by their last entry
-        self._running: set[str] = {position.stream.wake_id} - {""}  # wakes that have read the input, and run
-        self._others: set[tuple[str, int]] = set()  # attempts that stream, and have not
+        self._running: set[str] = {position.stream.wake_id} - {""}  # running wakes that have read the input
+        self._others: set[tuple[str, int]] = set()  # attempts that stream and have not read the input
         self._has_failed = has_failed
-        self._is_streaming = bool(self._running)  # parts were given, and are not void
+        self._is_streaming = bool(self._running)  # given parts that are not void yet
 
     def is_last(self, page: JournalPage) -> bool:
         """Whether the reply is there, or no wake is to try again."""
         return page.processed >= self._seq or self._has_failed or super().is_last(page)
 
     async def prepare(self, page: JournalPage, journals: Journals) -> None:
-        """Read which wakes have read the input, as far as streams have not said it: how they have ended; and of one
-        that runs, what its commits say.
+        """Find out which wakes have read the input, where streams have not said it: by the ends of wakes, and by the
+        steps that a running wake has committed.
         """
         if unknown := self._unknown(page):
             await self._read_ends(unknown, journals)
@@ -108,8 +108,8 @@ class ReplyPageReader(PageReader):
                 yield item
 
     def _has_read(self, wake_id: str, seq: int) -> bool | None:
-        """Whether the attempt of a wake that has written an entry had read the input, which no wake had processed
-        before; None: not known.
+        """Whether an entry belongs to the input: its attempt of the wake had read the input, and no earlier wake had
+        processed it. None: not known.
         """
         for end in self._ends.values():
             if end.wake_id == wake_id and end.seq >= seq:

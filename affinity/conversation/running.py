@@ -82,9 +82,9 @@ class WakeRunner(Generic[S]):
             return unchanged(task, work) | {"more": True, "home": work.home or ""}
         known = task.get("processed", work.processed)
         if not is_last and (known > work.processed or (known < work.processed and not had_cancelled)):
-            # The instance was recreated, or the journal is a fork's. The orchestration must know
-            # the watermark before the wake: an interrupt would pass for one that came too late, and it would be lost
-            # what was read by a wake that has ended before it was cancelled.
+            # The instance was recreated, or the journal is a fork's. The orchestration must know the watermark before
+            # the wake begins. Otherwise it would treat an interrupt as one that came too late, and it would lose what a
+            # wake had read that ended before it was cancelled.
             return unchanged(task, work) | {"more": True}
         streams = self._streams_of(ctx.journals)
         attempt = _HandlerAttempt(self._conversations, ctx, ctx.journals, task, work, read_at, asked_at, streams)
@@ -98,8 +98,10 @@ class WakeRunner(Generic[S]):
 
 
 async def _close_journal(work: PendingWork, session_id: str, journals: JournalAccess) -> None:
-    """An operator has cancelled the instance: nothing may come behind what its last wake reads, since nothing would
-    read it, and the sender of a delegation would wait for its end. The message is for an instance that was reset since.
+    """Close the journal of an instance that an operator has cancelled.
+
+    No wake would read a later entry, and the sender of a delegation would wait for its end. The message is for an
+    instance that was reset meanwhile.
     """
     event = ev.ConversationStatusChanged("terminated", "its instance was cancelled")
     entry = NewEntry(kind=event.kind, payload=ev.EventTypes().encode(event), event_id=f"{event.kind}/{work.journal_id}")
@@ -176,7 +178,7 @@ class _HandlerAttempt(Attempt[S]):
         return wake
 
     async def _read_committed(self) -> Sequence[Entry]:
-        """What earlier attempts of this wake have committed, without its trace."""
+        """The entries that earlier attempts of this wake have committed, without its trace."""
         wake = self.task["wake"]
         if not any(each.wake_id == wake and each.key == PART for each in self.work.steps):
             return []
@@ -185,8 +187,9 @@ class _HandlerAttempt(Attempt[S]):
         return [each for each in found if not each.kind.startswith(TRACE_KINDS)]
 
     async def _drop_cleared(self, pending: Sequence[ev.JournalEntry]) -> Sequence[ev.JournalEntry]:
-        """The inputs without the answers that an interrupt has cleared, which came before any wake had read them. The
-        interrupt may be behind the inputs of this wake, or have come since these were read.
+        """The inputs without the answers that an interrupt has cleared before any wake had read them.
+
+        The interrupt need not be among the inputs of this wake: it may stand behind them, or have come since the read.
         """
         answers = [each.seq for each in pending if isinstance(each.event, ev.AnswerEvent) and each.seq <= self.read]
         if not answers:
@@ -254,7 +257,7 @@ class _HandlerAttempt(Attempt[S]):
             entry = self.writing.note(answer)
             self.writing.held.append(entry)
             self.writing.ended_requests.append(request.request_id)
-            # Its number is not known yet: it stands behind all that is there.
+            # The commit gives the number; for now it stands behind all entries of the journal.
             found.append(
                 ev.JournalEntry(
                     seq=self.work.last_seq + number,
@@ -273,7 +276,7 @@ class _HandlerAttempt(Attempt[S]):
             self._drop_requests()
         reason = self._stop_reason(wake)
         await self._count_cycles(reason)
-        reason = self._stop_reason(wake)  # without the revisits that these have ended
+        reason = self._stop_reason(wake)  # delegations that have ended may have dropped revisits
         self._end("done", reason=reason)
         requests = {"requests": [each.request_id for each in wake.requests]} if wake.requests else {}
         self.writing.record("conversation.idle", {"stop_reason": reason, **requests})
@@ -284,8 +287,9 @@ class _HandlerAttempt(Attempt[S]):
         return outcome
 
     def _drop_requests(self) -> None:
-        """An interrupt that the next wakes read drops what this one has requested. The commit drops it too, unless the
-        interrupt is one that the journal has from another.
+        """Drop the requests and revisits of this wake: an interrupt has come that a later wake reads.
+
+        The commit would drop them too, unless the interrupt is a copy from another journal.
         """
         own = self.writing.requested
         pending = self.parts.inputs.requests
@@ -333,7 +337,7 @@ class _HandlerAttempt(Attempt[S]):
             extra={"session_id": self.writing.session_id, "wake_id": self.task["wake"], "attempt": self.number},
         )
         pause = self._pause(type(error).__name__, error)
-        # The state may be staged: what has failed may have come behind the handler.
+        # The state may be staged already: the error may come from a step behind the handler.
         self.ctx.withdraw(error, retried=pause is not None)
         self.writing.discard(self.trace.entries)
         return self._close_trace(error_of(error), pause)

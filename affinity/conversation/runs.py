@@ -43,7 +43,7 @@ from affinity.tracing import current_context
 logger: logging.Logger = logging.getLogger("affinity.conversation")
 
 GONE: Final = "unknown"
-"""Outcome of an append to a conversation without an instance, or to none."""
+"""Outcome of an append if the conversation, or its instance, does not exist."""
 
 
 class RunSource(TypedDict):
@@ -182,8 +182,9 @@ def new_run(kind: ConversationKind, task: RunTask) -> InstanceStart:
 
 
 async def run_task(ctx: OrchestrationContext, report: str, task: RunTask) -> None:
-    """Do the work of a run, and have the activity ``report`` report its end. A run whose work has failed has done its
-    own: the conversation has the error.
+    """Do the work of a run, and report its end through the activity ``report``.
+
+    The run itself succeeds even if its work has failed: the conversation gets the error.
     """
     end = cast(RunEnd, {name: task[name] for name in RunSource.__annotations__})  # type: ignore[literal-required]
     work = None
@@ -210,7 +211,7 @@ def _schedule(ctx: OrchestrationContext, task: RunTask) -> DurableFuture[Any]:
 
 
 def _fields_of(error: AffinityError) -> dict[str, str]:
-    """Without a stack that no history has: it changes with the code."""
+    """Type and message of an error; with a stack only if the history has it, since replay must give the same."""
     if isinstance(error, ReportedError):
         return {"type": error.error_type, "message": truncate(error.message), "stack": error.stack}
     return {"type": type(error).__name__, "message": truncate(str(error))}

@@ -179,7 +179,7 @@ class SendingCalls(CreationCalls[M], Generic[M]):
         return await self._append(append)
 
     async def _send_input(self, entry: NewEntry, about: Description | None = None) -> Appended:
-        """Append an input. What would create the conversation goes with it, unless it is known to be there."""
+        """Append an input; it creates the conversation, unless that is known to exist."""
         journals = self._client.journals
         append = self._new(entry=entry, message=WAKE_MESSAGE, unread_limit=MAX_UNREAD_EVENTS)
         if journals.is_known(self.conversation_id):
@@ -200,7 +200,7 @@ class SendingCalls(CreationCalls[M], Generic[M]):
         return await self._check(append, await self._append_lasting(append))
 
     async def _append_lasting(self, append: JournalAppend) -> Appended:
-        """Append; if only the instance is gone, which an operator has deleted, with what creates it again."""
+        """Append. If an operator has deleted the instance only, append again, with a start that creates it."""
         appended = await self._client.journals.append(append)
         if appended.outcome == "unknown" and append.start is None and appended.journal_id:
             again = replace(append, start=self._kind.start(), journal_id=appended.journal_id)

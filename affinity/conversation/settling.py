@@ -14,11 +14,11 @@ from affinity.journal import JournalPage, JournalQuery, JournalWake
 from affinity.limits import MAX_PAGE
 
 _DONE: Final = frozenset({"end_turn", "truncated"})
-"""Stop reasons of a wake behind which no other one is to come, unless for the end of a child."""
+"""Stop reasons of a last wake: only an input, such as the end of a child, begins another one."""
 
 
 async def settled_reply(journals: Journals, reply: Reply, journal: JournalIdentity) -> Reply | None:
-    """The reply of the last wake, if the conversation has nothing left to do; None: it has.
+    """The reply of the last wake, if the conversation has nothing left to do; None: there is work left.
 
     Args:
         journals: of the client.

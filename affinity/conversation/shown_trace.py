@@ -21,14 +21,14 @@ from affinity.journal import NewEntry
 from affinity.orchestration import ActivityCancelledSignal
 
 SHOWN_AFTER: Final = 0.5
-"""Seconds by the database's clock, and between two of these commits of a wake."""
+"""Seconds after which the trace of a wake is shown, by the database's clock; and seconds between two such commits."""
 
 logger: logging.Logger = logging.getLogger("affinity.conversation")
 
 
 @asynccontextmanager
 async def trace_shown(parts: WakeParts) -> AsyncIterator[None]:
-    """The handler runs in the block."""
+    """Show the trace of the wake whose handler runs in the block."""
     loop, begun, shows = asyncio.get_running_loop(), parts.journals.monotonic(), list[asyncio.Task[None]]()
     timer = loop.call_later(SHOWN_AFTER, lambda: shows.append(loop.create_task(_show(parts, begun))))
     try:
@@ -49,8 +49,8 @@ async def _show(parts: WakeParts, begun: float) -> None:
 
 
 async def _commit_spans(parts: WakeParts) -> None:
-    """Commit the first spans. If it is not known whether they are there, they stay among what the wake adds: an entry
-    with an event id is written once.
+    """Commit the first spans. After an error they stay among the entries of the wake: each has an event id, so it is
+    written once.
     """
     entries, trace = parts.writing.entries, parts.trace.entries
     count = len([*takewhile(trace.__contains__, entries)])

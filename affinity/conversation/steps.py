@@ -57,7 +57,7 @@ class WakeSteps:
         self._writing = parts.writing
         steps = parts.writing.work.steps
         self._done = {each.key: each for each in steps if each.wake_id == parts.wake_id}
-        # Of other wakes too: of one that was cancelled, or has failed, what had begun has begun.
+        # Also of earlier wakes that were cancelled or have failed: they had the same inputs.
         self._begun = {each.key for each in steps if each.key.startswith(BEGUN)}
         self.has_parts: bool = PART in self._done
         """Whether earlier attempts of the wake have committed entries."""
@@ -229,15 +229,15 @@ class WakeSteps:
 
 
 class Committed:
-    """The entries that earlier attempts of a wake have committed, without its trace: each stands for one that this
-    attempt adds. Not so results of tools, since models use the id of a call again.
+    """The entries that earlier attempts of a wake have committed, without its trace. An equal entry that this attempt
+    appends is not written again. Results of tools are always written: models use the id of a call again.
     """
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._left = [each for each in entries if each.kind != TOOL_RESULT]
 
     def take(self, kind: str, is_same: Callable[[str], bool]) -> Entry | None:
-        """The first one that is left of a kind whose payload is the same; it stands for no other."""
+        """Take the first remaining entry of this kind with the same payload: it is used once."""
         for place, each in enumerate(self._left):
             if each.kind == kind and is_same(each.payload):
                 return self._left.pop(place)

@@ -12,8 +12,8 @@ The payload of a part is the JSON of the streamed value. An object with the fiel
 the part is. A value that has this field itself is written as ``{MARK: "value", "value": …}``, and so is the first part
 of an attempt, which says up to where the attempt has read the inputs (``read``).
 
-Calls of tools (`StreamWriter.start_tool`) describe the wake, and no entry replaces them: behind the commit of a part of
-the wake, the calls that run are shown again, and the ends since the commit before.
+Calls of tools (`StreamWriter.start_tool`) describe the wake, and no entry replaces them. After the commit of a part of
+the wake they are shown again: the calls that still run, and the ends of calls since the last such commit.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ WRITING_SHARE: Final = 0.1
 """Share of the time that calls may take. While the database is slow there are fewer, each with more tokens."""
 
 LONGEST_FLUSH: Final = 0.2
-"""From the begin of a call to the next, at most, unless one takes longer or fails."""
+"""Longest time from the beginning of a call to the next one, unless a call takes longer or fails."""
 
 PAUSES: Final = (0.1, 0.2, 0.5, 1.0)
 """Seconds between attempts to write while the database fails; the last pause repeats."""
@@ -63,7 +63,7 @@ MARK: Final = "$affinity"
 
 _MARKED: Final = f'{{"{MARK}":'
 _OF_TOOL: Final = f'{_MARKED}"tool_'
-"""Beginnings of such payloads, and of the payloads of calls of tools."""
+"""Beginnings of payloads with `MARK`: of all, and of the ones of calls of tools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +192,7 @@ class StreamWriter:
         self._number = 0
         self._read = read
         self._running: dict[str, str] = {}  # payloads of the calls of tools that run
-        self._ended: list[str] = []  # of the ends of calls, since the last part of the wake was committed
+        self._ended: list[str] = []  # payloads of ends of calls since the last committed part of the wake
         self._tool_size = 0
 
     def write(self, value: Any) -> None:
@@ -247,7 +247,7 @@ class StreamWriter:
             self._add(payload, is_json=True)
 
     async def settle(self) -> None:
-        """Drop the unwritten values, which the entries of a part replace. No part of before is written afterwards."""
+        """Drop the unwritten values, which the entries of a part replace, and wait for calls that write parts."""
         self._values.clear()
         await self._streams.written(self)
 

@@ -17,7 +17,7 @@ from affinity.limits import truncate
 from affinity.orchestration.failures import describe_error, stack_of
 
 TRACE_KINDS: Final = ("span.", "conversation.")
-"""Beginnings of the kinds of entries that a wake has besides what its handler adds."""
+"""Beginnings of the kinds of entries that the conversation adds to a wake, beside the entries of its handler."""
 
 WAKE_SPAN: Final = "wake"
 """Id of the span of a wake itself."""
@@ -44,7 +44,7 @@ class Trace:
     entries: list[NewEntry] = field(default_factory=list)
     """Entries of the spans, in order; without other entries of the handler."""
     shown: int = 0
-    """How many were committed while the wake went on."""
+    """Number of spans that were committed while the wake ran."""
     _count: int = 0
 
     def started(self, span: str = WAKE_SPAN, name: str = "", **more: Any) -> dict[str, Any]:

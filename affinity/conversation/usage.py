@@ -20,10 +20,10 @@ from affinity.conversation.events import JournalEntry
 from affinity.journal import JournalLineage
 
 MAX_WRITERS: Final = 32
-"""Writers that extras tell from each other; of more, the first ones are one. Each round of compressions adds one."""
+"""Writers in the extras of a lineage. Beyond, the oldest are added up as one. Each compression adds a writer."""
 
 MAX_WRITER_BYTES: Final = 16 * 1024
-"""Bytes of their sums, for the same reason."""
+"""Bytes of the sums of these writers; beyond, the oldest are added up too."""
 
 CARRYING: Final = frozenset({"compress", "detach", "import"})
 """Kinds of lineage that cut off earlier usage, and so have it in their extras."""
@@ -63,7 +63,7 @@ class UsageCounter:
         self._waiting.clear()
 
     def spent(self) -> Spent:
-        """Their usage."""
+        """The usage of the counted entries, by writer."""
         self._count()
         return self._spent
 

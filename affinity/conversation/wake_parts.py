@@ -66,9 +66,9 @@ class WakeParts:
     opening: OpenSession[Any] | None = None
     """The open state, while the handler runs."""
     is_truncated: bool = False
-    """The handler was cut off."""
+    """The handler was cut off: see `Wake.note_truncated`."""
     has_ended: bool = False
-    """The handler has."""
+    """The handler has ended."""
 
 
 _handling: ContextVar[WakeParts | None] = ContextVar("affinity.conversation.wake", default=None)
@@ -100,7 +100,7 @@ _waits: Final[set[_WakeWait]] = set()
 
 @contextmanager
 def waiting_for(conversation_id: str, seq: int) -> Iterator[None]:
-    """The caller waits in the block for the reply to this input; it is noted if the caller is a handler."""
+    """Note, if the caller is a handler, that it waits in the block for the reply to this input."""
     parts = _handling.get()
     if parts is None:
         yield
@@ -129,6 +129,6 @@ def blocked_journals(conversation_id: str) -> Collection[int]:
 
 
 def _is_for(wait: _WakeWait, parts: WakeParts) -> bool:
-    """Whether the wait cannot end before this wake. The reply to an earlier input exists already."""
+    """Whether the wait can only end after this wake: it is for a reply to an input that no wake has processed."""
     is_of_it = wait.conversation_id == parts.writing.session_id and wait.seq > parts.writing.work.processed
     return is_of_it and not wait.by.has_ended

@@ -59,7 +59,7 @@ class WakeWriting:
     session_id: str
     wake_id: str
     attempt: int
-    """As streams have it."""
+    """The number of the attempt in streams: see `attempt.EPOCHS`."""
     work: PendingWork
     types: EventTypes
     journals: JournalAccess
@@ -165,7 +165,7 @@ class WakeWriting:
         """Refuse to go on when the outcome of a part is not known: the wake is to be repeated.
 
         Raises:
-            SessionWriteConflict: it is not, or the part was refused.
+            SessionWriteConflict: the outcome is not known, or the part was refused.
             Exception: the database has refused the data of a part.
         """
         if isinstance(self.lost, Exception):
