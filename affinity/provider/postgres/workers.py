@@ -10,7 +10,7 @@ from psycopg.types.numeric import Int8
 
 from affinity.limits import MAX_REROUTE, SCRAPE_COUNT
 from affinity.provider.contract import WorkerDemand, WorkerIdentity, WorkerInfo, WorkerLease, WorkerProfile
-from affinity.provider.postgres.driver.timeline import LEARN
+from affinity.provider.postgres.driver.timeline import ESTABLISH
 from affinity.provider.postgres.operations import Database, caller_params, same_time
 from affinity.provider.rows import to_worker, worker_fenced
 from affinity.provider.statements import load_statements
@@ -38,7 +38,7 @@ async def register_worker(
         "registered": json.dumps(profile.registered),
     }
     params = {**caller_params(identity), **reported, "lease": lease, "reroute": MAX_REROUTE}
-    statements = ";".join([LEARN, _SQL["resume" if resume else "register"], _SQL["reclaim_routes"]])
+    statements = ";".join([ESTABLISH, _SQL["resume" if resume else "register"], _SQL["reclaim_routes"]])
     learned, rows, *_ = await db.connections.quick.simple_query(statements, {**params, **timeline.known})
     timeline.check(learned)
     if not rows:
@@ -50,7 +50,7 @@ async def register_worker(
 async def renew_worker(db: Database, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
     timeline = db.connections.timeline
     learned, rows = await db.connections.quick.pipeline(
-        [LEARN, _SQL["renew"]], {**caller_params(identity), "lease": lease, **timeline.known}
+        [ESTABLISH, _SQL["renew"]], {**caller_params(identity), "lease": lease, **timeline.known}
     )
     timeline.check(learned)
     ((now, draining, holder),) = rows
@@ -77,7 +77,7 @@ async def set_drain_wanted(db: Database, worker_id: str, *, wanted: bool) -> boo
 
 async def release_worker(db: Database, identity: WorkerIdentity, *, restart_grace: float = 0.0) -> None:
     params = {**caller_params(identity), "left": identity.left, "grace": restart_grace, "reroute": MAX_REROUTE}
-    # The second part does nothing once another incarnation, be it that one, has the name.
+    # If `leave` has given the name to the incarnation `identity.left`, `release` does nothing.
     statements = [_SQL["leave"], _SQL["release"]] if restart_grace else [_SQL["release"]]
     await db.connections.quick.simple_query(";".join(statements), params)
 

@@ -11,14 +11,14 @@ from affinity.errors import ReadOnly
 from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.provider.timeline import SeenTimeline, Timeline
 
-LEARN: Final[LiteralString] = (
+ESTABLISH: Final[LiteralString] = (
     "SELECT current_token, reached FROM establish_timeline(%(known_token)s::text, %(known_reached)s::bigint)"
 )
-"""What a worker asks, whose number may begin a timeline. Its one row is for `TimelineCheck.check`; its parameters are
-`TimelineCheck.known`.
+"""The query of a worker. It begins a new timeline if the database is behind the point that the worker has seen. Its one
+row is for `TimelineCheck.check`; its parameters are `TimelineCheck.known`.
 """
 
-ESTABLISH: Final[LiteralString] = "SELECT current_token, reached FROM read_timeline()"
+READ: Final[LiteralString] = "SELECT current_token, reached FROM read_timeline()"
 """The query of a client."""
 
 
@@ -41,7 +41,7 @@ class TimelineCheck:
     @property
     def question(self) -> LiteralString:
         """The query of a new connection."""
-        return ESTABLISH if self._timeline is None else LEARN
+        return READ if self._timeline is None else ESTABLISH
 
     @property
     def known(self) -> Params:
