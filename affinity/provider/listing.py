@@ -14,12 +14,12 @@ REQUEST_WINDOW: Final = MAX_PAGE
 """Requests that one statement looks at for a filter."""
 
 MOST_BELOW: Final = MAX_BELOW
-"""Journals that one statement looks at for the ones below a journal."""
+"""Descendants of a journal that one statement looks at."""
 
 ReadPortion: TypeAlias = Callable[[JournalFilter, int, int], Awaitable[Sequence[Sequence[Any]]]]
-"""Looks at the next journals in the order of the listing. Arguments: a filter, the number to look at, and the number of
-rows at most. There is a row for each that `JournalFilter.has`, and for the last one that it may look at. A row has
-its place, from 1, before what `to_journal_info` takes.
+"""Looks at the next journals in the order of the listing. Arguments: a filter, the number of journals to look at, and
+the largest number of rows. There is a row for each journal that passes the filter, and for the last journal of those to
+look at. A row begins with the place of its journal, from 1; the columns of `to_journal_info` follow.
 """
 
 
@@ -58,8 +58,8 @@ def to_request_page(
 ) -> OpenRequestPage:
     """A page of requests from the rows of a statement that has looked at ``window`` of them at most.
 
-    There is a row for each that fits, and for the last one that it may look at. A row has its place, from 1, and
-    whether it fits, before what `to_open_request` takes.
+    There is a row for each request that passes the filter, and for the last request of the window. A row begins with
+    the place of its request, from 1, and with whether it passes; the columns of `to_open_request` follow.
     """
     found = [to_open_request(columns, time) for _, _, *columns in rows]
     more = len(rows) == limit or max((place for place, *_ in rows), default=0) == window

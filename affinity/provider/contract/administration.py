@@ -120,9 +120,10 @@ class AdministrationProvider(ProviderConnection, Protocol):
         ...
 
     async def sample_waiting_work(self, limit: int) -> Sequence[WaitingWork]:
-        """What waits for any worker, by kind, name and tag, among the ``limit`` oldest rows of each route: work items
-        without a holder that are visible and not locked, and visible messages of instances that no worker owns. What
-        has a session, and what has none, may be apart.
+        """Count work that waits for any worker, by kind, name and tag, among the ``limit`` oldest rows of each route.
+
+        That is visible, unlocked work items whose session, if any, has no holder; and visible messages of instances
+        without an owner. Items with a session and items without one may be counted in separate records.
         """
         ...
 

@@ -168,9 +168,7 @@ class InstanceFilter:
     version: str | None = None  # of the orchestration
     created_since: datetime | None = None
     created_before: datetime | None = None
-    most: int | None = (
-        None  # it looks at so many of the newest ones behind the cursor, and leaves out others; None: all
-    )
+    most: int | None = None  # only this number of the newest instances behind the cursor are looked at; None: all
     after: tuple[datetime, str] | None = None  # keyset cursor: (created_at, instance_id) of the last row seen
 
     def __post_init__(self) -> None:
@@ -178,8 +176,8 @@ class InstanceFilter:
 
     @property
     def rare_statuses(self) -> Sequence[InstanceStatus]:
-        """The statuses, when few instances have them, so that a walk over all by age would be long; else none: others
-        are asked for, or an index of children or sessions is shorter.
+        """The wanted statuses, if few instances have them: then a listing reads by status, since a walk by age would be
+        long. Empty: other statuses are wanted too, or the index of a parent or a session is shorter.
         """
         found: Set[InstanceStatus] = {"suspended"} if self.reason is not None and not self.status else {*self.status}
         is_short = self.parent_id is not None or self.session_id is not None

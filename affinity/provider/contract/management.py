@@ -62,7 +62,7 @@ class QueueStatistics:
     oldest_work_item: float | None  # seconds for which the oldest visible one has been waiting
     oldest_message: float | None
     suspended: int  # instances
-    waiting_sessions: int  # that have work and no holder, among as many work items as the limit of the call
+    waiting_sessions: int  # sessions with work and without a holder, among the first work items, up to the limit
     oldest_waiting_session: float | None  # seconds for which the oldest visible item of such a session has been waiting
     late_schedule: float | None  # seconds for which the longest due schedule has been due
 

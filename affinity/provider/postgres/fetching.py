@@ -177,7 +177,7 @@ async def _with_claims(
 async def _claim(
     db: Database, identity: WorkerIdentity, options: FetchOptions, fetch: _FetchRow
 ) -> tuple[list[WorkItem], bool]:
-    """Claim sessions for so many items of each kind; and whether a claim was lost."""
+    """Claim sessions for the chosen numbers of items; returns their items, and whether a claim was lost."""
     params = {
         **caller_params(identity),
         **_choices(options),

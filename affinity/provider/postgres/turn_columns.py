@@ -47,7 +47,7 @@ def ends(turn: Turn) -> bool:
 
 
 def sent_items(turn: Turn) -> Sequence[NewWorkItem]:
-    """Its work items that are queued, not parked: not where the same turn cancels them, or ends its instance."""
+    """The work items that the turn queues: not parked ones, nor ones that it cancels; none if it ends its instance."""
     if turn.update is None and not turn.cancel_activities:  # nearly always
         return [item for item in turn.work_items if not item.parked]
     if finishes(turn):
@@ -56,16 +56,16 @@ def sent_items(turn: Turn) -> Sequence[NewWorkItem]:
 
 
 class Parking(NamedTuple):
-    """What a batch says of parked work items."""
+    """The parked work items of a batch."""
 
-    items: Sequence[NewWorkItem]  # that are to be parked: the last of each turn
-    generations: Sequence[Generation]  # of their instances
-    cancelled: Sequence[WorkKey]  # may be parked, or have been queued meanwhile
-    instances: Collection[str]  # of all of these, which have the ids of their journals
+    items: Sequence[NewWorkItem]  # items to park: the last of each turn
+    generations: Sequence[Generation]  # of the instances of ``items``
+    cancelled: Sequence[WorkKey]  # cancelled items, which may be parked, or queued by now
+    instances: Collection[str]  # instances of all of them; each is also the session of its journal
 
 
 def find_parking(turns: Sequence[Turn]) -> Parking:
-    """Parked items of turns that go on with their executions: a parked item ends with its execution."""
+    """The parked items of turns that do not end their executions: with an execution its parked item ends."""
     found: dict[str, tuple[NewWorkItem, Generation]] = {}
     cancelled: list[WorkKey] = []
     for turn in turns:
@@ -299,7 +299,7 @@ def wake_params(turn: Turn) -> Columns | None:
 
 
 def _takes_one_result(turn: Turn) -> bool:
-    """Whether the turn takes one result, and does nothing else but what work items, states and journals are."""
+    """Whether the turn takes one result and writes nothing else than work items, states and journals."""
     if len(turn.acks) != 1 or turn.consumed or turn.replies or turn.release_sessions:
         return False
     return not any(_needs((turn,))._replace(states=False))

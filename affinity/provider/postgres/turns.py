@@ -215,7 +215,7 @@ _NOT_ALL_PASS: Final = frozenset({BATCH_REFUSED, UniqueViolation.sqlstate})
 
 
 def _check_refused(error: Contention) -> None:
-    """Raise what does not say that a batch was refused, with nothing written."""
+    """Raise the error again, unless it says that the batch was refused: then nothing was written."""
     if error.code not in _NOT_ALL_PASS:
         raise error
 
@@ -242,7 +242,7 @@ class _Written(NamedTuple):
     """A record of state, or a journal, that a turn writes."""
 
     row: tuple[str, str]  # kind, and its session
-    session_id: str  # for which the turn is in conflict when another one has written it
+    session_id: str  # the session of the conflict that is reported if another turn has written it
 
 
 def _written(turn: Turn) -> list[_Written]:

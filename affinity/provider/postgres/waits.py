@@ -35,7 +35,7 @@ async def end_waits(
 
 
 async def _release_busy(db: Database, session_ids: Sequence[str]) -> Sequence[str]:
-    """Should it not come to this, the items are due again a while later."""
+    """Free the sessions of busy holders. If this call fails, the items are due again after ``takeover_after``."""
     params = {"release": Texts(session_ids), "reroute": Int8(MAX_REROUTE)}
     ((freed,),) = await db.connections.rows.run(_SQL["release_busy"], params)
     return list(freed)

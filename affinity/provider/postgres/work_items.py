@@ -29,7 +29,7 @@ _ACK: Final = without(_SQL["ack"], "journal", "state")
 _ACK_WITH_STATE: Final = without(_SQL["ack"], "journal", "plain")
 _ACK_WITH_JOURNAL: Final = without(_SQL["ack"], "plain")
 _ACKED: Final = "SELECT n FROM ours"
-"""Ends each of them."""
+"""The end of each of these statements."""
 
 
 async def renew_work_item_lock(
@@ -141,7 +141,7 @@ def lengths(timeouts: Timeouts) -> Params:
 
 
 def _groups(acks: Sequence[WorkAck], places: Sequence[int]) -> Sequence[list[int]]:
-    """The places in groups, in order: each journal is written at most once in a group. One, nearly always."""
+    """The places in groups, in order: a group writes each journal at most once. There is nearly always one group."""
     groups: list[list[int]] = [[]]
     seen: Counter[str] = Counter()
     for place in places:
@@ -155,5 +155,5 @@ def _groups(acks: Sequence[WorkAck], places: Sequence[int]) -> Sequence[list[int
 
 
 def _first_places(places: dict[WorkLock, int]) -> list[int]:
-    """The first place of each lock: the second time, a lock is no longer live."""
+    """The first place of each lock. A lock that comes again is not live any more."""
     return sorted(places.values())

@@ -48,8 +48,8 @@ SQL: Final = load_statements(__package__, "fetching.sql")
 NOTHING: Final = WorkFetch(items=(), claim_lost=False, next_due=None)
 
 SPARES: Final = (0, 50, 50, 50)
-"""How many items beyond the limit each scan of one range reads. Every scan but the first follows a repair of stale
-routes: where one was stale there may be more.
+"""Number of items beyond the limit that each scan of a range reads, by scan. All but the first scan follow a repair of
+stale routes: then there may be more stale routes to pass over.
 """
 
 
@@ -85,7 +85,7 @@ def fetch(database: Database, tokens: Tokens, identity: WorkerIdentity, options:
 
 
 def _look(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch | None:
-    """The answer when there is nothing to take and no route to repair; None otherwise."""
+    """The answer if there is nothing to take and no route to repair; else None."""
     arguments = _arguments(tx, identity, options)
     row = tx.row(SQL["peek"], arguments)
     if row is None:
@@ -111,8 +111,8 @@ def _look(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch 
 def _check_outdated(
     tx: Tx, identity: WorkerIdentity, options: FetchOptions, peeked: _PeekRow, arguments: dict[str, Any]
 ) -> bool:
-    """Whether the caller leaves new and freed sessions to workers of newer code, or with a lower ordinal; then it may
-    take older ones only.
+    """Whether the caller leaves new and freed sessions to workers of newer code, or with a lower ordinal. Then it takes
+    only work that has waited for `NEWER_SECONDS`.
     """
     outdated = bool(peeked.versions_differ) and is_outdated(tx, identity)
     if options.pack and not outdated and _unheld(tx, arguments):
@@ -142,7 +142,7 @@ class _PeekRow(NamedTuple):
         return names if self.may_claim(options) else []
 
     def is_full(self, options: FetchOptions) -> bool:
-        """Whether it would, if it held fewer sessions."""
+        """Whether the caller would take such work if it held fewer sessions."""
         return self.held >= options.max_sessions > 0 and not self.draining
 
 
@@ -309,7 +309,7 @@ class _FetchBatch:
         )
 
     def _has_more(self) -> bool:
-        """After all that was picked is locked, whether there would be something for another fetch."""
+        """Whether another fetch would find something, now that the picked items are locked."""
         if len(self._picked) < self._options.limit:
             return False
         if self._options.only_own:

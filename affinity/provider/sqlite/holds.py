@@ -21,7 +21,7 @@ SQL: Final = load_statements(__package__, "holds.sql")
 def apply(tx: Tx, turns: Sequence[Turn], session_lock: float) -> None:
     """End holds, begin holds and set watches, as the turns ask. Finished instances are left to `clear`.
 
-    Goes behind the touches of the same commit, which extend locks by ``session_lock`` seconds.
+    Called after the touches of the same commit, which extend locks by ``session_lock`` seconds.
     """
     named = [(turn.instance_id, turn.execution_id, hold_id) for turn in turns for hold_id in turn.ended_holds]
     continued = [turn.instance_id for turn in turns if turn.update is not None and turn.update.continued]

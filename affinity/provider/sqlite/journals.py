@@ -289,7 +289,7 @@ class _Room:
             self._instances = tx.value(quotas.SQL["counted"])
 
     def find_refusal(self, one: JournalAppend, *, is_new: bool, is_sent: bool) -> AppendOutcome | None:
-        """Why there is no room; None: there was, and now there is less. ``is_sent``: the message is."""
+        """Why there is no room; None: there is, and the append is counted. ``is_sent``: its message is sent."""
         unread = self._unread.get(one.session_id, 0)
         size = self._sizes.get(one.session_id, 0)
         start = one.start.start if one.start is not None and is_new else None
@@ -384,7 +384,7 @@ def _read_inputs(tx: Tx, heads: Sequence[Head], limit: int, max_bytes: int) -> t
 
 
 def _read_inherited(tx: Tx, head: Head, limit: int, max_bytes: int) -> tuple[_Inputs, int]:
-    """Inputs of a journal that has some of the journals that it continues, and their bytes."""
+    """Pending inputs of a journal, some of which are in journals that it continues; and their bytes."""
     query = JournalQuery(session_id=head.session_id, pending=True, limit=limit)
     places = _find(tx, head, query)
     entries, size = _read_entries(tx, places[:limit], max(max_bytes, 1))

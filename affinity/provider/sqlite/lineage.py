@@ -37,7 +37,7 @@ class _Source(NamedTuple):
     processed: int
 
     def end_of(self, part: JournalRange) -> int:
-        """The number of the last entry of a range of it."""
+        """The number of the last entry of a range of this journal."""
         return self.last_seq if part.up_to is None else part.up_to
 
 
@@ -59,7 +59,7 @@ def fits(tx: Tx, write: JournalWrite) -> bool:
 
 
 def find_refusal(tx: Tx, creation: JournalCreation, *, of_wake: bool) -> CreationResult | None:
-    """The outcome of a creation that is not applied; None: nothing is in its way."""
+    """The outcome of a creation that is not applied; None: it can be applied."""
     for journal_id, last_seq, *made in tx.gather(SQL["present"], {"session_id": creation.session_id}):
         is_same = made == [creation.lineage, creation.operator, list(creation.parents)]
         return CreationResult("repeated" if is_same else "taken", journal_id, last_seq)

@@ -13,11 +13,11 @@ OF_MESSAGES: Final = OF_ITEMS.replace("worker_queue", "orchestrator_queue")
 REPLIES: Final = OF_ITEMS.replace("worker_queue", "message_keys").replace("q.payload", "q.reply")
 
 FIRST_PORTION: Final = 16
-"""Rows of the first portion. To know the size of a text, SQLite reads it: among the largest ones that is 32 MB."""
+"""Rows of the first portion. SQLite reads a text to know its size: 32 MB, if all of these have the largest size."""
 
 
 def portions() -> Iterator[int]:
-    """How many rows each portion has: the first is enough for nearly all reads, and for all of large rows."""
+    """Numbers of rows of the portions of a read. The first portion is enough for nearly all reads."""
     yield FIRST_PORTION
     while True:
         yield PORTION

@@ -82,7 +82,7 @@ class WorkItemPlacer:
         return Placed(item=to_locked_item(item, token, None if lease is None else lease.epoch), holder=None)
 
     def queue(self, lock: float) -> None:
-        """Queue placed items; items that are locked here are so for ``lock`` seconds."""
+        """Queue placed items; an item that is locked here is locked for ``lock`` seconds."""
         common = {
             "worker_id": self._identity.worker_id,
             "incarnation": self._identity.incarnation,

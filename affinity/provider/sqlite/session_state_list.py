@@ -2,8 +2,8 @@
 
 Parent, name, kind and schema version have indexes in the order of a listing, as has the time of the last write: a page
 is read along one of them, and ends when it is full. Holder, label, beginning of the id and time of creation have
-indexes in other orders. What these find is sorted when it is not more than `FEW`; when it is more, there are so many
-that a page fills soon along one of the first kind.
+indexes in other orders. Up to `FEW` records that such an index finds are sorted. If it finds more, a page fills soon
+along an index of the first kind.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ LIST: Final = load_statements(__package__, "session_state_list.sql")["list_state
 _BY_ID: Final = with_parts(LIST, frozenset({"rows", "by_id"}))
 
 FEW: Final = 10_000
-"""Records that a page may be sorted out of."""
+"""Records that are sorted in memory for one page, at most."""
 
 IN_ORDER: Final = ("parent", "name", "kind", "schema_version")
 """Conditions with an index in the order of a listing; the first that is asked for is used, as it leaves the fewest."""
 
 _AFTER_ANY_ID: Final = "\U0010ffff" * (MAX_ID_BYTES // 4 + 1)
-"""No valid id is greater, nor is one that begins with something than that and this."""
+"""Greater than every valid id. Behind a prefix, greater than every valid id that begins with the prefix."""
 
 
 def list_states(tx: Tx, where: SessionFilter, limit: int) -> list[SessionSummary]:

@@ -185,8 +185,8 @@ def inherit(tx: Tx, identity: WorkerIdentity, tags: WorkerTags) -> None:
 
 
 def renew_epochs(tx: Tx, session_ids: Collection[str]) -> None:
-    """Give sessions new epochs. Copies in the memory of their holders are not used any more, nor is a state that is
-    hydrated in the course of a first claim.
+    """Give sessions new epochs. State in the memory of their holders is not used any more, nor is state that a first
+    claim is hydrating at that moment.
     """
     rows = list(zip(session_ids, _next_epochs(tx, len(session_ids)), strict=True))
     tx.many(SQL["renew_epochs"], rows, {"now": tx.now})
@@ -217,7 +217,7 @@ def _notify_watchers(tx: Tx, moved: Sequence[str]) -> None:
 
 
 def _next_epochs(tx: Tx, count: int) -> range:
-    """As many epochs as asked for, each greater than any that was ever given out."""
+    """The next epochs: greater than all epochs that were issued before."""
     last: int = tx.value(SQL["next_epochs"], {"count": count}) if count else 0
     return range(last - count + 1, last + 1)
 

@@ -45,11 +45,11 @@ class _Stream:
 
     session_id: str
     journal_id: int
-    ended_wake: str | None  # the last one that has an attempt that has ended
+    ended_wake: str | None  # the last wake of which an attempt has ended
     ended_attempt: int
     wake_id: str | None  # of the parts
     attempt: int
-    replaced: bool = False  # the parts that were there are of another wake or attempt
+    replaced: bool = False  # the stored parts are of another wake or attempt, and are removed
     added: list[StreamPart] = field(default_factory=list)
 
     def add(self, part: StreamPart, committed: Collection[tuple[Any, ...]]) -> None:

@@ -34,8 +34,8 @@ from affinity.provider.urls import redact
 logger: logging.Logger = logging.getLogger("affinity.provider")
 
 FIRST_WRITE: Final = "session_states_pkey"
-"""Two first writes of one record: the second one must look at what the other wrote. Of all rows that must be new this
-is the only one that another worker may add in good faith.
+"""The constraint that the second of two first writes of one record violates: it must read the other's record and try
+again. Only this row may be added by two workers that both act correctly.
 """
 
 BATCH_REFUSED: Final = "ZT001"
@@ -49,7 +49,7 @@ _DATA: Final[dict[str, type[ProviderError]]] = {
 }
 _BY_STATE: Final[dict[str, type[ProviderError]]] = {
     "23505": Duplicate,
-    "2200H": DatabaseFailure,  # a sequence has reached its end: no data can help that
+    "2200H": DatabaseFailure,  # a sequence has reached its end: not the fault of the data
     "40001": Contention,  # serialization failure
     "40P01": Contention,  # deadlock
     "55P03": Contention,  # lock timeout

@@ -55,7 +55,7 @@ def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
         connection = sqlite3.connect(
             uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=256
         )
-        # Even these read the file, which one who migrates it, or is the last to close it, has to itself for a moment.
+        # The settings read the file too. A process that migrates it, or closes it last, locks it for a moment.
         retry_while_busy(partial(_configure, connection), MAX_WAIT)
     except FAILURES as error:
         if connection is not None:
