@@ -54,7 +54,7 @@ def list_tree(tx: Tx, instance_id: str, limit: int) -> list[TreeMember]:
     return [to_tree_member(row, instant) for row in rows]
 
 
-def measure(tx: Tx, limit: int) -> QueueStatistics:
+def measure_queues(tx: Tx, limit: int) -> QueueStatistics:
     at: dict[str, Any] = {"now": tx.now, "limit": limit}
     items, oldest_item, oldest_session = _measure_items(tx, at)
     messages, oldest_message = _measure_messages(tx, at)

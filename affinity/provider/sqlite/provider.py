@@ -312,7 +312,7 @@ class SqliteProvider:
     list_work_items: Final = _reads(management.list_work_items)
     list_executions: Final = _reads(management.list_executions)
     list_tree: Final = _reads(management.list_tree)
-    measure_queues: Final = _reads(management.measure)
+    measure_queues: Final = _reads(management.measure_queues)
     sample_waiting_work: Final = _reads(management.sample_waiting_work)
     count_instances: Final = _reads(management.count_instances)
     resume_instance: Final = _acts("resume_instance", "instance", suspension.resume)
