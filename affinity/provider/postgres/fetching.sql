@@ -311,7 +311,7 @@ SELECT
     (SELECT count(*) FROM locked) AS waiting, p.*, t.*
 FROM (SELECT) one
 LEFT JOIN taken t ON true
--- What the statement `pending` gives, where that is one input, which is the last entry, and nothing else.
+-- As the statement `pending`, if the journal's only pending work is one input, and that is its last entry.
 LEFT JOIN LATERAL (
     SELECT j.journal_id, j.kind, j.processed, j.closed, j.parent, e.seq, e.kind AS entry_kind, e.payload AS entry, e.event_id,
         e.wake_id, e.is_input, e.recorded_at, e.origin_id IS NOT NULL AS is_copied
@@ -418,7 +418,7 @@ WITH room AS MATERIALIZED (
         -- A row that no work has made has no tag yet.
         tag = CASE WHEN s.worker_id = '' THEN excluded.tag ELSE s.tag END,
 -- tagged]
-        -- A new value: the one above may be from before a wait for another claim, which has a later one.
+        -- Issued again: this claim may have waited for another one, which has a later epoch than the one above.
         epoch = CASE WHEN s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s THEN s.epoch
                 ELSE nextval('epochs') END,
         -- A hold keeps a session for its holder only.

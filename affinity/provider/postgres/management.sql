@@ -116,7 +116,7 @@ SELECT
         ) q WHERE r.name >= 'new' AND r.name < 'new;' LIMIT %(limit)s) q),
     (SELECT extract(epoch FROM clock() - min(visible_at))::float8 FROM oldest_item),
     (SELECT extract(epoch FROM clock() - min(visible_at))::float8 FROM oldest_item WHERE name >= 'new' AND name < 'new;'),
-    -- What a reset put ahead of all others has no time.
+    -- Messages that a reset put before all others have no time.
     (SELECT extract(epoch FROM clock() - min(q.visible_at))::float8
      FROM message_route r CROSS JOIN LATERAL (
         SELECT q.visible_at FROM orchestrator_queue q

@@ -4,12 +4,12 @@ SELECT session_id, state, encoding, schema_version, kind, name, parent, labels::
 FROM session_states WHERE session_id = %(session)s
 
 -- save: write one record, if it passes the fences that the caller asked for
--- Changes nothing when the session is `overtaken`, and is then sent again. One statement all the same: of two, the first
--- would hold its locks while a large state is still on its way.
+-- Changes nothing when the session is `overtaken`; then it is sent again. It is one statement, since the first of two would hold
+-- its locks while a large state is still on its way.
 WITH begun AS (
-    -- A writer without a lease makes the row of a session that has none, expired and with a new epoch. A first claim
-    -- waits for it, takes another epoch, and hydrates the state that is written here; else it would not wait, and would
-    -- remember the state that is being replaced.
+    -- A writer without a lease adds the row of a session that has none, expired and with a new epoch. So a first claim
+    -- waits for this statement, takes a later epoch, and hydrates the new state. Without the row it would not wait, and could
+    -- keep the old state.
     INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at)
     SELECT %(session)s, '', '', nextval('epochs'), c.now, c.now FROM (SELECT clock() AS now) c
     WHERE %(epoch)s::bigint IS NULL AND NOT EXISTS (SELECT FROM sessions WHERE session_id = %(session)s)
@@ -42,7 +42,7 @@ WITH begun AS (
     UPDATE sessions SET epoch = nextval('epochs')
     WHERE session_id = %(session)s AND %(epoch)s::bigint IS NULL AND (SELECT fits FROM verdict)
 ), added AS (
-    -- Plain, as in a commit: see there.
+    -- Without ON CONFLICT, as in `commit_turns`.
     INSERT INTO session_states (session_id, state, encoding, schema_version, kind, name, parent, labels, message_count,
         participants, version, generation, epoch, turn, created_at, updated_at)
     SELECT %(session)s, %(state)s, %(encoding)s, %(schema)s, %(kind)s, %(name)s, %(parent)s, %(labels)s::jsonb,
@@ -60,11 +60,11 @@ WITH begun AS (
 )
 SELECT overtaken, version, repeated, same, known, fits FROM verdict
 
--- delete: some records, as far as they may go
--- They are judged without locks. Records that may go are locked, and judged again as they are then. Parts: `idle` if records in
--- use stay (a record that another transaction has locked is in use, and is not waited for), else `forced`. `whole` for families.
--- `real`, or `dry` for a judgement alone. A `forced` one changes nothing when a session is overtaken, as in save: then its result
--- is one row without an id.
+-- delete: some records, as far as they may be deleted
+-- Records are checked without locks, then locked and checked again. Parts: `idle` keeps records in use, and counts a record that
+-- another transaction has locked as in use; `forced` does not. `whole` deletes whole families. `real` deletes; `dry` only says what
+-- would be deleted. A `forced` one changes nothing when a session is overtaken, as in `save`: then its result is one row without an
+-- id.
 WITH asked AS MATERIALIZED (
     SELECT * FROM json_to_recordset(%(named)s) AS a (session_id text, family text, version bigint, generation text)
 ), named AS MATERIALIZED (
@@ -104,7 +104,7 @@ SELECT session_id FROM candidate
 -- idle]
 -- [forced
     ORDER BY c.session_id
-    -- The condition that no row meets: existing rows are locked, in one order with the new ones.
+    -- No row meets the condition: existing rows are only locked, in one order with the new ones.
     ON CONFLICT (session_id) DO UPDATE SET epoch = s.epoch WHERE false
 -- forced]
     RETURNING s.session_id

@@ -11,7 +11,7 @@ WITH wanted AS MATERIALIZED (
     UPDATE instances i SET status = 'suspended', owner_incarnation = NULL, updated_at = clock()
     FROM wanted w WHERE i.instance_id = w.instance_id
 ), remembered AS (
-    -- Where it was suspended at this very point before, this code is one more that has tried.
+    -- If it was suspended at this point before, this code is added to the versions that have tried.
     INSERT INTO suspensions AS x (instance_id, execution_id, event_count, error_type, message, worker_id, code, tried,
         needs_code, suspended_at)
     SELECT instance_id, execution_id, event_count, error_type, message, %(worker)s, code, ARRAY[code], needs_code, clock()

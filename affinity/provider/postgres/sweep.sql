@@ -44,8 +44,8 @@ FROM mine m WHERE s.session_id = m.session_id
 -- repair: stale routes in both queues, and rows that are not needed; one statement, so that idle workers send little
 -- It waits for no lock, and may be repeated: the next sweep does the rest.
 WITH RECURSIVE routed (session_id, route, n) AS (
-    -- Each pair once, by jumping from one to the next in the index: idle sessions cost nothing, nor do long queues. So
-    -- many in one sweep, from where the last one stopped.
+    -- Each pair of session and route once, by jumping from one to the next in the index: neither idle sessions nor long
+    -- queues cost anything. A sweep reads up to `window` pairs, and begins where the last one stopped.
     (SELECT session_id, route, 1 FROM worker_queue
      WHERE session_id IS NOT NULL AND (session_id, route) > (%(queued_session)s, %(queued_route)s)
      ORDER BY session_id, route LIMIT 1)
@@ -63,8 +63,8 @@ WITH RECURSIVE routed (session_id, route, n) AS (
     WHERE m.route <> coalesce(s.route, 'new') AND NOT (m.route > 'new:' AND m.route < 'new;')
       AND NOT (m.route > 'new#' AND m.route < 'new$' AND s.holder IS NULL)
 ), route (name) AS (
-    -- Each distinct route to a worker once, in the same way: what a dead one leaves behind does not wait for its window,
-    -- nor does what one was offered and has not taken in time.
+    -- Each distinct route to a worker once, in the same way, without a window: rows of a dead worker, and offers that were
+    -- not taken in time, are repaired by the next sweep.
     SELECT least((SELECT route FROM worker_queue WHERE route > 'new:' ORDER BY route LIMIT 1),
                  (SELECT route FROM orchestrator_queue WHERE route > 'new:' ORDER BY route LIMIT 1))
     UNION ALL
@@ -135,7 +135,7 @@ WITH RECURSIVE routed (session_id, route, n) AS (
       -- Without the row, the next claim would be the first one, and a first claim notifies no watcher. A trigger keeps the row
       -- if a watch was committed between this snapshot and the lock.
       AND NOT EXISTS (SELECT FROM session_watches w WHERE w.session_id = x.session_id)
-      -- Nor would a session have its tag any more that may go on from its record.
+      -- The row has the session's tag: it stays while the session may begin again from its record.
       AND (x.tag IS NULL OR NOT EXISTS (SELECT FROM session_states r WHERE r.session_id = x.session_id))
     FOR UPDATE OF x SKIP LOCKED
 ), removed_sessions AS (
@@ -167,8 +167,8 @@ WITH RECURSIVE routed (session_id, route, n) AS (
     DELETE FROM workers w USING old_workers o WHERE w.worker_id = o.worker_id
     RETURNING 1
 ), stopped AS (
-    -- At a full window where it ends; at one that is not, at the beginning again. Where it was, while there are more
-    -- stale routes in it than one sweep repairs.
+    -- The next sweep begins behind the window, or at the beginning if the window was not full. It begins where this one
+    -- did if there may be more stale routes in the window than one sweep repairs.
     UPDATE sweeps SET
         queued_session = CASE WHEN (SELECT count(*) FROM items) >= %(reroute)s THEN %(queued_session)s
                               ELSE coalesce((SELECT session_id FROM routed WHERE n = %(window)s), '') END,
@@ -190,8 +190,8 @@ SELECT (SELECT count(*) FROM items), (SELECT count(*) FROM messages), (SELECT co
                -- A right that can be given from version 17 on.
                OR CASE WHEN current_setting('server_version_num')::int >= 170000
                        THEN has_table_privilege(c.oid, 'MAINTAIN') END)),
-    -- Connections of ours that began a request and do not send its rest: what they have locked would stay so. No timeout
-    -- of the server's applies, for which such a connection is active.
+    -- End our connections that began a request and do not send the rest: they would keep their locks. No timeout of the
+    -- server ends them, since such a connection counts as active.
     (SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
      WHERE datname = current_database() AND usename = current_user
        AND (application_name LIKE 'affinity %%' OR application_name = %(application_name)s)

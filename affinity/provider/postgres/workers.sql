@@ -146,7 +146,7 @@ WITH seen AS MATERIALIZED (
     WHERE locked_until > (SELECT clock()) AND (SELECT count(*) FROM seen) < %(most)s
     GROUP BY worker_id, incarnation
 ), named AS MATERIALIZED (
-    -- A name that a URL gives to all connections is of no worker.
+    -- An application_name from the URL belongs to no worker.
     SELECT application_name AS name FROM pg_stat_activity WHERE datname = current_database()
 )
 SELECT w.worker_id, w.incarnation, w.locked_until > clock(), w.draining,
@@ -156,7 +156,7 @@ SELECT w.worker_id, w.incarnation, w.locked_until > clock(), w.draining,
          ELSE coalesce(w.sessions, 0) END,
     w.capacity, w.drain_wanted, w.code_version, w.code_since,
     array_to_json(w.tags)::text, w.only_tagged, w.registered::text,
-    -- As PostgreSQL cuts them.
+    -- PostgreSQL cuts names after 63 bytes.
     (SELECT nullif(count(*), 0) FROM named WHERE name IN (
         left('affinity lease ' || w.worker_id, 63), left('affinity ' || w.worker_id || ' commit', 63),
         left('affinity ' || w.worker_id || ' fetch', 63), left('affinity ' || w.worker_id || ' misc', 63)))

@@ -1,4 +1,4 @@
--- statuses: how far some instances are, and their generations
+-- statuses: statuses and generations of some instances
 SELECT json_group_array(json_array(i.instance_id, i.status, i.generation))
 FROM json_each(:instance_ids) AS j CROSS JOIN instances AS i ON i.instance_id = j.value;
 

@@ -3,7 +3,7 @@ UPDATE instances SET status = 'suspended', owner_incarnation = NULL, updated_at 
 WHERE instance_id = :instance_id AND generation = :generation AND owner_worker = :worker_id AND owner_incarnation = :incarnation
   AND execution_id = :execution_id AND event_count = :event_count AND status IN ('pending', 'running');
 
--- remember: why; where it was suspended at this very point before, this code is one more that has tried
+-- remember: why; if it was suspended at this point before, this code is added to the versions that have tried
 INSERT INTO suspensions (instance_id, execution_id, event_count, error_type, message, worker_id, code, tried, needs_code,
                          suspended_at)
 VALUES (:instance_id, :execution_id, :event_count, :error_type, :message, :worker_id, :code, json_array(:code), :needs_code,

@@ -82,7 +82,7 @@ WHERE next_worker IS NOT NULL AND (next_until IS NULL OR next_until > :last)
       WHERE q.session_id = sessions.session_id AND q.lock_incarnation = sessions.incarnation AND q.locked_until > :now);
 
 -- remove_sessions: sessions that expired long ago, have no work and are not watched
--- (without its row, the next claim of a watched one would be its first, which notifies no watcher)
+-- A watched session keeps its row: without it, the next claim would be the first one, which notifies no watcher.
 DELETE FROM sessions WHERE session_id IN (
     WITH RECURSIVE names (worker_id) AS (
         SELECT min(worker_id) FROM sessions

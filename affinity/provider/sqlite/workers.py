@@ -106,9 +106,11 @@ def drain(tx: Tx, identity: WorkerIdentity, *, restarts: bool = False, if_wanted
 
 
 def _version_since(tx: Tx, identity: WorkerIdentity, code: Mapping[str, str]) -> float:
-    """Since when the version is deployed that a worker registers: as long as others run it, or as it ran it before
-    itself. A worker that changes from one version to another shows which of them is the newer: also an older one,
-    rolled back to.
+    """The time since when a version is deployed, for a worker that registers it.
+
+    It is the latest time that live workers of the version have, or that the worker's own row has for it; else now. It
+    is now, too, if the worker's row has another version with a later time: the worker changes from that version to this
+    one, so this one is the newer, also in a rollback.
     """
     row = tx.row(SQL["version_since"], {**_named(identity), **code, "now": tx.now})
     assert row is not None

@@ -50,9 +50,9 @@ EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR undefined_func
     RETURN 0;
 END $$;
 
--- All ids that can be issued again jump forward, further than they can have come: a microsecond of the clock for each, and by a
--- random part, since a database may be set back to the same moment twice. Every lease ends and every session has a new epoch,
--- so that nothing which a process remembers is taken for the present, whether or not that process knows of timelines.
+-- Begins a new timeline. The sequences move beyond all ids that can have been issued: to the clock in microseconds, and by a
+-- random part, since a database may be set back to the same moment twice. Every lease ends, and every session has a new epoch: no
+-- process can use what it remembers.
 CREATE FUNCTION begin_timeline() RETURNS text LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     begun text := gen_random_uuid();
@@ -70,8 +70,8 @@ BEGIN
     RETURN begun;
 END $$;
 
--- What each connection asks first: the token, and how far the database is (NULL: it is a standby). With the rights of the
--- role that migrated, so that others need none to the table.
+-- The first query of a worker's connection: the token, and how far the database is (NULL: it is a standby). It begins a new
+-- timeline if the server is another one, or is behind the known point. With the owner's rights: other roles need none to the table.
 CREATE FUNCTION establish_timeline(known_token text, known_reached bigint, OUT current_token text, OUT reached bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -94,8 +94,7 @@ BEGIN
     END IF;
 END $$;
 
--- What each connection of a client asks first. A timeline begins here only where the server itself is another one:
--- establish_timeline, to which a number is given, is for workers.
+-- The first query of a client's connection. It begins a new timeline only if the server is another one.
 CREATE FUNCTION read_timeline(OUT current_token text, OUT reached bigint)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
     SELECT t.current_token, t.reached FROM establish_timeline(NULL, 0) t

@@ -87,7 +87,7 @@ CREATE TABLE session_watches (
 ) WITH (fillfactor = 70, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.05);
 CREATE INDEX session_watches_instance ON session_watches (instance_id);
 
--- The terms of the contract, each written once. PostgreSQL merges them, views and functions, into the statements that use them.
+-- The terms of the contract, each written once. PostgreSQL inlines these views and functions into the statements that use them.
 CREATE VIEW alive_workers AS
 SELECT worker_id, incarnation, draining, code_version FROM workers WHERE locked_until > clock();
 
@@ -96,8 +96,8 @@ SELECT s.session_id, s.worker_id, s.incarnation, s.epoch, s.locked_until
 FROM sessions s JOIN workers w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation
 WHERE s.locked_until > clock() AND w.locked_until > clock();
 
--- Planned moves that count: until their time, and while their workers take sessions. Beside `held_sessions`, not in it:
--- the time may be read in the conditions of a view, and not in its columns, or PostgreSQL merges it no more.
+-- Planned moves that can still happen: their time is not over, and their workers take sessions. Not a part of `held_sessions`:
+-- PostgreSQL inlines a view that reads the time in its conditions, but not one that reads it in its columns.
 CREATE VIEW planned_moves AS
 SELECT s.session_id, s.next_worker, 'new:' || s.next_worker AS route
 FROM sessions s JOIN workers n ON n.worker_id = s.next_worker
@@ -113,13 +113,13 @@ CREATE FUNCTION holds_session(s sessions, _worker text, _incarnation text) RETUR
     SELECT (s.worker_id = _worker) IS TRUE AND s.incarnation = _incarnation AND s.locked_until > clock()
 $$;
 
--- The same, and the session's next work is for this worker: with a planned move it is for the other one.
+-- Whether it also gets the session's next work: with a planned move that work is for the other worker.
 CREATE FUNCTION keeps_session(s sessions, _worker text, _incarnation text) RETURNS boolean LANGUAGE sql VOLATILE AS $$
     SELECT holds_session(s, _worker, _incarnation) AND (s.next_worker IS NULL OR s.next_until <= clock())
 $$;
 
--- For a worker that does not run the newest version of its app that live workers run: the workers that run it and take all the
--- work that this one takes, and how many more sessions each may hold. Sessions of a tag do not wait for workers without it.
+-- For each worker (`newer_than`) that does not run the newest version of its app: the live workers of that version, and how many
+-- more sessions each may hold. Only workers count whose tags let them take all the work that this one takes.
 CREATE VIEW newer_workers AS
 SELECT me.worker_id AS newer_than, n.worker_id, n.capacity - held.sessions AS room
 FROM workers me
@@ -137,8 +137,9 @@ CROSS JOIN LATERAL (
 ) held
 WHERE newest.code_version <> me.code_version AND newest.code_since > me.code_since;
 
--- Since when the version is deployed that a worker registers: as long as others run it, or as it ran it before itself. A
--- worker that changes from one version to another shows which of them is the newer: also an older one, rolled back to.
+-- The time since when a version is deployed, for a worker that registers it: the latest time that live workers of the version
+-- have, or that the worker's own row has for it; else now. It is now, too, if the worker's row has another version with a later
+-- time: the worker changes from that version to this one, so this one is the newer, also in a rollback.
 CREATE FUNCTION version_since(_worker text, _app text, _version text) RETURNS timestamptz LANGUAGE sql VOLATILE AS $$
     SELECT CASE WHEN known.since > coalesce(former.since, '-infinity') THEN known.since ELSE clock() END
     FROM (
@@ -157,8 +158,8 @@ BEGIN
     RETURN EXISTS (SELECT FROM newer_workers n WHERE n.newer_than = _worker AND n.room > 0);
 END $$;
 
--- Asked by a statement that has the session's row locked. VOLATILE on purpose: it looks at the table as it is now,
--- where the statement's own snapshot may be older than the lock, and would miss a hold that was made while it waited.
+-- The end of the session's last hold, for a statement that has the session's row locked. VOLATILE on purpose: it reads the
+-- table as it is now. The snapshot of the statement may be older than the lock, and lack a hold that was added meanwhile.
 CREATE FUNCTION latest_hold(session text) RETURNS timestamptz LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN (SELECT max(until) FROM session_holds WHERE session_id = session);

@@ -317,16 +317,16 @@ BEGIN
     END IF;
 END $$;
 
--- What removes rows of sessions looks for watches with the snapshot of its statement, which may be older than its locks:
--- it would miss a watch whose commit had the row locked until then. So a trigger judges each row once more when it is locked;
--- with a path of its own, for an administrator's deletion too.
+-- Keeps the row of a session that is watched. A statement that removes rows looks for watches with its snapshot, which may be
+-- older than its lock on the row: it would miss a watch that was committed while it waited. So this trigger looks again, under the
+-- lock. It has its own search_path, so that it works in a deletion by an administrator too.
 CREATE FUNCTION keep_watched_session() RETURNS trigger LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
 BEGIN
     PERFORM FROM session_watches w WHERE w.session_id = OLD.session_id;
     RETURN CASE WHEN NOT FOUND THEN OLD END;
 END $$;
 
--- The message is the payload of the watch; a JSON object gets a last member that says where the session is now, and why.
+-- Sends the payload of each watch of a session that has moved: see `SessionWatch`.
 CREATE FUNCTION notify_watchers() RETURNS trigger LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)

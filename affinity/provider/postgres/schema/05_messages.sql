@@ -1,7 +1,7 @@
 -- Creating, restarting, resetting and deleting instances, and sending messages to them.
 
--- Creates instances with their start messages, also those beyond a quota: of turns and wakes. If an id was there, the parent is
--- notified, where asked. Returns the positions of the new instances. With `_only`, other positions are left out.
+-- Creates instances with their start messages, for turns and wakes, which no quota refuses. If an id is taken, the parent gets its
+-- message `_on_exists`. Returns the positions of the new instances. With `_only`, other positions are left out.
 CREATE FUNCTION add_instances(
     _instance text[], _generation text[], _name text[], _version text[], _start text[], _parent text[] = NULL,
     _parent_generation text[] = NULL, _delay float8[] = NULL, _on_exists text[] = NULL, _on_deleted text[] = NULL,
@@ -269,8 +269,8 @@ BEGIN
     WHERE o.id = c.id AND o.instance_id = c.instance_id;
 END $$;
 
--- Deletes instances, each with its tree of children if asked to, and notifies the parents that stay. All of a tree goes, or
--- nothing of it: what has not ended goes only by force. Returns the instances that there are, and whether they go.
+-- Deletes instances, if asked to with their trees of children, and notifies the parents that stay. A tree is deleted whole or not
+-- at all: without force, only if all of it has ended. Returns the instances that were found, and whether each was deleted.
 --
 -- A turn that is being committed may add a child while we wait for its parent: the tree is read again until it is locked
 -- as a whole. Rows are locked in the order that all verbs keep, but for children found late; should that deadlock, the

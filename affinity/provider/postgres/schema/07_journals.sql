@@ -318,7 +318,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Whether the journals of a wake can be created, and the session on whose lease it ran has no greater epoch.
+-- Whether the journals of a wake can be created, and the session on whose lease the wake ran still has its epoch.
 CREATE FUNCTION creations_fit(_creations text, _home text, _home_epoch bigint) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT NOT EXISTS (SELECT FROM sessions s WHERE s.session_id = _home AND s.epoch > _home_epoch)
         AND NOT EXISTS (
@@ -592,8 +592,8 @@ BEGIN
 END $$;
 
 -- Appending.
--- Queues the parked items of instances (NULL: none); returns the holders of their sessions. Without a join of all that it
--- queues with all that it was given, which takes as long as their product.
+-- Queues the parked items of instances (NULL: none), and returns the holders of their sessions by position. The loop replaces a
+-- join of the queued items with the given instances, whose time would grow with the product of their numbers.
 CREATE FUNCTION unpark_items(_instance text[]) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
     moment timestamptz := clock();
@@ -629,8 +629,8 @@ BEGIN
     RETURN holders;
 END $$;
 
--- Appends to journals: see `JournalAppend.message`. An element of round n > 1 names a journal that an element of round n - 1
--- names too. fresh: journals that this batch has created. holders: of the sessions of items that were queued; NULL: none was.
+-- Appends to journals: see `JournalAppend.message`. The n-th append of a batch to one journal is done in round n.
+-- fresh: journals that this batch has created. holders: holders of the sessions of queued items; NULL: no item was queued.
 CREATE FUNCTION append_journals(
     _session text[], _kind text[], _entry_kind text[], _entry text[], _event text[], _wake text[], _input boolean[],
     _message text[], _unread_limit bigint[],
@@ -774,8 +774,8 @@ BEGIN
     END IF;
 END $$;
 
--- One input of a journal that is there, for an instance whose next work item is parked: the append of a client that makes one at
--- a time, with scalars in place of arrays of one element. All else is done by `append_journals`, with the same answer.
+-- Appends one input to a journal that exists, for an instance with a parked work item: the usual append of a client, with scalars
+-- in place of arrays of one element. In other cases it calls `append_journals`, and returns the same answer.
 CREATE FUNCTION append_input(
     _session text, _kind text, _entry_kind text, _entry text, _event text, _message text, _unread_limit bigint,
     OUT outcome text, OUT seq bigint, OUT journal bigint, OUT unparked boolean, OUT holder text
@@ -820,10 +820,9 @@ BEGIN
     WHERE j.journal_id = journal;
 END $$;
 
--- The fallback entries that wakes append in place of refused ones: see `JournalAppend.if_refused`.
-
--- Called after `append_journals` with its result: appends the fallback entries of the places that were refused. `_bounces` is an
--- array of objects, each with its place. REFUSAL_MARK in an entry becomes the outcome. Returns how many were appended.
+-- Appends the fallback entries of refused appends of wakes: see `JournalAppend.if_refused`. Called with the result of
+-- `append_journals`. `_bounces` is an array of objects, each with the place of the append that it replaces. REFUSAL_MARK in an
+-- entry becomes the outcome. Returns the number of appended entries.
 CREATE FUNCTION bounce_journals(_places bigint[], _outcomes text[], _bounces json) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     session text[]; kind text[]; entry_kind text[]; entry text[]; event text[]; wake text[]; input boolean[]; message text[]; journals bigint[];
@@ -853,10 +852,9 @@ BEGIN
     RETURN coalesce(cardinality(session), 0);
 END $$;
 
--- Parks items, called behind a commit of their turns and what wakes have added to their journals; before that,
--- removes items that the turns cancel. Items that may not be parked are queued. By position: NULL if the item is parked, else the
--- worker that is to fetch it, or an empty text; NULL: all are parked. `_lock` has the sessions of the journals, unless the
--- transaction has locked these.
+-- Removes the parked items that turns cancel, then parks new items. Called after the turns and the writes of wakes to their own
+-- journals. An item that may not be parked is queued. Returns by position: NULL if the item is parked, else the worker that is to
+-- fetch it, or an empty text; NULL in place of the array: all are parked. `_lock`: sessions of journals that are not locked yet.
 CREATE FUNCTION park_items(
     _instance text[] = NULL, _generation text[] = NULL, _execution bigint[] = NULL, _activity bigint[] = NULL,
     _name text[] = NULL, _session text[] = NULL, _payload text[] = NULL, _lock text[] = NULL,

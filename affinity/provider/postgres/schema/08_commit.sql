@@ -1,24 +1,24 @@
 -- Turns and wakes: what a worker commits in one transaction.
 
--- The fence of a turn: its instance is the worker's, and where the worker knows it.
+-- The fence of a turn: the worker owns the instance, and the instance is at the point of its history that the worker knows.
 CREATE FUNCTION passes_fence(i instances, _worker text, _incarnation text, _generation text, _execution bigint, _events bigint)
 RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
         AND i.generation = _generation AND i.execution_id = _execution AND i.event_count = _events
 $$;
 
--- Sessions of results and of work to be locked by the caller that it holds, with their epochs; and by item, unless all of
--- them were locked to the caller: whether it was, and which worker holds its session. A type: for OUT parameters
--- PostgreSQL reads the names of all parameters at every call.
+-- The answer of `commit_turns`. held, epochs: sessions of results and of new work that the caller holds, and their epochs.
+-- locked, holders: by new item, whether it was locked to the caller, and which worker holds its session; NULL: all were locked.
+-- It is a type, not OUT parameters: with these PostgreSQL would read the names of all parameters at every call.
 CREATE TYPE committed AS (held text[], epochs bigint[], locked boolean[], holders text[]);
 
 -- Commits a batch of turns, all of them or none. A column *_turn holds, by element, the number of the turn that it
 -- belongs to, from 1. Columns that a batch has no use for are NULL; columns of one group are all there or none of them:
 -- placement, updates, removals with children and messages, holds with watches, states.
 --
--- Nearly all turns pass, so nothing is asked first. Rows are written where they are as they must be, and the rows are
--- counted. If one is missing, an error undoes everything (`refuse`); the caller asks which turns do not pass
--- (`check_fences` in turns.sql) and commits the others.
+-- Nearly all turns pass, so the fences are not read first. Each statement writes the rows whose fences pass, and counts them.
+-- If one is missing, an error undoes everything (`refuse`). Then the caller asks which turns do not pass (`check_fences` in
+-- turns.sql), and commits the others.
 --
 -- Rows are locked in the order that all verbs keep: instances, worker_queue, sessions, session_states, each by key.
 -- Turns, acks and states come in the order of their keys. Each statement has a snapshot of its own: it sees the locked rows as
@@ -113,7 +113,7 @@ BEGIN
             PERFORM add_instances(_child_instance, _child_generation, _child_name, _child_version, _child_start,
                 _child_parent, _child_parent_generation, _child_delay, _child_on_exists, _child_on_deleted, _child_session);
         END IF;
-        -- More than results is removed, so all of it is locked by key before anything is.
+        -- Cancelled items and items of ended instances are removed too: all are locked in order before one is removed.
         PERFORM FROM (
             SELECT a.instance_id, _ack_execution[a.k] AS execution_id, _ack_activity[a.k] AS activity_id
             FROM unnest(_ack_instance) WITH ORDINALITY AS a (instance_id, k)
@@ -140,8 +140,8 @@ BEGIN
     )
     SELECT count(*), array_agg(r.session_id) INTO passed, acked FROM removed r;
     IF _state_session IS NOT NULL OR _end IS NOT NULL THEN
-        -- All rows of sessions that are written below, or must not move while they are judged or watched. No other
-        -- transaction changes the holds of an instance whose row is locked.
+        -- Lock the rows of all sessions that are written below, or that must not move while their fences are checked or a
+        -- watch is added. No other transaction changes the holds of an instance whose row is locked.
         ending := ARRAY(
             SELECT h.session_id
             FROM unnest(_unhold_turn) WITH ORDINALITY AS u (n, k)
@@ -190,7 +190,7 @@ BEGIN
         FROM (
             SELECT w.k, s.holder, s.route,
                 (_item_here IS NULL OR _item_here[w.k] AND _item_delay[w.k] <= 0) AND may_lock
-                -- With the epoch as it is, or not at all: a writer without a lease gives the session another.
+                -- Only of a session that is locked above: else a writer without a lease could change its epoch.
                 AND (w.session_id IS NULL OR (s.session_id = ANY (held)) IS TRUE) AND blocked[w.k] IS NOT TRUE AS locked
             FROM unnest(_item_session) WITH ORDINALITY AS w (session_id, k)
             LEFT JOIN session_routes s ON s.session_id = w.session_id) p;
@@ -223,7 +223,7 @@ BEGIN
           AND (r.epoch > _state_epoch[w.k]) IS NOT TRUE
           AND NOT EXISTS (SELECT FROM sessions s WHERE s.session_id = w.session_id AND s.epoch > _state_epoch[w.k]);
         GET DIAGNOSTICS passed = ROW_COUNT;
-        -- Plain: should another transaction write the first version too, one of the two fails (errors.py: Contention).
+        -- Without ON CONFLICT: if another transaction writes the first version too, one of them fails (errors.py: Contention).
         INSERT INTO session_states (session_id, state, encoding, schema_version, kind, name, parent, labels,
             message_count, participants, version, epoch, created_at, updated_at)
         SELECT w.session_id, _state[w.k], _state_encoding[w.k], _state_schema[w.k], _state_kind[w.k], _state_name[w.k],
@@ -268,7 +268,7 @@ BEGIN
     END IF;
 
     IF _finish IS NOT NULL THEN
-        -- Removals come last, for they may be of what this batch has queued.
+        -- Removals come last: this batch may have queued the rows that they remove.
         INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload, timer_execution, timer_id)
         SELECT m.instance_id, r.route, moment + _message_delay[m.k] * interval '1 s', _message[m.k],
             _message_execution[m.k], _message_timer[m.k]
@@ -290,14 +290,16 @@ BEGIN
     RETURN (held, epochs, locked, holders);
 END $$;
 
--- One turn that takes one result: of an activity, and queues one item of the same session (or also without one) that is to run
--- here, or of a wake, with what that adds to its journal and with the state of its session. The batch of a worker that has little
--- to do: its time is what starts statements, and arrays of one element make that half as much again.
-
--- Commits such a turn as `commit_turns`, `write_journals` and `park_items` do, or raises `refuse`: also when the item is not to
--- be locked to the caller, or may not be parked, and when the state is of another session than the result, or of a session
--- without a row; then these functions commit it. The entries are of this wake; none is an input, and none has an event id. A
--- parked item is of the instance whose journal this is. Returns the epoch of the result's session.
+-- Commits one turn that takes one result, as `commit_turns`, `write_journals` and `park_items` do; returns the epoch of the
+-- result's session. It is the batch of a worker that has little to do. Most of its time goes into starting statements, which takes
+-- half as long again with arrays of one element.
+--
+-- There are two kinds of such turns. One takes the result of an activity, and queues an item that is to run here; both are of one
+-- session, or without one. The other takes the result of a wake, with its entries, the state of its session and the next parked
+-- wake. No entry is an input or has an event id. The parked item is of the instance whose journal this is.
+--
+-- Raises `refuse` if the turn does not pass, and in these cases, in which the general functions commit it: the item cannot be
+-- locked to the caller, or may not be parked; the state is of another session than the result; the session has no row.
 CREATE FUNCTION commit_turn(
     _worker text, _incarnation text, _session_lock float8, _touch_below float8,
     _instance text, _generation text, _execution bigint, _events bigint, _event text[],
@@ -422,13 +424,15 @@ BEGIN
     RETURN session_epoch;
 END $$;
 
--- Writes what wakes add to their journals: see `JournalWrite`. The writes come in the order of the keys of their sessions, at
--- most one of each. An entry belongs to the write of number _entry_write, and is the one of number _entry_place there;
--- _added and _size are the number of a write's entries and their bytes. _outcome, _reason, _read, _number and _error are how its wake has
--- ended; without an outcome it goes on. Columns that a batch has no use for are NULL. `_rare`
--- has new and ended requests, revisits and delegations, steps, and the numbers of writes that clear these. `_part` has the numbers of writes
--- whose wakes go on. `_also` has the sessions of other journals that the statement appends to afterwards:
--- all are locked together. With `_only`, writes of other numbers are left out.
+-- Writes what wakes add to their journals: see `JournalWrite`. There is one write for a session, and the writes are in the order of
+-- their sessions. Columns that a batch does not need are NULL.
+-- _added, _size: the number of entries of a write, and their bytes.
+-- _entry_write, _entry_place: the number of the write that an entry belongs to, and its place among the entries of that write.
+-- _outcome, _reason, _read, _number, _error: how the wake has ended; without an outcome it goes on.
+-- _part: numbers of the writes whose wakes go on.
+-- _rare: new and ended requests, revisits and delegations; steps, and the numbers of the writes that clear their steps.
+-- _also: sessions of other journals to which the statement appends afterwards; all journals are locked together.
+-- _only: numbers of the writes to do; the others are left out.
 CREATE FUNCTION write_journals(
     _session text[], _journal bigint[], _base bigint[], _processed bigint[], _wake text[], _attempt bigint[],
     _added bigint[], _size bigint[],
@@ -445,7 +449,7 @@ BEGIN
         PERFORM FROM journals j WHERE j.session_id = ANY (_session || _also) ORDER BY j.session_id FOR NO KEY UPDATE;
     END IF;
     IF _entry_event IS NOT NULL THEN
-        -- Entries whose event id is there are left out, and so are others with the same one behind the first.
+        -- Left out: entries whose event id is in the journal already, and repetitions of an event id within the write.
         WITH entry AS MATERIALIZED (
             SELECT w.n, w.k, w.copy = 1 AND coalesce(
                 (SELECT e.seq FROM journal_entries e WHERE e.journal_id = _journal[w.n] AND e.event_id = _entry_event[w.k]),
