@@ -113,8 +113,9 @@ def check_description(about: Description) -> Description:
 
 @frozen(kw_only=True)
 class JournalStart:
-    """Creates the journal and its instance, when the session has no journal, or its instance is gone. A journal begins
-    with an instance of its own: one that is left of a deleted journal is deleted.
+    """Creates the journal and its instance if there is no journal, or only the instance if that is gone.
+
+    An instance that is left of a deleted journal is deleted first: a new journal begins with a new instance.
     """
 
     name: str  # of the orchestration
@@ -122,8 +123,8 @@ class JournalStart:
     generation: str  # of the instance
     version: str | None = None
     journal_id: int = field(default_factory=new_journal_id)
-    # Session whose wake creates it: only that session, and clients, may append inputs. The journal keeps the journal id
-    # that this session has then, too: see `JournalPage.parent_journal`.
+    # The session whose wake creates the journal. Only that session, and clients, may append inputs. The present journal
+    # id of that session is stored too: see `JournalPage.parent_journal`.
     parent: str | None = None
     about: Description | None = None  # of a new journal
 
@@ -156,16 +157,17 @@ class JournalAppend:
     # Not sent by an input (`NewEntry.is_input`) that queues a parked work item. None: wakes nothing.
     message: str | None
     start: JournalStart | None = None
-    # Only to the journal of this id. It is deleted, or another one has been created since under the id of the session:
-    # "unknown", and ``start`` creates nothing.
+    # Append to the journal with this id only. If it was deleted, also if the session has another one now, the outcome
+    # is "unknown", and ``start`` creates nothing.
     journal_id: int | None = None
     answers: Answer | None = None  # refused unless this request is pending; it is resolved then
     drops: bool = False  # removes all pending requests and revisits
     closes: bool = False  # afterwards inputs are refused
     sender: str | None = None  # the session whose wake sends it, which must be the parent; None: a client
     unread_limit: int | None = None  # as `NewMessage.unread_limit`
-    # Of a wake: an entry and a message for a journal that is there. They are appended in the same transaction when this
-    # one is refused (its outcome is neither "appended" nor "repeated"), and left out when they are refused in turn.
+    # Of a wake: the fallback, an entry and a message for a journal that exists. It is appended in the same transaction
+    # if this append is refused, that is if its outcome is neither "appended" nor "repeated". If the fallback is refused
+    # too, it is left out.
     if_refused: JournalAppend | None = None
 
 
@@ -203,7 +205,7 @@ class Appended(NamedTuple):
     journal_id: int = 0
     created: bool = False  # the journal is new
     unparked: bool = False  # a parked work item is queued, in place of the message
-    holder: str | None = None  # of the session of that item: the worker that is to fetch it; None: any may
+    holder: str | None = None  # the worker that is to fetch the item, as the holder of its session; None: any may
 
 
 @frozen(kw_only=True)
@@ -240,8 +242,8 @@ class Request(NamedTuple):
 
 
 class InheritedRequest(NamedTuple):
-    """A request that a journal has from its base. It expires when the base's pending request of this id does, if there
-    is one; else never.
+    """A request that a journal takes over from its base. It expires together with the base's pending request of this
+    id; without one, never.
     """
 
     request_id: str
@@ -264,13 +266,14 @@ class Revisit(NamedTuple):
 
 
 class OpenDelegation(NamedTuple):
-    """Work that wakes of a journal have given to a child, or to an instance of `JournalWrite.starts`. It ends with
-    `JournalWrite.ended_delegations`, and with the journal of the child, or of its own, or with that instance. A journal
-    that continues another, or was made from it, has none of its.
+    """Work that wakes of a journal have given to a child, or to an instance of `JournalWrite.starts`.
+
+    It ends with `JournalWrite.ended_delegations`, and when the child's journal, the instance or its own journal is
+    deleted. A journal that was made from another one takes over none of these.
     """
 
-    delegation_id: str  # unique in its journal; of one to an instance, ``child``
-    child: str  # session, or instance
+    delegation_id: str  # unique in its journal; for an instance: its id, as in ``child``
+    child: str  # id of the child's session, or of the instance
 
 
 @frozen(kw_only=True)
@@ -284,12 +287,12 @@ class InstanceStart:
 
 
 class Step(NamedTuple):
-    """What a wake has done once, or has begun to do: its next attempt finds it."""
+    """A step of a wake that is done, or has begun: the next attempt of the wake reads it."""
 
     wake_id: str
     key: str  # unique in its wake
-    arguments: str = ""  # a digest of what it was called with
-    result: str | None = None  # JSON; None: it has begun
+    arguments: str = ""  # a digest of its arguments
+    result: str | None = None  # JSON; None: it has begun, and is not done
 
 
 EndOutcome: TypeAlias = Literal["done", "retried", "failed"]
@@ -330,7 +333,7 @@ LineageKind: TypeAlias = Literal["fork", "detach", "merge", "compress", "import"
 
 
 class JournalRange(NamedTuple):
-    """The beginning of a journal, with what the journal continues."""
+    """A journal up to an entry, with the entries of the journals that it continues."""
 
     journal_id: int
     up_to: int | None = None  # number of its last entry; None: the last one when the creation is applied
@@ -338,11 +341,11 @@ class JournalRange(NamedTuple):
 
 @frozen(kw_only=True)
 class JournalCreation:
-    """Creates a journal, empty or from others, which must exist. So lineage has no cycles. It writes as many rows as it
-    has parents and entries, for a base of any length.
+    """Creates a journal, empty or from others, which must exist. So lineage has no cycles. It writes a row for each
+    parent and each entry of its own, and none for the entries of its base.
 
-    It has no revisits. Inputs that the base has not processed are pending in it too, and so are ``requests``, which are
-    answered here and there independently.
+    The new journal has no revisits. Inputs that the base has not processed are pending in it too. So are ``requests``:
+    base and new journal answer them independently.
     """
 
     session_id: str
@@ -351,19 +354,20 @@ class JournalCreation:
     # Sent to the instance if inputs are pending, or a request that expires; `SEQ_MARK` becomes the last number.
     message: str | None = None
     lineage: LineageKind | None  # None: it begins empty
-    operator: str  # what made it, for people; of one that begins empty: an empty text
+    operator: str  # what made it, for people; empty for a journal that begins empty
     parents: Sequence[int] = ()  # journal ids, in order; a detached journal has none
     extras: str = "{}"  # JSON object
-    base: JournalRange | None = None  # its first entries are this range, with the same numbers; its own follow
-    # Its entries that the base has not follow, in order, with new numbers. Inputs that were processed there are none.
+    base: JournalRange | None = None  # the first entries are this range, with the same numbers
+    # Then come the entries of this range that the base does not have, in order, with new numbers. Inputs that its
+    # journal has processed are no inputs in the new one.
     merged: JournalRange | None = None
-    entries: Sequence[NewEntry] = ()  # then these
-    # Without a base: its watermark, and how its wakes have ended, in the order of their numbers.
+    entries: Sequence[NewEntry] = ()  # then come these entries
+    # Of a journal without a base: its watermark, and how its wakes have ended, in the order of their numbers.
     processed: int = 0
     wakes: Sequence[JournalWake] = ()
     copies_state: bool = False  # the record of the base's session, as it is after the turn
-    state: SessionState | None = None  # in place of a copy
-    state_times: RecordTimes | None = None  # of its record; a time in the future becomes now. None: now
+    state: SessionState | None = None  # a state in place of a copy
+    state_times: RecordTimes | None = None  # times of the record of ``state``; a future time becomes now. None: now
     requests: Sequence[InheritedRequest] | None = ()  # None: the requests that are pending in the base, after the turn
     home: str | None = None  # session on whose lease its wakes run; None: its own
     about: Description | None = None
@@ -408,9 +412,9 @@ class JournalLineage:
     home: str | None
     distance: int  # number of steps up; 0: the journal itself
     created_at: datetime
-    # What removed entries have used, by writer, as JSON: {"WRITER": [ENTRIES, {"NAME": SUM}]}. A usage is the field
-    # "usage" of a payload, an object of numbers. A writer is the beginning of a wake's id, without its last two words,
-    # which hyphens separate; an input counts for the wake behind it. Of a journal that continues others: their sum.
+    # The usage of removed entries, by writer, as JSON: {"WRITER": [ENTRIES, {"NAME": SUM}]}. A usage is the field
+    # "usage" of a payload, an object of numbers. A writer is a wake's id without the last two words, which hyphens
+    # separate. An input counts for the wake behind it. Entries of the journals that this one continues are included.
     used: str = "{}"
     title: str | None = None
     owner: str | None = None
@@ -423,7 +427,7 @@ class JournalLineage:
 
 
 class HomeLease(NamedTuple):
-    """The lease under which a wake of a journal with a home runs: no greater epoch of that session may exist."""
+    """The lease under which a wake of a journal with a home runs. A greater epoch of the session refuses the write."""
 
     session_id: str
     epoch: int
@@ -443,27 +447,27 @@ class JournalWrite:
     processed: int  # the watermark from now on; ``base``: the wake has processed no input
     wake_id: str
     entries: Sequence[NewEntry] = ()
-    # Both are left out when an input that drops them (`JournalAppend.drops`) was appended behind ``processed``: the
-    # wake has requested them without having read it.
+    # Requests and revisits are left out if an input that drops them (`JournalAppend.drops`) was appended behind
+    # ``processed``: the wake had not read it when it requested them.
     requests: Sequence[NewRequest] = ()
     revisits: Sequence[NewRevisit] = ()
     ended_requests: Sequence[str] = ()  # ids of expired requests, which the wake itself resolves
     ended_revisits: Sequence[str] = ()  # keys of revisits that it has processed; removed before ``revisits`` are added
     delegations: Sequence[OpenDelegation] = ()  # new ones
     ended_delegations: Sequence[str] = ()  # ids; an unknown one is ignored
-    # To other journals: children, the parent. In place of one that is refused, its ``if_refused`` is appended.
+    # Appends to other journals: of children, of the parent.
     appends: Sequence[JournalAppend] = ()
     creations: Sequence[JournalCreation] = ()  # after the entries and the state; when one is refused, the fence fails
     starts: Sequence[InstanceStart] = ()  # instances without a journal; no quota refuses them
     home: HomeLease | None = None  # of a journal with a home: fenced too
     clear_stream: bool = False  # remove the provisional parts of this journal
     attempt: int = 0  # of the wake: later parts of this attempt, or of lower ones, are ignored
-    # The attempt has ended: a `JournalWake` for it. Then there is an entry without an event id.
+    # How the attempt has ended: written as a `JournalWake`. A write with an end has an entry without an event id.
     end: WakeEnd | None = None
-    # The wake goes on behind this write: ``processed`` is up to where it has read, and the watermark stays. Its attempt
-    # goes on too if ``attempt`` is a lower one. See `WorkAck.message`.
+    # The wake goes on after this write: the watermark stays, and ``processed`` is the number up to which the wake has
+    # read. The attempt goes on too if ``attempt`` is a lower one. See `WorkAck.message`.
     is_part: bool = False
-    steps: Sequence[Step] = ()  # each in place of the one of its wake and key
+    steps: Sequence[Step] = ()  # a step replaces an earlier one of the same wake and key
     clear_steps: bool = False  # remove the steps of this journal, of all its wakes
 
     @property
@@ -494,8 +498,8 @@ class PendingWork:
     revisits: Sequence[Revisit]  # all that are pending, ``due`` ones too, by due time
     next_due: float | None  # seconds until the next revisit is due or a request expires; None: neither
     home: str | None = None  # session on whose lease the wakes run; None: its own
-    # With a home: the greater one of the journal's own session, which changes when its record is written by others, and
-    # of its record, which outlasts that session's row.
+    # With a home: the greater one of two epochs. The epoch of the journal's own session changes when other code writes
+    # the session's record. The epoch of the record stays when the session's row is removed.
     epoch: int = 0
     delegations: Sequence[OpenDelegation] = ()  # at most `limits.MAX_DELEGATIONS_READ`
     has_record: bool = True  # the session may have a record of its state; False: it has had none so far
@@ -523,7 +527,7 @@ class StreamPart:
 
 @frozen(kw_only=True)
 class StreamCursor:
-    """A place in a stream: one attempt of one wake, and a number of its parts, up to which a reader has seen them."""
+    """The position of a reader in a stream: a wake, its attempt, and the number of the last part that was read."""
 
     wake_id: str = ""
     attempt: int = 0
@@ -560,20 +564,20 @@ class JournalPage:
     last_seq: int
     closed: bool
     parent: str | None
-    # Journal id of the parent whose wake has created it. Another journal of that session is none of its parents. None:
-    # it has no parent, or the parent had no journal.
+    # Journal id of the parent whose wake has created this journal; a later journal of that session is not its parent.
+    # None: it has no parent, or the parent had no journal.
     parent_journal: int | None = None
     instance_status: str | None  # of its instance, in the same snapshot; None: there is no instance
     entries: Sequence[Entry]
-    more: bool  # of the query, behind these
-    # With `JournalQuery.reply_to`: the wake that has processed the input. While none has: the last ended wake of this
-    # journal itself, without its entries, if it was given the input and no entry has come since. None: there is none.
+    more: bool  # the query has more entries behind these
+    # With `JournalQuery.reply_to`: the wake that has processed the input. If there is none yet: the last ended wake of
+    # this journal, without its entries, if it was given the input and is the end of the journal so far. Else None.
     wake: JournalWake | None = None
-    is_input: bool = True  # False: `JournalQuery.reply_to` is an entry, and no input
-    # Parts of the latest attempt of the wake that streams: behind the cursor, if it is of this attempt, else all.
+    is_input: bool = True  # False: the entry of `JournalQuery.reply_to` is not an input
+    # Parts of the latest attempt of the streaming wake: all, or the parts behind the cursor if it is of this attempt.
     stream: Sequence[StreamPart] = ()
-    # The last provisional part that is there; None: there is none, or the query has no cursor. A reader whose cursor is
-    # of another attempt knows that the parts it has seen were retracted or replaced.
+    # The position of the last stored part; None: there is none, or the query has no cursor. If a reader's cursor is of
+    # another attempt, the parts that it has read were retracted or replaced.
     streaming: StreamCursor | None = None
 
 
@@ -584,11 +588,18 @@ ConversationStatus: TypeAlias = Literal[
 ``requires_action``: it waits for an answer. ``waiting``: for the end of a delegation, or a revisit. ``failed``: a wake
 has failed for good; the next input tries again.
 
-It is not stored. It is the first of these that holds. ``terminated``: the journal is closed, or its instance has ended.
-``idle``: there is no instance. ``failed``: the instance is suspended. ``running``: it has a work item. ``failed``: the
-last wake of this journal has, and it has no later entry. ``rescheduling``: the last wake is "retried". ``running``: an
-input waits. ``requires_action``: a request is pending. ``waiting``: an `OpenDelegation`, or a revisit, is there.
-``idle``.
+It is not stored, but derived. The first rule that applies gives the status:
+
+1. ``terminated``: the journal is closed, or its instance has ended.
+2. ``idle``: there is no instance.
+3. ``failed``: the instance is suspended.
+4. ``running``: the instance has a work item.
+5. ``failed``: the last wake of this journal has failed, and it has no later entry.
+6. ``rescheduling``: the last wake is "retried".
+7. ``running``: an input waits.
+8. ``requires_action``: a request is pending.
+9. ``waiting``: there is an `OpenDelegation` or a revisit.
+10. ``idle``.
 """
 
 
@@ -632,9 +643,9 @@ class JournalFilter:
     labels: Mapping[str, str] = field(default_factory=dict)  # has all of these
     updated_since: datetime | None = None
     updated_before: datetime | None = None
-    made_from: int | None = None  # journal id: it was made from this one, as a fork is
-    # For a status or a time of the last change, which no index has, it looks at about so many of the newest ones, and
-    # leaves out others. None: all.
+    made_from: int | None = None  # id of the journal that they were made from, as forks are
+    # No index has the status and the time of the last change. With one of them, only about this number of the newest
+    # journals are looked at; None: all.
     most: int | None = None
     after: tuple[datetime, str] | None = None  # keyset cursor
 
@@ -643,7 +654,7 @@ class JournalFilter:
 
     @property
     def looks(self) -> bool:
-        """Whether it has a condition that no index has: the journals that fit otherwise are looked at, in steps."""
+        """Whether it has a condition without an index: journals that pass the others are looked at in steps."""
         return self.status is not None or self.updated_since is not None or self.updated_before is not None
 
     def has(self, info: JournalInfo) -> bool:
@@ -656,8 +667,8 @@ class JournalFilter:
 
 
 RequestCursor: TypeAlias = tuple[datetime, int, int, str]
-"""Where a page of requests ends: ``created_at``, ``journal_id``, ``place`` and ``request_id`` of its last one. Of
-`RequestFilter.by_expiry` it begins with ``expires_at``.
+"""The end of a page of requests: ``created_at``, ``journal_id``, ``place`` and ``request_id`` of its last request. With
+`RequestFilter.by_expiry` it has ``expires_at`` in place of ``created_at``.
 """
 
 NO_EXPIRY: Final = datetime(9999, 1, 1, tzinfo=UTC)
@@ -689,7 +700,7 @@ class OpenRequest:
 
     @property
     def expiry_cursor(self) -> RequestCursor:
-        """The same of `RequestFilter.by_expiry`."""
+        """Its place in the order of `RequestFilter.by_expiry`."""
         return self.expires_at or NO_EXPIRY, self.journal_id, self.place, self.request_id
 
 
@@ -699,7 +710,7 @@ class OpenRequestPage:
 
     requests: Sequence[OpenRequest]
     after: RequestCursor | None  # where the next page begins; None: this was the last
-    # Another one when a request of any journal was added or removed. None: the provider does not say it.
+    # Changes when a request of any journal is added or removed. None: the provider has no such mark.
     mark: str | None = None
 
 
