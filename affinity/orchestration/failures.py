@@ -23,7 +23,7 @@ _THREADS: Final = f"{os.sep}anyio{os.sep}"  # what runs synchronous activities
 
 
 class RecordedError(NamedTuple):
-    """An exception as events record it; the fields are in the order of theirs."""
+    """An exception as events record it. The fields are in the same order as in the events."""
 
     error_type: str
     message: str
@@ -64,8 +64,8 @@ def stack_of(error: BaseException) -> str:
     """The traceback of an exception and of its causes as text, of at most `limits.MAX_STACK_BYTES`; empty for one that
     was never raised.
 
-    The frames that only lead from the worker to the application's function are left out. An error that reports one of
-    an activity, or of a sub-orchestration, has the stack of that one first. No values of variables are in it.
+    The frames between the worker and the application's function are left out. If the error reports an error of an
+    activity or a sub-orchestration, the stack of the reported error comes first. No values of variables are in it.
     """
     if error.__traceback__ is None:
         return ""

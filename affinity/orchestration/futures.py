@@ -86,10 +86,10 @@ class ActivityFuture(CommandFuture[T]):
             ordered: begin it when all ordered activities of this session that were scheduled before it have ended, of
                 all orchestrations. They run one after the other, in the order in which their turns were committed;
                 within a turn, in the order of the calls. A retry keeps its place. Other activities run beside them.
-            wait: when the session's holder has had no free slot for it for so many seconds, and nothing of the session
-                runs, another worker with room takes the session over. None: the session stays with its holder.
-            fail_after: fail with `SessionBusy` when it was not started for so many seconds. None: wait as long as it
-                takes. Both count from when it is scheduled, and anew from each retry.
+            wait: seconds to wait for a free slot of the session's holder. Then another worker with room takes the
+                session over, if nothing of the session runs. None: the session stays with its holder.
+            fail_after: seconds to wait for a start; then the activity fails with `SessionBusy`. None: forever. Both
+                times begin when the activity is scheduled, and again with each retry.
 
         Raises:
             InvalidId: the id is anything else.

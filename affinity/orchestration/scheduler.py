@@ -35,8 +35,8 @@ from affinity.orchestration.sources import CodeLine, TracedRequests, describe_so
 T = TypeVar("T")
 
 _CLOSE_ATTEMPTS: Final = 5
-_HELD_BACK: Final = -1  # in place of the event id of a command …
-_BEGUN: Final = -2  # … and from `begin` until it is scheduled
+_HELD_BACK: Final = -1  # event id of a command that is held back until `begin`
+_BEGUN: Final = -2  # event id of a command between `begin` and its scheduling
 _LOGGER = logging.getLogger("affinity.orchestration")
 
 
@@ -360,7 +360,7 @@ class CommandFuture(DurableFuture[T]):
             self._scheduled(recorded)
 
     def hold_back(self) -> bool:
-        """Not to schedule it before `begin`."""
+        """Hold the command back until `begin`; returns False if it is scheduled already, or has to be."""
         if self.settled or self.schedule_id or self.is_certain:
             return False
         self.schedule_id = _HELD_BACK

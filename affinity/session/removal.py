@@ -53,7 +53,7 @@ class PruneRule:
         return self.older_than is not None and (self.keep is None or not self.either)
 
     def removes(self, idle: float, *, is_kept: bool) -> bool:
-        """Whether a family is removed that was not written for ``idle`` seconds, and is one of the newest or not."""
+        """Whether the rule removes a family; ``idle``: seconds since its last write; ``is_kept``: one of the newest."""
         is_old = self.older_than is not None and idle >= self.older_than
         is_behind = self.keep is not None and not is_kept
         both_asked = self.older_than is not None and self.keep is not None
@@ -243,7 +243,7 @@ class Pruner:
                 return
 
     async def _remove(self, seen: Mapping[str, tuple[int, str]], families: Mapping[str, str] | None = None) -> bool:
-        """Remove these records, or families, unless they have changed since they were seen; whether any goes."""
+        """Remove records, or families, that have not changed since they were listed; whether any was removed."""
         gone = await self._delete(seen, families, dry_run=self._dry_run)
         self._removed.update(dict.fromkeys(gone))
         self._left.update(dict.fromkeys(seen.keys() - set(gone)))
@@ -264,7 +264,7 @@ class Pruner:
 
 
 def _batches(families: Sequence[_Family]) -> Iterator[Sequence[_Family]]:
-    """Families that go together in one step; one that has more members than that alone."""
+    """Families in batches of one step each. A family of more members than a step takes is a batch of its own."""
     few: list[_Family] = []
     size = 0
     for family in families:

@@ -122,7 +122,7 @@ class CacheEntry(Generic[S]):
         return not self.is_hydrated and not self.users
 
     def successor(self) -> Self | None:
-        """An entry of the same session and epoch, not hydrated, with what this one leaves behind; None: nothing."""
+        """A new entry of the same session and epoch that takes over what this one keeps; None: it keeps nothing."""
         return None
 
     def __str__(self) -> str:
@@ -201,7 +201,7 @@ class StateCache(Generic[E]):
         return self._timer() + self._skipped
 
     def pass_time(self, seconds: float) -> None:
-        """Let all entries have been idle for so much longer."""
+        """Move time forward for the idle times of all entries."""
         self._skipped += seconds
 
     def count(self, what: str) -> None:
@@ -454,12 +454,12 @@ class CacheLeaseListener(Generic[E]):
 
     async def sweep(self) -> None:
         """Dispose states that were idle for ``idle_timeout``, exceed a bound, or were released when their activity was
-        settled. Each use does this too; the sweep is for times without uses.
+        settled. Each use does the same; the sweep does it while there are no uses.
         """
         await self._cache.sweep()
 
     def pass_time(self, seconds: float) -> None:
-        """Let so much time pass for ``idle_timeout``: for tests whose clock jumps. The next use or sweep evicts."""
+        """Move time forward for ``idle_timeout``: for tests whose clock jumps. The next use or sweep evicts."""
         self._cache.pass_time(seconds)
 
     async def aclose(self) -> None:

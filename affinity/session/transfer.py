@@ -239,7 +239,7 @@ async def import_lines(
 
 
 async def _load(new: SessionState, sessions: Iterable[Sessions[Any]]) -> bool:
-    """Load a record by the code of its kind; whether there is any."""
+    """Load a record by the code of its kind, as a check; returns whether there is such code."""
     of_kind = [each for each in sessions if each.kind == new.metadata.kind]
     for each in of_kind:
         await each.check_record(new)
@@ -251,10 +251,10 @@ def _located(number: int, error: SessionRecordRefused, then: str = "") -> Sessio
 
 
 def check_choice(name: str, value: object, choices: object) -> None:
-    """Refuse a value that is none of a ``Literal``.
+    """Refuse a value that a ``Literal`` does not have.
 
     Raises:
-        InvalidInput: it is none.
+        InvalidInput: it does not have the value.
     """
     if value not in get_args(choices):
         raise InvalidInput(f"{name} = {value!r}: must be one of {', '.join(get_args(choices))}")

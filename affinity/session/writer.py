@@ -40,16 +40,16 @@ from affinity.session.state_cache import SessionContext, StateCache, address_of
 S = TypeVar("S")
 
 CommitState: TypeAlias = Callable[[StateWrite | None], Awaitable[None]]
-"""Writes a state together with something else; None: only that."""
+"""Writes a state together with other data; None: the other data only."""
 
 CHECKED_OPENINGS: Final = 16
-"""The first openings of a state in memory, and then each one of so many, look whether it is as it was saved. To look
-costs one more encoding; code that changes a state outside its block does so in each of its runs.
+"""This number of first openings of a state in memory, and later one in this number, check that it is as it was saved. A
+check costs one more encoding. To check some is enough: code that changes a state outside its block does so in each run.
 """
 
 
 class ActivityScope(SessionContext, Protocol):
-    """The parts of an activity's context that `Sessions` needs, besides."""
+    """The further parts of an activity's context that `Sessions` needs."""
 
     @property
     def instance_id(self) -> str:

@@ -123,7 +123,7 @@ class InstanceTable(WorkerPart):
         self._registrations = registrations
         self._live: OrderedDict[str, LiveInstance] = OrderedDict()
         self._moves: LRUCache[str, int] = LRUCache(maxsize=10_000)
-        # Instances that fetches skip for now: their release is not written yet, or they were dropped with a turn in
+        # Instances that `deliver` skips for now: their release is not written yet, or they were dropped with a turn in
         # flight, whose outcome comes first.
         self._released: set[str] = set()
         self._in_flight: set[int] = set()  # ids of messages that are in a mailbox or in a turn

@@ -32,7 +32,7 @@ NO_MOVES: Final[frozenset[MoveReason]] = frozenset({"new", "foreign_write"})
 """Reasons of a new epoch with which a session comes neither from another worker nor from an earlier start of one."""
 
 REST: Final[MoveReason] = "idle_expired"
-"""The reason of a move of an idle session: no holder had been expected for its work."""
+"""The reason of a move that is no takeover: the session's lock had ended before its work came."""
 
 MOVE_SECONDS: Final = 1.0
 """How long an attempt waits for the reason of its session's move."""
