@@ -268,7 +268,7 @@ AUDIT_RETENTION_SECONDS: Final = 365 * 86_400.0
 """How long entries of the audit log are kept, unless the workers' ``audit_retention`` says otherwise: a year."""
 
 MIN_AUDIT_RETENTION_SECONDS: Final = 86_400.0
-"""The shortest ``audit_retention``: what somebody did today cannot be removed today."""
+"""The shortest ``audit_retention``: entries of today cannot be removed today."""
 
 MAX_NOTED_ERROR_BYTES: Final = 1024
 """UTF-8 bytes of the last error of an activity that is retried, for display; the final error has `MAX_ERROR_BYTES`."""

@@ -1,4 +1,4 @@
-"""Resets: the part of a history with which the next execution begins, and the work that is scheduled anew.
+"""Resets: the part of a history with which the next execution begins, and the work that is scheduled again.
 
 An input and the commands that follow it are one step, and code that runs again must find a step whole or not at all. So
 the step that holds the last event to keep is kept when it ends there. Otherwise it is taken again: its input becomes a

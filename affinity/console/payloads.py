@@ -13,7 +13,7 @@ MAX_SHOWN: Final = 64 * 1024
 """Characters of one value on a page."""
 
 MAX_PAGE_SHOWN: Final = 256 * 1024
-"""Characters of all values of one page; those behind are cut at `MIN_SHOWN`."""
+"""Characters of all values of one page; values beyond are cut at `MIN_SHOWN`."""
 
 MIN_SHOWN: Final = 200
 

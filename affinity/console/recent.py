@@ -34,7 +34,7 @@ class Recent(Generic[T]):
         return await asyncio.shield(task)
 
     def clear(self) -> None:
-        """Read all anew, as after a change."""
+        """Forget all results: the next calls read again, as after a change."""
         self._reads.clear()
 
 

@@ -59,7 +59,7 @@ class JournalIdentity:
 @frozen()
 class FeedPosition:
     """Up to where a feed has read: as text, ``17@<journal>``, or within a stream
-    ``17@<journal>.<attempt>.<number>.<wake>``. Without the journal it is a number that somebody gave.
+    ``17@<journal>.<attempt>.<number>.<wake>``. Without the journal it is a plain number.
     """
 
     seq: int = 0

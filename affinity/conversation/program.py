@@ -249,7 +249,7 @@ class Program:
                 await self._receive()
         if timer is not None and not timer.settled:
             timer.cancel()
-            self.next_due = 0.0  # the next execution's timer would begin anew: a wake computes the rest
+            self.next_due = 0.0  # a new timer would have its full length: a wake computes the rest
 
     async def _await_end(self) -> None:
         """The journal is closed. The message that terminates the instance came into the queue in the same transaction,

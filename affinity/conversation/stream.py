@@ -237,7 +237,7 @@ class StreamWriter:
         self._show(self._ended[-1])
 
     def show_again(self) -> None:
-        """A part of the wake was committed, which has removed all streamed parts: show those that are still valid."""
+        """Show the calls of tools again: the commit of a part of the wake has removed all streamed parts."""
         ended, self._ended = self._ended, []
         for payload in (*ended, *self._running.values()):
             self._show(payload)

@@ -23,7 +23,7 @@ class DrainPreview:
     worker: WorkerInfo
     sessions: Sequence[SessionInfo]  # held, by id; an idle one is freed immediately, another one as its work ends
     has_more: bool  # it has other sessions, which may be held
-    targets: Sequence[DrainTarget]  # those with the most room first
+    targets: Sequence[DrainTarget]  # workers with the most room first
     sentence: str
 
 

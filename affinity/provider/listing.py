@@ -18,8 +18,8 @@ MOST_BELOW: Final = MAX_BELOW
 
 ReadPortion: TypeAlias = Callable[[JournalFilter, int, int], Awaitable[Sequence[Sequence[Any]]]]
 """Looks at the next journals in the order of the listing. Arguments: a filter, the number of journals to look at, and
-the largest number of rows. There is a row for each journal that passes the filter, and for the last journal of those to
-look at. A row begins with the place of its journal, from 1; the columns of `to_journal_info` follow.
+the largest number of rows. There is a row for each journal that passes the filter, and for the last journal that is
+looked at. A row begins with the place of its journal, from 1; the columns of `to_journal_info` follow.
 """
 
 

@@ -131,7 +131,7 @@ class HeldSessions:
     def end(self, session_id: str) -> None:
         """Count a work item of the session that has ended here."""
         if (held := self._held.get(session_id)) is not None:
-            if held.running > 0:  # a session that was lost and came back counts anew
+            if held.running > 0:  # a session that was lost and came back began again at 0
                 held.running -= 1
             held.idle_since = now = self._monotonic()
             held.ends = now + self._lock_timeout

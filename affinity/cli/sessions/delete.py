@@ -26,9 +26,9 @@ def delete(shell: Shell, *, session_id: str, allow_prefix: bool, cascade: bool, 
     """Remove the record of the session ID, and with it the records of its children, and of theirs.
 
     ID is the whole id, unless --allow-prefix is given. A worker that holds the session evicts its state from memory,
-    and begins anew. The ids of what was removed go to stdout, one a line.
+    and begins with a new one. The ids of what was removed go to stdout, one a line.
 
-    Many records go in steps, descendants first: when it was interrupted, repeat the command, and it goes on.
+    Many records are removed in steps, descendants first. Repeat the command to continue after an interruption.
 
     Examples:
       affinity sessions delete chat-17 --dry-run

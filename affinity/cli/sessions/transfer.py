@@ -98,7 +98,7 @@ def import_records(
     their form: JSON, a schema version, the limits. With --app each record is loaded as well, as its sessions would be
     opened: one that does not fit its type, or that no migration leads to, is wrong.
 
-    Versions begin anew. Records keep their times, which retention goes by; --times now gives them the time of the
+    The store sets its own versions. Records keep their times, which retention goes by; --times now gives them the time of the
     import, and leaves their order. Continue an interrupted import with --on-exists skip.
 
     Examples:

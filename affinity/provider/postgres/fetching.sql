@@ -330,7 +330,7 @@ LEFT JOIN LATERAL (
 ) p ON true
 ORDER BY t.n
 
--- claim_alone: capacity must be counted after every other claim of this worker, and drain, has ended: lock, then count anew
+-- claim_alone: wait for other claims of this worker and for its drain; only then can `claim` count its capacity
 SELECT FROM workers WHERE worker_id = %(worker)s FOR NO KEY UPDATE
 
 -- claim: take sessions that no worker holds, with their waiting items; a trigger notifies their watchers

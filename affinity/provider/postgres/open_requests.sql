@@ -1,5 +1,5 @@
 -- list: pending requests, oldest first, with their journals, and the last one that was looked at
--- Parts: `all` of all journals, `some` of the journals of some sessions, or `below` of a journal and of those below it.
+-- Parts: `all` of all journals, `some` of the journals of some sessions, or `below` of a journal and its descendants.
 WITH page AS MATERIALIZED (
     SELECT r.*
 -- [all

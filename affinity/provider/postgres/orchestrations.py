@@ -28,7 +28,7 @@ from affinity.provider.statements import load_statements
 _SQL: Final = load_statements(__package__, "orchestrations.sql")
 
 _WINDOW: Final = 16
-"""Messages looked at for each instance asked for; more of the same instance come with it anyhow."""
+"""Messages that are looked at for each wanted instance. A taken instance brings its further messages too."""
 
 
 class _SearchRow(NamedTuple):

@@ -14,7 +14,7 @@ WITH RECURSIVE caller AS MATERIALIZED (
                      ELSE 'takeover' END AS fate
     FROM due d
 ), postponed AS (
-    -- One that runs begins to wait anew, should its lock end.
+    -- A running item begins to wait again when its lock ends.
     UPDATE worker_queue q
     SET waits_since = CASE WHEN j.fate = 'running' THEN greatest(clock(), j.locked_until) ELSE j.waits_since END,
         attend_at = CASE WHEN j.fate = 'running'

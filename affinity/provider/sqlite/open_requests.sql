@@ -2,7 +2,7 @@
 SELECT count(*) || '/' || coalesce(max(created_at), 0) || '/' || coalesce(max(id), 0) FROM journal_requests;
 
 -- list: pending requests, oldest first, with their journals, and the last one that was looked at
--- Parts: `all` of all journals, `some` of the journals of some sessions, or `below` of a journal and of those below it.
+-- Parts: `all` of all journals, `some` of the journals of some sessions, or `below` of a journal and its descendants.
 WITH page AS MATERIALIZED (
     SELECT r.*
 -- [all

@@ -6,7 +6,7 @@ SELECT id, session_id, CASE WHEN lock_token IS NOT NULL THEN 'running'
                             WHEN waits_since + fail_after <= :now THEN 'busy' ELSE 'takeover' END
 FROM worker_queue WHERE attend_at <= :now ORDER BY attend_at LIMIT :limit;
 
--- postpone_running: should their locks end, they begin to wait anew
+-- postpone_running: running items begin to wait again when their locks end
 UPDATE worker_queue SET waits_since = max(:now, locked_until), attend_at = max(:now, locked_until) + min(
     coalesce(takeover_after, fail_after), coalesce(fail_after, takeover_after))
 WHERE id IN (SELECT value FROM json_each(:rows));

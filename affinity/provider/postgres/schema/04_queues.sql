@@ -193,8 +193,8 @@ BEGIN
         FROM unnest(_session) WITH ORDINALITY AS s (id, k)) p;
 END $$;
 
--- The condition of a trigger is read and compiled anew by each statement that writes a row of its table: the shorter it is,
--- the less such a statement costs. The functions ask for the rest.
+-- Puts the next item of an order into the queue when the first one is removed. The condition of the trigger is short, and the
+-- function checks the rest: each statement that writes a row of the table compiles the condition again.
 CREATE FUNCTION promote_next() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     following worker_queue;

@@ -1,8 +1,7 @@
 """The thread that a connection lives on, so that no statement and no fsync ever blocks the event loop.
 
 Calls run one after another in the order in which they were made. A caller that is cancelled abandons its answer,
-not its transaction. The thread also looks for commits of other processes, since the connection is at hand, while
-somebody asked for it.
+not its transaction. The thread also looks for commits of other processes on its connection, while `watch` says so.
 """
 
 from __future__ import annotations
