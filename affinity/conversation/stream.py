@@ -63,7 +63,7 @@ MARK: Final = "$affinity"
 
 _MARKED: Final = f'{{"{MARK}":'
 _OF_TOOL: Final = f'{_MARKED}"tool_'
-"""Beginnings of payloads with `MARK`: of all, and of the ones of calls of tools."""
+"""Beginnings of payloads: of all with `MARK`, and of calls of tools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

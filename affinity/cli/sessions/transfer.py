@@ -98,8 +98,8 @@ def import_records(
     their form: JSON, a schema version, the limits. With --app each record is loaded as well, as its sessions would be
     opened: one that does not fit its type, or that no migration leads to, is wrong.
 
-    The store sets its own versions. Records keep their times, which retention goes by; --times now gives them the time of the
-    import, and leaves their order. Continue an interrupted import with --on-exists skip.
+    The store sets its own versions. Records keep their times, which retention goes by; --times now gives them the time
+    of the import, and leaves their order. Continue an interrupted import with --on-exists skip.
 
     Examples:
       affinity sessions import sessions.jsonl --app support:app

@@ -2,7 +2,7 @@
 AND (q.lock_token IS NULL OR q.locked_until <= :now
      OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now));
 
--- known: an item that the caller has code for, or that no worker has had code for since a while
+-- known: an item that the caller has code for, or that has been unknown to all workers for a while
 AND (q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
      OR q.name IN (SELECT value FROM json_each(:names))
         AND (q.needs IS NULL OR q.needs IN (SELECT value FROM json_each(:names))));

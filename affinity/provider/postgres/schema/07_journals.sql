@@ -318,7 +318,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Whether the journals of a wake can be created, and the session on whose lease the wake ran still has its epoch.
+-- Whether the journals of a wake can be created, and the session on whose lease the wake ran has no greater epoch.
 CREATE FUNCTION creations_fit(_creations text, _home text, _home_epoch bigint) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT NOT EXISTS (SELECT FROM sessions s WHERE s.session_id = _home AND s.epoch > _home_epoch)
         AND NOT EXISTS (
