@@ -559,6 +559,7 @@ class ActivityRunner:
         self.cancel_all("the worker ends")
         with anyio.move_on_after(timeout):
             await self.drained()
+        self._journals.close()
 
     @property
     def stuck(self) -> list[str]:

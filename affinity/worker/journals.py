@@ -55,6 +55,10 @@ class WorkerJournals:
         self._pending = SharedReads(self._read_pending)
         self._ahead: dict[str, _Ahead] = {}  # by session, oldest first
 
+    def close(self) -> None:
+        """End what was read for wakes: the worker has ended, and each repetition would fail, for ever."""
+        self._pending.close()
+
     def read_ahead(self, session_id: str, limit: int, found: PendingWork | None = None) -> None:
         """Begin to read the pending work for the next wake of a session, unless it has been ``found``.
 
@@ -165,16 +169,29 @@ class SharedReads:
         self._read = read
         self._waiting: list[_Waiting] = []
         self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     def submit(self, session_id: str, limit: int) -> asyncio.Future[PendingWork | None]:
         """The answer for one session, to be awaited or not."""
         loop = asyncio.get_running_loop()
         waiting = _Waiting(session_id, limit, loop.create_future())
         waiting.answer.add_done_callback(_note_error)
+        if self._is_closed:
+            waiting.answer.cancel()
+            return waiting.answer
         self._waiting.append(waiting)
         if self._task is None:
             self._task = loop.create_task(self._answer_all())
         return waiting.answer
+
+    def close(self) -> None:
+        """Cancel all calls, and those that come."""
+        self._is_closed = True
+        for each in self._waiting:
+            each.answer.cancel()
+        self._waiting.clear()
+        if self._task is not None:
+            self._task.cancel()
 
     async def _answer_all(self) -> None:
         try:

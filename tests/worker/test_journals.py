@@ -9,19 +9,27 @@ from typing import Any
 
 import anyio
 import pytest
+from pydantic import BaseModel
 
-from affinity.errors import DataRefused, SessionError
+import affinity
+from affinity.errors import ConnectionLost, DataRefused, SessionError
 from affinity.journal import JournalWrite, PendingWork
 from affinity.orchestration.engine import Step
 from affinity.orchestration.events import ActivityCompleted, Event
 from affinity.provider.contract import Token, WorkKey, WorkLock
 from affinity.records import SessionMetadata, SessionState, StateWrite
+from affinity.testing import Env
+from affinity.testing.env.workers import EnvWorker
 from affinity.worker.journals import READ_AHEAD_SECONDS, SharedReads, WorkerJournals
 from affinity.worker.live import Input, staged_of, unwanted_results
 from affinity.worker.results import StagedResult
 from affinity.worker.services import REAL_TIME
 
 pytestmark = pytest.mark.anyio
+
+
+class Chat(BaseModel):
+    """The state of a conversation."""
 
 
 class Reads:
@@ -109,14 +117,58 @@ async def test_a_cancelled_reader_does_not_disturb_the_others() -> None:
     assert found == [work("b")]
 
 
+async def test_closed_reads_are_cancelled_with_those_that_come() -> None:
+    reads = Reads()
+    shared = SharedReads(reads)
+    answers = [shared.submit("a", 10)]
+    await anyio.wait_all_tasks_blocked()
+    answers.append(shared.submit("b", 10))
+    shared.close()
+    answers.append(shared.submit("c", 10))
+    await anyio.wait_all_tasks_blocked()
+    assert [each.cancelled() for each in answers] == [True] * 3
+    assert reads.calls == [(["a"], 10)]
+
+
+async def test_a_worker_that_has_ended_repeats_no_read() -> None:
+    """Each would fail, for ever: its provider is closed."""
+    reads, chats = Reads(), affinity.Conversations(Chat, kind="chat")
+    reads.error = ConnectionLost("the test refuses it")
+    reads.go.set()
+
+    @chats.on_wake
+    async def reply(wake: affinity.Wake, chat: Chat) -> None:
+        wake.append(affinity.AgentMessage("hello"))
+
+    app = affinity.App("chats")
+    app.include(chats)
+    async with Env(app) as env:
+        worker = env._workers[0]
+        assert isinstance(worker, EnvWorker)
+        worker.runtime.services.provider.get_pending = refusing(reads)  # type: ignore[method-assign, assignment]
+        talk = env.client.conversation(chats, "ann")
+        await talk.send(affinity.UserMessage("hello"))
+        while not reads.calls:
+            await anyio.sleep(0.001)
+        await env.crash()
+        assert (await talk.ask(affinity.UserMessage("again"))).text == "hello"
+        calls = len(reads.calls)
+        await anyio.sleep(0.2)  # several pauses
+        assert len(reads.calls) == calls
+
+
+def refusing(reads: Reads) -> Callable[..., Awaitable[Sequence[PendingWork | None]]]:
+    async def get_pending(session_ids: Sequence[str], *, limit: int) -> Sequence[PendingWork | None]:
+        return await reads(session_ids, limit)
+
+    return get_pending
+
+
 def journals(reads: Reads) -> WorkerJournals:
     async def retry(call: Callable[[], Awaitable[Any]]) -> Any:
         return await call()
 
-    async def get_pending(session_ids: Sequence[str], *, limit: int) -> Sequence[PendingWork | None]:
-        return await reads(session_ids, limit)
-
-    provider = SimpleNamespace(get_pending=get_pending)
+    provider = SimpleNamespace(get_pending=refusing(reads))
     services = SimpleNamespace(provider=provider, health=SimpleNamespace(retry=retry), notifier=None, timing=REAL_TIME)
     return WorkerJournals(services)  # type: ignore[arg-type]
 
