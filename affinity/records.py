@@ -219,7 +219,7 @@ class ResourceStore(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class SessionRecord:
     """A session's record, with its state."""
 
@@ -236,7 +236,7 @@ class SessionRecord:
     updated_at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class SessionSummary:
     """A session's record without its state, for lists."""
 
@@ -247,10 +247,10 @@ class SessionSummary:
     generation: str
     epoch: int | None
     size: int  # bytes of the state as stored
-    holder: str | None  # worker that holds the session now, if the store knows
     created_at: datetime
     updated_at: datetime
     idle: float  # seconds since the last write, by the store's clock
+    holder: str | None  # worker that holds the session now, if the store knows
 
 
 ChildCursor: TypeAlias = tuple[str, datetime, str]

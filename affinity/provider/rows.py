@@ -159,24 +159,11 @@ def to_origins(rows: Iterable[Columns], time: Time) -> list[EventOrigin]:
 
 def to_work_item_info(instance_id: str, row: Columns, time: Time) -> WorkItemInfo:
     """A work item as operators see it."""
-    execution_id, activity_id, name, session_id, worker_id, is_later, attempts, failures, *rest = row
-    queued_at, visible_at, last_error, is_blocked, locked_at, tag, has_worker = rest
+    is_later, is_blocked, execution_id, activity_id, name, session_id, worker_id, *rest = row
     waits: WorkItemState = "blocked" if is_blocked else "delayed" if is_later else "waiting"
-    return WorkItemInfo(
-        key=WorkKey(instance_id, execution_id, activity_id),
-        name=name,
-        session_id=session_id,
-        state="running" if worker_id is not None else waits,
-        worker_id=worker_id,
-        attempts=attempts,
-        failures=failures,
-        queued_at=time(queued_at),
-        visible_at=time(visible_at),
-        last_error=last_error,
-        started_at=None if worker_id is None else time(locked_at),
-        tag=tag,
-        has_worker=bool(has_worker),
-    )
+    state = waits if worker_id is None else "running"
+    key = WorkKey(instance_id, execution_id, activity_id)
+    return to_record(WorkItemInfo, [key, name, session_id, state, worker_id, *rest], time)
 
 
 def to_locked_item(item: NewWorkItem, token: Token, epoch: int | None) -> WorkItem:
@@ -203,84 +190,29 @@ def page_of_moves(rows: Iterable[Columns], time: Time, limit: int, *, newest: bo
 
 def to_worker(row: Columns, time: Time) -> WorkerInfo:
     """A worker's lease as operators see it."""
-    worker_id, incarnation, alive, draining, expires_in, started_at, labels, sessions, *profile = row
-    capacity, drain_wanted, code_version, code_since, tags, only_tagged, registered, connections = profile
-    return WorkerInfo(
-        worker_id=worker_id,
-        incarnation=incarnation,
-        alive=bool(alive),
-        draining=bool(draining),
-        restarting=bool(alive) and incarnation.startswith(LEFT),
-        drain_wanted=bool(drain_wanted),
-        expires_in=expires_in,
-        started_at=time(started_at),
-        sessions=sessions,
-        labels=labels_of(labels),
-        capacity=capacity,
-        code_version=code_version,
-        code_since=time(code_since),
-        tags=json.loads(tags),
-        only_tagged=bool(only_tagged),
-        registered=json.loads(registered),
-        connections=connections,
-    )
+    *own, labels, registered, tags = row
+    _, incarnation, alive, *_ = own
+    parsed = [labels_of(labels), json.loads(registered), json.loads(tags)]
+    return to_record(WorkerInfo, [*own, *parsed, alive and incarnation.startswith(LEFT)], time)
 
 
 def to_load(suspended: bool, rows: Sequence[Columns]) -> FleetLoad:
     """How full the workers are that are alive; one that restarts counts as draining."""
-    return FleetLoad(
-        suspended=suspended,
-        workers=[
-            WorkerLoad(
-                worker_id=worker_id,
-                sessions=sessions,
-                capacity=capacity,
-                draining=bool(draining) or incarnation.startswith(LEFT),
-                age=age,
-                app=app,
-                code_version=code,
-            )
-            for worker_id, incarnation, sessions, capacity, draining, age, app, code in rows
-        ],
-    )
+    workers = [
+        to_record(WorkerLoad, [worker_id, sessions, capacity, draining or incarnation.startswith(LEFT), *rest])
+        for worker_id, incarnation, sessions, capacity, draining, *rest in rows
+    ]
+    return FleetLoad(suspended=suspended, workers=workers)
 
 
 def to_session_record(row: Columns, time: Time) -> SessionRecord:
     """A record of session state."""
-    session_id, state, encoding, schema_version, *metadata, version, generation, epoch, turn, created_at, updated_at = (
-        row
-    )
-    return SessionRecord(
-        session_id=session_id,
-        state=state,
-        encoding=encoding,
-        schema_version=schema_version,
-        metadata=_to_metadata(metadata),
-        version=version,
-        generation=generation,
-        epoch=epoch,
-        idempotency_key=turn,
-        created_at=time(created_at),
-        updated_at=time(updated_at),
-    )
+    return to_record(SessionRecord, [*row[:4], _to_metadata(row[4:10]), *row[10:]], time)
 
 
 def to_session_summary(row: Columns, time: Time) -> SessionSummary:
     """A record of session state without the state."""
-    session_id, schema_version, *metadata, version, generation, epoch, size, created_at, updated_at, idle, holder = row
-    return SessionSummary(
-        session_id=session_id,
-        schema_version=schema_version,
-        metadata=_to_metadata(metadata),
-        version=version,
-        generation=generation,
-        epoch=epoch,
-        size=size,
-        holder=holder,
-        created_at=time(created_at),
-        updated_at=time(updated_at),
-        idle=idle,
-    )
+    return to_record(SessionSummary, [*row[:2], _to_metadata(row[2:8]), *row[8:]], time)
 
 
 def _to_metadata(row: Columns) -> SessionMetadata:
@@ -336,20 +268,8 @@ def worker_fenced(identity: WorkerIdentity) -> WorkerFenced:
 
 def to_audit_entry(row: Columns, time: Time) -> AuditEntry:
     """An entry of the audit log."""
-    entry_id, at, user, source, role, action, kind, target, outcome, succeeded, details = row
-    return AuditEntry(
-        entry_id=entry_id,
-        at=time(at),
-        user=user,
-        source=source,
-        role=role,
-        action=action,
-        kind=kind,
-        target=target,
-        outcome=outcome,
-        succeeded=bool(succeeded),
-        details=_details(details),
-    )
+    *own, details = row
+    return to_record(AuditEntry, [*own, _details(details)], time)
 
 
 def _details(text: str) -> Mapping[str, Any]:

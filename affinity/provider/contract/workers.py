@@ -87,16 +87,16 @@ class WorkerInfo:
     expires_in: float  # negative when the lease has ended
     started_at: datetime
     sessions: int  # held now; see `AdministrationProvider.list_workers`
-    labels: Mapping[str, str]  # host, pid, version, as the worker registered them
     capacity: int  # sessions that it may hold, as it registered them
     code_version: str  # as it registered it
     code_since: datetime  # since when workers run this version
-    registered: RegisteredNames  # as it registered them
     drain_wanted: bool = False  # an operator drains it: `set_drain_wanted`
-    restarting: bool = False  # it has left for a restart, and its sessions wait for its next start
-    tags: Sequence[str] = ()  # it takes work with one of these
-    only_tagged: bool = False  # and no other
+    only_tagged: bool = False  # it takes no work but with one of its tags
     connections: int | None = None  # of its processes, as a server shows them by name; None: unknown
+    labels: Mapping[str, str]  # host, pid, version, as the worker registered them
+    registered: RegisteredNames  # as it registered them
+    tags: Sequence[str] = ()  # it takes work with one of these
+    restarting: bool = False  # it has left for a restart, and its sessions wait for its next start
 
 
 @frozen(kw_only=True)

@@ -5,8 +5,9 @@ WHERE instance_id = %(instance)s AND execution_id = %(execution)s
 ORDER BY event_id
 
 -- work_items: of one instance
-SELECT q.execution_id, q.activity_id, q.name, coalesce(q.session_id, q.order_session), w.worker_id,
-    q.visible_at > clock(), q.attempts, q.failures, q.enqueued_at, q.visible_at, q.last_error, q.route = 'blocked', coalesce(q.locked_at, q.enqueued_at),
+SELECT q.visible_at > clock(), q.route = 'blocked', q.execution_id, q.activity_id, q.name,
+    coalesce(q.session_id, q.order_session), w.worker_id, q.attempts, q.failures, q.enqueued_at, q.visible_at,
+    q.last_error, CASE WHEN w.worker_id IS NOT NULL THEN coalesce(q.locked_at, q.enqueued_at) END,
     coalesce(t.tag, q.tag),
     t.tag IS NULL OR EXISTS (SELECT FROM workers a WHERE a.locked_until > clock() AND t.tag = ANY (a.tags))
 FROM worker_queue q

@@ -150,16 +150,16 @@ WITH seen AS MATERIALIZED (
     SELECT application_name AS name FROM pg_stat_activity WHERE datname = current_database()
 )
 SELECT w.worker_id, w.incarnation, w.locked_until > clock(), w.draining,
-    extract(epoch FROM w.locked_until - clock())::float8, w.started_at, w.labels::text,
+    extract(epoch FROM w.locked_until - clock())::float8, w.started_at,
     CASE WHEN w.locked_until <= clock() THEN 0
          WHEN (SELECT count(*) FROM seen) < %(most)s THEN coalesce(h.sessions, 0)
          ELSE coalesce(w.sessions, 0) END,
-    w.capacity, w.drain_wanted, w.code_version, w.code_since,
-    array_to_json(w.tags)::text, w.only_tagged, w.registered::text,
+    w.capacity, w.code_version, w.code_since, w.drain_wanted, w.only_tagged,
     -- PostgreSQL cuts names after 63 bytes.
     (SELECT nullif(count(*), 0) FROM named WHERE name IN (
         left('affinity lease ' || w.worker_id, 63), left('affinity ' || w.worker_id || ' commit', 63),
-        left('affinity ' || w.worker_id || ' fetch', 63), left('affinity ' || w.worker_id || ' misc', 63)))
+        left('affinity ' || w.worker_id || ' fetch', 63), left('affinity ' || w.worker_id || ' misc', 63))),
+    w.labels::text, w.registered::text, array_to_json(w.tags)::text
 FROM workers w LEFT JOIN held h ON h.worker_id = w.worker_id AND h.incarnation = w.incarnation
 ORDER BY w.worker_id
 

@@ -4,8 +4,9 @@ WHERE instance_id = :instance_id AND execution_id = :execution_id AND (recorded_
 ORDER BY event_id;
 
 -- work_items: of one instance
-SELECT q.execution_id, q.activity_id, q.name, coalesce(q.session_id, q.order_session), w.worker_id, q.visible_at > :now,
-       q.attempts, q.failures, q.enqueued_at, q.visible_at, q.last_error, q.route = 'blocked', coalesce(q.locked_at, q.enqueued_at),
+SELECT q.visible_at > :now, q.route = 'blocked', q.execution_id, q.activity_id, q.name,
+       coalesce(q.session_id, q.order_session), w.worker_id, q.attempts, q.failures, q.enqueued_at, q.visible_at,
+       q.last_error, iif(w.worker_id IS NULL, NULL, coalesce(q.locked_at, q.enqueued_at)),
        coalesce(q.route_tag, q.tag), q.route_tag IS NULL OR EXISTS (
            SELECT 1 FROM workers AS a, json_each(a.tags) AS has WHERE a.locked_until > :now AND has.value = q.route_tag)
 FROM (

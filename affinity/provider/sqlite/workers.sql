@@ -66,13 +66,13 @@ UPDATE workers SET draining = 1
 WHERE worker_id = :worker_id AND incarnation = :incarnation AND (drain_wanted OR NOT :if_wanted);
 
 -- list: all workers by id, with the sessions that each holds: counted while they are few, else as it said last
-SELECT worker_id, incarnation, locked_until > :now, draining, locked_until - :now, started_at, labels,
+SELECT worker_id, incarnation, locked_until > :now, draining, locked_until - :now, started_at,
        CASE WHEN locked_until <= :now THEN 0
             WHEN (SELECT count(*) FROM (SELECT 1 FROM sessions AS few LIMIT :most)) < :most THEN (
            SELECT count(*) FROM sessions AS s
            WHERE s.worker_id = workers.worker_id AND s.locked_until > :now AND s.incarnation = workers.incarnation
-       ) ELSE coalesce(sessions, 0) END, capacity, drain_wanted, code_version, code_since,
-       tags, only_tagged, registered, NULL
+       ) ELSE coalesce(sessions, 0) END, capacity, code_version, code_since, drain_wanted,
+       only_tagged, NULL, labels, registered, tags
 FROM workers
 ORDER BY worker_id;
 
