@@ -18,7 +18,6 @@ from affinity.provider.contract import FetchOptions, Provider, WorkerIdentity
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.sqlite import Clock, SqliteProvider, fetching
 from affinity.provider.sqlite.driver.database import Database, connect
-from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.timeline import Timeline
 from affinity.testing.conformance.providers import Fault
 from tests.provider import warm
@@ -78,7 +77,7 @@ class SqliteHarness:
         with closing(connect(self._path)) as connection:
             database = Database(connection, self._clock)
             connection.set_progress_handler(lambda: next(steps) < 0, 1)  # a true answer would end the statement
-            fetching.fetch(database, Tokens(), identity, options)
+            fetching.fetch(database, identity, options)
         return next(steps)
 
     @property

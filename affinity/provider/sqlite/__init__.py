@@ -47,7 +47,6 @@ Files that only this engine has:
     session_states      records of session state: the fences of their writes
     session_state_list  records of session state: listing and counting
     payloads            reading payloads up to a number of bytes
-    tokens              names for locks
     driver/             the connection, its transactions, its thread, the clock, errors, the timeline
     schema/             the whole schema, by subject
 """

@@ -39,7 +39,6 @@ from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.payloads import OF_ITEMS, read_payloads
 from affinity.provider.sqlite.sessions import FREE, NEW, Lease, offer_route, own_route
-from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.sqlite.workers import is_outdated
 from affinity.provider.statements import load_statements
 
@@ -76,12 +75,12 @@ class _CandidateRow(NamedTuple):
         return self.lease.tag if begun and self.lease is not None else self.tag
 
 
-def fetch(database: Database, tokens: Tokens, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
+def fetch(database: Database, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
     if options.only_own:
         found = database.read(_has_own, identity, options)
-        return database.write(_take_own, tokens, identity, options) if found else NOTHING
+        return database.write(_take_own, identity, options) if found else NOTHING
     nothing = database.read(_look, identity, options)
-    return database.write(_take, tokens, identity, options) if nothing is None else nothing
+    return database.write(_take, identity, options) if nothing is None else nothing
 
 
 def _look(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch | None:
@@ -151,14 +150,14 @@ def _unheld(tx: Tx, arguments: dict[str, Any]) -> bool:
     return bool(tx.value(SQL["peek_new"], arguments))
 
 
-def _take(tx: Tx, tokens: Tokens, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
+def _take(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
     arguments = _arguments(tx, identity, options)
     row = tx.row(SQL["peek"], arguments)
     if row is None:  # the lease ended while we waited for the lock
         return NOTHING
     peeked = _PeekRow(*row)
     outdated = _check_outdated(tx, identity, options, peeked, arguments)
-    batch = _FetchBatch(tx, tokens, identity, options, arguments)
+    batch = _FetchBatch(tx, identity, options, arguments)
     batch.scan(arguments["own"])
     batch.scan_free(peeked.workers)
     if peeked.may_claim(options):
@@ -181,10 +180,10 @@ def _has_own(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> bool:
     return bool(tx.value(SQL["peek_own"], _arguments(tx, identity, options)))
 
 
-def _take_own(tx: Tx, tokens: Tokens, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
+def _take_own(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
     if not _has_own(tx, identity, options):  # the lease ended while we waited for the lock
         return NOTHING
-    batch = _FetchBatch(tx, tokens, identity, options, _arguments(tx, identity, options))
+    batch = _FetchBatch(tx, identity, options, _arguments(tx, identity, options))
     batch.scan(own_route(identity.worker_id))
     batch.pick(0)
     return batch.lock()
@@ -193,11 +192,8 @@ def _take_own(tx: Tx, tokens: Tokens, identity: WorkerIdentity, options: FetchOp
 class _FetchBatch:
     """One fetch: candidates are found range by range, then the oldest of them are locked together."""
 
-    def __init__(
-        self, tx: Tx, tokens: Tokens, identity: WorkerIdentity, options: FetchOptions, arguments: dict[str, Any]
-    ) -> None:
+    def __init__(self, tx: Tx, identity: WorkerIdentity, options: FetchOptions, arguments: dict[str, Any]) -> None:
         self._tx = tx
-        self._tokens = tokens
         self._new = frozenset(options.tags.routes(NEW))
         self._identity = identity
         self._options = options
@@ -284,7 +280,7 @@ class _FetchBatch:
         claimed = sessions.claim(self._tx, self._identity, self._claimed, session_lock, tags)
         held = {one.session_id for one in picked if one.session_id is not None and one.session_id not in claimed}
         sessions.touch(self._tx, self._identity, held, session_lock)
-        tokens = {one.id: self._tokens.next() for one in picked}
+        tokens = {one.id: self._tx.tokens.next() for one in picked}
         until = {"locked_until": self._tx.now + self._options.timeouts.work_item_lock}
         self._tx.many(SQL["lock"], list(tokens.items()), {**self._arguments, **until})
         items = [

@@ -8,37 +8,56 @@ over there. Other processes have no such channel: the thread that owns the conne
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import anyio
 
 from affinity.provider.contract import Hint
 from affinity.provider.contract.journal_side import merge_changes
 
+T = TypeVar("T")
+
 _registry: Final[defaultdict[Path, set[Subscription]]] = defaultdict(set)
 _journal_registry: Final[defaultdict[Path, set[JournalSubscription]]] = defaultdict(set)
 _registry_lock: Final = Lock()  # providers of one process may live on several event loops, in several threads
 
 
-class _Mailbox:
-    """A place where hints wait for their reader.
+class _Mailbox(ABC, Generic[T]):
+    """A place where news wait for their reader.
 
     Args:
+        registry: where it is found while it is open.
+        path: the resolved path of the file.
         watch: called with +1 when the reader begins to wait, with -1 when it ends.
     """
 
-    def __init__(self, watch: Callable[[int], None]) -> None:
+    def __init__(self, registry: defaultdict[Path, set[Any]], path: Path, watch: Callable[[int], None]) -> None:
+        self._registry = registry
+        self._path = path
         self._watch = watch
         self._loop = asyncio.get_running_loop()
         self._came = anyio.Event()
 
-    async def wait_for_hint(self, timeout: float) -> None:
-        """Wait until `notify` was called since the last call, for at most ``timeout`` seconds."""
+    def open(self) -> None:
+        """Be found by `send`, or `send_journals`."""
+        with _registry_lock:
+            self._registry[self._path].add(self)
+
+    def close(self) -> None:
+        """Be found no more."""
+        with _registry_lock:
+            self._registry[self._path].discard(self)
+            if not self._registry[self._path]:
+                del self._registry[self._path]
+
+    async def wait_for_news(self, timeout: float) -> None:
+        """Wait until some were received since the last call, for at most ``timeout`` seconds."""
         if not self._came.is_set():
             self._watch(+1)
             try:
@@ -48,17 +67,17 @@ class _Mailbox:
                 self._watch(-1)
         self._came = anyio.Event()
 
-    def notify(self) -> None:
-        """A hint is there."""
-        self._came.set()
+    @abstractmethod
+    def receive(self, news: T) -> None:
+        """Merge news with those that wait; on the reader's loop."""
 
-    def call(self, receive: Callable[..., None], *args: object) -> None:
-        """Call a function on the reader's loop, from any thread."""
+    def post(self, news: T) -> None:
+        """As `receive`, from any thread."""
         with suppress(RuntimeError):  # its event loop is closed
-            self._loop.call_soon_threadsafe(receive, *args)
+            self._loop.call_soon_threadsafe(self.receive, news)
 
 
-class Subscription(_Mailbox):
+class Subscription(_Mailbox[Hint]):
     """A worker's `HintSource`.
 
     Args:
@@ -68,37 +87,22 @@ class Subscription(_Mailbox):
     """
 
     def __init__(self, path: Path, worker_id: str, watch: Callable[[int], None]) -> None:
-        super().__init__(watch)
+        super().__init__(_registry, path, watch)
         self.worker_id = worker_id
-        self._path = path
         self._pending: Hint | None = None
 
-    def open(self) -> None:
-        """Be found by `send`."""
-        with _registry_lock:
-            _registry[self._path].add(self)
-
-    def close(self) -> None:
-        """Be found no more."""
-        with _registry_lock:
-            _remove(_registry, self._path, self)
-
     async def wait(self, timeout: float) -> Hint | None:
-        await self.wait_for_hint(timeout)
+        await self.wait_for_news(timeout)
         hint, self._pending = self._pending, None
         return hint
 
     def receive(self, hint: Hint) -> None:
         """Merge a hint with the pending one; on this subscription's own loop."""
         self._pending = hint.merge(self._pending)
-        self.notify()
-
-    def post(self, hint: Hint) -> None:
-        """Hand a hint over, from any thread."""
-        self.call(self.receive, hint)
+        self._came.set()
 
 
-class JournalSubscription(_Mailbox):
+class JournalSubscription(_Mailbox[Mapping[str, bool]]):
     """A reader's `JournalWatch`.
 
     Args:
@@ -107,23 +111,12 @@ class JournalSubscription(_Mailbox):
     """
 
     def __init__(self, path: Path, watch: Callable[[int], None]) -> None:
-        super().__init__(watch)
-        self._path = path
+        super().__init__(_journal_registry, path, watch)
         self._changed: dict[str, bool] | None = None
         self._any = False  # any journal may have changed
 
-    def open(self) -> None:
-        """Be found by `send_journals`."""
-        with _registry_lock:
-            _journal_registry[self._path].add(self)
-
-    def close(self) -> None:
-        """Be found no more."""
-        with _registry_lock:
-            _remove(_journal_registry, self._path, self)
-
     async def wait(self, timeout: float) -> Mapping[str, bool] | None:
-        await self.wait_for_hint(timeout)
+        await self.wait_for_news(timeout)
         changed = {} if self._any else self._changed
         self._changed, self._any = None, False
         return changed
@@ -135,20 +128,7 @@ class JournalSubscription(_Mailbox):
         self._any = self._any or not changed
         self._changed = self._changed or {}
         merge_changes(self._changed, changed)
-        self.notify()
-
-    def post(self, changed: Mapping[str, bool]) -> None:
-        """As `receive`, from any thread."""
-        self.call(self.receive, changed)
-
-
-_S = TypeVar("_S")
-
-
-def _remove(registry: defaultdict[Path, set[_S]], path: Path, subscription: _S) -> None:
-    registry[path].discard(subscription)
-    if not registry[path]:
-        del registry[path]
+        self._came.set()
 
 
 def send_journals(path: Path, changed: Mapping[str, bool]) -> None:

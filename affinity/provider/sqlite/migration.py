@@ -35,7 +35,7 @@ from affinity.provider.sqlite.driver import timeline
 from affinity.provider.sqlite.driver.clock import Clock
 from affinity.provider.sqlite.driver.database import MAX_WAIT, connect, retry_while_busy
 from affinity.provider.sqlite.driver.errors import FAILURES, translate
-from affinity.provider.sqlite.driver.transaction import Tx
+from affinity.provider.sqlite.driver.transaction import Tokens, Tx
 from affinity_workflows import VERSION
 
 MIGRATIONS: Final = load_migrations(__package__)
@@ -120,7 +120,7 @@ def _upgrade(
     after = found.version + len(missing)
     behind = _find_behind(connection, after)
     if behind:
-        _repair(Tx(connection, Clock().now()))
+        _repair(Tx(connection, Clock().now(), Tokens()))
     connection.execute("COMMIT")
     for migration in missing:
         report_applied(progress, migration, found.version, after)

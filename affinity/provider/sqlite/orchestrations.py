@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES, MAX_PAGE_EVENTS, fair_share
@@ -38,8 +37,7 @@ expensive.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceFetchOptions:
+class _InstanceFetch(NamedTuple):
     """The arguments of a fetch of instances."""
 
     limit: int
@@ -49,7 +47,17 @@ class InstanceFetchOptions:
     max_bytes: int
 
 
-def fetch(database: Database, identity: WorkerIdentity, options: InstanceFetchOptions) -> OrchestrationFetch:
+def fetch(
+    database: Database,
+    identity: WorkerIdentity,
+    *,
+    limit: int,
+    names: Collection[str],
+    unknown_after: float,
+    exclude: Collection[int] = (),
+    max_bytes: int = MAX_BATCH_BYTES,
+) -> OrchestrationFetch:
+    options = _InstanceFetch(limit, names, unknown_after, exclude, max_bytes)
     found = database.read(_look, identity, options)
     return database.write(_take, identity, options) if found is None else found
 
@@ -96,7 +104,7 @@ def _release(tx: Tx, identity: WorkerIdentity, one: Release) -> None:
     reroute_instances(tx, [one.instance_id], own_route(one.to) if handed and one.to is not None else NEW)
 
 
-def _look(tx: Tx, identity: WorkerIdentity, options: InstanceFetchOptions) -> OrchestrationFetch | None:
+def _look(tx: Tx, identity: WorkerIdentity, options: _InstanceFetch) -> OrchestrationFetch | None:
     """The result of a fetch that needs no write; None when it must write."""
     search = _Search(tx, identity, options)
     row = tx.row(SQL["peek"], search.arguments)
@@ -110,7 +118,7 @@ def _look(tx: Tx, identity: WorkerIdentity, options: InstanceFetchOptions) -> Or
     return search.answer(draining)
 
 
-def _take(tx: Tx, identity: WorkerIdentity, options: InstanceFetchOptions) -> OrchestrationFetch:
+def _take(tx: Tx, identity: WorkerIdentity, options: _InstanceFetch) -> OrchestrationFetch:
     search = _Search(tx, identity, options)
     row = tx.row(SQL["peek"], search.arguments)
     if row is None:  # the lease ended while we waited for the lock
@@ -151,7 +159,7 @@ class _FoundRow(NamedTuple):
 class _Search:
     """One fetch: instances are found by their messages, range by range."""
 
-    def __init__(self, tx: Tx, identity: WorkerIdentity, options: InstanceFetchOptions) -> None:
+    def __init__(self, tx: Tx, identity: WorkerIdentity, options: _InstanceFetch) -> None:
         self._tx = tx
         self._identity = identity
         self._limit = options.limit

@@ -10,7 +10,6 @@ from affinity.provider.rows import to_locked_item
 from affinity.provider.sqlite import sessions
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.sessions import BLOCKED, FREE, NEW, Lease, offer_route
-from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.sqlite.work_items import SQL
 
 NOT_QUEUED: Final = Placed(item=None, holder=None)
@@ -40,17 +39,13 @@ class WorkItemPlacer:
 
     Args:
         tx: of the commit.
-        tokens: for items locked here.
         identity: of the committer, which is alive.
         session_ids: that the items name.
         may_lock: whether the committer takes items at all.
     """
 
-    def __init__(
-        self, tx: Tx, tokens: Tokens, identity: WorkerIdentity, session_ids: Collection[str], *, may_lock: bool
-    ) -> None:
+    def __init__(self, tx: Tx, identity: WorkerIdentity, session_ids: Collection[str], *, may_lock: bool) -> None:
         self._tx = tx
-        self._tokens = tokens
         self._identity = identity
         self._may_lock = may_lock
         self.leases: dict[str, Lease] = sessions.read_leases(tx, session_ids)
@@ -69,7 +64,7 @@ class WorkItemPlacer:
             self._all_locked = False
             self._rows.append(blocked_row(item, place))
             return Placed(item=None, holder=lease.serving if lease is not None and lease.held else None)
-        token = self._tokens.next() if self._locks_here(item, lease) else None
+        token = self._tx.tokens.next() if self._locks_here(item, lease) else None
         route = self._route(item, lease)
         row = (item.key, item.name, item.session_id, route, item.delay, token, item.payload)
         is_plain = place is None and not item.is_restricted

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
-from datetime import datetime
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 
 import anyio.to_thread
 
@@ -22,23 +21,16 @@ from affinity.journal import (
     JournalRetention,
     StreamPart,
 )
-from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract import (
-    EndedWaits,
-    FetchOptions,
     FleetLoad,
     Hint,
     HintSource,
-    HistoryPruning,
-    InstancePruning,
-    OrchestrationFetch,
     TakenSession,
     Timeouts,
     Turn,
     TurnResult,
     WorkerIdentity,
     WorkerLease,
-    WorkFetch,
 )
 from affinity.provider.contract.journal_side import JournalWatch
 from affinity.provider.listing import list_portions
@@ -80,18 +72,19 @@ from affinity.provider.sqlite.driver.transaction import Row, Tx
 from affinity.provider.sqlite.messages import create_all, send_all
 from affinity.provider.sqlite.migration import check_schema, inspect, migrate, unmigrated
 from affinity.provider.sqlite.session_store import SqliteSessionStore
-from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.sqlite.turns import commit
 from affinity.provider.timeline import SeenTimeline, Timeline
 from affinity.records import DurableResource, SessionStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
+S = TypeVar("S", hints.Subscription, hints.JournalSubscription)
+
+Operation: TypeAlias = Callable[Concatenate[Tx, P], T]
+Verb: TypeAlias = "Callable[Concatenate[SqliteProvider, P], Coroutine[Any, Any, T]]"
 
 
-def _writes(
-    operation: Callable[Concatenate[Tx, P], T],
-) -> Callable[Concatenate[SqliteProvider, P], Coroutine[Any, Any, T]]:
+def _writes(operation: Operation[P, T]) -> Verb[P, T]:
     """The verb that runs an operation with the lock that writers need."""
 
     @wraps(operation)
@@ -101,26 +94,36 @@ def _writes(
     return verb
 
 
-def _acts(
-    name: str, kind: str, operation: Callable[Concatenate[Tx, P], T]
-) -> Callable[Concatenate[SqliteProvider, P], Coroutine[Any, Any, T]]:
-    """As `_writes`, of a verb that users call: it has its entries in the audit log; ``kind``: of its targets."""
+def _acts(name: str, kind: str, operation: Operation[P, T]) -> Verb[P, T]:
+    """As `_writes`, of a verb that users call: it has its entries in the audit log; ``kind``: of its targets. With
+    ``dry_run`` it only reads.
+    """
 
     @wraps(operation)
     async def verb(self: SqliteProvider, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if kwargs.get("dry_run"):
+            return await self._read(operation, *args, **kwargs)
         return await self._act(name, kind, operation, *args, **kwargs)
 
     return verb
 
 
-def _reads(
-    operation: Callable[Concatenate[Tx, P], T],
-) -> Callable[Concatenate[SqliteProvider, P], Coroutine[Any, Any, T]]:
+def _reads(operation: Operation[P, T]) -> Verb[P, T]:
     """The verb that runs an operation that only reads."""
 
     @wraps(operation)
     async def verb(self: SqliteProvider, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._read(operation, *args, **kwargs)
+
+    return verb
+
+
+def _looks_first(operation: Callable[Concatenate[Database, P], T]) -> Verb[P, T]:
+    """The verb whose operation reads, and takes the lock that writers need only when there is something to do."""
+
+    @wraps(operation)
+    async def verb(self: SqliteProvider, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._writer.call(operation, *args, **kwargs)
 
     return verb
 
@@ -136,7 +139,6 @@ class SqliteProvider:
         self._timeline = timeline
         self._path = path.resolve()
         self._inode = self._path.stat().st_ino
-        self._tokens = Tokens()
         self._waiting = 0
         self._subscriptions: set[hints.Subscription] = set()
         self._watches: set[hints.JournalSubscription] = set()
@@ -224,9 +226,7 @@ class SqliteProvider:
 
     # -- work items
 
-    async def fetch_work_item(self, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
-        return await self._writer.call(fetching.fetch, self._tokens, identity, options)
-
+    fetch_work_item: Final = _looks_first(fetching.fetch)
     renew_work_item_lock: Final = _writes(work_items.renew)
     check_work_item: Final = _reads(work_items.check)
     ack_work_item: Final = _writes(work_items.ack)
@@ -242,55 +242,27 @@ class SqliteProvider:
 
     # -- orchestrations
 
-    async def fetch_orchestration_item(
-        self,
-        identity: WorkerIdentity,
-        *,
-        limit: int,
-        names: Collection[str],
-        unknown_after: float,
-        exclude: Collection[int] = (),
-        max_bytes: int = MAX_BATCH_BYTES,
-    ) -> OrchestrationFetch:
-        options = orchestrations.InstanceFetchOptions(
-            limit=limit, names=names, unknown_after=unknown_after, exclude=exclude, max_bytes=max_bytes
-        )
-        return await self._writer.call(orchestrations.fetch, identity, options)
-
+    fetch_orchestration_item: Final = _looks_first(orchestrations.fetch)
     read_history: Final = _reads(orchestrations.read_histories)
 
     async def commit_turn(
         self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts, *, notify: Collection[str] = ()
     ) -> Sequence[TurnResult]:
-        results = await self._write(commit, self._tokens, identity, turns, timeouts)
+        results = await self._write(commit, identity, turns, timeouts)
         await self.notify_journals(notify)
         return results
 
     release_instance: Final = _writes(orchestrations.release)
     suspend_instance: Final = _writes(suspension.suspend)
     retry_suspended: Final = _writes(suspension.retry)
-
-    async def end_waits(
-        self, identity: WorkerIdentity, *, limit: int, tag_timeout: float | None, item_lock: float
-    ) -> EndedWaits:
-        end = partial(waits.end_waits, limit=limit, tag_timeout=tag_timeout, item_lock=item_lock)
-        return await self._writer.call(end, self._tokens, identity)
+    end_waits: Final = _looks_first(waits.end_waits)
 
     # -- repair and hints
 
     sweep: Final = _writes(sweeping.sweep)
 
-    @asynccontextmanager
-    async def hints(self, identity: WorkerIdentity) -> AsyncIterator[HintSource]:
-        await self._writer.call(Database.changed)  # only later commits are news
-        subscription = hints.Subscription(self._path, identity.worker_id, self._watch)
-        subscription.open()
-        self._subscriptions.add(subscription)
-        try:
-            yield subscription
-        finally:
-            self._subscriptions.discard(subscription)
-            subscription.close()
+    def hints(self, identity: WorkerIdentity) -> AbstractAsyncContextManager[HintSource]:
+        return self._subscribed(hints.Subscription(self._path, identity.worker_id, self._watch), self._subscriptions)
 
     async def notify_workers(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
         """Hand hints to the workers of this process; workers of other processes see the commit itself. There are few:
@@ -318,21 +290,8 @@ class SqliteProvider:
     resume_instance: Final = _acts("resume_instance", "instance", suspension.resume)
     reset_instance: Final = _acts("reset_instance", "instance", resetting.reset)
     delete_instance: Final = _acts("delete_instance", "instance", stored.delete_instances)
-
-    async def prune_instances(
-        self, status: frozenset[str], older_than: float, *, after: datetime | None = None, dry_run: bool = False
-    ) -> InstancePruning:
-        if dry_run:
-            return await self._read(pruning.prune_instances, status, older_than, after=after, dry_run=True)
-        return await self._act(
-            "prune_instances", "", pruning.prune_instances, status, older_than, after=after, dry_run=False
-        )
-
-    async def prune_histories(self, older_than: float, *, dry_run: bool = False) -> HistoryPruning:
-        if dry_run:
-            return await self._read(pruning.prune_histories, older_than, dry_run=True)
-        return await self._act("prune_histories", "", pruning.prune_histories, older_than, dry_run=False)
-
+    prune_instances: Final = _acts("prune_instances", "", pruning.prune_instances)
+    prune_histories: Final = _acts("prune_histories", "", pruning.prune_histories)
     move_session: Final = _acts("move_session", "session", planned_moves.plan)
 
     async def take_session(
@@ -429,17 +388,8 @@ class SqliteProvider:
             return JournalPruning(entries=sum(found.entries.values()), after=found.after)
         return await self._act("prune_journals", "", journal_admin.prune, found, retention, limit, after)
 
-    @asynccontextmanager
-    async def watch_journals(self) -> AsyncIterator[JournalWatch]:
-        await self._writer.call(Database.changed)  # only later commits are news
-        subscription = hints.JournalSubscription(self._path, self._watch)
-        subscription.open()
-        self._watches.add(subscription)
-        try:
-            yield subscription
-        finally:
-            self._watches.discard(subscription)
-            subscription.close()
+    def watch_journals(self) -> AbstractAsyncContextManager[JournalWatch]:
+        return self._subscribed(hints.JournalSubscription(self._path, self._watch), self._watches)
 
     async def notify_journals(self, session_ids: Collection[str], *, only_inputs: bool = False) -> None:
         """Readers of other processes see the commit that the hint is about."""
@@ -447,6 +397,17 @@ class SqliteProvider:
             hints.send_journals(self._path, dict.fromkeys(session_ids, not only_inputs))
 
     # -- how
+
+    @asynccontextmanager
+    async def _subscribed(self, subscription: S, among: set[S]) -> AsyncIterator[S]:
+        await self._writer.call(Database.changed)  # only later commits are news
+        subscription.open()
+        among.add(subscription)
+        try:
+            yield subscription
+        finally:
+            among.discard(subscription)
+            subscription.close()
 
     def _check_file(self) -> None:
         """Our connections stay with the file that they have opened, even when another one has its name now."""

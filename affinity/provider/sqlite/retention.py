@@ -21,7 +21,7 @@ _MICROSECOND: Final = 1e-6
 
 
 def prune_instances(
-    tx: Tx, status: Iterable[str], older_than: float, *, after: datetime | None, dry_run: bool
+    tx: Tx, status: Iterable[str], older_than: float, *, after: datetime | None = None, dry_run: bool = False
 ) -> InstancePruning:
     behind = 0.0 if after is None else after.timestamp() + _MICROSECOND
     step = _prune(tx, status, older_than, after=behind, dry_run=dry_run)
@@ -30,7 +30,7 @@ def prune_instances(
     )
 
 
-def prune_histories(tx: Tx, older_than: float, *, dry_run: bool) -> HistoryPruning:
+def prune_histories(tx: Tx, older_than: float, *, dry_run: bool = False) -> HistoryPruning:
     cutoff = tx.now - older_than
     if dry_run:
         return HistoryPruning(executions=tx.value(SQL["count_histories"], {"cutoff": cutoff}), limit_reached=False)
@@ -56,7 +56,7 @@ def sweep(tx: Tx, retention: Retention) -> tuple[int, int]:
             tx.run(SQL["set_pruned"], {"after": step.after or 0.0})
         instances = step.instances
     if retention.histories is not None:
-        executions = prune_histories(tx, retention.histories, dry_run=False).executions
+        executions = prune_histories(tx, retention.histories).executions
     return instances, executions
 
 

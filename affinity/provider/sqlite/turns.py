@@ -32,7 +32,6 @@ from affinity.provider.sqlite.journal_writes import JournalChecker
 from affinity.provider.sqlite.messages import insert_new, send
 from affinity.provider.sqlite.placing import NOT_QUEUED, PARKED, WorkItemPlacer
 from affinity.provider.sqlite.session_states import FenceChecker
-from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.sqlite.work_items import HeldItemRow, find, remove
 from affinity.provider.sqlite.workers import read_caller
 from affinity.provider.statements import load_statements
@@ -52,9 +51,7 @@ class _PassedTurn(NamedTuple):
     acked: list[HeldItemRow]
 
 
-def commit(
-    tx: Tx, tokens: Tokens, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
-) -> list[TurnResult]:
+def commit(tx: Tx, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts) -> list[TurnResult]:
     if not turns:
         return []
     caller = read_caller(tx, identity)
@@ -69,7 +66,7 @@ def commit(
     parked = parking.park(tx, [item for one in passed for item in _parkable(one.turn)])
     journals.write_to_others()
     named = {item.session_id for one in passed for item in one.turn.work_items if item.session_id is not None}
-    placer = WorkItemPlacer(tx, tokens, identity, named, may_lock=not caller.draining)
+    placer = WorkItemPlacer(tx, identity, named, may_lock=not caller.draining)
     placed = iter([_place(placer, one.turn, parked) for one in passed])
     placer.queue(timeouts.work_item_lock)
     acked = {held.session_id for one in passed for held in one.acked if held.session_id is not None}

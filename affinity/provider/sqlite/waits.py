@@ -18,7 +18,6 @@ from affinity.provider.contract import (
 from affinity.provider.sqlite import releasing, sessions
 from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.driver.transaction import Tx
-from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.sqlite.work_items import find_routes
 from affinity.provider.sqlite.workers import read_caller
 from affinity.provider.statements import load_statements
@@ -31,7 +30,6 @@ _TAGGED: Final = (("free#", "free$"), ("new#", "new$"))
 
 def end_waits(
     database: Database,
-    tokens: Tokens,
     identity: WorkerIdentity,
     *,
     limit: int,
@@ -42,7 +40,7 @@ def end_waits(
     if not database.read(_has_work, tag_timeout, limit):
         return EndedWaits()
     end = partial(_end_waits, limit=limit, tag_timeout=tag_timeout, item_lock=item_lock)
-    return database.write(end, tokens, identity)
+    return database.write(end, identity)
 
 
 def _has_work(tx: Tx, tag_timeout: float | None, limit: int) -> bool:
@@ -51,7 +49,6 @@ def _has_work(tx: Tx, tag_timeout: float | None, limit: int) -> bool:
 
 def _end_waits(
     tx: Tx,
-    tokens: Tokens,
     identity: WorkerIdentity,
     *,
     limit: int,
@@ -69,7 +66,7 @@ def _end_waits(
     wanted += [(row_id, "no_worker_with_tag") for row_id in _stranded(tx, tag_timeout, limit) if row_id not in seen]
     named = {"worker_id": identity.worker_id, "incarnation": identity.incarnation, "locked_until": tx.now + item_lock}
     failed = [
-        (_lock(tx, {**named, "now": tx.now, "id": row_id, "token": (token := tokens.next())}, token), why)
+        (_lock(tx, {**named, "now": tx.now, "id": row_id, "token": (token := tx.tokens.next())}, token), why)
         for row_id, why in wanted
     ]
     moving = sorted({name for _, name, fate in due if fate == "takeover" and name is not None})

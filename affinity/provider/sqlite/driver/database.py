@@ -16,7 +16,7 @@ from affinity.errors import DatabaseChanged, SchemaMismatch
 from affinity.provider.sqlite.driver.clock import Clock
 from affinity.provider.sqlite.driver.errors import FAILURES, is_busy, translate
 from affinity.provider.sqlite.driver.timeline import learn, read
-from affinity.provider.sqlite.driver.transaction import Tx
+from affinity.provider.sqlite.driver.transaction import Tokens, Tx
 from affinity.provider.timeline import SeenTimeline, Timeline
 
 P = ParamSpec("P")
@@ -108,6 +108,7 @@ class Database:
     ) -> None:
         self._connection = connection
         self._clock = clock
+        self._tokens = Tokens()
         self._timeline = timeline
         self._seen = seen  # by what only reads
         self._max_wait = max_wait
@@ -128,7 +129,7 @@ class Database:
                 self._set_waits()
             retry_while_busy(lambda: connection.execute("BEGIN IMMEDIATE"), self._max_wait)
             try:
-                tx = Tx(connection, self._clock.now())
+                tx = Tx(connection, self._clock.now(), self._tokens)
                 if self._timeline is not None:
                     self._check(tx, self._timeline)
                 result = operation(tx, *args, **kwargs)
@@ -169,7 +170,7 @@ class Database:
         self._undo()
         self._connection.execute("BEGIN")
         try:
-            tx = Tx(self._connection, self._clock.now())
+            tx = Tx(self._connection, self._clock.now(), self._tokens)
             if self._seen is not None:
                 self._seen.note(*read(tx), self._seen.reached)
             return operation(tx, *args, **kwargs)

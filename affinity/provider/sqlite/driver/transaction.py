@@ -11,10 +11,14 @@ a hundred small steps cost far more than one large step. So batches go in and co
 from __future__ import annotations
 
 import json
+import secrets
 import sqlite3
 from collections.abc import Mapping, Sequence
+from itertools import count
 from types import MappingProxyType
 from typing import Any, Final, LiteralString, TypeAlias
+
+from affinity.provider.contract import Token
 
 Row: TypeAlias = tuple[Any, ...]
 Arguments: TypeAlias = Mapping[str, Any] | Sequence[Any]
@@ -26,14 +30,29 @@ stay below the billion bytes that SQLite takes."""
 NO_ARGUMENTS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
+class Tokens:
+    """Tokens of locks that no other database object issues: a random prefix and a counter, since a random number for
+    each costs more.
+    """
+
+    def __init__(self) -> None:
+        self._prefix = secrets.token_hex(8)
+        self._numbers = count(1)
+
+    def next(self) -> Token:
+        """A token that was never issued."""
+        return Token(f"{self._prefix}:{next(self._numbers):x}")
+
+
 class Tx:
-    """A transaction: statements, and the instant at which it runs."""
+    """A transaction: statements, the instant at which it runs, and tokens for locks."""
 
-    __slots__ = ("_connection", "now")
+    __slots__ = ("_connection", "now", "tokens")
 
-    def __init__(self, connection: sqlite3.Connection, now: float) -> None:
+    def __init__(self, connection: sqlite3.Connection, now: float, tokens: Tokens) -> None:
         self._connection = connection
         self.now: float = now
+        self.tokens: Tokens = tokens
 
     def rows(self, sql: LiteralString, arguments: Arguments = ()) -> list[Row]:
         """All rows of a statement."""
