@@ -10,10 +10,11 @@ its own, which locks nothing before its commit. It writes no row, so it waits fo
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from hashlib import sha256
-from typing import Final
+from typing import Final, TypeVar
 
 import anyio
 
@@ -24,7 +25,7 @@ from affinity.provider.postgres.driver.target import Target
 from affinity.provider.postgres.driver.wire import Params, Statement
 from affinity.provider.postgres.operations import Database
 
-UNSUBSCRIBE_TIMEOUT: Final = 1.0
+_UNSUBSCRIBE_TIMEOUT: Final = 1.0
 """Seconds that the end of a subscription may take."""
 
 _NOTIFY: Final = "SELECT pg_notify(c, h) FROM unnest(%(channels)s, %(hints)s) AS n (c, h)"
@@ -51,17 +52,56 @@ FROM (SELECT concat_ws(' ', %(schema)s::text, worker_id) AS name, hint FROM reci
 """
 
 
+class Listener(ABC):
+    """A subscription: collects news until a caller fetches them. ``channels``: the ones that it listens to."""
+
+    def __init__(self, channels: Sequence[str]) -> None:
+        self.channels = channels
+        self._error: Exception | None = None
+        self._changed = anyio.Event()
+
+    @abstractmethod
+    def note(self, channel: str, payload: str) -> None:
+        """Note a notification on one of its channels."""
+
+    def receive(self, channel: str, payload: str) -> None:
+        """Note a notification, if it is for this listener."""
+        if channel in self.channels:
+            self.note(channel, payload)
+            self._changed.set()
+
+    def end(self, error: Exception) -> None:
+        """Have `wait_for_news` raise."""
+        self._error = error
+        self._changed.set()
+
+    async def wait_for_news(self, timeout: float) -> None:
+        """Wait until some were noted since the last call, for at most ``timeout`` seconds."""
+        with anyio.move_on_after(timeout):
+            await self._changed.wait()
+        if self._error is not None:
+            raise ConnectionLost(str(self._error))
+        self._changed = anyio.Event()
+
+
+L = TypeVar("L", bound=Listener)
+
+
+def hints(db: Database, identity: WorkerIdentity) -> AbstractAsyncContextManager[HintSource]:
+    channels = [_channel(db.connections.target, name) for name in (None, identity.worker_id)]
+    return subscribed(db, _HintListener(channels))
+
+
 @asynccontextmanager
-async def hints(db: Database, identity: WorkerIdentity) -> AsyncIterator[HintSource]:
+async def subscribed(db: Database, listener: L) -> AsyncIterator[L]:
     """Subscribe, on the connection of the fetches."""
-    connections = db.connections
-    listener = _Listener([_channel(connections.target, name) for name in (None, identity.worker_id)])
+    fetch = db.connections.fetch
     try:
-        await connections.fetch.subscribe(listener.channels, listener)
+        await fetch.subscribe(listener.channels, listener)
         yield listener
     finally:
-        with anyio.move_on_after(UNSUBSCRIBE_TIMEOUT, shield=True), suppress(ProviderError):
-            await connections.fetch.unsubscribe(listener)
+        with anyio.move_on_after(_UNSUBSCRIBE_TIMEOUT, shield=True), suppress(ProviderError):
+            await fetch.unsubscribe(listener)
 
 
 async def notify_workers(db: Database, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
@@ -87,33 +127,18 @@ def hint_statement(target: Target, workers: Mapping[str | None, Hint]) -> Statem
     return _NOTIFY, {"channels": channels, "hints": Texts(hints.values())}
 
 
-class _Listener:
-    """The subscription of one worker: merges hints until `wait` fetches them."""
+class _HintListener(Listener):
+    """The subscription of one worker; the common channel of all workers comes first."""
 
     def __init__(self, channels: Sequence[str]) -> None:
-        """``channels``: the common channel of all workers first."""
-        self.channels = channels
+        super().__init__(channels)
         self._hint: Hint | None = None
-        self._error: Exception | None = None
-        self._changed = anyio.Event()
 
-    def receive(self, channel: str, payload: str) -> None:
-        """Note a hint."""
-        if channel in self.channels:
-            self._hint = _decode(payload, to_all=channel == self.channels[0]).merge(self._hint)
-            self._changed.set()
-
-    def end(self, error: Exception) -> None:
-        """Have `wait` raise."""
-        self._error = error
-        self._changed.set()
+    def note(self, channel: str, payload: str) -> None:
+        self._hint = _decode(payload, to_all=channel == self.channels[0]).merge(self._hint)
 
     async def wait(self, timeout: float) -> Hint | None:
-        with anyio.move_on_after(timeout):
-            await self._changed.wait()
-        if self._error is not None:
-            raise ConnectionLost(str(self._error))
-        self._changed = anyio.Event()
+        await self.wait_for_news(timeout)
         hint, self._hint = self._hint, None
         return hint
 

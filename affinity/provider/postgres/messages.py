@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, LiteralString
 
 from affinity.errors import QuotaExceeded
 from affinity.provider.contract import Delivery, NewInstance, NewMessage, Restart
-from affinity.provider.postgres.driver.arrays import Floats, Ints, Texts
+from affinity.provider.postgres.driver.arrays import Floats, Ints, Packed, Texts
 from affinity.provider.postgres.driver.wire import Row
 from affinity.provider.postgres.operations import Database, flags
 from affinity.provider.statements import load_statements
@@ -16,37 +16,31 @@ _SQL: Final = load_statements(__package__, "messages.sql")
 
 
 async def create_instance(db: Database, instances: Sequence[NewInstance]) -> Sequence[bool]:
-    if not instances:
-        return []
-    params = {
-        "instance": Texts(new.instance_id for new in instances),
-        "generation": Texts(new.generation for new in instances),
-        "name": Texts(new.name for new in instances),
-        "version": Texts(new.version for new in instances),
-        "start": Texts(new.start for new in instances),
-        "parent": Texts(new.parent_id for new in instances),
-        "delay": Floats(new.delay for new in instances),
-        "on_exists": Texts(new.on_exists for new in instances),
-        "parent_generation": Texts(new.parent_generation for new in instances),
-        "on_deleted": Texts(new.on_deleted for new in instances),
-        "session": Texts(new.session_id for new in instances),
-    }
-    return await _started(db, "create", params, len(instances))
+    return await _started(db, "create", instance_columns(instances), len(instances)) if instances else []
 
 
 async def restart_instance(db: Database, restarts: Sequence[Restart]) -> Sequence[bool]:
     if not restarts:
         return []
-    params = {
-        "instance": Texts(each.new.instance_id for each in restarts),
-        "ended": Texts(each.ended for each in restarts),
-        "generation": Texts(each.new.generation for each in restarts),
-        "name": Texts(each.new.name for each in restarts),
-        "version": Texts(each.new.version for each in restarts),
-        "start": Texts(each.new.start for each in restarts),
-        "session": Texts(each.new.session_id for each in restarts),
-    }
+    params = instance_columns([each.new for each in restarts]) | {"ended": Texts(each.ended for each in restarts)}
     return await _started(db, "restart", params, len(restarts))
+
+
+def instance_columns(instances: Sequence[NewInstance], prefix: LiteralString = "") -> dict[LiteralString, Packed]:
+    """New instances as columns."""
+    return {
+        prefix + "instance": Texts([new.instance_id for new in instances]),
+        prefix + "generation": Texts([new.generation for new in instances]),
+        prefix + "name": Texts([new.name for new in instances]),
+        prefix + "version": Texts([new.version for new in instances]),
+        prefix + "start": Texts([new.start for new in instances]),
+        prefix + "parent": Texts([new.parent_id for new in instances]),
+        prefix + "delay": Floats([new.delay for new in instances]),
+        prefix + "on_exists": Texts([new.on_exists for new in instances]),
+        prefix + "parent_generation": Texts([new.parent_generation for new in instances]),
+        prefix + "on_deleted": Texts([new.on_deleted for new in instances]),
+        prefix + "session": Texts([new.session_id for new in instances]),
+    }
 
 
 async def _started(db: Database, statement: str, params: Mapping[str, object], count: int) -> Sequence[bool]:
@@ -68,20 +62,24 @@ def created_of(rows: Sequence[Row], count: int) -> Sequence[bool]:
 async def send_message(db: Database, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
     if not messages:
         return []
-    params = {
-        "instance": Texts(message.instance_id for message in messages),
-        "generation": Texts(message.generation for message in messages),
-        "payload": Texts(message.payload for message in messages),
-        "delay": Floats(message.delay for message in messages),
-        "timer_execution": Ints(message.timer and message.timer[0] for message in messages),
-        "timer_id": Ints(message.timer and message.timer[1] for message in messages),
-        "unread_limit": Ints(message.unread_limit for message in messages),
-    }
+    params = message_columns(messages) | {"unread_limit": Ints([message.unread_limit for message in messages])}
     statement = _SQL["send"]
     if any(message.key is not None for message in messages):
-        params["key"] = Texts(message.key for message in messages)
+        params["key"] = Texts([message.key for message in messages])
         statement = _SQL["send_keyed"]
     deliveries: list[Delivery] = ["unknown"] * len(messages)
     for n, delivery in await db.connections.quick.run(statement, params):
         deliveries[n - 1] = delivery
     return deliveries
+
+
+def message_columns(messages: Sequence[NewMessage]) -> dict[LiteralString, Packed]:
+    """Messages as columns."""
+    return {
+        "message_instance": Texts([message.instance_id for message in messages]),
+        "message_generation": Texts([message.generation for message in messages]),
+        "message": Texts([message.payload for message in messages]),
+        "message_delay": Floats([message.delay for message in messages]),
+        "message_execution": Ints([message.timer and message.timer[0] for message in messages]),
+        "message_timer": Ints([message.timer and message.timer[1] for message in messages]),
+    }

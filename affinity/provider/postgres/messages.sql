@@ -7,9 +7,9 @@ SELECT n, quota, allowed FROM restart_instances(%(instance)s, %(ended)s, %(gener
     %(session)s)
 
 -- send: messages for instances
-SELECT n, delivery FROM send_messages(%(instance)s, %(generation)s, %(payload)s, %(delay)s, %(timer_execution)s,
-    %(timer_id)s, %(unread_limit)s)
+SELECT n, delivery FROM send_messages(%(message_instance)s, %(message_generation)s, %(message)s, %(message_delay)s,
+    %(message_execution)s, %(message_timer)s, %(unread_limit)s)
 
 -- send_keyed: messages, some with a key
-SELECT n, delivery FROM send_keyed_messages(%(instance)s, %(generation)s, %(payload)s, %(delay)s, %(timer_execution)s,
-    %(timer_id)s, %(unread_limit)s, %(key)s)
+SELECT n, delivery FROM send_keyed_messages(%(message_instance)s, %(message_generation)s, %(message)s, %(message_delay)s,
+    %(message_execution)s, %(message_timer)s, %(unread_limit)s, %(key)s)

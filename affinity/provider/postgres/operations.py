@@ -6,10 +6,10 @@ import secrets
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import accumulate, count, pairwise
-from typing import NamedTuple
+from typing import LiteralString, NamedTuple
 
 from affinity.provider.contract import WorkerIdentity, WorkKey, WorkLock
-from affinity.provider.postgres.driver.arrays import Ints, Texts
+from affinity.provider.postgres.driver.arrays import Ints, Packed, Texts
 from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.driver.wire import Params, Row
 
@@ -37,18 +37,19 @@ def caller_params(identity: WorkerIdentity) -> Params:
     }
 
 
-def key_columns(keys: Sequence[WorkKey]) -> Params:
+def key_columns(keys: Sequence[WorkKey], prefix: LiteralString = "") -> dict[LiteralString, Packed]:
     """Names of work items as columns."""
     return {
-        "instance": Texts(key.instance_id for key in keys),
-        "execution": Ints(key.execution_id for key in keys),
-        "activity": Ints(key.activity_id for key in keys),
+        prefix + "instance": Texts([key.instance_id for key in keys]),
+        prefix + "execution": Ints([key.execution_id for key in keys]),
+        prefix + "activity": Ints([key.activity_id for key in keys]),
     }
 
 
-def lock_columns(locks: Sequence[WorkLock]) -> Params:
+def lock_columns(locks: Sequence[WorkLock], prefix: LiteralString = "") -> dict[LiteralString, Packed]:
     """Locks on work items as columns."""
-    return {**key_columns([lock.key for lock in locks]), "token": Texts(lock.token for lock in locks)}
+    tokens = Texts([lock.token for lock in locks])
+    return {**key_columns([lock.key for lock in locks], prefix), prefix + "token": tokens}
 
 
 def same_time(value: datetime) -> datetime:

@@ -7,7 +7,8 @@ from typing import Final
 from psycopg.types.numeric import Int8
 
 from affinity.provider.contract import Reset
-from affinity.provider.postgres.driver.arrays import Floats, Ints, Texts
+from affinity.provider.postgres.driver.arrays import Ints, Texts
+from affinity.provider.postgres.messages import message_columns
 from affinity.provider.postgres.operations import Database
 from affinity.provider.postgres.turn_columns import RESTRICT, restriction_params
 from affinity.provider.statements import load_statements
@@ -16,7 +17,7 @@ _SQL: Final = load_statements(__package__, "reset.sql")
 
 
 async def reset_instance(db: Database, reset: Reset) -> bool:
-    messages, items = reset.messages, reset.work_items
+    items = reset.work_items
     watches = dict(reset.watches)  # the last one of a session replaces earlier ones
     params = {
         "instance": reset.instance_id,
@@ -26,11 +27,7 @@ async def reset_instance(db: Database, reset: Reset) -> bool:
         "keep": Int8(reset.keep),
         "event": Texts(reset.history),
         "custom_status": reset.custom_status,
-        "message_instance": Texts(message.instance_id for message in messages),
-        "message_generation": Texts(message.generation for message in messages),
-        "message": Texts(message.payload for message in messages),
-        "message_delay": Floats(message.delay for message in messages),
-        "message_timer": Ints(message.timer and message.timer[1] for message in messages),
+        **message_columns(reset.messages),
         "item_activity": Ints(item.key.activity_id for item in items),
         "item_name": Texts(item.name for item in items),
         "item_session": Texts(item.session_id for item in items),

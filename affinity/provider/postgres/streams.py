@@ -7,21 +7,19 @@ of streams may have one: it does not wait for the disk, since its table is not l
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from hashlib import sha256
 from typing import Final
 
-import anyio
 from psycopg.types.numeric import Int8
 
-from affinity.errors import ConnectionLost, ProviderError
 from affinity.journal import StreamPart
 from affinity.provider.contract.journal_side import JournalWatch, merge_changes
 from affinity.provider.postgres.driver.arrays import Ints, Texts
 from affinity.provider.postgres.driver.target import Target
 from affinity.provider.postgres.driver.wire import Statement
-from affinity.provider.postgres.hints import UNSUBSCRIBE_TIMEOUT
+from affinity.provider.postgres.hints import Listener, subscribed
 from affinity.provider.postgres.operations import Database
 from affinity.provider.statements import load_statements
 
@@ -66,17 +64,8 @@ async def retract_stream(db: Database, session_id: str, journal_id: int, wake_id
     await db.connections.quick.run(_SQL["retract"], params)
 
 
-@asynccontextmanager
-async def watch_journals(db: Database) -> AsyncIterator[JournalWatch]:
-    """Subscribe, on the connection of the fetches."""
-    connections = db.connections
-    listener = _JournalListener(channel := _channel(connections.target))
-    try:
-        await connections.fetch.subscribe([channel], listener)
-        yield listener
-    finally:
-        with anyio.move_on_after(UNSUBSCRIBE_TIMEOUT, shield=True), suppress(ProviderError):
-            await connections.fetch.unsubscribe(listener)
+def watch_journals(db: Database) -> AbstractAsyncContextManager[JournalWatch]:
+    return subscribed(db, _JournalListener(_channel(db.connections.target)))
 
 
 async def notify_journals(db: Database, session_ids: Collection[str], *, only_inputs: bool = False) -> None:
@@ -95,40 +84,24 @@ def _channel(target: Target) -> str:
     return f"affinity_journals_{sha256(f'{target.schema} journals'.encode()).hexdigest()[:40]}"
 
 
-class _JournalListener:
+class _JournalListener(Listener):
     """One subscription: collects ids until `wait` fetches them."""
 
     def __init__(self, channel: str) -> None:
-        self._channel = channel
+        super().__init__([channel])
         self._ids: dict[str, bool] = {}
         self._is_full = False
-        self._error: Exception | None = None
-        self._changed = anyio.Event()
 
-    def receive(self, channel: str, payload: str) -> None:
-        """Note a notification."""
-        if channel == self._channel:
-            self._is_full = self._is_full or len(self._ids) > _MAX_WATCHED
-            if not self._is_full:
-                merge_changes(self._ids, _read(payload))
-            self._changed.set()
-
-    def end(self, error: Exception) -> None:
-        """Have `wait` raise."""
-        self._error = error
-        self._changed.set()
+    def note(self, channel: str, payload: str) -> None:
+        self._is_full = self._is_full or len(self._ids) > _MAX_WATCHED
+        if not self._is_full:
+            merge_changes(self._ids, _read(payload))
 
     async def wait(self, timeout: float) -> Mapping[str, bool] | None:
-        with anyio.move_on_after(timeout):
-            await self._changed.wait()
-        if self._error is not None:
-            raise ConnectionLost(str(self._error))
-        if not self._changed.is_set():
-            return None
-        self._changed = anyio.Event()
+        await self.wait_for_news(timeout)
         ids, self._ids = self._ids, {}
         is_full, self._is_full = self._is_full, False
-        return {} if is_full else ids
+        return {} if is_full else ids or None
 
 
 def _read(notice: str) -> Mapping[str, bool]:

@@ -9,7 +9,6 @@ from affinity.provider.contract import (
     FINISHED,
     Generation,
     InstanceUpdate,
-    NewMessage,
     NewWorkItem,
     SessionHold,
     Turn,
@@ -17,6 +16,8 @@ from affinity.provider.contract import (
 )
 from affinity.provider.postgres.driver.arrays import Bools, Floats, Int, Ints, Packed, Text, Texts
 from affinity.provider.postgres.journal_writes import plain_write_values
+from affinity.provider.postgres.messages import instance_columns, message_columns
+from affinity.provider.postgres.operations import key_columns, lock_columns
 from affinity.provider.postgres.session_store import state_columns, state_values
 
 Columns: TypeAlias = dict[LiteralString, Packed]
@@ -95,7 +96,11 @@ def commit_columns(turns: Sequence[Turn], sent: Sequence[Sequence[NewWorkItem]])
     if needs.updates:
         columns |= _update_columns(turns)
     if needs.removals:
-        columns |= {**_removal_columns(turns), **_child_columns(turns), **_message_columns(turns)}
+        columns |= {
+            **_removal_columns(turns),
+            **instance_columns([child for turn in turns for child in turn.instances], "child_"),
+            **message_columns([message for turn in turns for message in turn.messages]),
+        }
     if needs.holds:
         columns |= {**_hold_columns(turns), **_watch_columns(turns)}
     if needs.states:
@@ -110,9 +115,7 @@ def commit_columns(turns: Sequence[Turn], sent: Sequence[Sequence[NewWorkItem]])
 def restriction_params(items: Sequence[NewWorkItem]) -> Columns:
     """The parameters of ``restrict_items``: the items that not every worker may take."""
     return {
-        "restricted_instance": Texts([item.key.instance_id for item in items]),
-        "restricted_execution": Ints([item.key.execution_id for item in items]),
-        "restricted_activity": Ints([item.key.activity_id for item in items]),
+        **key_columns([item.key for item in items], "restricted_"),
         "restricted_tag": Texts([item.tag for item in items]),
         "takeover_after": Floats([item.takeover_after for item in items]),
         "fail_after": Floats([item.fail_after for item in items]),
@@ -149,20 +152,14 @@ def parking_params(parking: Parking, *, locks: bool) -> Columns:
     columns: Columns = {}
     if parking.items:
         columns |= {
-            "instance": Texts([item.key.instance_id for item in parking.items]),
+            **key_columns([item.key for item in parking.items]),
             "generation": Texts(parking.generations),
-            "execution": Ints([item.key.execution_id for item in parking.items]),
-            "activity": Ints([item.key.activity_id for item in parking.items]),
             "name": Texts([item.name for item in parking.items]),
             "session": Texts([item.session_id for item in parking.items]),
             "payload": Texts([item.payload for item in parking.items]),
         }
     if parking.cancelled:
-        columns |= {
-            "cancel_instance": Texts([key.instance_id for key in parking.cancelled]),
-            "cancel_execution": Ints([key.execution_id for key in parking.cancelled]),
-            "cancel_activity": Ints([key.activity_id for key in parking.cancelled]),
-        }
+        columns |= key_columns(parking.cancelled, "cancel_")
     if locks:
         columns["lock"] = Texts(parking.instances)
     return columns
@@ -170,14 +167,10 @@ def parking_params(parking: Parking, *, locks: bool) -> Columns:
 
 def fence_check_columns(turns: Sequence[Turn]) -> Columns:
     """The parameters of ``check_fences``. Acks and states are numbered through all turns, in their order."""
-    acks = [ack for turn in turns for ack in turn.acks]
     writes = [write for turn in turns for write in turn.states]
     return {
         **_fence_columns(turns),
-        "ack_instance": Texts([ack.key.instance_id for ack in acks]),
-        "ack_execution": Ints([ack.key.execution_id for ack in acks]),
-        "ack_activity": Ints([ack.key.activity_id for ack in acks]),
-        "ack_token": Texts([ack.token for ack in acks]),
+        **lock_columns([ack for turn in turns for ack in turn.acks], "ack_"),
         "state_session": Texts([write.new.session_id for write in writes]),
         "state_base": Ints([write.base_version for write in writes]),
         "state_epoch": Ints([write.epoch for write in writes]),
@@ -237,13 +230,7 @@ def _turn_columns(turns: Sequence[Turn]) -> Columns:
 
 
 def _ack_columns(turns: Sequence[Turn]) -> Columns:
-    acks = sorted([ack for turn in turns for ack in turn.acks])
-    return {
-        "ack_instance": Texts([ack.key.instance_id for ack in acks]),
-        "ack_execution": Ints([ack.key.execution_id for ack in acks]),
-        "ack_activity": Ints([ack.key.activity_id for ack in acks]),
-        "ack_token": Texts([ack.token for ack in acks]),
-    }
+    return lock_columns(sorted([ack for turn in turns for ack in turn.acks]), "ack_")
 
 
 def _item_columns(sent: Sequence[Sequence[NewWorkItem]], items: Sequence[NewWorkItem]) -> Columns:
@@ -348,35 +335,6 @@ def _removal_columns(turns: Sequence[Turn]) -> Columns:
         "timer_turn": Ints([n for n, _ in timers]),
         "timer_id": Ints([timer for _, timer in timers]),
         "finish": Texts([turn.instance_id for turn in turns if finishes(turn)]),
-    }
-
-
-def _child_columns(turns: Sequence[Turn]) -> Columns:
-    children = [child for turn in turns for child in turn.instances]
-    return {
-        "child_instance": Texts([child.instance_id for child in children]),
-        "child_generation": Texts([child.generation for child in children]),
-        "child_name": Texts([child.name for child in children]),
-        "child_version": Texts([child.version for child in children]),
-        "child_start": Texts([child.start for child in children]),
-        "child_delay": Floats([child.delay for child in children]),
-        "child_parent": Texts([child.parent_id for child in children]),
-        "child_on_exists": Texts([child.on_exists for child in children]),
-        "child_parent_generation": Texts([child.parent_generation for child in children]),
-        "child_on_deleted": Texts([child.on_deleted for child in children]),
-        "child_session": Texts([child.session_id for child in children]),
-    }
-
-
-def _message_columns(turns: Sequence[Turn]) -> Columns:
-    messages: list[NewMessage] = [message for turn in turns for message in turn.messages]
-    return {
-        "message_instance": Texts([message.instance_id for message in messages]),
-        "message_generation": Texts([message.generation for message in messages]),
-        "message": Texts([message.payload for message in messages]),
-        "message_delay": Floats([message.delay for message in messages]),
-        "message_execution": Ints([message.timer and message.timer[0] for message in messages]),
-        "message_timer": Ints([message.timer and message.timer[1] for message in messages]),
     }
 
 

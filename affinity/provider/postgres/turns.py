@@ -59,7 +59,7 @@ from affinity.provider.postgres.turn_columns import (
 from affinity.provider.postgres.work_items import lengths
 from affinity.provider.rows import to_locked_item
 from affinity.provider.statements import load_statements
-from affinity.records import constructor
+from affinity.records import constructor, frozen
 
 _SQL: Final = load_statements(__package__, "turns.sql")
 _CHECK_FENCES: Final = _SQL["check_fences"]
@@ -284,26 +284,18 @@ def _call_one(names: tuple[LiteralString, ...]) -> LiteralString:
     return f"SELECT {call_of('commit_turn', names)}"
 
 
+@frozen()
 class _Answer:
     """The function's answer about new work, by the numbers of the items."""
 
-    __slots__ = ("_epochs", "_holders", "_locked", "_token")
-
-    def __init__(
-        self,
-        token: str,
-        epochs: Mapping[str | None, int],
-        locked: Sequence[bool] | None,
-        holders: Sequence[str | None] | None,
-    ) -> None:
-        self._token = token
-        self._epochs = epochs
-        self._locked = locked
-        self._holders = holders
+    token: str
+    epochs: Mapping[str | None, int]
+    locked: Sequence[bool] | None
+    holders: Sequence[str | None] | None
 
     def place(self, number: int, item: NewWorkItem) -> Placed:
         """Where the item went."""
-        if self._locked is None or self._locked[number - 1]:
-            token = Token(f"{self._token}.{number}")
-            return Placed(to_locked_item(item, token, self._epochs.get(item.session_id)), None)
-        return Placed(None, self._holders[number - 1] if self._holders else None)
+        if self.locked is None or self.locked[number - 1]:
+            token = Token(f"{self.token}.{number}")
+            return Placed(to_locked_item(item, token, self.epochs.get(item.session_id)), None)
+        return Placed(None, self.holders[number - 1] if self.holders else None)

@@ -1,3 +1,15 @@
+-- touch: the sessions of these items, as far as the caller holds them
+), held AS MATERIALIZED (
+    SELECT s.session_id FROM sessions s
+    WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM ours))
+      AND holds_session(s, %(worker)s, %(incarnation)s)
+      AND s.locked_until < clock() + %(touch_below)s * interval '1 s'
+      AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
+    ORDER BY s.session_id FOR NO KEY UPDATE
+), touched AS (
+    UPDATE sessions s SET locked_until = clock() + %(session_lock)s * interval '1 s', touched_at = clock()
+    FROM held WHERE s.session_id = held.session_id
+
 -- renew: extend live tokens of this incarnation, and touch their sessions as far as it holds them
 WITH ours AS MATERIALIZED (
     SELECT l.n, q.instance_id, q.execution_id, q.activity_id, q.session_id
@@ -10,16 +22,7 @@ WITH ours AS MATERIALIZED (
     UPDATE worker_queue q SET locked_until = clock() + %(item_lock)s * interval '1 s'
     FROM (SELECT DISTINCT instance_id, execution_id, activity_id FROM ours) o
     WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id
-), held AS MATERIALIZED (
-    SELECT s.session_id FROM sessions s
-    WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM ours))
-      AND holds_session(s, %(worker)s, %(incarnation)s)
-      AND s.locked_until < clock() + %(touch_below)s * interval '1 s'
-      AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
-    ORDER BY s.session_id FOR NO KEY UPDATE
-), touched AS (
-    UPDATE sessions s SET locked_until = clock() + %(session_lock)s * interval '1 s', touched_at = clock()
-    FROM held WHERE s.session_id = held.session_id
+-- include touch
 )
 SELECT n FROM ours
 
@@ -126,16 +129,7 @@ locked AS MATERIALIZED (
     WHERE r.session_id = w.session_id AND w.base > 0 AND (w.ord IN (SELECT ord FROM passed WHERE place = 1)) IS TRUE
     RETURNING 1
 -- state]
-), held AS MATERIALIZED (
-    SELECT s.session_id FROM sessions s
-    WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM ours))
-      AND holds_session(s, %(worker)s, %(incarnation)s)
-      AND s.locked_until < clock() + %(touch_below)s * interval '1 s'
-      AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
-    ORDER BY s.session_id FOR NO KEY UPDATE
-), touched AS (
-    UPDATE sessions s SET locked_until = clock() + %(session_lock)s * interval '1 s', touched_at = clock()
-    FROM held WHERE s.session_id = held.session_id
+-- include touch
 ), removed AS (
     DELETE FROM worker_queue q USING ours o
     WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id
