@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import count
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-import anyio
-
-from affinity.errors import Contention
 from affinity.limits import MAX_BATCH
 from affinity.provider.contract import (
     NO_RETENTION,
@@ -33,8 +29,8 @@ from affinity.records import SessionRecord, SessionStore
 from affinity.testing.conformance.providers.builders import ACTIVITY, LONG_LEASE, message_ids, payloads, work_item
 from affinity.testing.conformance.providers.harness import FaultyProvider, Harness
 from affinity.testing.conformance.providers.peer import Peer
-
-_Result = TypeVar("_Result")
+from affinity.testing.conformance.stores.base import concurrently as concurrently  # noqa: PLC0414 -- for the themes
+from affinity.testing.conformance.stores.base import retried as retried  # noqa: PLC0414
 
 _MAX_SWEEPS: Final = 100
 
@@ -180,10 +176,14 @@ class Cluster:
         self._instance = replace(instance, event_count=1, messages=())
         return enqueuer
 
+    async def give(self, worker: Peer, session_id: str | None) -> WorkItem:
+        """Queue one work item of the session, or without one, and have the worker take it."""
+        await self.enqueue(session_id)
+        return await worker.take_one()
+
     async def use(self, worker: Peer, session_id: str) -> WorkItem:
         """Queue, take and ack one work item of the session; afterwards the worker holds the session, idle."""
-        await self.enqueue(session_id)
-        item = await worker.take_one()
+        item = await self.give(worker, session_id)
         assert item.session_id == session_id
         assert await worker.ack(item) == [True]
         return item
@@ -212,25 +212,3 @@ class Cluster:
     async def holders(self) -> dict[str, str]:
         """Worker ids by session held."""
         return {row.session_id: row.worker_id for row in (await self.sessions()).values() if row.held}
-
-
-async def concurrently(*calls: Callable[[], Awaitable[_Result]]) -> list[_Result]:
-    """Run calls concurrently; their results in the order of the calls."""
-    results: dict[int, _Result] = {}
-
-    async def run(index: int, call: Callable[[], Awaitable[_Result]]) -> None:
-        results[index] = await retried(call)
-
-    async with anyio.create_task_group() as group:
-        for index, call in enumerate(calls):
-            group.start_soon(run, index, call)
-    return [results[index] for index in range(len(calls))]
-
-
-async def retried(call: Callable[[], Awaitable[_Result]]) -> _Result:
-    """Repeat the call while it raises `Contention`."""
-    while True:
-        try:
-            return await call()
-        except Contention:
-            continue

@@ -112,8 +112,7 @@ class EpochRules(Rules):
         """An item that a turn locks here has the session's current epoch (contract: commit_turn)."""
         a, states = await cluster.worker("a"), await cluster.states()
         await states.save(state("s"))
-        await cluster.enqueue("s")
-        item = await a.take_one()
+        item = await cluster.give(a, "s")
         at = await a.own("i")
         await change(states)
         here = replace(work_item(at, 1, "s"), lock_here=True)
@@ -128,8 +127,7 @@ class EpochRules(Rules):
         """A call that writes no record keeps the epoch (records: Fences)."""
         a, states = await cluster.worker("a"), await cluster.states()
         await states.save(state("s"), idempotency_key="key")
-        await cluster.enqueue("s")
-        item = await a.take_one()
+        item = await cluster.give(a, "s")
         await change(states)
         assert (await cluster.session("s")).epoch == item.session_epoch
         assert await a.ack_with(item, state_write(item, base=1))
@@ -137,8 +135,7 @@ class EpochRules(Rules):
     async def test_deleting_no_record_ends_no_epoch(self, cluster: Cluster) -> None:
         """Deleting a record that does not exist keeps the epoch (records: Fences)."""
         a, states = await cluster.worker("a"), await cluster.states()
-        await cluster.enqueue("s")
-        item = await a.take_one()
+        item = await cluster.give(a, "s")
         assert list(await states.delete(["s"])) == []
         assert await a.ack_with(item, state_write(item))
 
@@ -203,8 +200,7 @@ class EpochRules(Rules):
     async def test_a_save_under_the_epoch_of_the_lease_ends_nothing(self, cluster: Cluster) -> None:
         """A save with the epoch of the lease keeps the epoch, and the record gets it (SessionStore.save)."""
         a, states = await cluster.worker("a"), await cluster.states()
-        await cluster.enqueue("s")
-        item = await a.take_one()
+        item = await cluster.give(a, "s")
         assert await states.save(state("s"), epoch=item.session_epoch, expected_version=0) == 1
         assert ((await cluster.record("s")).epoch, (await cluster.session("s")).epoch) == (item.session_epoch,) * 2
         assert await a.ack_with(item, state_write(item, base=1))
@@ -227,8 +223,7 @@ class EpochRules(Rules):
         """After its row was removed, a session begins with a greater epoch than its record has."""
         a = await cluster.worker("a")
         for base in range(3):
-            await cluster.enqueue("s")
-            item = await a.take_one()
+            item = await cluster.give(a, "s")
             assert await a.ack_with(item, state_write(item, base=base))
             await cluster.advance(SESSION_LOCK + 100)
             assert (await cluster.sweep(session_retention=10)).sessions_removed == 1
@@ -262,8 +257,7 @@ class EpochRules(Rules):
         dead = await cluster.worker("dead", SHORT_LEASE)
         await cluster.use(dead, "left")
         await cluster.use(a, "held")
-        await cluster.enqueue("running")
-        await a.take_one()
+        await cluster.give(a, "running")
         await cluster.enqueue("queued")
         await cluster.enqueue("later", delay=1_000)
         await cluster.advance(SHORT_LEASE + 1)

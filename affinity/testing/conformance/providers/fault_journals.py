@@ -26,11 +26,11 @@ from affinity.testing.conformance.providers.journal_driver import (
     KIND,
     Conversation,
     ConversationOwner,
+    creation_of,
     journals,
     new_input,
     output,
 )
-from affinity.testing.conformance.providers.lineage import creation_of
 
 
 async def append_journal(fixtures: FaultFixtures) -> Attempt:

@@ -24,8 +24,7 @@ class GiveBackRules(Rules):
     async def test_giving_back_revokes_the_token(self, cluster: Cluster) -> None:
         """The token of an item that was given back neither renews, nor acks, nor gives back."""
         a = await cluster.worker("a")
-        await cluster.enqueue(None)
-        item = await a.take_one()
+        item = await cluster.give(a, None)
         await a.give_back(item)
         assert await a.renew(item) == [False]
         assert await a.ack(item) == [False]
@@ -82,8 +81,7 @@ class GiveBackRules(Rules):
     async def test_a_dead_token_gives_nothing_back(self, cluster: Cluster) -> None:
         """Giving back with a dead token leaves the new delivery unchanged (contract: abandon_work_item)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue(None)
-        lost = await a.take_one()
+        lost = await cluster.give(a, None)
         await cluster.pass_time(ITEM_LOCK + 1)
         running = await b.take_one()
         assert await a.give_back(lost, failed=True) == [False]
@@ -100,8 +98,7 @@ class GiveBackRules(Rules):
         await cluster.enqueue("s")
         running = await a.take_one(timeouts=LONG_ITEM_LOCK)
         await cluster.pass_time(SESSION_LOCK + 1)
-        await cluster.enqueue("s")
-        await b.take_one()
+        await cluster.give(b, "s")
         assert await a.give_back(running, release_session=True) == [True]
         assert await cluster.holders() == {"s": "b"}
         assert (await b.take_one()).lock.key == running.lock.key

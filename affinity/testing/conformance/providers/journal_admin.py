@@ -8,10 +8,8 @@ import pytest
 
 from affinity.journal import (
     EndOutcome,
-    JournalCreation,
     JournalFilter,
     JournalPruning,
-    JournalRange,
     JournalRetention,
     NewRequest,
     NewRevisit,
@@ -110,7 +108,6 @@ class JournalAdministrationRules(Rules):
         """Also one that a fork has from its base; output behind the watermark is none (contract: JournalInfo)."""
         owner = await ConversationOwner.begin(cluster)
         talk = owner.conversation
-        base = (await talk.page()).journal_id
 
         async def pending_from() -> dict[str, int | None]:
             rows = await talk.journals.list_journals(JournalFilter(), 10)
@@ -121,17 +118,7 @@ class JournalAdministrationRules(Rules):
         assert await pending_from() == {"s": None}
         await talk.append()
         await owner.commit_wake(processed=1, wake_id="w2", entries=[output()])
-        creation = JournalCreation(
-            session_id="f",
-            kind=KIND,
-            start=new_start("f"),
-            lineage="fork",
-            operator="fork",
-            parents=[base],
-            base=JournalRange(base),
-        )
-        await talk.journals.create_journals([creation])
-        await Conversation(talk.provider, "f").append()
+        await (await talk.fork("f")).append()
         assert await pending_from() == {"s": 4, "f": 4}
         await owner.commit_wake(wake_id="w3")
         assert await pending_from() == {"s": None, "f": 4}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from affinity.journal import InstanceStart, JournalCreation, JournalRange, OpenDelegation
+from affinity.journal import InstanceStart, OpenDelegation
 from affinity.provider.postgres import journals as postgres_journals
 from affinity.provider.sqlite import journals as sqlite_journals
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.cluster import Cluster, concurrently
 from affinity.testing.conformance.providers.journal_driver import (
-    KIND,
     Conversation,
     ConversationOwner,
     new_input,
@@ -91,18 +90,7 @@ class JournalDelegationRules(Rules):
         owner = await ConversationOwner.begin(cluster)
         talk = owner.conversation
         await owner.commit_wake(delegations=[delegation()], entries=[output()])
-        base = (await talk.page()).journal_id
-        creation = JournalCreation(
-            session_id="f",
-            kind=KIND,
-            start=new_start("f"),
-            lineage="fork",
-            operator="fork",
-            parents=[base],
-            base=JournalRange(base),
-        )
-        await talk.journals.create_journals([creation])
-        assert (await _ids(talk), await _ids(Conversation(talk.provider, "f"))) == (["d"], [])
+        assert (await _ids(talk), await _ids(await talk.fork("f"))) == (["d"], [])
 
     async def test_a_wake_reads_a_bounded_number(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
         """Of each journal (contract: PendingWork.delegations)."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from affinity.journal import Description, JournalFilter, JournalInfo, JournalRange
+from affinity.journal import Description, JournalFilter, JournalInfo
 from affinity.provider.contract import Quotas
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import payloads
 from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.journal_driver import KIND, Conversation, new_input, new_start
-from affinity.testing.conformance.providers.lineage import creation_of
+from affinity.testing.conformance.providers.journal_driver import KIND, Conversation, creation_of, new_input, new_start
 
 ABOUT: Description = {"title": 'Refund of "é"', "owner": "ann", "labels": {"team": "eu", "tier": "gold"}}
 
@@ -114,9 +113,7 @@ class JournalDescriptionRules(Rules):
         """Also not as an ancestor; another journal of its session begins without one (contract: delete_journal)."""
         talk = await Conversation.open(cluster)
         await talk.append(start=new_start(about=ABOUT))
-        base = (await talk.page()).journal_id
-        creation = creation_of("f", base, base=JournalRange(base), about={"title": "of the fork"})
-        await talk.journals.create_journals([creation])
+        await talk.fork("f", about={"title": "of the fork"})
         own, parent = await talk.journals.get_lineage("f")
         assert (own.about, parent.about) == ({"title": "of the fork", "owner": None, "labels": {}}, ABOUT)
         await talk.provider.delete_instance(["s"], force=True)

@@ -11,8 +11,10 @@ from affinity.journal import (
     Appended,
     Entry,
     JournalAppend,
+    JournalCreation,
     JournalPage,
     JournalQuery,
+    JournalRange,
     JournalRetention,
     JournalStart,
     JournalWake,
@@ -63,6 +65,13 @@ def new_input(session_id: str = "s", text: str = "hello", **fields: Any) -> Jour
     )
     filled = {"session_id": session_id, "kind": KIND, "entry": entry, "message": f"[{SEQ_MARK}]"}
     return JournalAppend(**{**filled, "start": new_start(session_id), **fields})
+
+
+def creation_of(session_id: str, *parents: int, **fields: Any) -> JournalCreation:
+    """A fork, unless the fields say otherwise."""
+    base = JournalRange(parents[0]) if parents else None
+    filled = {"session_id": session_id, "kind": KIND, "start": new_start(session_id), "lineage": "fork"}
+    return JournalCreation(**{**filled, "operator": "fork", "parents": parents, "base": base, **fields})
 
 
 class Conversation:
@@ -118,6 +127,21 @@ class Conversation:
     async def revisits(self) -> Sequence[Revisit]:
         """The pending revisits."""
         return (await self.pending(0)).revisits
+
+    async def create(self, creation: JournalCreation) -> Conversation:
+        """Create another journal."""
+        (result,) = await self.journals.create_journals([creation])
+        assert result.outcome == "created"
+        return Conversation(self.provider, creation.session_id)
+
+    async def fork_of(self, name: str, up_to: int | None = None, **fields: Any) -> JournalCreation:
+        """The creation of a journal that continues this one, up to a number."""
+        base = (await self.page()).journal_id
+        return creation_of(name, base, base=JournalRange(base, up_to), **fields)
+
+    async def fork(self, name: str, up_to: int | None = None, **fields: Any) -> Conversation:
+        """Create a journal that continues this one, up to a number."""
+        return await self.create(await self.fork_of(name, up_to, **fields))
 
     async def delete(self) -> bool:
         """Delete the journal."""

@@ -12,7 +12,6 @@ from affinity.journal import (
     InheritedRequest,
     JournalCreation,
     JournalFilter,
-    JournalRange,
     JournalRetention,
     NewEntry,
     NewRequest,
@@ -21,9 +20,9 @@ from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import payloads, state
 from affinity.testing.conformance.providers.cluster import Cluster, concurrently
 from affinity.testing.conformance.providers.journal_driver import (
-    KIND,
     Conversation,
     ConversationOwner,
+    creation_of,
     new_start,
     output,
     prune,
@@ -33,18 +32,7 @@ from affinity.testing.conformance.providers.journal_requests import answer, new_
 
 async def _creation(talk: Conversation, name: str, up_to: int | None = None, **fields: Any) -> JournalCreation:
     """Of a journal that continues another one, up to a number."""
-    base = (await talk.page()).journal_id
-    return JournalCreation(
-        session_id=name,
-        kind=KIND,
-        start=new_start(name),
-        lineage="fork",
-        operator="fork",
-        parents=[base],
-        base=JournalRange(base, up_to),
-        message=f"[{SEQ_MARK}]",
-        **fields,
-    )
+    return await talk.fork_of(name, up_to, message=f"[{SEQ_MARK}]", **fields)
 
 
 async def _fork(talk: Conversation, name: str, up_to: int | None, **fields: Any) -> Conversation:
@@ -333,10 +321,6 @@ class JournalForkRules(Rules):
         entries = [
             NewEntry(kind="user.note", payload=f'"{days}"', recorded_at=at - timedelta(days=days)) for days in (3, 2, 0)
         ]
-        creation = JournalCreation(
-            session_id="i", kind=KIND, start=new_start("i"), lineage="import", operator="import", entries=entries
-        )
-        await other.journals.create_journals([creation])
-        talk = Conversation(other.provider, "i")
+        talk = await other.create(creation_of("i", lineage="import", operator="import", entries=entries))
         assert await prune(talk, age=86_400.0) == 2
         assert await talk.numbers() == [3]

@@ -7,7 +7,6 @@ from typing import Any
 
 from affinity.journal import (
     EndOutcome,
-    JournalCreation,
     JournalQuery,
     JournalRange,
     JournalWake,
@@ -19,9 +18,9 @@ from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import TIMEOUTS, turn
 from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.journal_driver import (
-    KIND,
     Conversation,
     ConversationOwner,
+    creation_of,
     new_input,
     new_start,
     output,
@@ -44,20 +43,6 @@ async def reply(talk: Conversation, seq: int, **query: Any) -> list[str]:
     page = await talk.page(reply_to=seq, **query)
     assert (page.wake is not None and page.wake.processed >= seq) or not page.entries
     return [entry.payload.strip('"') for entry in page.entries]
-
-
-async def create(talk: Conversation, name: str, **fields: Any) -> Conversation:
-    """A journal that is made from others."""
-    creation = JournalCreation(session_id=name, kind=KIND, start=new_start(name), operator="test", **fields)
-    (result,) = await talk.journals.create_journals([creation])
-    assert result.outcome == "created"
-    return Conversation(talk.provider, name)
-
-
-async def fork(talk: Conversation, name: str, up_to: int | None = None) -> Conversation:
-    """A journal that continues another one."""
-    base = (await talk.page()).journal_id
-    return await create(talk, name, lineage="fork", parents=[base], base=JournalRange(base, up_to))
 
 
 class JournalWakeRules(Rules):
@@ -201,7 +186,7 @@ class JournalWakeRules(Rules):
         await run_wake(owner, "w2")
         await talk.append()
         await run_wake(owner, "w3", "failed")
-        whole, cut = await fork(await fork(talk, "between"), "whole"), await fork(talk, "cut", 3)
+        whole, cut = await (await talk.fork("between")).fork("whole"), await talk.fork("cut", 3)
         for made in (whole, cut):
             assert await reply(made, 1) == ["w1"]
         assert await reply(whole, 3) == ["w2"]
@@ -228,10 +213,8 @@ class JournalWakeRules(Rules):
         await run_wake(right, "r")
         await right.conversation.append(text="waits")
         base, merged = [(await each.conversation.page()).journal_id for each in (left, right)]
-        made = await create(
-            left.conversation, "m", lineage="merge", parents=[base, merged], base=JournalRange(base),
-            merged=JournalRange(merged),
-        )  # fmt: skip
+        creation = creation_of("m", base, merged, lineage="merge", merged=JournalRange(merged))
+        made = await left.conversation.create(creation)
         assert await made.texts() == ["hello", "l", "right", "r", "waits"]
         assert await reply(made, 1) == ["l"]
         assert (await made.page(reply_to=3)).is_input is False
@@ -248,7 +231,7 @@ class JournalWakeRules(Rules):
             NewEntry(kind="user.message", payload='"3"', is_input=True),
         ]
         wakes = [JournalWake(2, "w1", 0, 1, 1, "done", "é", 2, '{"é":1}')]
-        made = await create(talk, "i", lineage="import", entries=entries, processed=1, wakes=wakes)
+        made = await talk.create(creation_of("i", lineage="import", entries=entries, processed=1, wakes=wakes))
         assert await made.wakes() == wakes
         assert await reply(made, 1) == ["2"]
         work = await made.pending()
@@ -264,7 +247,7 @@ class JournalWakeRules(Rules):
         await talk.append()
         await run_wake(owner, "w2")
         journal_id = (await talk.page()).journal_id
-        made = await fork(talk, "f", 2)
+        made = await talk.fork("f", 2)
         assert await talk.delete()
         assert await reply(made, 1) == ["w1"]
         assert await made.delete()

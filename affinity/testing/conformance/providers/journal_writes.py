@@ -77,8 +77,7 @@ class JournalWriteRules(Rules):
         """
         owner = await ConversationOwner.begin(cluster)
         talk, peer = owner.conversation, owner.peer
-        await cluster.enqueue("s")
-        item = await peer.take_one()
+        item = await cluster.give(peer, "s")
         before = [await talk.page(), await talk.requests()]
         good = await owner.new_write(
             entries=[output()],
@@ -263,8 +262,7 @@ class JournalWriteRules(Rules):
         """The slow path: entries, watermark, state and result together, or nothing (contract: WorkAck.journal)."""
         owner = await ConversationOwner.begin(cluster)
         peer, talk = owner.peer, owner.conversation
-        await cluster.enqueue("s")
-        item = await peer.take_one()
+        item = await cluster.give(peer, "s")
         good = await owner.new_write(entries=[output()])
         bad = replace(good, base=1)
         state = state_write(item)

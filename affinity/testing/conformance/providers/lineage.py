@@ -18,7 +18,6 @@ from affinity.journal import (
     JournalLineage,
     JournalQuery,
     JournalRange,
-    JournalStart,
     JournalWrite,
     NewEntry,
     NewRequest,
@@ -27,33 +26,10 @@ from affinity.provider.contract import Quotas, WorkAck, WorkItem
 from affinity.provider.contract.journal_side import JournalProvider
 from affinity.records import RecordTimes
 from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import ORCHESTRATION, TIMEOUTS, payloads, state, state_write, turn
+from affinity.testing.conformance.providers.builders import TIMEOUTS, payloads, state, state_write, turn
 from affinity.testing.conformance.providers.cluster import Cluster, concurrently
+from affinity.testing.conformance.providers.journal_driver import KIND, creation_of, new_start
 from affinity.testing.conformance.providers.peer import Peer
-
-KIND = "chat"
-
-
-def start_of(session_id: str) -> JournalStart:
-    """Of an instance of the suite's orchestration."""
-    return JournalStart(name=ORCHESTRATION, start="start", generation=f"generation {session_id}")
-
-
-def creation_of(session_id: str, *parents: int, **fields: Any) -> JournalCreation:
-    """A fork, unless the fields say otherwise."""
-    base = JournalRange(parents[0]) if parents else None
-    return JournalCreation(
-        **{
-            "session_id": session_id,
-            "kind": KIND,
-            "start": start_of(session_id),
-            "lineage": "fork",
-            "operator": "fork",
-            "parents": parents,
-            "base": base,
-            **fields,
-        }
-    )
 
 
 async def ack_journal(worker: Peer, item: WorkItem, write: JournalWrite) -> bool:
@@ -77,7 +53,7 @@ class Journals:
                 kind=KIND,
                 entry=NewEntry(kind="user.message", payload=f'"{text}"', event_id=f"e-{text}", is_input=True),
                 message=f'{{"seq":{SEQ_MARK}}}',
-                start=start_of(session_id),
+                start=new_start(session_id),
             )
             for text in texts
         ]
@@ -368,8 +344,7 @@ class LineageRules(Rules):
         """A fork of a wake has the wake's own entries and its state; when the fence fails, there is no fork."""
         base = await journals.say("a", "1")
         worker = await cluster.worker("w")
-        await cluster.enqueue("a")
-        item = await worker.take_one()
+        item = await cluster.give(worker, "a")
         own = await worker.own("i")
         creation = creation_of("b", base, copies_state=True)
         write = JournalWrite(
@@ -504,8 +479,7 @@ class LineageRules(Rules):
         base = await journals.say("a", "1")
         journal_id = await journals.create(creation_of("b", base, home="a"))
         worker = await cluster.worker("w")
-        await cluster.enqueue("a")
-        item = await worker.take_one()
+        item = await cluster.give(worker, "a")
         own = await worker.own("i")
         (work,) = await journals.provider.get_pending(["b"], limit=10)
         assert work is not None

@@ -18,8 +18,7 @@ class ListingRules(Rules):
         (contract: SessionInfo).
         """
         a = await cluster.worker("a")
-        await cluster.enqueue("s")
-        item = await a.take_one()
+        item = await cluster.give(a, "s")
         await cluster.enqueue("s", "s", "other")
         row = await cluster.session("s")
         assert (row.session_id, row.worker_id, row.incarnation) == ("s", "a", a.identity.incarnation)
@@ -30,8 +29,7 @@ class ListingRules(Rules):
     async def test_a_session_that_expired_is_listed_as_not_held(self, cluster: Cluster) -> None:
         """An expired session is listed with a negative time and its last holder (contract: SessionInfo)."""
         a = await cluster.worker("a")
-        await cluster.enqueue("s")
-        await a.ack(await a.take_one())
+        await cluster.use(a, "s")
         await cluster.advance(SESSION_LOCK + 60)
         row = await cluster.session("s")
         assert (row.held, row.worker_id, row.queued) == (False, "a", 0)
@@ -41,8 +39,7 @@ class ListingRules(Rules):
     async def test_a_session_of_a_dead_worker_is_listed_as_not_held(self, cluster: Cluster) -> None:
         """A session of a dead worker is listed as not held though its own lock has time left."""
         a = await cluster.worker("a", SHORT_LEASE)
-        await cluster.enqueue("s")
-        await a.take_one()
+        await cluster.give(a, "s")
         await cluster.advance(SHORT_LEASE + 1)
         assert not (await cluster.session("s")).held
 

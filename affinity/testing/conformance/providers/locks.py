@@ -28,8 +28,7 @@ class LockRules(Rules):
     async def test_a_renewal_with_a_wrong_token_fails(self, cluster: Cluster) -> None:
         """A renewal with a wrong token fails and leaves the lock unchanged."""
         a = await cluster.worker("a")
-        await cluster.enqueue("s")
-        item = await a.take_one()
+        item = await cluster.give(a, "s")
         forged = WorkLock(item.lock.key, Token("forged"))
         await cluster.advance(20)
         assert list(await a.provider.renew_work_item_lock(a.identity, [forged], LONG_ITEM_LOCK)) == [False]
@@ -39,8 +38,7 @@ class LockRules(Rules):
     async def test_a_renewal_by_another_worker_fails(self, cluster: Cluster) -> None:
         """Another worker cannot renew a lock, even with its token."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue(None)
-        item = await a.take_one()
+        item = await cluster.give(a, None)
         await cluster.advance(20)
         assert await b.renew(item) == [False]
         await cluster.pass_time(11)
@@ -49,8 +47,7 @@ class LockRules(Rules):
     async def test_a_renewal_by_another_incarnation_fails(self, cluster: Cluster) -> None:
         """A new incarnation of the same worker cannot renew a lock of the one before."""
         old = await cluster.worker("a")
-        await cluster.enqueue(None)
-        item = await old.take_one()
+        item = await cluster.give(old, None)
         new = await cluster.worker("a")
         assert await new.renew(item) == [False]
         assert (await new.take_one()).attempts == 2
@@ -71,8 +68,7 @@ class LockRules(Rules):
         await cluster.enqueue("s")
         running = await a.take_one(timeouts=SHORT_SESSION)
         await cluster.pass_time(11)
-        await cluster.enqueue("s")
-        await b.take_one()
+        await cluster.give(b, "s")
         assert await cluster.holders() == {"s": "b"}
         assert await a.renew(running) == [True]
         assert await a.ack(running, message="kept") == [True]
@@ -81,8 +77,7 @@ class LockRules(Rules):
     async def test_an_ack_of_an_expired_lock_is_refused(self, cluster: Cluster) -> None:
         """An expired lock cannot be acked even if no worker has fetched the item since."""
         a = await cluster.worker("a")
-        await cluster.enqueue("s")
-        item = await a.take_one()
+        item = await cluster.give(a, "s")
         await cluster.advance(ITEM_LOCK + 1)
         assert await a.ack(item) == [False]
         assert await cluster.results() == []
@@ -91,8 +86,7 @@ class LockRules(Rules):
     async def test_an_ack_of_a_redelivered_item_is_refused(self, cluster: Cluster) -> None:
         """The token of an earlier delivery cannot be acked, and the new delivery is unchanged."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue(None)
-        lost = await a.take_one()
+        lost = await cluster.give(a, None)
         await cluster.pass_time(ITEM_LOCK + 1)
         running = await b.take_one()
         assert await a.ack(lost, message="late") == [False]
@@ -103,8 +97,7 @@ class LockRules(Rules):
     async def test_an_ack_with_a_forged_token_is_refused(self, cluster: Cluster) -> None:
         """A made-up token of an existing item cannot be acked."""
         a = await cluster.worker("a")
-        await cluster.enqueue("s")
-        item = await a.take_one()
+        item = await cluster.give(a, "s")
         forged = WorkAck(lock=WorkLock(item.lock.key, Token("forged")), message="forged")
         assert list(await a.provider.ack_work_item(a.identity, [forged], LONG_ITEM_LOCK)) == [False]
         assert await cluster.results() == []
@@ -137,8 +130,7 @@ class LockRules(Rules):
         (contract: check_work_item).
         """
         a = await cluster.worker("a")
-        await cluster.enqueue("s")
-        first = await a.take_one()
+        first = await cluster.give(a, "s")
         assert await a.check(first) == [True]
         await a.give_back(first)
         assert await a.check(first) == [False]
@@ -221,8 +213,7 @@ class LockRules(Rules):
     async def test_releasing_unknown_locks_changes_nothing_of_other_workers(self, cluster: Cluster) -> None:
         """Items of other workers and other incarnations stay locked (contract: release_unknown_locks)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue(None)
-        item = await a.take_one()
+        item = await cluster.give(a, None)
         assert await b.release_unknown() == 0
         assert await (await cluster.peer("a")).release_unknown() == 0
         assert await a.renew(item) == [True]

@@ -49,8 +49,7 @@ class MoveRules(Rules):
         """
         a = await cluster.worker("a", SHORT_LEASE)
         await cluster.use(a, "s")
-        await cluster.enqueue("s")
-        item = await a.take_one()
+        item = await cluster.give(a, "s")
         assert await a.renew(item) == [True]
         await a.give_back(item)
         assert await a.ack(await a.take_one()) == [True]
@@ -142,8 +141,7 @@ class MoveRules(Rules):
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.use(a, "idle")
-        await cluster.enqueue("busy")
-        item = await a.take_one()
+        item = await cluster.give(a, "busy")
         assert await a.drain() == 1
         await cluster.use(b, "idle")
         assert await _last_move(cluster) == ("idle", "b", "drained", "a")

@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 
-from affinity.journal import Answer, Description, JournalRange, OpenRequest, RequestFilter
+from affinity.journal import Answer, Description, OpenRequest, RequestFilter
 from affinity.provider import listing
 from affinity.provider.contract import InstanceUpdate
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.journal_driver import KIND, Conversation, ConversationOwner, new_start
+from affinity.testing.conformance.providers.journal_driver import (
+    KIND,
+    Conversation,
+    ConversationOwner,
+    new_start,
+)
 from affinity.testing.conformance.providers.journal_requests import answer, new_request
-from affinity.testing.conformance.providers.lineage import creation_of
 
 
 class OpenRequestRules(Rules):
@@ -151,9 +155,7 @@ class OpenRequestRules(Rules):
         talk = await self._ask(cluster, "s", new_request())
         await cluster.advance(1)
         await self._ask(cluster, "t", new_request())
-        base = (await talk.page()).journal_id
-        creation = creation_of("f", base, base=JournalRange(base), requests=None)
-        await talk.journals.create_journals([creation])
+        await talk.fork("f", requests=None)
         found = [(one.session_id, one.request_id) for one in await self._open(talk, 1)]
         assert (set(found[:2]), found[2:]) == ({("s", "r"), ("f", "r")}, [("t", "r")])
         await answer(talk)

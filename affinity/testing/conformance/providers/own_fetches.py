@@ -14,8 +14,8 @@ from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import SESSION_LOCK, SHORT_LEASE, about, work_item
 from affinity.testing.conformance.providers.byte_limits import ROOM, SIZE
 from affinity.testing.conformance.providers.cluster import Cluster, concurrently
-from affinity.testing.conformance.providers.journal_driver import ConversationOwner
-from affinity.testing.conformance.providers.lineage import Journals, creation_of
+from affinity.testing.conformance.providers.journal_driver import ConversationOwner, creation_of
+from affinity.testing.conformance.providers.lineage import Journals
 from affinity.testing.conformance.providers.peer import Peer
 from affinity.testing.conformance.providers.tags import GPU
 
@@ -154,8 +154,7 @@ class OwnFetchRules(Rules):
         """A drain frees idle sessions only (contract: drain_worker)."""
         a = await cluster.worker("a")
         await cluster.use(a, "idle")
-        await cluster.enqueue("busy")
-        await a.take_one()
+        await cluster.give(a, "busy")
         assert await a.drain() == 1
         await cluster.enqueue("idle", "busy")
         assert [item.session_id for item in await a.take(10, only_own=True)] == ["busy"]

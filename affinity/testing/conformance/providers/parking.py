@@ -15,8 +15,6 @@ from affinity.journal import (
     Answer,
     Appended,
     JournalAppend,
-    JournalCreation,
-    JournalRange,
     NewEntry,
     NewRequest,
 )
@@ -35,7 +33,6 @@ from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import TIMEOUTS, count_rows, message_ids, payloads, turn, work_item
 from affinity.testing.conformance.providers.cluster import Cluster, concurrently
 from affinity.testing.conformance.providers.journal_driver import (
-    KIND,
     Conversation,
     ConversationOwner,
     new_input,
@@ -272,19 +269,8 @@ class ParkingRules(Rules):
     async def test_inputs_that_a_fork_has_from_its_base_are_pending(self, cluster: Cluster) -> None:
         """They are behind its watermark, so it is not parked (contract: JournalCreation)."""
         talk = await Conversation.open(cluster)
-        base = (await talk.append()).journal_id
-        creation = JournalCreation(
-            session_id="fork",
-            kind=KIND,
-            start=new_start("fork"),
-            message="[]",
-            lineage="fork",
-            operator="fork",
-            parents=[base],
-            base=JournalRange(base, 1),
-        )
-        (result,) = await talk.journals.create_journals([creation])
-        assert result.outcome == "created"
+        await talk.append()
+        await talk.fork("fork", 1, message="[]")
         owner = await ConversationOwner.take(cluster, "fork")
         assert await _go_on(owner, _new_item(owner)) == QUEUED
         await owner.commit_wake()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, Final, TypedDict, TypeVar, Unpack
 
 from affinity.errors import Contention
 from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES
@@ -46,6 +47,8 @@ from affinity.testing.conformance.providers.builders import (
     profile,
     turn,
 )
+
+F = TypeVar("F", WorkFetch, OrchestrationFetch)
 
 _MAX_RACES: Final = 1_000
 
@@ -98,14 +101,7 @@ class Peer:
 
     async def take(self, limit: int = 1, **choices: Unpack[Choices]) -> list[WorkItem]:
         """Fetch, and repeat immediately while the provider reports a lost claim."""
-        for _ in range(_MAX_RACES):
-            try:
-                fetched = await self.fetch(limit, **choices)
-            except Contention:
-                continue  # nothing was changed
-            if fetched.items or not fetched.claim_lost:
-                return list(fetched.items)
-        raise AssertionError(f"fetch_work_item lost {_MAX_RACES} races in a row")
+        return list((await _won(lambda: self.fetch(limit, **choices))).items)
 
     async def take_one(self, **choices: Unpack[Choices]) -> WorkItem:
         """The one item that there must be."""
@@ -203,14 +199,7 @@ class Peer:
         self, limit: int = 10, *, names: Collection[str] = (ORCHESTRATION,)
     ) -> list[OrchestrationItem]:
         """Fetch instances, and repeat immediately while the provider reports a lost claim."""
-        for _ in range(_MAX_RACES):
-            try:
-                fetched = await self.fetch_instances(limit, names=names)
-            except Contention:
-                continue  # nothing was changed
-            if fetched.items or not fetched.claim_lost:
-                return list(fetched.items)
-        raise AssertionError(f"fetch_orchestration_item lost {_MAX_RACES} races in a row")
+        return list((await _won(lambda: self.fetch_instances(limit, names=names))).items)
 
     async def own(self, instance_id: str) -> OrchestrationItem:
         """Create the instance and take it."""
@@ -264,3 +253,13 @@ class Peer:
     async def hold(self, instance_id: str, session_id: str, seconds: float) -> OrchestrationItem:
         """Let a new instance hold the session, under hold id 1."""
         return await self.go_on(await self.own(instance_id), holds=[SessionHold(session_id, 1, seconds)])
+
+
+async def _won(fetch: Callable[[], Awaitable[F]]) -> F:
+    """The first answer of a fetch that has won its claims."""
+    for _ in range(_MAX_RACES):
+        with suppress(Contention):  # nothing was changed
+            fetched = await fetch()
+            if fetched.items or not fetched.claim_lost:
+                return fetched
+    raise AssertionError(f"a fetch lost {_MAX_RACES} races in a row")

@@ -48,8 +48,7 @@ class PlacingRules(Rules):
         """One transaction acks a result, records it and returns the next item locked."""
         a = await cluster.worker("a")
         instance = await a.own("i")
-        await cluster.enqueue("s")
-        running = await a.take_one()
+        running = await cluster.give(a, "s")
         for number in range(1, 6):
             at = replace(instance, event_count=number - 1)
             result = await a.commit_one(at, acks=[running.lock], work_items=[lock_here(at, number, "s")])
@@ -314,7 +313,4 @@ async def place(peer: Peer, at: OrchestrationItem, item: NewWorkItem) -> Placed:
 
 async def hold(cluster: Cluster, peer: Peer, session_id: str) -> int:
     """Let the worker claim a session; its epoch."""
-    await cluster.enqueue(session_id)
-    item = await peer.take_one()
-    assert await peer.ack(item) == [True]
-    return item.session_epoch or 0
+    return (await cluster.use(peer, session_id)).session_epoch or 0

@@ -121,8 +121,7 @@ class PlannedMoveRules(Rules):
     async def test_an_interrupted_item_goes_with_the_session(self, cluster: Cluster) -> None:
         """An item that the holder gives back is for the named worker (contract: PlannedMove)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue("s")
-        item = await a.take_one()
+        item = await cluster.give(a, "s")
         await b.plan("s", "b")
         assert await a.give_back(item, failed=True) == [True]
         assert await a.take() == []
@@ -246,8 +245,7 @@ class PlannedMoveRules(Rules):
     async def test_the_holder_restarts(self, cluster: Cluster) -> None:
         """A plan stays when the holder starts again, which takes no work of the session (contract: PlannedMove)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue("s")
-        await a.take_one()
+        await cluster.give(a, "s")
         await b.plan("s", "b")
         again = await cluster.worker("a")
         await cluster.enqueue("s")
@@ -365,8 +363,7 @@ class PlannedMoveRules(Rules):
         for round_ in range(ROUNDS):
             session = f"s{round_}"
             at = await a.own(f"i{round_}")
-            await cluster.enqueue(session)
-            item = await a.take_one()
+            item = await cluster.give(a, session)
             step = turn(at, acks=[item.lock], work_items=[replace(work_item(at, 1, session), lock_here=True)])
 
             async def commit(step: Any = step) -> Any:

@@ -158,8 +158,7 @@ class ReleaseRules(Rules):
         for name in ("in hand", "later", "held", "rested"):
             await cluster.use(a, name)
         await a.hold("i", "held", 10 * SESSION_LOCK)
-        await cluster.enqueue("in hand")
-        await a.take_one()
+        await cluster.give(a, "in hand")
         await cluster.enqueue("later", delay=SESSION_LOCK)
         await cluster.pass_time(REST - 1)
         await cluster.enqueue("new")

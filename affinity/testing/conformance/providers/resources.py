@@ -11,7 +11,8 @@ from affinity.records import ActivityKey, DurableResource, ResourceStore
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import state
 from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.lineage import Journals, creation_of
+from affinity.testing.conformance.providers.journal_driver import creation_of
+from affinity.testing.conformance.providers.lineage import Journals
 
 KEY: ActivityKey = ("i", 1, 1)
 LABEL = "affinity.resource/box"

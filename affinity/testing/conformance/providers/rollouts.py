@@ -74,8 +74,7 @@ class RolloutRules(Rules):
         WorkerInfo).
         """
         a = await cluster.worker("a")
-        await cluster.enqueue("s")
-        await a.take_one()
+        await cluster.give(a, "s")
         await a.leave(GRACE)
         info = await _listed(a)
         assert (info.alive, info.draining, info.restarting, info.sessions) == (True, True, True, 1)
@@ -84,8 +83,7 @@ class RolloutRules(Rules):
     async def test_a_session_whose_lock_ends_does_not_wait_for_a_restart(self, cluster: Cluster) -> None:
         """A session that is left to a restart is free when its own lock ends (contract: release_worker)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue("s")
-        await a.ack(await a.take_one())
+        await cluster.use(a, "s")
         await a.leave(SESSION_LOCK + LONG_LEASE)
         await cluster.pass_time(SESSION_LOCK + 1)
         await cluster.enqueue("s")
@@ -94,8 +92,7 @@ class RolloutRules(Rules):
     async def test_a_fenced_process_leaves_nothing(self, cluster: Cluster) -> None:
         """A fenced process that leaves changes nothing of its successor's (contract: release_worker)."""
         a = await cluster.worker("a")
-        await cluster.enqueue("s")
-        await a.take_one()
+        await cluster.give(a, "s")
         successor = await cluster.worker("a")
         await a.leave(GRACE)
         assert await successor.renew_lease() is not None
@@ -104,8 +101,7 @@ class RolloutRules(Rules):
     async def test_a_drain_for_a_restart_keeps_the_sessions(self, cluster: Cluster) -> None:
         """A worker that drains for a restart frees no session (contract: drain_worker)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue("s")
-        await a.ack(await a.take_one())
+        await cluster.use(a, "s")
         assert await a.drain(restarts=True) == 1
         await cluster.enqueue("s", "new")
         assert [item.session_id for item in await b.take(10)] == ["new"]

@@ -54,8 +54,7 @@ class RoutingRules(Rules):
     async def test_only_the_holder_gets_further_items(self, cluster: Cluster) -> None:
         """Only the holder gets further items of a held session."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue("s")
-        first = await a.take_one()
+        first = await cluster.give(a, "s")
         await cluster.enqueue("s", "s")
         assert await b.take(10) == []
         further = await a.take(10)
@@ -96,8 +95,7 @@ class RoutingRules(Rules):
     async def test_a_fetch_takes_no_more_than_its_limit(self, cluster: Cluster) -> None:
         """A fetch returns as many items of all kinds together as its limit allows (contract: fetch_work_item)."""
         a = await cluster.worker("a")
-        await cluster.enqueue("s")
-        await a.take_one()
+        await cluster.give(a, "s")
         await cluster.enqueue("s", None, "t", "s", None, "u")
         assert [len(await a.take(4)), len(await a.take(4)), len(await a.take(4))] == [4, 2, 0]
 
@@ -182,8 +180,7 @@ class RoutingRules(Rules):
     async def test_what_another_holder_waits_for_is_not_due_here(self, cluster: Cluster) -> None:
         """``next_due`` ignores items of sessions that other workers hold (contract: WorkFetch)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue("s")
-        await a.take_one()
+        await cluster.give(a, "s")
         await cluster.enqueue("s", delay=60)
         assert (await b.fetch()).next_due is None
 

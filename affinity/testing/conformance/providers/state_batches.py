@@ -123,8 +123,7 @@ class StateBatchRules(Rules):
     async def test_two_states_of_one_session_refuse_their_turn(self, cluster: Cluster) -> None:
         """A turn that writes one session twice is refused (contract: Turn)."""
         a = await cluster.worker("a")
-        await cluster.enqueue("s")
-        item = await a.take_one()
+        item = await cluster.give(a, "s")
         writes = [state_write(item, b"1"), state_write(item, b"2")]
         result = await a.commit_one(await a.own("i"), acks=[item.lock], states=writes)
         assert (result.committed, set(result.conflicts)) == (False, {"s"})

@@ -55,8 +55,7 @@ class StateRules(Rules):
         ack_work_item, Turn.states).
         """
         a = await cluster.worker("a")
-        await cluster.enqueue("s")
-        item = await a.take_one()
+        item = await cluster.give(a, "s")
         about = SessionMetadata(kind="k", name="n", parent="p", labels={"x": "1"}, message_count=3, participants=["q"])
         new = replace(state("s", b"\x00\xff"), encoding="zlib", schema_version=7, metadata=about)
         assert await way(a, item, StateWrite(new=new, base_version=0, epoch=item.session_epoch or 0))
@@ -97,8 +96,7 @@ class StateRules(Rules):
         for _ in range(saves):
             await states.save(state("s"))
         before = await states.load("s")
-        await cluster.enqueue("s")
-        item = await a.take_one()
+        item = await cluster.give(a, "s")
         assert not await way(a, item, state_write(item, base=base))
         assert await states.load("s") == before
         assert await a.check(item) == [True]
@@ -112,8 +110,7 @@ class StateRules(Rules):
         await cluster.enqueue("s", "s")
         late, again = await a.take(10, timeouts=LONG_ITEM_LOCK)
         await cluster.pass_time(SESSION_LOCK + 1)
-        await cluster.enqueue("s")
-        item = await b.take_one()
+        item = await cluster.give(b, "s")
         assert not await way(a, late, state_write(late))
         assert await way(b, item, state_write(item, b"of b"))
         for base in (0, 1):
@@ -130,8 +127,7 @@ class StateRules(Rules):
         await cluster.enqueue("s")
         late = await a.take_one(timeouts=LONG_ITEM_LOCK)
         await cluster.pass_time(SESSION_LOCK + 1)
-        await cluster.enqueue("s")
-        item = await b.take_one()
+        item = await cluster.give(b, "s")
         assert await way(b, item, state_write(item))
         assert await way(a, late, None)
         assert (await cluster.record("s")).version == 1
@@ -153,8 +149,7 @@ class StateRules(Rules):
     async def test_an_epoch_older_than_the_record_is_refused(self, cluster: Cluster, way: Way) -> None:
         """A state with an epoch older than the record's is refused, whatever the session's row has (StateWrite)."""
         a, states = await cluster.worker("a"), await cluster.states()
-        await cluster.enqueue("s")
-        item = await a.take_one()
+        item = await cluster.give(a, "s")
         later = (item.session_epoch or 0) + 1
         await states.save(state("s"), epoch=later)
         assert not await way(a, item, state_write(item, base=1))
@@ -199,8 +194,7 @@ class StateRules(Rules):
     async def test_a_dead_token_writes_no_state(self, cluster: Cluster, way: Way) -> None:
         """A state with a dead token is not written (contract: live token)."""
         a = await cluster.worker("a")
-        await cluster.enqueue("s")
-        item = await a.take_one()
+        item = await cluster.give(a, "s")
         await a.give_back(item, delay=1_000)
         if way.fused:
             at = await a.own("i")
@@ -229,8 +223,7 @@ class StateRules(Rules):
         """A turn that its own fence refuses writes no state and names no conflict (contract: Turn)."""
         a = await cluster.worker("a")
         at = replace(await a.own("i"), event_count=3)
-        await cluster.enqueue("s")
-        item = await a.take_one()
+        item = await cluster.give(a, "s")
         result = await a.commit_one(at, acks=[item.lock], states=[state_write(item)])
         assert (result.committed, list(result.lost_acks), list(result.conflicts)) == (False, [], [])
         assert await (await cluster.states()).load("s") is None
@@ -239,8 +232,7 @@ class StateRules(Rules):
         """A record stays when its instance, session and worker are removed."""
         a = await cluster.worker("a", SHORT_LEASE)
         at = await a.own("i")
-        await cluster.enqueue("s")
-        item = await a.take_one()
+        item = await cluster.give(a, "s")
         done = InstanceUpdate(status="completed", output="1")
         assert (await a.commit_one(at, acks=[item.lock], states=[state_write(item)], update=done)).committed
         before = await cluster.record("s")

@@ -15,8 +15,7 @@ class SweepRules(Rules):
     async def test_a_session_without_work_is_removed_after_its_retention(self, cluster: Cluster) -> None:
         """A sweep removes a session without work that expired longer ago than the retention (contract: sweep)."""
         a = await cluster.worker("a")
-        await cluster.enqueue("s")
-        await a.ack(await a.take_one())
+        await cluster.use(a, "s")
         await cluster.advance(SESSION_LOCK + 50)
         assert (await cluster.sweep(session_retention=100)).sessions_removed == 0
         assert set(await cluster.sessions()) == {"s"}
@@ -37,8 +36,7 @@ class SweepRules(Rules):
     async def test_a_held_session_is_kept(self, cluster: Cluster) -> None:
         """A sweep keeps a held session, idle or not (contract: sweep)."""
         a = await cluster.worker("a")
-        await cluster.enqueue("s")
-        await a.ack(await a.take_one())
+        await cluster.use(a, "s")
         await cluster.advance(SESSION_LOCK - 10)
         assert (await cluster.sweep(session_retention=0)).sessions_removed == 0
         assert await cluster.holders() == {"s": "a"}
@@ -48,8 +46,7 @@ class SweepRules(Rules):
         a = await cluster.worker("a")
         epochs = []
         for _ in range(3):
-            await cluster.enqueue("s")
-            item = await a.take_one()
+            item = await cluster.give(a, "s")
             epochs.append(item.session_epoch or 0)
             await a.ack(item)
             await cluster.advance(SESSION_LOCK + 100)
@@ -94,8 +91,7 @@ class SweepRules(Rules):
     async def test_work_of_a_dead_holder_is_found(self, cluster: Cluster) -> None:
         """A sweep reroutes the items of a dead worker's sessions."""
         a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
-        await cluster.enqueue("s")
-        await a.take_one()
+        await cluster.give(a, "s")
         await cluster.enqueue(*["s"] * 5)
         await a.own("i")
         await cluster.advance(SHORT_LEASE + 1)
@@ -106,8 +102,7 @@ class SweepRules(Rules):
     async def test_a_large_move_is_finished_by_the_sweep(self, cluster: Cluster) -> None:
         """A move reroutes a bounded number of rows, and sweeps the rest in bounded steps (limits: MAX_REROUTE)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue("s")
-        first = await a.take_one()
+        first = await cluster.give(a, "s")
         size = 2 * MAX_REROUTE + MAX_REROUTE // 2
         await cluster.enqueue(*["s"] * size)
         await a.give_back(first, release_session=True)
@@ -118,8 +113,7 @@ class SweepRules(Rules):
         """A sweep repairs the stale route of an item that was queued during a move."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         for number in range(10):
-            await cluster.enqueue(f"s{number}")
-            first = await a.take_one()
+            first = await cluster.give(a, f"s{number}")
             taken: list[WorkItem] = []
 
             async def move(item: WorkItem = first) -> None:

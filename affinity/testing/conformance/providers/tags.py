@@ -106,8 +106,7 @@ class TagRules(Rules):
         """Later work without a tag goes where the session is, and after a release to a worker with that tag."""
         plain, gpu = await cluster.worker("plain"), await cluster.worker("gpu", tags=GPU)
         await _gpu_session(cluster, gpu)
-        await cluster.enqueue("s")
-        item = await gpu.take_one()
+        item = await cluster.give(gpu, "s")
         assert item.session_tag == "gpu"
         await cluster.enqueue("s")
         assert await gpu.give_back(item, release_session=True) == [True]

@@ -16,8 +16,7 @@ class TakeoverRules(Rules):
     async def test_no_worker_takes_a_session_over_while_its_lock_lasts(self, cluster: Cluster) -> None:
         """No other worker takes a session over while its lock lasts, even when it is idle."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue("s")
-        await a.ack(await a.take_one())
+        await cluster.use(a, "s")
         await cluster.enqueue("s")
         await cluster.pass_time(SESSION_LOCK - 10)
         assert await b.take() == []
@@ -25,9 +24,7 @@ class TakeoverRules(Rules):
     async def test_another_worker_takes_over_after_expiry(self, cluster: Cluster) -> None:
         """After expiry another worker takes over with a greater epoch."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue("s")
-        first = await a.take_one()
-        await a.ack(first)
+        first = await cluster.use(a, "s")
         await cluster.enqueue("s")
         await cluster.pass_time(SESSION_LOCK + 1)
         second = await b.take_one()
@@ -37,9 +34,7 @@ class TakeoverRules(Rules):
     async def test_a_restarted_worker_takes_over_after_expiry(self, cluster: Cluster) -> None:
         """After expiry a new incarnation of the same worker takes over with a greater epoch."""
         old = await cluster.worker("a")
-        await cluster.enqueue("s")
-        first = await old.take_one()
-        await old.ack(first)
+        first = await cluster.use(old, "s")
         await cluster.enqueue("s")
         await cluster.pass_time(SESSION_LOCK + 1)
         second = await (await cluster.worker("a")).take_one()
@@ -48,9 +43,7 @@ class TakeoverRules(Rules):
     async def test_the_same_incarnation_keeps_its_epoch_when_no_worker_held_in_between(self, cluster: Cluster) -> None:
         """An incarnation that claims its session again keeps the epoch if no other held it in between."""
         a = await cluster.worker("a")
-        await cluster.enqueue("s")
-        first = await a.take_one()
-        await a.ack(first)
+        first = await cluster.use(a, "s")
         await cluster.enqueue("s")
         await cluster.pass_time(SESSION_LOCK + 1)
         assert (await a.take_one()).session_epoch == first.session_epoch
@@ -60,9 +53,7 @@ class TakeoverRules(Rules):
         a, b = await cluster.worker("a"), await cluster.worker("b")
         epochs = []
         for holder in (a, b, a):
-            await cluster.enqueue("s")
-            item = await holder.take_one()
-            await holder.ack(item)
+            item = await cluster.use(holder, "s")
             epochs.append(item.session_epoch or 0)
             await cluster.pass_time(SESSION_LOCK + 1)
         assert epochs == sorted(set(epochs))
@@ -70,9 +61,7 @@ class TakeoverRules(Rules):
     async def test_a_session_is_free_when_the_lease_of_its_holder_ends(self, cluster: Cluster) -> None:
         """A session is free when its worker's lease ends, before its own lock expires."""
         a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
-        await cluster.enqueue("s")
-        first = await a.take_one()
-        await a.ack(first)
+        first = await cluster.use(a, "s")
         await cluster.enqueue("s")
         assert await b.take() == []
         await cluster.pass_time(SHORT_LEASE + 1)
@@ -83,8 +72,7 @@ class TakeoverRules(Rules):
     async def test_a_session_is_free_when_its_holder_drains(self, cluster: Cluster) -> None:
         """A session of a draining worker is free immediately, without a sweep (contract: drain_worker)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue("s")
-        await a.ack(await a.take_one())
+        await cluster.use(a, "s")
         await cluster.enqueue("s")
         assert await b.take() == []
         assert await a.drain() == 0
@@ -123,8 +111,7 @@ class TakeoverRules(Rules):
     async def test_no_worker_takes_over_while_work_runs_longer_than_the_lock(self, cluster: Cluster) -> None:
         """Renewals of an item keep its session beyond the session lock timeout."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue("s")
-        running = await a.take_one()
+        running = await cluster.give(a, "s")
         await cluster.enqueue("s")
         for _ in range(20):
             await cluster.pass_time(ITEM_LOCK - 10)
@@ -149,8 +136,7 @@ class TakeoverRules(Rules):
         4.9, 4.11).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue("s")
-        first = await a.take_one()
+        first = await cluster.give(a, "s")
         await cluster.pass_time(ITEM_LOCK + 1)
         assert await b.take() == []
         again = await a.take_one()
@@ -162,8 +148,7 @@ class TakeoverRules(Rules):
     async def test_an_expired_session_free_item_goes_to_anyone(self, cluster: Cluster) -> None:
         """Any worker can fetch a session-free item whose lock expired, and its attempt counts."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue(None)
-        await a.take_one()
+        await cluster.give(a, None)
         await cluster.pass_time(ITEM_LOCK - 10)
         assert await b.take() == []
         await cluster.pass_time(11)
@@ -172,8 +157,7 @@ class TakeoverRules(Rules):
     async def test_when_both_have_expired_anyone_gets_the_item(self, cluster: Cluster) -> None:
         """Any worker can fetch an item when its lock and its session's lock have expired."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue("s")
-        first = await a.take_one()
+        first = await cluster.give(a, "s")
         await cluster.pass_time(SESSION_LOCK + 1)
         second = await b.take_one()
         assert second.lock.key == first.lock.key

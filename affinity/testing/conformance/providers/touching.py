@@ -37,8 +37,7 @@ class TouchRules(Rules):
     async def test_a_renewal_extends_the_item_lock(self, cluster: Cluster) -> None:
         """Each renewal extends the lock by the given length (contract: renew_work_item_lock)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue(None)
-        item = await a.take_one()
+        item = await cluster.give(a, None)
         for _ in range(4):
             await cluster.pass_time(20)
             assert await b.take() == []

@@ -140,8 +140,7 @@ class TurnRules(Rules):
         """An ack whose lock has expired refuses its turn (contract: live token)."""
         a = await cluster.worker("a")
         instance = await a.own("i")
-        await cluster.enqueue(None)
-        item = await a.take_one()
+        item = await cluster.give(a, None)
         await cluster.advance(ITEM_LOCK + 1)
         result = await a.commit_one(instance, acks=[item.lock])
         assert (result.committed, list(result.lost_acks)) == (False, [item.lock])

@@ -87,8 +87,7 @@ class WaitRules(Rules):
     async def test_a_session_whose_work_runs_stays(self, cluster: Cluster) -> None:
         """The verb tries again after the same time."""
         holder, other = await cluster.worker("holder"), await cluster.worker("other")
-        await cluster.enqueue("s")
-        running = await holder.take_one()
+        running = await cluster.give(holder, "s")
         await cluster.enqueue("s", takeover_after=2.0)
         await cluster.advance(3.0)
         assert not (await other.end_waits()).freed

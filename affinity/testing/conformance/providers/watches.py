@@ -220,8 +220,7 @@ class WatchRules(Rules):
         await watcher.go_on(at, update=DONE)
         before = (await count_rows(a.provider))["messages"]
         await cluster.pass_time(SESSION_LOCK + 1)
-        await cluster.enqueue("s")
-        await b.take_one()
+        await cluster.give(b, "s")
         assert (await count_rows(a.provider))["messages"] == before
 
     async def test_the_turn_that_finishes_watches_nothing(self, cluster: Cluster) -> None:

@@ -95,8 +95,7 @@ class WorkerRules(Rules):
         """A fenced process that leaves does not end the lease of its successor (contract: release_worker)."""
         first = await cluster.worker("a")
         second = await cluster.worker("a")
-        await cluster.enqueue("s")
-        item = await second.take_one()
+        item = await cluster.give(second, "s")
         await first.leave()
         assert await second.renew_lease() is not None
         assert await second.renew(item) == [True]
@@ -105,8 +104,7 @@ class WorkerRules(Rules):
     async def test_resuming_after_expiry_keeps_sessions_and_epochs(self, cluster: Cluster) -> None:
         """A worker that resumes after its lease expired keeps its sessions and epochs."""
         a = await cluster.worker("a", SHORT_LEASE)
-        await cluster.enqueue("s")
-        item = await a.take_one()
+        item = await cluster.give(a, "s")
         await cluster.pass_time(SHORT_LEASE + 1)
         await a.register(resume=True)
         await cluster.enqueue("s")
@@ -163,8 +161,7 @@ class WorkerRules(Rules):
         register_worker).
         """
         old = await cluster.worker("a", SHORT_LEASE)
-        await cluster.enqueue("s")
-        item = await old.take_one()
+        item = await cluster.give(old, "s")
         await cluster.pass_time(SHORT_LEASE + 1)
         await cluster.worker("a")
         row = await cluster.session("s")
@@ -174,8 +171,7 @@ class WorkerRules(Rules):
     async def test_a_restart_is_not_given_sessions_that_had_expired(self, cluster: Cluster) -> None:
         """A restarted worker does not get sessions whose lock had expired (contract: register_worker)."""
         old = await cluster.worker("a")
-        await cluster.enqueue("s")
-        await old.ack(await old.take_one())
+        await cluster.use(old, "s")
         await cluster.pass_time(301)
         await cluster.worker("a")
         assert await cluster.holders() == {}
@@ -183,8 +179,7 @@ class WorkerRules(Rules):
     async def test_a_restart_finds_the_work_of_the_old_process_free(self, cluster: Cluster) -> None:
         """Items that the former incarnation locked are free after a restart (contract: live token)."""
         old = await cluster.worker("a")
-        await cluster.enqueue("s")
-        before = await old.take_one()
+        before = await cluster.give(old, "s")
         after = await (await cluster.worker("a")).take_one()
         assert after.lock.key == before.lock.key
         assert after.attempts == 2
@@ -244,8 +239,7 @@ class WorkerRules(Rules):
     async def test_a_worker_that_left_comes_back_with_nothing(self, cluster: Cluster) -> None:
         """A worker that left and registers again gets none of its former sessions (contract: release_worker)."""
         a = await cluster.worker("a")
-        await cluster.enqueue("s")
-        await a.take_one()
+        await cluster.give(a, "s")
         await a.leave()
         await cluster.worker("a")
         assert await cluster.holders() == {}

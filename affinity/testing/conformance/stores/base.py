@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
 
 import anyio
@@ -81,18 +82,21 @@ def plain(metadata: SessionMetadata) -> tuple[object, ...]:
     return (about.kind, about.name, about.parent, dict(about.labels), about.message_count, list(about.participants))
 
 
-async def run_concurrently(*calls: Callable[[], Awaitable[_Result]]) -> list[_Result]:
-    """Run calls concurrently, and repeat calls that end in contention; their results in the order of the calls."""
+async def concurrently(*calls: Callable[[], Awaitable[_Result]]) -> list[_Result]:
+    """Run calls concurrently, as `retried`; their results in the order of the calls."""
     results: dict[int, _Result] = {}
 
     async def run(index: int, call: Callable[[], Awaitable[_Result]]) -> None:
-        while index not in results:
-            try:
-                results[index] = await call()
-            except Contention:
-                continue  # nothing was changed
+        results[index] = await retried(call)
 
     async with anyio.create_task_group() as group:
         for index, call in enumerate(calls):
             group.start_soon(run, index, call)
     return [results[index] for index in range(len(calls))]
+
+
+async def retried(call: Callable[[], Awaitable[_Result]]) -> _Result:
+    """Repeat the call while it raises `Contention`."""
+    while True:
+        with suppress(Contention):  # nothing was changed
+            return await call()

@@ -13,8 +13,8 @@ from affinity.testing.conformance.stores.base import (
     EVERYTHING,
     StoreHarness,
     StoreRules,
+    concurrently,
     loaded,
-    run_concurrently,
     state,
 )
 
@@ -106,14 +106,14 @@ class WriterRules(StoreRules):
         stores = [await harness.open() for _ in range(WRITERS)]
         for base in (0, 1):
             calls = (_saving(store, b"%d" % n, expected_version=base) for n, store in enumerate(stores))
-            outcomes = await run_concurrently(*calls)
+            outcomes = await concurrently(*calls)
             assert sorted(outcomes) == [REFUSED] * (WRITERS - 1) + [base + 1]
             assert (await loaded(stores[0])).state == b"%d" % outcomes.index(base + 1)
 
     async def test_of_many_writers_without_a_version_all_pass(self, harness: StoreHarness) -> None:
         """Each gets a version of its own."""
         stores = [await harness.open() for _ in range(WRITERS)]
-        versions = await run_concurrently(*(_saving(store, b"x") for store in stores))
+        versions = await concurrently(*(_saving(store, b"x") for store in stores))
         assert sorted(versions) == list(range(1, WRITERS + 1))
 
     async def test_a_write_under_an_older_epoch_is_refused(self, store: SessionStore) -> None:
@@ -182,7 +182,7 @@ class WriterRules(StoreRules):
     async def test_of_many_writers_with_one_key_one_writes(self, harness: StoreHarness) -> None:
         """All get the same version."""
         stores = [await harness.open() for _ in range(WRITERS)]
-        assert await run_concurrently(*(_saving(store, b"x", idempotency_key="t") for store in stores)) == [1] * WRITERS
+        assert await concurrently(*(_saving(store, b"x", idempotency_key="t") for store in stores)) == [1] * WRITERS
         assert (await loaded(stores[0])).version == 1
 
 
