@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from affinity.journal import JournalLineage, JournalRange
+from affinity.provider.rows import to_record
 from affinity.records import labels_of
 
 
@@ -36,22 +37,6 @@ def to_lineage(
 
 
 def _to_lineage(row: Sequence[Any], instant: Callable[[Any], datetime]) -> JournalLineage:
-    session_id, journal_id, kind, lineage, operator, parents, extras, base_id, base_seq, home, created_at, *others = row
-    used, title, owner, labels = others
-    return JournalLineage(
-        session_id=session_id,
-        journal_id=journal_id,
-        kind=kind,
-        lineage=lineage,
-        operator=operator,
-        parents=list(parents),
-        extras=extras,
-        base=None if base_id is None else JournalRange(base_id, base_seq),
-        home=home,
-        distance=0,
-        created_at=instant(created_at),
-        used=used,
-        title=title,
-        owner=owner,
-        labels=labels_of(labels),
-    )
+    *own, base_id, base_seq, home, created_at, used, title, owner, labels = row
+    base = None if base_id is None else JournalRange(base_id, base_seq)
+    return to_record(JournalLineage, [*own, base, home, 0, created_at, used, title, owner, labels_of(labels)], instant)

@@ -97,16 +97,13 @@ def schedule_values(row: ScheduleRow) -> dict[str, Any]:
     return {name: value.timestamp() if isinstance(value, datetime) else value for name, value in values.items()}
 
 
-def to_journal_info(row: Columns, time: Time) -> JournalInfo:
-    """A journal of a listing."""
+def _to_labelled(cls: type[T], row: Columns, time: Time) -> T:
     *own, labels = row
-    return to_record(JournalInfo, [*own, labels_of(labels)], time)
+    return to_record(cls, [*own, labels_of(labels)], time)
 
 
-def to_open_request(row: Columns, time: Time) -> OpenRequest:
-    """A request of a listing."""
-    *own, labels = row
-    return to_record(OpenRequest, [*own, labels_of(labels)], time)
+to_journal_info: Final = partial(_to_labelled, JournalInfo)
+to_open_request: Final = partial(_to_labelled, OpenRequest)
 
 
 def to_instance(row: Columns, time: Time) -> InstanceInfo:

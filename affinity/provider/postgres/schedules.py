@@ -10,8 +10,8 @@ from psycopg.types.numeric import Int8
 
 from affinity.limits import MAX_PAGE
 from affinity.provider.contract import DueSchedules, ScheduleRow, ScheduleWrite
-from affinity.provider.postgres.driver.arrays import Floats, Ints, Texts
-from affinity.provider.postgres.messages import created_of
+from affinity.provider.postgres.driver.arrays import Ints, Texts
+from affinity.provider.postgres.messages import created_of, instance_columns
 from affinity.provider.postgres.operations import Database
 from affinity.provider.rows import schedule_values, to_schedule
 from affinity.provider.statements import load_statements, with_parts
@@ -27,13 +27,7 @@ async def write_schedules(db: Database, writes: Sequence[ScheduleWrite]) -> Sequ
     params = {
         "rows": json.dumps(rows),
         "of": Ints(n for n, _ in starts),
-        "instance": Texts(new.instance_id for _, new in starts),
-        "generation": Texts(new.generation for _, new in starts),
-        "name": Texts(new.name for _, new in starts),
-        "version": Texts(new.version for _, new in starts),
-        "start": Texts(new.start for _, new in starts),
-        "delay": Floats(new.delay for _, new in starts),
-        "session": Texts(new.session_id for _, new in starts),
+        **instance_columns([new for _, new in starts]),
     }
     return created_of(await db.connections.misc.run(_SQL["write"], params), len(writes))
 

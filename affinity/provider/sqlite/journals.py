@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from affinity.journal import (
     PARKED_MARK,
@@ -47,6 +47,8 @@ from affinity.provider.sqlite.journal_rows import (
 from affinity.provider.sqlite.payloads import portions
 from affinity.provider.sqlite.sessions import FREE, NEW
 from affinity.provider.statements import load_statements
+
+T = TypeVar("T")
 
 SQL: Final = load_statements(__package__, "journals.sql")
 
@@ -92,6 +94,18 @@ def _parent_of(one: JournalAppend, head: Head | None) -> str | None:
     if head is not None:
         return head.parent
     return None if one.start is None else one.start.parent
+
+
+def instance_of(session_id: str, start: JournalStart) -> NewInstance:
+    """The instance that belongs to a journal."""
+    return NewInstance(
+        instance_id=session_id,
+        name=start.name,
+        version=start.version,
+        start=start.start,
+        session_id=session_id,
+        generation=Generation(start.generation),
+    )
 
 
 class _InstanceRow(NamedTuple):
@@ -217,16 +231,7 @@ class _AppendBatch:
 
     def _create_instance(self, session_id: str, start: JournalStart) -> None:
         self._instances[session_id] = _InstanceRow(start.name, "pending")
-        self._new_instances.append(
-            NewInstance(
-                instance_id=session_id,
-                name=start.name,
-                version=start.version,
-                start=start.start,
-                session_id=session_id,
-                generation=Generation(start.generation),
-            )
-        )
+        self._new_instances.append(instance_of(session_id, start))
 
     def _delete_instance(self, session_id: str) -> None:
         """Delete an instance that is left of a deleted journal: it may end before it reads the new one."""
@@ -326,8 +331,8 @@ def get_pending(
         max_bytes = max(max_bytes - size, 0)
         requests = _read_requests(tx, portion)
         revisits = _read_revisits(tx, portion)
-        steps = _read_steps(tx, portion)
-        delegations = _read_delegations(tx, portion)
+        steps = _by_place(tx, "steps", portion, Step)
+        delegations = _by_place(tx, "delegations", portion, OpenDelegation, limit=MAX_DELEGATIONS_READ)
         for place, head in enumerate(portion):
             work = _pending(tx, head, inputs[place], requests[place], revisits[place])
             found[head.session_id] = replace(work, steps=steps[place], delegations=delegations[place])
@@ -410,20 +415,12 @@ def _read_revisits(tx: Tx, heads: Sequence[Head]) -> list[list[Revisit]]:
     return found
 
 
-def _read_steps(tx: Tx, heads: Sequence[Head]) -> list[list[Step]]:
-    """The steps of each journal."""
-    found: list[list[Step]] = [[] for _ in heads]
-    for place, *step in tx.gather(SQL["steps"], {"journal_ids": to_json([head.journal_id for head in heads])}):
-        found[place].append(Step(*step))
-    return found
-
-
-def _read_delegations(tx: Tx, heads: Sequence[Head]) -> list[list[OpenDelegation]]:
-    """The open delegations of each journal."""
-    found: list[list[OpenDelegation]] = [[] for _ in heads]
-    values = {"journal_ids": to_json([head.journal_id for head in heads]), "limit": MAX_DELEGATIONS_READ}
-    for place, *one in tx.gather(SQL["delegations"], values):
-        found[place].append(OpenDelegation(*one))
+def _by_place(tx: Tx, statement: str, heads: Sequence[Head], make: Callable[..., T], **bounds: int) -> list[list[T]]:
+    """The rows of each journal, which have its place first."""
+    found: list[list[T]] = [[] for _ in heads]
+    values = {"journal_ids": to_json([head.journal_id for head in heads]), **bounds}
+    for place, *row in tx.gather(SQL[statement], values):
+        found[place].append(make(*row))
     return found
 
 

@@ -14,8 +14,7 @@ from affinity.journal import (
     JournalRange,
     JournalWrite,
 )
-from affinity.provider.contract import NewInstance, NewMessage
-from affinity.provider.contract.instances import Generation
+from affinity.provider.contract import NewMessage
 from affinity.provider.lineage import to_lineage
 from affinity.provider.sqlite import journals, messages, quotas, session_states, sessions
 from affinity.provider.sqlite.driver.clock import instant
@@ -108,21 +107,12 @@ def _create(tx: Tx, creation: JournalCreation, *, of_wake: bool) -> CreationResu
     last_seq = _add_journal(tx, creation, sources)
     _add_state(tx, creation, sources)
     _add_requests(tx, creation)
-    start = creation.start
-    instance = NewInstance(
-        instance_id=creation.session_id,
-        name=start.name,
-        version=start.version,
-        start=start.start,
-        session_id=creation.session_id,
-        generation=Generation(start.generation),
-    )
-    _, outbox = messages.insert_new(tx, [instance])
+    _, outbox = messages.insert_new(tx, [journals.instance_of(creation.session_id, creation.start)])
     if creation.message is not None and _has_work(tx, creation.session_id):
         text = creation.message.replace(SEQ_MARK, str(last_seq))
         outbox.append(NewMessage(instance_id=creation.session_id, payload=text))
     messages.send(tx, outbox)
-    return CreationResult("created", start.journal_id, last_seq)
+    return CreationResult("created", creation.start.journal_id, last_seq)
 
 
 def _add_journal(tx: Tx, creation: JournalCreation, sources: dict[int, _Source]) -> int:

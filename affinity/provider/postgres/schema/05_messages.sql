@@ -265,6 +265,7 @@ $$;
 -- a turn may remove, and most turns that consume messages remove nothing else.
 CREATE FUNCTION consume_messages(_instance text[], _id bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
+    -- An id alone does not say whose message it is: after a failover that lost the last commits it may be another's.
     DELETE FROM orchestrator_queue o USING unnest(_instance, _id) AS c (instance_id, id)
     WHERE o.id = c.id AND o.instance_id = c.instance_id;
 END $$;

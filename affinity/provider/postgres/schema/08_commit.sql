@@ -40,7 +40,6 @@ CREATE FUNCTION commit_turns(
     _status text[] = NULL, _version text[] = NULL, _custom_status text[] = NULL, _output text[] = NULL,
     _error text[] = NULL, _continued boolean[] = NULL, _unread bigint[] = NULL,
     -- Removals, instances that finish, children and messages.
-    _consume_turn bigint[] = NULL, _consume_id bigint[] = NULL,
     _cancel_turn bigint[] = NULL, _cancel_activity bigint[] = NULL,
     _timer_turn bigint[] = NULL, _timer_id bigint[] = NULL, _finish text[] = NULL,
     _child_instance text[] = NULL, _child_generation text[] = NULL, _child_name text[] = NULL, _child_version text[] = NULL,
@@ -275,9 +274,6 @@ BEGIN
         FROM unnest(_message_instance) WITH ORDINALITY AS m (instance_id, k) JOIN message_routes r USING (instance_id)
         WHERE _message_generation[m.k] IS NULL OR r.generation = _message_generation[m.k]
         ORDER BY m.k;
-        -- An id alone does not say whose message it is: after a failover that lost the last commits it may be another's.
-        DELETE FROM orchestrator_queue o USING unnest(_consume_turn) WITH ORDINALITY AS c (n, k)
-        WHERE o.id = _consume_id[c.k] AND o.instance_id = _instance[c.n];
         DELETE FROM orchestrator_queue o USING unnest(_timer_turn) WITH ORDINALITY AS t (n, k)
         WHERE o.instance_id = _instance[t.n] AND o.timer_execution = _execution[t.n] AND o.timer_id = _timer_id[t.k];
         DELETE FROM orchestrator_queue WHERE instance_id = ANY (_finish);

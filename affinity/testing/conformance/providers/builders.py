@@ -13,6 +13,7 @@ from affinity.provider.contract import (
     NewWorkItem,
     OrchestrationItem,
     Provider,
+    Reset,
     Timeouts,
     Turn,
     WorkerProfile,
@@ -79,10 +80,19 @@ def new_instance(instance_id: str, **fields: Any) -> NewInstance:
     )
 
 
+def fence_of(at: OrchestrationItem) -> dict[str, Any]:
+    """The fence that ``at`` shows, as fields of a record."""
+    return {name: getattr(at, name) for name in ("instance_id", "generation", "execution_id", "event_count")}
+
+
 def turn(at: OrchestrationItem, **step: Any) -> Turn:
     """A turn at the fence that ``at`` shows; it records one event unless ``history`` says otherwise."""
-    fence = {"instance_id": at.instance_id, "generation": at.generation, "execution_id": at.execution_id}
-    return Turn(**{**fence, "event_count": at.event_count, "history": ["event"], **step})
+    return Turn(**{**fence_of(at), "history": ["event"], **step})
+
+
+def reset_of(at: OrchestrationItem, keep: int, **more: Any) -> Reset:
+    """A reset at the fence that ``at`` shows."""
+    return Reset(**fence_of(at), keep=keep, history=["reset"], **more)
 
 
 def payloads(item: OrchestrationItem) -> Sequence[str]:

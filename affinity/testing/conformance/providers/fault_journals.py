@@ -210,16 +210,10 @@ def _reading(read: Callable[[Provider, str], Awaitable[Any]]) -> Callable[[Fault
     return prepare
 
 
-JOURNAL_VERBS: Final = {
-    "append_journal": append_journal,
-    "create_journals": create_journals,
-    "write_stream": write_stream,
-    "retract_stream": retract_stream,
-    "describe_journal": describe_journal,
-    "delete_journal": delete_journal,
-    "prune_journals": prune_journals,
-    "watch_journals": watch_journals,
-    "notify_journals": notify_journals,
-    **{name: _reading(read) for name, read in _READS.items()},
+_WRITES: Final = (append_journal, create_journals, write_stream, retract_stream, describe_journal, delete_journal,
+                  prune_journals, watch_journals, notify_journals)  # fmt: skip
+
+JOURNAL_VERBS: Final = {each.__name__: each for each in _WRITES} | {
+    name: _reading(read) for name, read in _READS.items()
 }
 """The preparation of each verb, by its name."""

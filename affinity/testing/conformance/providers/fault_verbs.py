@@ -21,7 +21,6 @@ from affinity.provider.contract import (
     Provider,
     Quotas,
     Release,
-    Reset,
     Restart,
 )
 from affinity.records import SessionFilter
@@ -30,6 +29,7 @@ from affinity.testing.conformance.providers.builders import (
     TIMEOUTS,
     message_ids,
     new_instance,
+    reset_of,
     state_write,
     turn,
     work_item,
@@ -179,15 +179,7 @@ async def restart_instance(fixtures: FaultFixtures) -> Attempt:
 @_verb
 async def reset_instance(fixtures: FaultFixtures) -> Attempt:
     at = await fixtures.instance()
-    reset = Reset(
-        instance_id=at.instance_id,
-        generation=at.generation,
-        execution_id=at.execution_id,
-        event_count=at.event_count,
-        keep=0,
-        history=["reset"],
-        messages=[NewMessage(instance_id=at.instance_id, payload="again")],
-    )
+    reset = reset_of(at, 0, messages=[NewMessage(instance_id=at.instance_id, payload="again")])
 
     async def then() -> None:
         taken = await fixtures.taken(at.instance_id)

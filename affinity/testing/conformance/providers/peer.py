@@ -42,6 +42,7 @@ from affinity.testing.conformance.providers.builders import (
     TIMEOUTS,
     UNKNOWN_AFTER,
     Choices,
+    fence_of,
     fetch_options,
     new_instance,
     profile,
@@ -228,16 +229,7 @@ class Peer:
 
     async def suspend(self, at: OrchestrationItem, **why: Any) -> bool:
         """Suspend one instance at the fence that ``at`` shows, for lack of code unless ``why`` says otherwise."""
-        one = Suspend(
-            instance_id=at.instance_id,
-            generation=at.generation,
-            execution_id=at.execution_id,
-            event_count=at.event_count,
-            error_type="Nondeterminism",
-            message="",
-            code=self.worker_id,
-            needs_code=True,
-        )
+        one = Suspend(**fence_of(at), error_type="Nondeterminism", message="", code=self.worker_id, needs_code=True)
         (suspended,) = await self.provider.suspend_instance(self.identity, [replace(one, **why)])
         return suspended
 

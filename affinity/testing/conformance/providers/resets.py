@@ -15,23 +15,14 @@ from affinity.provider.contract import (
 )
 from affinity.provider.history import read_whole_history
 from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import message_ids, payloads, timer, work_item
+from affinity.testing.conformance.providers.builders import message_ids, payloads, reset_of, timer, work_item
 from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.peer import Peer
 
 
 async def reset(peer: Peer, at: OrchestrationItem, keep: int, **more: Any) -> bool:
     """Reset at the fence that ``at`` shows."""
-    one = Reset(
-        instance_id=at.instance_id,
-        generation=at.generation,
-        execution_id=at.execution_id,
-        event_count=at.event_count,
-        keep=keep,
-        history=["reset"],
-        **more,
-    )
-    return await peer.provider.reset_instance(one)
+    return await peer.provider.reset_instance(reset_of(at, keep, **more))
 
 
 class ResetRules(Rules):

@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import Final
 
 from affinity.limits import MIN_SHARE
-from affinity.provider.contract import Reset, WorkerTags
+from affinity.provider.contract import WorkerTags
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import (
     SESSION_LOCK,
     SHORT_LEASE,
     fetch_options,
     message_ids,
+    reset_of,
     state,
     state_write,
     work_item,
@@ -303,18 +304,7 @@ class TagRules(Rules):
         at = await plain.own("i")
         at = await plain.go_on(at, consumed=message_ids(at))
         key = replace(work_item(at, 1), tag="gpu").key._replace(execution_id=at.execution_id + 1)
-        reset = Reset(
-            instance_id="i",
-            generation=at.generation,
-            execution_id=at.execution_id,
-            event_count=at.event_count,
-            keep=1,
-            history=["reset"],
-            messages=[],
-            work_items=[replace(work_item(at, 1), key=key, tag="gpu")],
-            watches=[],
-            custom_status=None,
-        )
+        reset = reset_of(at, 1, work_items=[replace(work_item(at, 1), key=key, tag="gpu")])
         assert await plain.provider.reset_instance(reset)
         assert await plain.take_all() == []
         assert (await gpu.take_one()).lock.key == key
