@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import NamedTuple
 
 from affinity.journal import JournalWrite
-from affinity.provider.contract.instances import Generation, InstanceStatus, NewInstance, NewMessage
+from affinity.provider.contract.instances import FINISHED, Generation, InstanceStatus, NewInstance, NewMessage
 from affinity.provider.contract.sessions import SessionHold, SessionWatch
 from affinity.provider.contract.work_items import NewWorkItem, WorkItem, WorkLock
 from affinity.records import ActivityRun, StateWrite, frozen
@@ -68,6 +68,23 @@ class Turn:
     runs: Mapping[int, ActivityRun] = field(default_factory=dict)
     release_sessions: Sequence[str] = ()  # released after all other changes of the turn: see `Provider.release_session`
     replies: Sequence[MessageReply] = ()  # kept as the keys are: see `Provider.send_message`
+
+    @property
+    def finishes(self) -> bool:
+        """Whether the instance ends with it."""
+        return self.update is not None and self.update.status in FINISHED
+
+    @property
+    def ends(self) -> bool:
+        """Whether the execution ends with it."""
+        return self.update is not None and (self.update.continued or self.update.status in FINISHED)
+
+    @property
+    def lasting_holds(self) -> Sequence[SessionHold]:
+        """The holds that do not end with it; the last one of each id."""
+        if self.ends:
+            return ()
+        return [*{hold.hold_id: hold for hold in self.holds if hold.hold_id not in self.ended_holds}.values()]
 
 
 class Placed(NamedTuple):

@@ -6,11 +6,9 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final, LiteralString, NamedTuple, TypeAlias
 
 from affinity.provider.contract import (
-    FINISHED,
     Generation,
     InstanceUpdate,
     NewWorkItem,
-    SessionHold,
     Turn,
     WorkKey,
 )
@@ -37,21 +35,11 @@ REPLY: Final[LiteralString] = "reply_messages(%(reply_instance)s, %(reply_genera
 _NOTHING: Final = InstanceUpdate(status="running")
 
 
-def finishes(turn: Turn) -> bool:
-    """Whether the instance ends with this turn."""
-    return turn.update is not None and turn.update.status in FINISHED
-
-
-def ends(turn: Turn) -> bool:
-    """Whether the execution ends with this turn."""
-    return turn.update is not None and (turn.update.continued or turn.update.status in FINISHED)
-
-
 def sent_items(turn: Turn) -> Sequence[NewWorkItem]:
     """The work items that the turn queues: not parked ones, nor ones that it cancels; none if it ends its instance."""
     if turn.update is None and not turn.cancel_activities:  # nearly always
         return [item for item in turn.work_items if not item.parked]
-    if finishes(turn):
+    if turn.finishes:
         return []
     return [item for item in turn.work_items if not (item.parked or item.key.activity_id in turn.cancel_activities)]
 
@@ -70,7 +58,7 @@ def find_parking(turns: Sequence[Turn]) -> Parking:
     found: dict[str, tuple[NewWorkItem, Generation]] = {}
     cancelled: list[WorkKey] = []
     for turn in turns:
-        if (turn.work_items or turn.cancel_activities) and not ends(turn):
+        if (turn.work_items or turn.cancel_activities) and not turn.ends:
             for item in turn.work_items:
                 if item.parked and item.key.activity_id not in turn.cancel_activities:
                     found[turn.instance_id] = (item, turn.generation)
@@ -193,8 +181,8 @@ def _needs(turns: Sequence[Turn]) -> _Needs:
     for turn in turns:
         if turn.update is not None or turn.custom_status is not None or turn.unread is not None:
             updates = True
-            removals = removals or finishes(turn)
-            holds = holds or ends(turn)
+            removals = removals or turn.finishes
+            holds = holds or turn.ends
         if turn.messages or turn.instances or turn.cancel_activities or turn.cancel_timers:
             removals = True
         if turn.holds or turn.ended_holds or turn.watches:
@@ -334,7 +322,7 @@ def _removal_columns(turns: Sequence[Turn]) -> Columns:
         "cancel_activity": Ints([activity for _, activity in cancelled]),
         "timer_turn": Ints([n for n, _ in timers]),
         "timer_id": Ints([timer for _, timer in timers]),
-        "finish": Texts([turn.instance_id for turn in turns if finishes(turn)]),
+        "finish": Texts([turn.instance_id for turn in turns if turn.finishes]),
     }
 
 
@@ -349,7 +337,7 @@ def _run_columns(turns: Sequence[Turn]) -> Columns:
 
 def _hold_columns(turns: Sequence[Turn]) -> Columns:
     """Holds that begin and do not end with the same turn, and holds that end."""
-    holds = [(n, hold) for n, turn in _numbered(turns) if not ends(turn) for hold in _lasting(turn)]
+    holds = [(n, hold) for n, turn in _numbered(turns) for hold in turn.lasting_holds]
     ended_holds = [(n, hold) for n, turn in _numbered(turns) for hold in turn.ended_holds]
     return {
         "hold_turn": Ints([n for n, _ in holds]),
@@ -358,19 +346,15 @@ def _hold_columns(turns: Sequence[Turn]) -> Columns:
         "hold_seconds": Floats([float(hold.seconds) for _, hold in holds]),
         "unhold_turn": Ints([n for n, _ in ended_holds]),
         "unhold_id": Ints([hold for _, hold in ended_holds]),
-        "end": Texts([turn.instance_id for turn in turns if ends(turn)]),
+        "end": Texts([turn.instance_id for turn in turns if turn.ends]),
     }
-
-
-def _lasting(turn: Turn) -> Iterable[SessionHold]:
-    return {hold.hold_id: hold for hold in turn.holds if hold.hold_id not in turn.ended_holds}.values()
 
 
 def _watch_columns(turns: Sequence[Turn]) -> Columns:
     watches = [
         (n, session_id, payload)
         for n, turn in _numbered(turns)
-        if not finishes(turn)
+        if not turn.finishes
         for session_id, payload in dict(turn.watches).items()  # the last one of a session replaces earlier ones
     ]
     return {

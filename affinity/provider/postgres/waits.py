@@ -7,11 +7,10 @@ from typing import Final
 
 from psycopg.types.numeric import Int8
 
-from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import EndedWaits, WorkerIdentity
-from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.fetching import ItemRow, to_work_item
 from affinity.provider.postgres.operations import Database, caller_params
+from affinity.provider.postgres.releasing import release_params
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "waits.sql")
@@ -36,6 +35,5 @@ async def end_waits(
 
 async def _release_busy(db: Database, session_ids: Sequence[str]) -> Sequence[str]:
     """Free the sessions of busy holders. If this call fails, the items are due again after ``takeover_after``."""
-    params = {"release": Texts(session_ids), "reroute": Int8(MAX_REROUTE)}
-    ((freed,),) = await db.connections.rows.run(_SQL["release_busy"], params)
+    ((freed,),) = await db.connections.rows.run(_SQL["release_busy"], release_params(session_ids))
     return list(freed)

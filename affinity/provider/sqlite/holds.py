@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from affinity.provider.contract import FINISHED, SessionHold, SessionWatch, Turn
+from affinity.provider.contract import SessionWatch, Turn
 from affinity.provider.sqlite.driver.transaction import PORTION, Row, Tx, to_json
 from affinity.provider.statements import load_statements
 
@@ -26,7 +26,7 @@ def apply(tx: Tx, turns: Sequence[Turn], session_lock: float) -> None:
     named = [(turn.instance_id, turn.execution_id, hold_id) for turn in turns for hold_id in turn.ended_holds]
     continued = [turn.instance_id for turn in turns if turn.update is not None and turn.update.continued]
     _cut_back(tx, [*_end(tx, "end_some", named), *_end(tx, "end_all", continued)])
-    begun = [(turn, hold) for turn in turns for hold in _lasting(turn)]
+    begun = [(turn, hold) for turn in turns for hold in turn.lasting_holds]
     rows = [(turn.instance_id, turn.execution_id, hold.hold_id, hold.session_id, hold.seconds) for turn, hold in begun]
     tx.many(SQL["begin"], rows, {"now": tx.now, "session_lock": session_lock})
     tx.many(SQL["extend"], [(hold.session_id, hold.seconds) for _, hold in begun], {"now": tx.now})
@@ -48,13 +48,6 @@ def clear(tx: Tx, instance_ids: Sequence[str]) -> None:
     """Remove all holds and watches of instances."""
     end(tx, instance_ids)
     tx.many(SQL["unwatch"], instance_ids)
-
-
-def _lasting(turn: Turn) -> list[SessionHold]:
-    """The holds of a turn that do not end with it."""
-    if turn.update is not None and (turn.update.continued or turn.update.status in FINISHED):
-        return []
-    return [hold for hold in turn.holds if hold.hold_id not in turn.ended_holds]
 
 
 def _end(tx: Tx, statement: str, rows: Sequence[object]) -> list[Row]:

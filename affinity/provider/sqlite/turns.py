@@ -16,7 +16,6 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from affinity.provider.contract import (
-    FINISHED,
     InstanceUpdate,
     NewWorkItem,
     Placed,
@@ -167,7 +166,7 @@ def _advance(turn: Turn, to: InstanceUpdate) -> tuple[Any, ...]:
 def _parkable(turn: Turn) -> list[NewWorkItem]:
     """Items that a turn parks, if their journals have no inputs."""
     parkable = [item for item in turn.work_items if item.parked]
-    if not parkable or _finishes(turn) or _continues(turn):
+    if not parkable or turn.ends:
         return []
     return [item for item in parkable if item.key.activity_id not in turn.cancel_activities]
 
@@ -176,7 +175,7 @@ def _place(placer: WorkItemPlacer, turn: Turn, parked: Collection[WorkKey]) -> l
     given_up = set(turn.cancel_activities)
     return [
         NOT_QUEUED
-        if _finishes(turn) or item.key.activity_id in given_up or (item.parked and _continues(turn))
+        if turn.finishes or item.key.activity_id in given_up or (item.parked and turn.ends)
         else PARKED
         if item.key in parked
         else placer.place(item)
@@ -193,12 +192,4 @@ def _cancel(tx: Tx, turns: Sequence[Turn]) -> None:
     if tx.many(SQL["cancel_activities"], activities) < len(activities):
         tx.many(parking.SQL["cancel"], activities)
     tx.many(SQL["cancel_timers"], timers)
-    instances.clear(tx, [turn.instance_id for turn in turns if _finishes(turn)])
-
-
-def _finishes(turn: Turn) -> bool:
-    return turn.update is not None and turn.update.status in FINISHED
-
-
-def _continues(turn: Turn) -> bool:
-    return turn.update is not None and turn.update.continued
+    instances.clear(tx, [turn.instance_id for turn in turns if turn.finishes])

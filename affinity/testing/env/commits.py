@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any, Final
 
-from affinity.provider.contract import FINISHED, Suspend, Turn, WorkAbandon, WorkAck, WorkKey
+from affinity.provider.contract import Suspend, Turn, WorkAbandon, WorkAck, WorkKey
 
 MAX_LENGTH: Final = 300
 
@@ -44,7 +44,7 @@ def _parts(turn: Turn, names: Names) -> Iterator[str]:
         yield f"starts {new.instance_id!r}"
     if turn.update is not None and turn.update.continued:
         yield "continue_as_new"
-    elif turn.update is not None and turn.update.status in FINISHED:
+    elif turn.update is not None and turn.finishes:
         yield f"{turn.update.status}"
 
 
