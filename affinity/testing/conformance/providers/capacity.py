@@ -25,8 +25,7 @@ class CapacityRules(Rules):
     async def test_a_full_worker_serves_the_sessions_that_it_holds(self, cluster: Cluster) -> None:
         """A worker at its capacity still gets items of its sessions and session-free items."""
         a = await cluster.worker("a")
-        await cluster.enqueue("s")
-        await a.take_one(max_sessions=1)
+        await cluster.give(a, "s", max_sessions=1)
         await cluster.enqueue("new", "s", None, "new", "s")
         taken = [item.session_id for item in await a.take_all(max_sessions=1)]
         assert sorted(taken, key=str) == [None, "s", "s"]
@@ -168,8 +167,7 @@ class CapacityRules(Rules):
     async def test_a_session_given_up_makes_room(self, cluster: Cluster) -> None:
         """A worker that gives a session up may claim another one (contract: WorkAbandon.release_session)."""
         a = await cluster.worker("a")
-        await cluster.enqueue("s")
-        item = await a.take_one(max_sessions=1)
+        item = await cluster.give(a, "s", max_sessions=1)
         await cluster.enqueue("t")
         await a.give_back(item, delay=100, release_session=True)
         assert (await a.take_one(max_sessions=1)).session_id == "t"

@@ -6,7 +6,7 @@ import secrets
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from affinity.limits import MAX_BATCH
 from affinity.provider.contract import (
@@ -26,7 +26,14 @@ from affinity.provider.contract import (
 )
 from affinity.provider.timeline import Timeline
 from affinity.records import SessionRecord, SessionStore
-from affinity.testing.conformance.providers.builders import ACTIVITY, LONG_LEASE, message_ids, payloads, work_item
+from affinity.testing.conformance.providers.builders import (
+    ACTIVITY,
+    LONG_LEASE,
+    Choices,
+    message_ids,
+    payloads,
+    work_item,
+)
 from affinity.testing.conformance.providers.harness import FaultyProvider, Harness
 from affinity.testing.conformance.providers.peer import Peer
 from affinity.testing.conformance.stores.base import concurrently as concurrently  # noqa: PLC0414 -- for the themes
@@ -176,10 +183,10 @@ class Cluster:
         self._instance = replace(instance, event_count=1, messages=())
         return enqueuer
 
-    async def give(self, worker: Peer, session_id: str | None) -> WorkItem:
+    async def give(self, worker: Peer, session_id: str | None, **choices: Unpack[Choices]) -> WorkItem:
         """Queue one work item of the session, or without one, and have the worker take it."""
         await self.enqueue(session_id)
-        return await worker.take_one()
+        return await worker.take_one(**choices)
 
     async def use(self, worker: Peer, session_id: str) -> WorkItem:
         """Queue, take and ack one work item of the session; afterwards the worker holds the session, idle."""

@@ -232,8 +232,7 @@ class EpochRules(Rules):
         """Of a concurrent save without a lease and a result, the result is refused or the save builds on it."""
         a, states = await cluster.worker("a"), (await cluster.open()).states
         for _ in range(10):
-            await cluster.enqueue("s")
-            item, base = await a.take_one(), await _version(states, "s")
+            item, base = await cluster.give(a, "s"), await _version(states, "s")
 
             async def work(item: WorkItem = item, base: int = base) -> int:
                 return int(await a.ack_with(item, state_write(item, base=base)))

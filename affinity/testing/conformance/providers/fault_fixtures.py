@@ -83,8 +83,7 @@ class FaultFixtures:
 
     async def item(self, session_id: str | None = None) -> WorkItem:
         """A work item that the worker has taken."""
-        await self.cluster.enqueue(session_id)
-        return await self.clean.take_one()
+        return await self.cluster.give(self.clean, session_id)
 
     async def assert_acks(self, item: WorkItem) -> None:
         """Its token is live."""

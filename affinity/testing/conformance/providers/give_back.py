@@ -16,8 +16,7 @@ class GiveBackRules(Rules):
     async def test_an_item_given_back_is_free_immediately(self, cluster: Cluster) -> None:
         """Any worker can fetch an item that was given back, and its delivery counts (contract: WorkAbandon)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue(None)
-        assert await a.give_back(await a.take_one()) == [True]
+        assert await a.give_back(await cluster.give(a, None)) == [True]
         again = await b.take_one()
         assert (again.attempts, again.failures) == (2, 0)
 
@@ -46,8 +45,7 @@ class GiveBackRules(Rules):
         WorkItem.failures).
         """
         a = await cluster.worker("a")
-        await cluster.enqueue(None)
-        await a.give_back(await a.take_one(), failed=True)
+        await a.give_back(await cluster.give(a, None), failed=True)
         await a.give_back(await a.take_one())
         await a.give_back(await a.take_one(), failed=True)
         item = await a.take_one()
@@ -95,8 +93,7 @@ class GiveBackRules(Rules):
         WorkAbandon.release_session).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue("s")
-        running = await a.take_one(timeouts=LONG_ITEM_LOCK)
+        running = await cluster.give(a, "s", timeouts=LONG_ITEM_LOCK)
         await cluster.pass_time(SESSION_LOCK + 1)
         await cluster.give(b, "s")
         assert await a.give_back(running, release_session=True) == [True]

@@ -18,8 +18,7 @@ LONG_ITEM_LOCK: Final = Timeouts(work_item_lock=LONG_LEASE, session_lock=SESSION
 
 
 async def _fetch(cluster: Cluster, a: Peer, item: WorkItem) -> None:
-    await cluster.enqueue("s")
-    assert (await a.take_one()).session_epoch == item.session_epoch
+    assert (await cluster.give(a, "s")).session_epoch == item.session_epoch
 
 
 async def _renew(cluster: Cluster, a: Peer, item: WorkItem) -> None:
@@ -45,8 +44,7 @@ class HolderRules(Rules):
     async def test_a_touch_shortens_no_hold(self, cluster: Cluster, touch: Touch) -> None:
         """A touch does not shorten a lock that a hold has extended (contract: SessionHold)."""
         a = await cluster.worker("a")
-        await cluster.enqueue("s")
-        item = await a.take_one(timeouts=LONG_ITEM_LOCK)
+        item = await cluster.give(a, "s", timeouts=LONG_ITEM_LOCK)
         await a.hold("i", "s", HOLD)
         await cluster.advance(100)
         await touch(cluster, a, item)
@@ -75,8 +73,7 @@ class HolderRules(Rules):
         await cluster.use(a, "s")
         await cluster.use(a, "t")
         await b.go_on(await b.own("i"), holds=[SessionHold("s", 1, HOLD), SessionHold("t", 2, HOLD)])
-        await cluster.enqueue("s")
-        assert await a.give_back(await a.take_one(), release_session=True) == [True]
+        assert await a.give_back(await cluster.give(a, "s"), release_session=True) == [True]
         assert (await b.take_one()).session_id == "s"
         await a.leave()
         assert (await cluster.use(b, "t")).session_id == "t"

@@ -65,8 +65,7 @@ class LockRules(Rules):
     async def test_an_ack_succeeds_after_the_session_moved(self, cluster: Cluster) -> None:
         """An item whose session has moved can be acked while its own lock is live."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue("s")
-        running = await a.take_one(timeouts=SHORT_SESSION)
+        running = await cluster.give(a, "s", timeouts=SHORT_SESSION)
         await cluster.pass_time(11)
         await cluster.give(b, "s")
         assert await cluster.holders() == {"s": "b"}
@@ -203,8 +202,7 @@ class LockRules(Rules):
     async def test_only_who_has_an_item_counts_its_delivery(self, cluster: Cluster) -> None:
         """`begin_work_item` needs a live token and the incarnation that took it (contract: begin_work_item)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue(None)
-        item = await a.take_one(uncounted_after=0)
+        item = await cluster.give(a, None, uncounted_after=0)
         assert not await b.begin(item)
         await a.give_back(item)
         assert not await a.begin(item)

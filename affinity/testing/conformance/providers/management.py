@@ -47,8 +47,7 @@ class ManagementRules(Rules):
     async def test_an_item_that_is_tried_again_says_why(self, cluster: Cluster) -> None:
         """A retried item shows its last error until it is removed (contract: WorkAbandon.error)."""
         a = await cluster.worker("a")
-        await cluster.enqueue(None)
-        await a.give_back(await a.take_one(), failed=True, delay=40, error="ValueError: no")
+        await a.give_back(await cluster.give(a, None), failed=True, delay=40, error="ValueError: no")
         (item,) = await a.provider.list_work_items(ENQUEUER, 10)
         assert (item.state, item.attempts, item.failures, item.last_error) == ("delayed", 1, 1, "ValueError: no")
         await cluster.advance(40)

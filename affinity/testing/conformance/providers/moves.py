@@ -155,8 +155,7 @@ class MoveRules(Rules):
         MoveReason).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue("s")
-        await a.give_back(await a.take_one(), unknown=True, count_attempt=False, release_session=True)
+        await a.give_back(await cluster.give(a, "s"), unknown=True, count_attempt=False, release_session=True)
         await b.take_one()
         assert await _last_move(cluster) == ("s", "b", "code_missing", "a")
 

@@ -264,8 +264,7 @@ class PlannedMoveRules(Rules):
         assert (await c.take_one()).session_id == "s"
         assert (await cluster.session("s")).next_worker is None
         assert await b.take_moved("s") == []
-        await cluster.enqueue("s")
-        assert (await c.take_one()).session_id == "s"
+        assert (await cluster.give(c, "s")).session_id == "s"
 
     async def test_the_same_incarnation_claims_again(self, cluster: Cluster) -> None:
         """A session that was released and that its last holder claims again has no plan any more (contract:
@@ -477,8 +476,7 @@ class OperatorDrainRules(Rules):
         assert await b.provider.set_drain_wanted("a", wanted=False)
         assert await a.drain(if_wanted=True) is None
         assert await cluster.holders() == {"s": "a"}
-        await cluster.enqueue("t")
-        assert (await a.take_one()).session_id == "t"
+        assert (await cluster.give(a, "t")).session_id == "t"
 
     async def test_a_drain_lasts_over_a_restart(self, cluster: Cluster) -> None:
         """A worker that starts again is draining, and so is one whose row was dead for long (contract:

@@ -86,8 +86,7 @@ class RolloutRules(Rules):
         await cluster.use(a, "s")
         await a.leave(SESSION_LOCK + LONG_LEASE)
         await cluster.pass_time(SESSION_LOCK + 1)
-        await cluster.enqueue("s")
-        assert (await b.take_one()).session_id == "s"
+        assert (await cluster.give(b, "s")).session_id == "s"
 
     async def test_a_fenced_process_leaves_nothing(self, cluster: Cluster) -> None:
         """A fenced process that leaves changes nothing of its successor's (contract: release_worker)."""
@@ -112,8 +111,7 @@ class RolloutRules(Rules):
     async def test_new_sessions_go_to_the_newest_code(self, cluster: Cluster) -> None:
         """A worker of older code leaves new sessions to newer code that has room (contract: fetch_work_item)."""
         old = await cluster.worker("old", **OLD)
-        await cluster.enqueue("before")
-        assert (await old.take_one()).session_id == "before"
+        assert (await cluster.give(old, "before")).session_id == "before"
         await cluster.advance(1)
         new = await cluster.worker("new", **NEW)
         await cluster.enqueue("s", None)
@@ -146,12 +144,10 @@ class RolloutRules(Rules):
         """A worker that drains, or whose lease has ended, is not waited for (contract: fetch_work_item)."""
         old, new = await cluster.worker("old", **OLD), await cluster.worker("new", **NEW)
         await new.drain()
-        await cluster.enqueue("s")
-        assert (await old.take_one()).session_id == "s"
+        assert (await cluster.give(old, "s")).session_id == "s"
         await new.register(SHORT_LEASE, **NEW)
         await cluster.advance(SHORT_LEASE + 1)
-        await cluster.enqueue("t")
-        assert (await old.take_one()).session_id == "t"
+        assert (await cluster.give(old, "t")).session_id == "t"
 
     async def test_sessions_that_newer_code_does_not_take_are_taken_by_older_code(self, cluster: Cluster) -> None:
         """After `NEWER_SECONDS` any worker takes a new session (contract: fetch_work_item)."""
@@ -180,8 +176,7 @@ class RolloutRules(Rules):
         old = await cluster.worker("old", **OLD)
         await cluster.worker("other", **{**NEW, "app": "other"})
         await cluster.worker("silent")
-        await cluster.enqueue("s")
-        assert (await old.take_one()).session_id == "s"
+        assert (await cluster.give(old, "s")).session_id == "s"
 
     async def test_newer_code_without_the_tags_is_not_waited_for(self, cluster: Cluster) -> None:
         """A worker is newer only if it takes all the work that the other one takes (contract: fetch_work_item)."""

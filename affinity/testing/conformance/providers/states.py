@@ -124,8 +124,7 @@ class StateRules(Rules):
     async def test_a_moved_session_takes_a_result_without_state(self, cluster: Cluster, way: Way) -> None:
         """A result without a state is accepted after the session moved."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue("s")
-        late = await a.take_one(timeouts=LONG_ITEM_LOCK)
+        late = await cluster.give(a, "s", timeouts=LONG_ITEM_LOCK)
         await cluster.pass_time(SESSION_LOCK + 1)
         item = await cluster.give(b, "s")
         assert await way(b, item, state_write(item))

@@ -103,8 +103,7 @@ class TakeoverRules(Rules):
         WorkAbandon).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue("s")
-        await a.give_back(await a.take_one())
+        await a.give_back(await cluster.give(a, "s"))
         assert await b.take() == []
         assert (await a.take_one()).session_id == "s"
 
@@ -167,8 +166,7 @@ class TakeoverRules(Rules):
     async def test_a_running_item_stays_with_its_worker_when_the_session_expires(self, cluster: Cluster) -> None:
         """A locked item stays with its worker when its session expires; the next item does not."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.enqueue("s")
-        running = await a.take_one(timeouts=LONG_ITEM_LOCK)
+        running = await cluster.give(a, "s", timeouts=LONG_ITEM_LOCK)
         await cluster.pass_time(SESSION_LOCK + 1)
         (key,) = await cluster.enqueue("s")
         assert [item.lock.key for item in await b.take(10)] == [key]

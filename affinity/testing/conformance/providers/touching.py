@@ -46,8 +46,7 @@ class TouchRules(Rules):
     async def test_reading_extends_nothing(self, cluster: Cluster) -> None:
         """`check_work_item` extends no lock (contract: check_work_item)."""
         a = await cluster.worker("a")
-        await cluster.enqueue("s")
-        item = await a.take_one(timeouts=LONG_ITEM_LOCK)
+        item = await cluster.give(a, "s", timeouts=LONG_ITEM_LOCK)
         await cluster.advance(HALF)
         assert await a.check(item) == [True]
         assert (await cluster.session("s")).expires_in < HALF + 1
@@ -58,8 +57,7 @@ class TouchRules(Rules):
         await cluster.enqueue("s", "s")
         renewed, acked = await a.take(10, timeouts=LONG_ITEM_LOCK)
         await cluster.pass_time(SESSION_LOCK + 1)
-        await cluster.enqueue("s")
-        await b.take_one(timeouts=LONG_ITEM_LOCK)
+        await cluster.give(b, "s", timeouts=LONG_ITEM_LOCK)
         await cluster.advance(HALF)
         assert await a.renew(renewed, timeouts=LONG_ITEM_LOCK) == [True]
         assert await a.ack(acked) == [True]
@@ -70,8 +68,7 @@ class TouchRules(Rules):
     async def test_idle_time_counts_from_the_last_touch(self, cluster: Cluster) -> None:
         """``idle`` counts from the last touch (contract: SessionInfo)."""
         a = await cluster.worker("a")
-        await cluster.enqueue("s")
-        item = await a.take_one(timeouts=LONG_ITEM_LOCK)
+        item = await cluster.give(a, "s", timeouts=LONG_ITEM_LOCK)
         await cluster.advance(100)
         assert 100 <= (await cluster.session("s")).idle < 110
         await a.renew(item, timeouts=LONG_ITEM_LOCK)
@@ -90,8 +87,7 @@ class TouchRules(Rules):
 
     @staticmethod
     async def _fetch(cluster: Cluster, a: Peer, item: WorkItem) -> None:
-        await cluster.enqueue("used")
-        assert (await a.take_one()).session_epoch == item.session_epoch
+        assert (await cluster.give(a, "used")).session_epoch == item.session_epoch
 
     @staticmethod
     async def _renew(cluster: Cluster, a: Peer, item: WorkItem) -> None:

@@ -116,8 +116,7 @@ class UnknownRules(Rules):
         fetch_work_item).
         """
         a = await cluster.worker("a")
-        await cluster.enqueue("s")
-        first = await a.take_one(names=OTHERS)
+        first = await cluster.give(a, "s", names=OTHERS)
         await a.give_back(first, unknown=True, count_attempt=False)
         assert (await a.take_one(names=OTHERS)).lock.key == first.lock.key
 

@@ -80,8 +80,7 @@ class WatchRules(Rules):
             await cluster.pass_time(seconds)
             await a.register(SHORT_LEASE, resume=True)
             await cluster.use(a, "s")
-        await cluster.enqueue("s")
-        await a.give_back(await a.take_one(), release_session=True)
+        await a.give_back(await cluster.give(a, "s"), release_session=True)
         assert await a.ack(await a.take_one()) == [True]
         assert await _read_moved(watcher) == {}
 
