@@ -68,7 +68,7 @@ from affinity.provider.sqlite import sweep as sweeping
 from affinity.provider.sqlite.driver.clock import Clock, instant
 from affinity.provider.sqlite.driver.database import MAX_WAIT, Database, connect
 from affinity.provider.sqlite.driver.thread import DatabaseThread
-from affinity.provider.sqlite.driver.transaction import Row, Tx
+from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.messages import create_all, send_all
 from affinity.provider.sqlite.migration import check_schema, inspect, migrate, unmigrated
 from affinity.provider.sqlite.session_store import SqliteSessionStore
@@ -368,11 +368,10 @@ class SqliteProvider:
         await self._write(streams.retract, session_id, journal_id, wake_id, attempt)
         await self.notify_journals([session_id])
 
-    async def list_journals(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
-        async def read(where: JournalFilter, window: int, limit: int) -> Sequence[Row]:
-            return await self._read(journal_admin.list_journals, where, window, limit)
+    _read_journals: Final = _reads(journal_admin.list_journals)
 
-        return await list_portions(read, where, limit, instant)
+    async def list_journals(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
+        return await list_portions(self._read_journals, where, limit, instant)
 
     list_requests: Final = _reads(open_requests.list_requests)
     describe_journal: Final = _acts("describe_journal", "journal", journal_admin.describe_journal)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from affinity.audit import Acting, AuditEntry, AuditFilter, NewAuditEntry, stated
+from affinity.audit import Acting, AuditFilter, NewAuditEntry, stated
 from affinity.provider.contract import Provider
 from affinity.testing.conformance.providers.fault_fixtures import Attempt, FaultFixtures, same
 
@@ -67,11 +67,7 @@ async def list_audit(fixtures: FaultFixtures) -> Attempt:
     clean = fixtures.clean.provider
     with stated(acting(clean)):
         await clean.suspend_rebalancing(suspended=False)
-
-    async def read(provider: Provider) -> Sequence[AuditEntry]:
-        return await provider.list_audit(AuditFilter(), 3)
-
-    return same(fixtures, read)
+    return same(fixtures, lambda provider: provider.list_audit(AuditFilter(), 3))
 
 
 AUDIT_VERBS: Final = {each.__name__: each for each in (resume_with_user, write_audit, list_audit)}

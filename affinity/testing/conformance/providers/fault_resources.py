@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from affinity.limits import MAX_PAGE
@@ -51,9 +51,7 @@ async def get_resource(fixtures: FaultFixtures) -> Attempt:
 async def take_unused_resources(fixtures: FaultFixtures) -> Attempt:
     """It is taken once."""
     created = await _created(fixtures)
-
-    async def take() -> Sequence[DurableResource]:
-        return await fixtures.provider.take_unused_resources([created.name], limit=10, seconds=TAKEN)
+    take = partial(fixtures.provider.take_unused_resources, [created.name], limit=10, seconds=TAKEN)
 
     async def then() -> None:
         assert await fixtures.clean.provider.get_resource(created.resource_id) is None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from affinity.provider.contract import OrchestrationItem, Release, SessionWatch, WorkItem
+from affinity.provider.contract import OrchestrationItem, Release, SessionWatch
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import (
     SESSION_LOCK,
@@ -291,14 +292,7 @@ class WatchRules(Rules):
             await cluster.pass_time(SESSION_LOCK + 1)
             before = await cluster.session("s")
             await cluster.enqueue("s", "s")
-
-            async def by_b() -> list[WorkItem]:
-                return await b.take(10)
-
-            async def by_c() -> list[WorkItem]:
-                return await c.take(10)
-
-            taken = [item for items in await concurrently(by_b, by_c) for item in items]
+            taken = [item for items in await concurrently(partial(b.take, 10), partial(c.take, 10)) for item in items]
             peer = b if (await cluster.holders())["s"] == "b" else c
             taken += await peer.take(10)  # an item that the other had locked while it lost the claim
             assert len(taken) == 2
