@@ -100,8 +100,7 @@ class CapacityRules(Rules):
         """``limit_reached`` says whether the caller could get more, for each kind of item (contract:
         WorkFetch.limit_reached).
         """
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
+        a = await cluster.holder("a", "s")
         for kind in (["s", "s", "s"], [None, None, None], ["s", "s", None], ["s", None, "t"], ["u", "v", "w"]):
             await cluster.enqueue(*kind)
             found = [await a.fetch(2) for _ in range(2)]
@@ -114,9 +113,7 @@ class CapacityRules(Rules):
         """Delayed, locked, foreign and unknown items, and items beyond the capacity, do not set ``limit_reached``
         (contract: WorkFetch.limit_reached).
         """
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
-        await cluster.use(b, "theirs")
+        a, b = await cluster.holder("a", "s"), await cluster.holder("b", "theirs")
         await cluster.give(b, None)
         await cluster.enqueue(None, name="unheard of")
         unheard_of = await b.take_one()
@@ -198,8 +195,7 @@ class CapacityRules(Rules):
         """A worker that packs gets items of its own sessions, session-free items, and offered items (contract:
         fetch_work_item, pack).
         """
-        high = await cluster.worker("w-1", capacity=9)
-        await cluster.use(high, "held")
+        high = await cluster.holder("w-1", "held", capacity=9)
         await cluster.worker("w-0", capacity=9)
         await cluster.enqueue("held", None, "new")
         await cluster.offer(high, "offered")

@@ -195,6 +195,13 @@ class Cluster:
         assert await worker.ack(item) == [True]
         return item
 
+    async def holder(self, worker_id: str, *session_ids: str, **fields: Any) -> Peer:
+        """As `worker`; it holds the sessions, idle."""
+        worker = await self.worker(worker_id, **fields)
+        for session_id in session_ids:
+            await self.use(worker, session_id)
+        return worker
+
     # -- reading
 
     async def states(self) -> SessionStore:

@@ -15,8 +15,7 @@ class DemandRules(Rules):
         """Each session that is held or waits counts once, however much of its work waits; work without a session does
         not count (contract: desired_workers).
         """
-        a = await cluster.worker("a", capacity=2)
-        await cluster.use(a, "held")
+        a = await cluster.holder("a", "held", capacity=2)
         await cluster.enqueue(*["held"] * 5, *["waits"] * 5, *[None] * 50)
         assert await self._demand(cluster) == WorkerDemand(held=1, waiting=1, capacity=2, desired=1)
         await cluster.enqueue("waits too")
@@ -40,9 +39,7 @@ class DemandRules(Rules):
 
     async def test_sessions_of_dead_workers_count_while_they_have_work(self, cluster: Cluster) -> None:
         """Work of a dead worker's session waits, though no worker has swept (contract: desired_workers)."""
-        a = await cluster.worker("a", SHORT_LEASE, capacity=1)
-        await cluster.use(a, "idle")
-        await cluster.use(a, "busy")
+        await cluster.holder("a", "idle", "busy", lease=SHORT_LEASE, capacity=1)
         await cluster.enqueue("busy")
         await cluster.advance(SHORT_LEASE + 1)
         assert await self._demand(cluster) == WorkerDemand(held=0, waiting=1, capacity=1, desired=1)
@@ -55,8 +52,7 @@ class DemandRules(Rules):
 
     async def test_a_session_whose_time_is_over_needs_none(self, cluster: Cluster) -> None:
         """A session that has expired is not held (contract: desired_workers)."""
-        a = await cluster.worker("a", capacity=1)
-        await cluster.use(a, "s")
+        await cluster.holder("a", "s", capacity=1)
         await cluster.advance(SESSION_LOCK + 1)
         assert (await self._demand(cluster)).desired == 0
 

@@ -12,9 +12,9 @@ from affinity.testing.conformance.providers.fault_fixtures import Attempt, Fault
 USER: Final = "ann"
 
 
-def acting(provider: Provider, user: str = USER) -> Acting:
+def acting(provider: Provider) -> Acting:
     """A user without an action: each verb has entries of its own name."""
-    return Acting(user, "suite", provider.write_audit)
+    return Acting(USER, "suite", provider.write_audit)
 
 
 async def entries_of(provider: Provider, target: str) -> list[tuple[str, str, bool]]:

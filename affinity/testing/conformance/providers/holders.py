@@ -52,8 +52,7 @@ class HolderRules(Rules):
 
     async def test_a_dead_holder_is_not_kept(self, cluster: Cluster) -> None:
         """A hold does not keep a session with a worker whose lease has ended (contract: SessionHold)."""
-        a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
-        await cluster.use(a, "s")
+        _, b = await cluster.holder("a", "s", lease=SHORT_LEASE), await cluster.worker("b")
         await b.hold("i", "s", HOLD)
         await cluster.enqueue("s")
         await cluster.pass_time(SHORT_LEASE + 1)
@@ -61,17 +60,14 @@ class HolderRules(Rules):
 
     async def test_a_draining_holder_is_not_kept(self, cluster: Cluster) -> None:
         """A held session is free when its holder drains (contract: SessionHold)."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         await b.hold("i", "s", HOLD)
         assert await a.drain() == 0
         assert (await cluster.use(b, "s")).session_id == "s"
 
     async def test_a_holder_may_leave_or_give_the_session_up(self, cluster: Cluster) -> None:
         """A holder may release a session in spite of a hold (contract: SessionHold)."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
-        await cluster.use(a, "t")
+        a, b = await cluster.holder("a", "s", "t"), await cluster.worker("b")
         await b.go_on(await b.own("i"), holds=[SessionHold("s", 1, HOLD), SessionHold("t", 2, HOLD)])
         assert await a.give_back(await cluster.give(a, "s"), release_session=True) == [True]
         assert (await b.take_one()).session_id == "s"
@@ -91,8 +87,7 @@ class HolderRules(Rules):
 
     async def test_a_held_session_survives_the_sweep(self, cluster: Cluster) -> None:
         """A sweep keeps a held session and its holds, and the end of one hold leaves the other (contract: sweep)."""
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
+        a = await cluster.holder("a", "s")
         await a.hold("i", "s", HOLD)
         longer = await a.hold("j", "s", 2 * HOLD)
         await cluster.advance(SESSION_LOCK + 100)
@@ -104,10 +99,7 @@ class HolderRules(Rules):
         """`list_sessions` of some sessions says who holds each, and for how long; it leaves unknown ones out (contract:
         list_sessions).
         """
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
-        await cluster.use(a, "held")
-        await cluster.use(b, "other")
+        a, b = await cluster.holder("a", "s", "held"), await cluster.holder("b", "other")
         await b.hold("i", "held", HOLD)
         await cluster.advance(100)
         none, held, unknown, lock, again = await a.holds_for("other", "held", "unknown", "s", "s")
@@ -122,8 +114,7 @@ class HolderRules(Rules):
 
     async def test_listing_a_session_reads_only(self, cluster: Cluster) -> None:
         """`list_sessions` extends no lock (contract: list_sessions)."""
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
+        a = await cluster.holder("a", "s")
         await cluster.advance(200)
         for _ in range(3):
             await a.holds_for("s")
@@ -134,9 +125,7 @@ class HolderRules(Rules):
 
     async def test_a_worker_that_has_ended_or_was_replaced_holds_nothing(self, cluster: Cluster) -> None:
         """A listed session is held by no worker whose lease has ended or that was replaced (contract: SessionInfo)."""
-        a, late = await cluster.worker("a"), await cluster.worker("late", SHORT_LEASE)
-        await cluster.use(a, "s")
-        await cluster.use(late, "t")
+        a, late = await cluster.holder("a", "s"), await cluster.holder("late", "t", lease=SHORT_LEASE)
         successor = await cluster.worker("a")
         assert await a.holds_for("s") == [None]
         (seconds,) = await successor.holds_for("s")

@@ -27,8 +27,7 @@ class HoldRules(Rules):
 
     async def test_a_held_session_outlives_its_lock_but_not_its_hold(self, cluster: Cluster) -> None:
         """A hold keeps the session for its seconds from the commit (contract: SessionHold)."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         await a.hold("i", "s", HOLD)
         assert about((await cluster.session("s")).expires_in, HOLD)
         await cluster.enqueue("s")
@@ -52,8 +51,7 @@ class HoldRules(Rules):
 
     async def test_who_holds_need_not_be_who_waits(self, cluster: Cluster) -> None:
         """An instance may hold a session that another worker than its owner holds (contract: SessionHold)."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         await b.hold("i", "s", HOLD)
         await cluster.enqueue("s")
         await cluster.pass_time(HOLD - 20)
@@ -62,8 +60,7 @@ class HoldRules(Rules):
 
     async def test_a_short_hold_shortens_nothing(self, cluster: Cluster) -> None:
         """A hold shorter than the lock leaves the lock unchanged (contract: SessionHold)."""
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
+        a = await cluster.holder("a", "s")
         await a.hold("i", "s", 1.0)
         assert about((await cluster.session("s")).expires_in, SESSION_LOCK)
 
@@ -80,8 +77,7 @@ class HoldRules(Rules):
 
     async def test_ending_a_hold_cuts_the_lock_back(self, cluster: Cluster) -> None:
         """The end of a hold shortens the lock to the session lock timeout from now (contract: SessionHold)."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         at = await a.hold("i", "s", HOLD)
         await cluster.advance(100)
         await a.go_on(at, ended_holds=[1])
@@ -94,8 +90,7 @@ class HoldRules(Rules):
 
     async def test_the_latest_of_several_holds_governs(self, cluster: Cluster) -> None:
         """Of several holds the one that ends last decides, in whatever order they began (contract: SessionHold)."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         long = await a.hold("i", "s", 3 * HOLD)
         middle = await b.hold("j", "s", 2 * HOLD)
         short = await b.hold("k", "s", HOLD)
@@ -111,9 +106,7 @@ class HoldRules(Rules):
         """Holds of one instance end by their ids; an unknown id or one of another instance ends nothing (contract:
         Turn.ended_holds).
         """
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
-        await cluster.use(a, "t")
+        a = await cluster.holder("a", "s", "t")
         holds = [SessionHold("s", 1, HOLD), SessionHold("s", 2, 2 * HOLD), SessionHold("t", 3, HOLD)]
         at = await a.go_on(await a.own("i"), holds=holds)
         other = await a.go_on(await a.own("j"), ended_holds=[1, 2, 3])
@@ -127,8 +120,7 @@ class HoldRules(Rules):
 
     async def test_a_hold_that_is_over_cuts_nothing_short(self, cluster: Cluster) -> None:
         """When the longer of two holds ends, the session lock timeout from now is left (contract: SessionHold)."""
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
+        a = await cluster.holder("a", "s")
         await a.hold("i", "s", 400.0)
         long = await a.hold("j", "s", HOLD)
         await cluster.advance(500)
@@ -137,8 +129,7 @@ class HoldRules(Rules):
 
     async def test_ending_a_hold_after_the_time_is_over_extends_nothing(self, cluster: Cluster) -> None:
         """Ending a hold whose time is over does not extend the lock (contract: SessionHold)."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         at = await a.hold("i", "s", HOLD)
         await cluster.advance(HOLD + 10)
         await a.go_on(at, ended_holds=[1])
@@ -149,8 +140,7 @@ class HoldRules(Rules):
         """Ending a hold does not extend a lock that is shorter than the session lock timeout (contract:
         SessionHold).
         """
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
+        a = await cluster.holder("a", "s")
         at = await a.hold("i", "s", SESSION_LOCK + 50)
         await cluster.advance(200)
         await a.go_on(at, ended_holds=[1])
@@ -170,8 +160,7 @@ class HoldRules(Rules):
 
     async def test_a_hold_that_ends_in_its_own_turn_holds_nothing(self, cluster: Cluster) -> None:
         """A hold that the same turn ends has no effect (contract: Turn.ended_holds)."""
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
+        a = await cluster.holder("a", "s")
         await a.go_on(await a.own("i"), holds=[SessionHold("s", 1, HOLD)], ended_holds=[1])
         assert about((await cluster.session("s")).expires_in, SESSION_LOCK)
 
@@ -180,15 +169,13 @@ class HoldRules(Rules):
         self, cluster: Cluster, update: InstanceUpdate
     ) -> None:
         """A hold of the last turn of an execution has no effect (contract: SessionHold)."""
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
+        a = await cluster.holder("a", "s")
         await a.go_on(await a.own("i"), holds=[SessionHold("s", 1, HOLD)], update=update)
         assert about((await cluster.session("s")).expires_in, SESSION_LOCK)
 
     async def test_ending_a_hold_leaves_a_session_that_moved_alone(self, cluster: Cluster) -> None:
         """Ending a hold does not shorten the lock of a new holder (contract: SessionHold)."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         at = await a.hold("i", "s", SESSION_LOCK + 100)
         await cluster.pass_time(SESSION_LOCK + 110)
         await cluster.use(b, "s")
@@ -200,9 +187,7 @@ class HoldRules(Rules):
     @pytest.mark.parametrize("update", ENDS.values(), ids=ENDS.keys())
     async def test_a_hold_ends_with_its_execution(self, cluster: Cluster, update: InstanceUpdate) -> None:
         """Holds end with their execution, however it ends; holds of other instances stay (contract: SessionHold)."""
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
-        await cluster.use(a, "t")
+        a = await cluster.holder("a", "s", "t")
         at = await a.go_on(await a.own("i"), holds=[SessionHold("s", 1, HOLD), SessionHold("t", 2, HOLD)])
         await a.hold("j", "t", HOLD)
         await a.go_on(at, update=update)
@@ -211,8 +196,7 @@ class HoldRules(Rules):
 
     async def test_a_hold_ends_with_its_instance(self, cluster: Cluster) -> None:
         """Holds end when their instance is deleted by force (contract: delete_instance)."""
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
+        a = await cluster.holder("a", "s")
         await a.hold("i", "s", HOLD)
         long = await a.hold("j", "s", 2 * HOLD)
         assert list(await a.provider.delete_instance(["i"], force=True)) == ["deleted"]
@@ -225,8 +209,7 @@ class HoldRules(Rules):
 
     async def test_the_next_execution_may_hold_under_the_same_id(self, cluster: Cluster) -> None:
         """The next execution may use a hold id again (contract: SessionHold)."""
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
+        a = await cluster.holder("a", "s")
         at = await a.hold("i", "s", HOLD)
         await a.go_on(at, update=ENDS["continued"])
         at = await a.go_on(
@@ -238,9 +221,7 @@ class HoldRules(Rules):
 
     async def test_a_refused_turn_holds_nothing_and_ends_nothing(self, cluster: Cluster) -> None:
         """A refused turn begins and ends no hold (contract: Turn)."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
-        await cluster.use(a, "t")
+        a, b = await cluster.holder("a", "s", "t"), await cluster.worker("b")
         at = await a.hold("i", "s", HOLD)
         assert not (await b.commit_one(at, holds=[SessionHold("t", 2, HOLD)], ended_holds=[1])).committed
         assert about((await cluster.session("s")).expires_in, HOLD)

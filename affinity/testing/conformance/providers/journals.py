@@ -423,8 +423,7 @@ class JournalRules(Rules):
 
     async def test_an_input_ends_no_epoch(self, cluster: Cluster) -> None:
         """The rows of the session and of the record do not change (contract: append_journal)."""
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
+        await cluster.holder("a", "s")
         before = await cluster.session("s")
         talk = await Conversation.open(cluster)
         await talk.append()

@@ -28,8 +28,7 @@ class ListingRules(Rules):
 
     async def test_a_session_that_expired_is_listed_as_not_held(self, cluster: Cluster) -> None:
         """An expired session is listed with a negative time and its last holder (contract: SessionInfo)."""
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
+        await cluster.holder("a", "s")
         await cluster.advance(SESSION_LOCK + 60)
         row = await cluster.session("s")
         assert (row.held, row.worker_id, row.queued) == (False, "a", 0)

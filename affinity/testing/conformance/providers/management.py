@@ -150,8 +150,7 @@ class ManagementRules(Rules):
         """Sessions with visible work and no holder count once each, offered ones too, with the age of the oldest item
         (contract: QueueStatistics).
         """
-        a = await cluster.worker("a")
-        await cluster.use(a, "held")
+        a = await cluster.holder("a", "held")
         await cluster.enqueue("held", None)
         await cluster.advance(5)
         assert (await a.provider.measure_queues(100)).oldest_waiting_session is None
@@ -172,8 +171,7 @@ class ManagementRules(Rules):
         """By kind, name and tag: no work of a held session, that runs or that comes later; of each route at most
         ``limit`` (contract: sample_waiting_work).
         """
-        a = await cluster.worker("a")
-        await cluster.use(a, "held")
+        a = await cluster.holder("a", "held")
         await cluster.enqueue("held", name="held")
         await cluster.enqueue(None, name="later", delay=60)
         await cluster.enqueue("s", None, None, name="pay")

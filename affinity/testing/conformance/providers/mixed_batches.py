@@ -92,8 +92,7 @@ class MixedBatchRules(Rules):
         """Of turns of several instances in one batch, an item waits for the items before it in its order, and for
         nothing else (contract: NewWorkItem.ordered).
         """
-        worker = await cluster.worker("w", tags=GPU)
-        await cluster.use(worker, "s")
+        worker = await cluster.holder("w", "s", tags=GPU)
         owned = [await worker.own(f"i{number}") for number in range(3)]
         items = [_mix(at, 10 * seed + number) for number, at in enumerate(owned)]
         results = await worker.commit(*(turn(at, work_items=of) for at, of in zip(owned, items, strict=True)))

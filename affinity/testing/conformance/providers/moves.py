@@ -47,8 +47,7 @@ class MoveRules(Rules):
         """Nothing is recorded when work is fetched, renewed, acked or given back by the holder, nor when the very
         incarnation that held the session last claims it again (contract: SessionMove).
         """
-        a = await cluster.worker("a", SHORT_LEASE)
-        await cluster.use(a, "s")
+        a = await cluster.holder("a", "s", lease=SHORT_LEASE)
         item = await cluster.give(a, "s")
         assert await a.renew(item) == [True]
         await a.give_back(item)
@@ -65,13 +64,11 @@ class MoveRules(Rules):
         """A session whose lock ended while its worker lived moves as "idle_expired", also when the worker's lease has
         ended since (contract: MoveReason).
         """
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        _, b = await cluster.holder("a", "s"), await cluster.worker("b")
         await cluster.pass_time(SESSION_LOCK + 1)
         await cluster.use(b, "s")
         assert await _last_move(cluster) == ("s", "b", "idle_expired", "a")
-        short = await cluster.worker("short", SESSION_LOCK + 10)
-        await cluster.use(short, "t")
+        await cluster.holder("short", "t", lease=SESSION_LOCK + 10)
         await cluster.pass_time(SESSION_LOCK + 100)
         await cluster.use(b, "t")
         assert await _last_move(cluster) == ("t", "b", "idle_expired", "short")
@@ -80,9 +77,7 @@ class MoveRules(Rules):
         """A session of a worker whose lease has ended moves as "lease_expired", also when its lock has ended since
         (contract: MoveReason).
         """
-        a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
-        await cluster.use(a, "s")
-        await cluster.use(a, "t")
+        _, b = await cluster.holder("a", "s", "t", lease=SHORT_LEASE), await cluster.worker("b")
         await cluster.pass_time(SHORT_LEASE + 1)
         await cluster.use(b, "s")
         assert await _last_move(cluster) == ("s", "b", "lease_expired", "a")
@@ -94,14 +89,12 @@ class MoveRules(Rules):
         """It begins when the session's lock, or its holder's lease, has ended, or with its release. A planned move has
         none; before a first claim, and behind another start of the holder, it is unknown (contract: SessionMove).
         """
-        a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
-        await cluster.use(a, "s")
+        _, b = await cluster.holder("a", "s", lease=SHORT_LEASE), await cluster.worker("b")
         await cluster.pass_time(SHORT_LEASE + 100)
         await cluster.use(b, "s")
         await b.provider.release_session(["s"])
         await cluster.pass_time(20)
-        c = await cluster.worker("c")
-        await cluster.use(c, "s")
+        c = await cluster.holder("c", "s")
         assert await c.provider.move_session([PlannedMove(session_id="s", to="b", within=60.0)]) == ["planned"]
         await b.provider.take_session(b.identity, ["s"], max_sessions=10, session_lock=SESSION_LOCK)
         await cluster.use(await cluster.worker("b"), "s")
@@ -117,8 +110,7 @@ class MoveRules(Rules):
         """Sessions that a worker gives up with its lease move as "lease_expired", unless it drains (contract:
         MoveReason).
         """
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         await a.leave()
         await cluster.use(b, "s")
         assert await _last_move(cluster) == ("s", "b", "lease_expired", "a")
@@ -127,8 +119,7 @@ class MoveRules(Rules):
         """A new start of the holder moves its sessions as "restart": at its registration, or at its claim (contract:
         MoveReason).
         """
-        old = await cluster.worker("a")
-        await cluster.use(old, "s")
+        await cluster.holder("a", "s")
         await cluster.worker("a")
         assert await _last_move(cluster) == ("s", "a", "restart", "a")
         await cluster.pass_time(SESSION_LOCK + 1)
@@ -139,8 +130,7 @@ class MoveRules(Rules):
         """Sessions that a drain frees move as "drained": the idle ones at its beginning, the others when the worker
         leaves (contract: MoveReason).
         """
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "idle")
+        a, b = await cluster.holder("a", "idle"), await cluster.worker("b")
         item = await cluster.give(a, "busy")
         assert await a.drain() == 1
         await cluster.use(b, "idle")
@@ -161,8 +151,7 @@ class MoveRules(Rules):
 
     async def test_room_needed(self, cluster: Cluster) -> None:
         """A session that its full holder releases for another one moves as "room_needed" (contract: MoveReason)."""
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
+        a = await cluster.holder("a", "s")
         await cluster.enqueue("t")
         await cluster.advance(100)
         full = fetch_options(1, max_sessions=1)
@@ -173,8 +162,7 @@ class MoveRules(Rules):
 
     async def test_released(self, cluster: Cluster) -> None:
         """A session that was released by hand or by a turn moves as "released" (contract: MoveReason)."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         assert await b.provider.release_session(["s"]) == ["released"]
         await cluster.use(b, "s")
         assert await _last_move(cluster) == ("s", "b", "released", "a")
@@ -204,8 +192,7 @@ class MoveRules(Rules):
         """A later move does not have the reason of the release: not when the same incarnation claimed the session in
         between, nor when another one did (contract: MoveReason).
         """
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         for holder in (a, b):
             await holder.provider.release_session(["s"])
             await cluster.use(holder, "s")
@@ -222,8 +209,7 @@ class MoveRules(Rules):
         """A save or a deletion without the lease is recorded as "foreign_write" from the holder to itself, while the
         holder lives; the session has the epoch of the last record (contract: MoveReason).
         """
-        a = await cluster.worker("a", SHORT_LEASE)
-        await cluster.use(a, "s")
+        await cluster.holder("a", "s", lease=SHORT_LEASE)
         states = await cluster.states()
         await states.save(state("s"))
         assert await _last_move(cluster) == ("s", "a", "foreign_write", "a")
@@ -269,8 +255,7 @@ class MoveRules(Rules):
         """A watch whose payload is a JSON object gets the new holder, epoch and reason as its last member (contract:
         SessionWatch).
         """
-        a, b = await cluster.worker('a"\\é'), await cluster.worker('b"\\é')
-        await cluster.use(a, "s")
+        a, b = await cluster.holder('a"\\é', "s"), await cluster.worker('b"\\é')
         at = await a.own("i")
         await a.go_on(at, consumed=message_ids(at), watches=[SessionWatch("s", '{"a":{"b":1}}')])
         await b.provider.release_session(["s"])
@@ -351,9 +336,7 @@ class MoveRules(Rules):
 
     async def test_a_sweep_removes_old_moves(self, cluster: Cluster) -> None:
         """A sweep with a retention removes older moves and no others; without one, none (contract: sweep)."""
-        a = await cluster.worker("a")
-        await cluster.use(a, "old")
-        await cluster.use(a, "older")
+        a = await cluster.holder("a", "old", "older")
         await cluster.advance(100)
         await cluster.use(a, "young")
         assert (await cluster.sweep()).moves_removed == 0

@@ -29,9 +29,7 @@ class OwnFetchRules(Rules):
 
     async def test_only_own_items_are_fetched(self, cluster: Cluster) -> None:
         """It takes items of sessions that the caller holds, oldest first, and leaves all others to other fetches."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
-        await cluster.use(b, "t")
+        a, b = await cluster.holder("a", "s"), await cluster.holder("b", "t")
         before, _, _, own = await cluster.enqueue("s", "t", None, "s")
         await cluster.enqueue("new")
         await cluster.offer(a, "offered")
@@ -58,8 +56,7 @@ class OwnFetchRules(Rules):
 
     async def test_attempts_that_are_counted_later_are_not_counted(self, cluster: Cluster) -> None:
         """`FetchOptions.uncounted_after`."""
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
+        a = await cluster.holder("a", "s")
         await cluster.enqueue("s")
         for attempts in (1, 2, 2):
             item = await a.take_one(only_own=True, uncounted_after=1)
@@ -68,8 +65,7 @@ class OwnFetchRules(Rules):
 
     async def test_an_unknown_item_is_known_again(self, cluster: Cluster) -> None:
         """An item that was given back as unknown comes too, with the time since; it is known if the caller knows it."""
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
+        a = await cluster.holder("a", "s")
         await cluster.enqueue("s", name="other")
         assert await a.give_back(await a.take_one(only_own=True), unknown=True) == [True]
         for names in ((), ("other",)):
@@ -80,8 +76,7 @@ class OwnFetchRules(Rules):
 
     async def test_an_own_fetch_takes_no_more_than_its_limit(self, cluster: Cluster) -> None:
         """It says whether more waits."""
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
+        a = await cluster.holder("a", "s")
         keys = await cluster.enqueue("s", "s", "s", "s")
         for limit, expected in ((1, keys[:1]), (2, keys[1:3]), (1, keys[3:])):
             fetched = await a.fetch(limit, only_own=True)
@@ -91,8 +86,7 @@ class OwnFetchRules(Rules):
 
     async def test_an_own_fetch_brings_so_many_bytes(self, cluster: Cluster) -> None:
         """As many items as fit, and at least one; it says whether more waits."""
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
+        a = await cluster.holder("a", "s")
         keys = await cluster.enqueue(*["s"] * 5, payload="é" * (SIZE // 2))
         for max_bytes, expected in ((ROOM, keys[:3]), (1, keys[3:4]), (1, keys[4:])):
             fetched = await a.fetch(10, max_bytes=max_bytes, only_own=True)
@@ -101,8 +95,7 @@ class OwnFetchRules(Rules):
 
     async def test_what_is_not_visible_or_in_hand_is_not_fetched(self, cluster: Cluster) -> None:
         """An item with a delay, and one that the caller has; nothing of that is a lost claim."""
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
+        a = await cluster.holder("a", "s")
         await cluster.enqueue("s", delay=10.0)
         await cluster.enqueue("s")
         assert len(await a.take(10, only_own=True)) == 1
@@ -113,8 +106,7 @@ class OwnFetchRules(Rules):
 
     async def test_an_own_fetch_leaves_the_work_of_a_planned_move(self, cluster: Cluster) -> None:
         """That is for the named worker, which fetches it so once it has the session."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         await cluster.enqueue("s")
         assert await a.plan("s", "b") == "planned"
         for worker in (a, b):
@@ -125,9 +117,7 @@ class OwnFetchRules(Rules):
 
     async def test_a_session_that_is_lost_is_not_own(self, cluster: Cluster) -> None:
         """Nor claimed by such a fetch, after its lock has ended or it was released."""
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
-        await cluster.use(a, "t")
+        a = await cluster.holder("a", "s", "t")
         await cluster.enqueue("s", "t")
         assert await a.provider.release_session(["t"]) == ["released"]
         assert [item.session_id for item in await a.take(10, only_own=True)] == ["s"]
@@ -140,8 +130,7 @@ class OwnFetchRules(Rules):
 
     async def test_an_own_fetch_needs_the_lease(self, cluster: Cluster) -> None:
         """A worker that is dead, or was replaced, gets nothing, and no lost claim."""
-        a = await cluster.worker("a", SHORT_LEASE)
-        await cluster.use(a, "s")
+        a = await cluster.holder("a", "s", lease=SHORT_LEASE)
         await cluster.enqueue("s")
         again = await cluster.worker("a", SHORT_LEASE)
         await _finds_nothing(a)
@@ -152,8 +141,7 @@ class OwnFetchRules(Rules):
 
     async def test_a_draining_worker_fetches_work_of_what_it_holds(self, cluster: Cluster) -> None:
         """A drain frees idle sessions only (contract: drain_worker)."""
-        a = await cluster.worker("a")
-        await cluster.use(a, "idle")
+        a = await cluster.holder("a", "idle")
         await cluster.give(a, "busy")
         assert await a.drain() == 1
         await cluster.enqueue("idle", "busy")

@@ -87,8 +87,7 @@ class ParkingRules(Rules):
     async def test_it_goes_to_the_holder_of_its_session(self, cluster: Cluster) -> None:
         """As a new item does, and the result names the holder (contract: Appended.holder)."""
         owner = await ConversationOwner.begin(cluster)
-        b = await cluster.worker("b")
-        await cluster.use(b, "s")
+        b = await cluster.holder("b", "s")
         assert await _park(owner) == PARKED
         appended = await owner.conversation.append()
         assert (appended.unparked, appended.holder) == (True, "b")
@@ -130,8 +129,7 @@ class ParkingRules(Rules):
     async def test_it_goes_where_its_session_will_be(self, cluster: Cluster) -> None:
         """With a planned move: to the other worker, as a new item does (contract: PlannedMove)."""
         owner = await ConversationOwner.begin(cluster)
-        b, c = await cluster.worker("b"), await cluster.worker("c")
-        await cluster.use(b, "s")
+        b, c = await cluster.holder("b", "s"), await cluster.worker("c")
         await _park(owner)
         assert await b.plan("s", "c") == "planned"
         assert (await owner.conversation.append()).holder == "c"
@@ -239,8 +237,7 @@ class ParkingRules(Rules):
         session is, unlocked (contract: NewWorkItem.parked).
         """
         owner = await ConversationOwner.begin(cluster)
-        b = await cluster.worker("b")
-        await cluster.use(b, "s")
+        b = await cluster.holder("b", "s")
         write = await owner.new_write()
         await owner.conversation.append()
         result = await owner.commit(write, work_items=[replace(_new_item(owner), lock_here=True)])

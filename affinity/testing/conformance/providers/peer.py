@@ -123,9 +123,9 @@ class Peer:
     async def check(self, *items: WorkItem) -> list[bool]:
         return list(await self.provider.check_work_item([item.lock for item in items]))
 
-    async def ack(self, *items: WorkItem, message: str = "done", timeouts: Timeouts = TIMEOUTS) -> list[bool]:
+    async def ack(self, *items: WorkItem, message: str = "done") -> list[bool]:
         acks = [WorkAck(lock=item.lock, message=message) for item in items]
-        return list(await self.provider.ack_work_item(self.identity, acks, timeouts))
+        return list(await self.provider.ack_work_item(self.identity, acks, TIMEOUTS))
 
     async def ack_with(self, item: WorkItem, write: StateWrite) -> bool:
         """One ack with session state."""
@@ -182,7 +182,6 @@ class Peer:
         limit: int = 10,
         *,
         names: Collection[str] = (ORCHESTRATION,),
-        unknown_after: float = UNKNOWN_AFTER,
         exclude: Collection[int] = (),
         max_bytes: int = MAX_BATCH_BYTES,
     ) -> OrchestrationFetch:
@@ -191,7 +190,7 @@ class Peer:
             self.identity,
             limit=limit,
             names=names,
-            unknown_after=unknown_after,
+            unknown_after=UNKNOWN_AFTER,
             exclude=exclude,
             max_bytes=max_bytes,
         )

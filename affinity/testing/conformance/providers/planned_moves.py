@@ -146,8 +146,7 @@ class PlannedMoveRules(Rules):
 
     async def test_a_move_is_reported_once(self, cluster: Cluster) -> None:
         """Watchers are notified of a move, and not of its plan (contract: SessionWatch)."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         at = await a.own("i")
         await a.go_on(at, consumed=message_ids(at), watches=[SessionWatch("s", "moved")])
         await b.plan("s", "b")
@@ -158,8 +157,7 @@ class PlannedMoveRules(Rules):
 
     async def test_a_hold_lasts_at_the_new_holder(self, cluster: Cluster) -> None:
         """A hold keeps a moved session with its new holder (contract: take_session)."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         await a.hold("i", "s", HOLD)
         await b.plan("s", "b")
         assert await b.take_moved("s") == ["s"]
@@ -270,8 +268,7 @@ class PlannedMoveRules(Rules):
         """A session that was released and that its last holder claims again has no plan any more (contract:
         PlannedMove).
         """
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         await b.plan("s", "b", within=3_600.0)
         assert await a.provider.release_session(["s"]) == ["released"]
         await cluster.use(a, "s")
@@ -295,8 +292,7 @@ class PlannedMoveRules(Rules):
         """A sweep routes what was queued for the holder, and what the former plan's worker was offered (contract:
         sweep).
         """
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         await cluster.enqueue(*["s"] * 120)
         items = await a.take(1)
         await a.plan("s", "b", within=3_600.0)
@@ -310,8 +306,7 @@ class PlannedMoveRules(Rules):
 
     async def test_an_offer_is_taken_with_the_next_work(self, cluster: Cluster) -> None:
         """Without a bound, the session stays until work of it arrives, and moves with that (contract: PlannedMove)."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         assert await a.plan("s", "b", within=None) == "planned"
         await cluster.pass_time(100 * OFFER_SECONDS)
         assert await b.assigned() == []
@@ -456,8 +451,7 @@ class OperatorDrainRules(Rules):
 
     async def test_a_drained_worker_frees_its_sessions_as_work_ends(self, cluster: Cluster) -> None:
         """Idle sessions are freed, busy ones when their work has ended (contract: drain_worker)."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "idle")
+        a, b = await cluster.holder("a", "idle"), await cluster.worker("b")
         await cluster.enqueue("busy", "busy")
         item = await a.take_one()
         await b.provider.set_drain_wanted("a", wanted=True)
@@ -470,8 +464,7 @@ class OperatorDrainRules(Rules):
 
     async def test_a_resumed_worker_takes_work_again(self, cluster: Cluster) -> None:
         """After the end of the drain nothing more is freed, and work is taken (contract: set_drain_wanted)."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         await b.provider.set_drain_wanted("a", wanted=True)
         assert await b.provider.set_drain_wanted("a", wanted=False)
         assert await a.drain(if_wanted=True) is None
@@ -500,8 +493,7 @@ class OperatorDrainRules(Rules):
         """The end of an operator's drain, of a worker that has none, does not end its own (contract:
         set_drain_wanted).
         """
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         assert await a.drain() == 0
         assert await a.drain(if_wanted=True) is None
         assert await b.provider.set_drain_wanted("a", wanted=False)

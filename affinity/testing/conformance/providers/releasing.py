@@ -46,8 +46,7 @@ class ReleaseRules(Rules):
 
     async def test_a_release_ends_no_hold_for_ever(self, cluster: Cluster) -> None:
         """A session can be released in spite of a hold (contract: SessionHold)."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         await a.hold("i", "s", 10 * SESSION_LOCK)
         assert await b.provider.release_session(["s"]) == ["released"]
         await cluster.use(b, "s")
@@ -75,8 +74,7 @@ class ReleaseRules(Rules):
         """A turn releases sessions, its own acked one and one of another worker included (contract:
         Turn.release_sessions).
         """
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(b, "theirs")
+        a, _ = await cluster.worker("a"), await cluster.holder("b", "theirs")
         await cluster.enqueue("s", "other")
         items = {item.session_id: item for item in await a.take_all()}
         await a.ack(items["other"])
@@ -89,8 +87,7 @@ class ReleaseRules(Rules):
         """An item that the turn locks here keeps the session; an item that it cancels does not (contract:
         Turn.release_sessions).
         """
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
+        a = await cluster.holder("a", "s")
         at = await a.own("i")
         here = replace(work_item(at, 1, "s"), lock_here=True)
         assert (await a.commit_one(at, work_items=[here], release_sessions=["s"])).committed
@@ -101,9 +98,7 @@ class ReleaseRules(Rules):
 
     async def test_a_turn_that_is_refused_releases_nothing(self, cluster: Cluster) -> None:
         """A refused turn releases no session, and other turns of the batch do (contract: Turn)."""
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
-        await cluster.use(a, "t")
+        a = await cluster.holder("a", "s", "t")
         first, second = await a.own("i"), await a.own("j")
         turns = [
             turn(replace(first, event_count=7), release_sessions=["s"]),
@@ -190,8 +185,7 @@ class ReleaseRules(Rules):
         """A worker that is alone frees a session without waiting for others to take the work (contract:
         release_idle_session).
         """
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
+        a = await cluster.holder("a", "s")
         await cluster.enqueue("new")
         assert await make_room(a, 1, min_idle=0.0) == []
         await (await cluster.enqueuer()).drain()
@@ -201,9 +195,7 @@ class ReleaseRules(Rules):
         """No session is freed for unknown or foreign work, nor for a caller that drains, is dead or has capacity 0
         (contract: release_idle_session).
         """
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
-        await cluster.use(b, "theirs")
+        a, b = await cluster.holder("a", "s"), await cluster.holder("b", "theirs")
         await cluster.enqueue("theirs")
         await cluster.enqueue("unknown", name="unheard of")
         await cluster.pass_time(REST + 1)

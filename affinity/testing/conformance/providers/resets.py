@@ -78,8 +78,7 @@ class ResetRules(Rules):
 
     async def test_what_ran_is_void(self, cluster: Cluster) -> None:
         """Results and turns of the former execution are refused, and the work is queued again (contract: Reset)."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(b, "s")
+        a, b = await cluster.worker("a"), await cluster.holder("b", "s")
         at = await self._three_events(a)
         at = await a.go_on(at, work_items=[work_item(at, 2, "s"), work_item(at, 3)])
         running = await b.take_all()
@@ -131,8 +130,7 @@ class ResetRules(Rules):
 
     async def test_holds_end_and_watches_go_on(self, cluster: Cluster) -> None:
         """A reset ends holds, keeps watches and begins the watches that it names (contract: Reset)."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(b, "s")
+        a, _ = await cluster.worker("a"), await cluster.holder("b", "s")
         at = await self._three_events(a)
         at = await a.go_on(at, holds=[SessionHold("s", 2, 50_000)])
         assert await reset(a, at, 3, watches=[SessionWatch("s", "moved")])

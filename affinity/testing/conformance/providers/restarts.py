@@ -129,8 +129,7 @@ class RestartRules(Rules):
         """Queued and running work, turns, timers and messages of the former generation do not reach the new one; its
         holds and watches have ended (contract: Restart).
         """
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(b, "s")
+        a, b = await cluster.worker("a"), await cluster.holder("b", "s")
         at = await a.own("i")
         items = [work_item(at, 2, "s"), work_item(at, 3)]
         at = await a.go_on(

@@ -82,8 +82,7 @@ class RolloutRules(Rules):
 
     async def test_a_session_whose_lock_ends_does_not_wait_for_a_restart(self, cluster: Cluster) -> None:
         """A session that is left to a restart is free when its own lock ends (contract: release_worker)."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         await a.leave(SESSION_LOCK + LONG_LEASE)
         await cluster.pass_time(SESSION_LOCK + 1)
         assert (await cluster.give(b, "s")).session_id == "s"
@@ -99,8 +98,7 @@ class RolloutRules(Rules):
 
     async def test_a_drain_for_a_restart_keeps_the_sessions(self, cluster: Cluster) -> None:
         """A worker that drains for a restart frees no session (contract: drain_worker)."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         assert await a.drain(restarts=True) == 1
         await cluster.enqueue("s", "new")
         assert [item.session_id for item in await b.take(10)] == ["new"]
@@ -124,8 +122,7 @@ class RolloutRules(Rules):
 
     async def test_older_code_serves_the_sessions_that_it_holds(self, cluster: Cluster) -> None:
         """A worker of older code goes on with its own sessions, and with offered items (contract: fetch_work_item)."""
-        old = await cluster.worker("old", **OLD)
-        await cluster.use(old, "s")
+        old = await cluster.holder("old", "s", **OLD)
         await cluster.worker("new", **NEW)
         await cluster.enqueue("s")
         await cluster.offer(old, "offered")
@@ -162,8 +159,7 @@ class RolloutRules(Rules):
         """However long work of a session has waited, the time for newer code begins when the session is freed
         (contract: fetch_work_item).
         """
-        leaving, old = await cluster.worker("leaving", **OLD), await cluster.worker("old", **OLD)
-        await cluster.use(leaving, "s")
+        leaving, old = await cluster.holder("leaving", "s", **OLD), await cluster.worker("old", **OLD)
         new = await cluster.worker("new", **NEW)
         await cluster.enqueue("s")
         await cluster.advance(10 * NEWER_SECONDS)
@@ -244,8 +240,7 @@ class RolloutRules(Rules):
         """A worker of the newest code that restarts leaves its sessions to its name (contract: drain_worker)."""
         await cluster.worker("old", **OLD)
         await cluster.advance(10)
-        new = await cluster.worker("new", **NEW)
-        await cluster.use(new, "s")
+        new = await cluster.holder("new", "s", **NEW)
         assert await new.drain(restarts=True) == 1
 
 

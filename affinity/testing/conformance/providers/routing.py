@@ -103,8 +103,7 @@ class RoutingRules(Rules):
         """Items of all kinds come in one order by age, one at a time and several at a time (contract:
         fetch_work_item).
         """
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
+        a = await cluster.holder("a", "s")
         for limit in (1, 3):
             keys: list[WorkKey] = []
             for number, order in enumerate(permutations(("s", None, "new", "offered"))):
@@ -124,9 +123,7 @@ class RoutingRules(Rules):
         """Older items of foreign sessions, or beyond the capacity, do not delay the caller's items (contract:
         fetch_work_item).
         """
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
-        await cluster.use(b, "theirs")
+        a, _ = await cluster.holder("a", "s"), await cluster.holder("b", "theirs")
         await cluster.enqueue("theirs", "new")
         keys = await cluster.enqueue("s", None)
         fetched = await a.fetch(2, max_sessions=1)

@@ -14,8 +14,7 @@ class SweepRules(Rules):
 
     async def test_a_session_without_work_is_removed_after_its_retention(self, cluster: Cluster) -> None:
         """A sweep removes a session without work that expired longer ago than the retention (contract: sweep)."""
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
+        await cluster.holder("a", "s")
         await cluster.advance(SESSION_LOCK + 50)
         assert (await cluster.sweep(session_retention=100)).sessions_removed == 0
         assert set(await cluster.sessions()) == {"s"}
@@ -35,8 +34,7 @@ class SweepRules(Rules):
 
     async def test_a_held_session_is_kept(self, cluster: Cluster) -> None:
         """A sweep keeps a held session, idle or not (contract: sweep)."""
-        a = await cluster.worker("a")
-        await cluster.use(a, "s")
+        await cluster.holder("a", "s")
         await cluster.advance(SESSION_LOCK - 10)
         assert (await cluster.sweep(session_retention=0)).sessions_removed == 0
         assert await cluster.holders() == {"s": "a"}

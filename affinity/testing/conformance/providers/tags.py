@@ -56,8 +56,7 @@ class TagRules(Rules):
 
     async def test_the_oldest_item_comes_first_whatever_its_tag(self, cluster: Cluster) -> None:
         """A fetch takes the oldest work over all routes (contract: fetch_work_item)."""
-        worker = await cluster.worker("several", tags=SEVERAL)
-        await cluster.use(worker, "held")
+        worker = await cluster.holder("several", "held", tags=SEVERAL)
         kinds = (("t", None), (None, "gpu"), ("held", None), (None, "eu"), ("u", "gpu"), (None, None), ("v", "eu"))
         keys = []
         for session_id, tag in kinds:
@@ -119,8 +118,7 @@ class TagRules(Rules):
 
     async def test_a_session_without_a_tag_keeps_none(self, cluster: Cluster) -> None:
         """Work with a tag for it goes to its holder, which learns that the session has another one."""
-        plain = await cluster.worker("plain")
-        await cluster.use(plain, "s")
+        plain = await cluster.holder("plain", "s")
         await cluster.enqueue("s", tag="gpu")
         item = await plain.take_one()
         assert (item.session_id, item.session_tag) == ("s", None)
@@ -285,8 +283,7 @@ class TagRules(Rules):
 
     async def test_room_is_made_for_tagged_work(self, cluster: Cluster) -> None:
         """A full worker releases an idle session for work with one of its tags (contract: release_idle_session)."""
-        gpu = await cluster.worker("gpu", tags=GPU)
-        await cluster.use(gpu, "old")
+        gpu = await cluster.holder("gpu", "old", tags=GPU)
         await cluster.advance(100.0)
         await cluster.enqueue("new", tag="gpu")
         fetched = await gpu.fetch(max_sessions=1)

@@ -15,8 +15,7 @@ class TakeoverRules(Rules):
 
     async def test_no_worker_takes_a_session_over_while_its_lock_lasts(self, cluster: Cluster) -> None:
         """No other worker takes a session over while its lock lasts, even when it is idle."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        _, b = await cluster.holder("a", "s"), await cluster.worker("b")
         await cluster.enqueue("s")
         await cluster.pass_time(SESSION_LOCK - 10)
         assert await b.take() == []
@@ -71,8 +70,7 @@ class TakeoverRules(Rules):
 
     async def test_a_session_is_free_when_its_holder_drains(self, cluster: Cluster) -> None:
         """A session of a draining worker is free immediately, without a sweep (contract: drain_worker)."""
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        await cluster.use(a, "s")
+        a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         await cluster.enqueue("s")
         assert await b.take() == []
         assert await a.drain() == 0

@@ -18,8 +18,7 @@ class WaitRules(Rules):
 
     async def test_an_item_that_waits_too_long_is_failed(self, cluster: Cluster) -> None:
         """It is locked to the caller, whichever worker holds its session; it is no attempt (contract: end_waits)."""
-        holder, other = await cluster.worker("holder"), await cluster.worker("other")
-        await cluster.use(holder, "s")
+        holder, other = await cluster.holder("holder", "s"), await cluster.worker("other")
         (key,) = await cluster.enqueue("s", fail_after=5.0)
         await cluster.enqueue("s")
         await cluster.advance(4.0)
@@ -70,8 +69,7 @@ class WaitRules(Rules):
 
     async def test_a_busy_holder_loses_the_session(self, cluster: Cluster) -> None:
         """Another worker takes it over, with a reason (contract: end_waits)."""
-        holder, other = await cluster.worker("holder"), await cluster.worker("other")
-        await cluster.use(holder, "s")
+        _, other = await cluster.holder("holder", "s"), await cluster.worker("other")
         await cluster.enqueue("s", takeover_after=2.0)
         await cluster.enqueue("s")
         await cluster.advance(1.0)
@@ -114,8 +112,7 @@ class WaitRules(Rules):
 
     async def test_a_planned_move_is_left_alone(self, cluster: Cluster) -> None:
         """The session will go elsewhere already."""
-        holder, other = await cluster.worker("holder"), await cluster.worker("other")
-        await cluster.use(holder, "s")
+        _, other = await cluster.holder("holder", "s"), await cluster.worker("other")
         await cluster.enqueue("s", takeover_after=2.0)
         move = PlannedMove(session_id="s", to="other", within=60.0)
         assert list(await other.provider.move_session([move])) == ["planned"]
@@ -124,8 +121,7 @@ class WaitRules(Rules):
 
     async def test_both_times_count_from_the_same_moment(self, cluster: Cluster) -> None:
         """An item fails after its takeover was tried and did not happen."""
-        holder = await cluster.worker("holder")
-        await cluster.use(holder, "s")
+        holder = await cluster.holder("holder", "s")
         await cluster.enqueue("s", takeover_after=2.0, fail_after=5.0)
         await (await cluster.enqueuer()).drain()  # no other worker takes it
         for _ in range(4):

@@ -74,8 +74,7 @@ class WatchRules(Rules):
 
     async def test_a_claim_by_the_same_incarnation_is_no_change(self, cluster: Cluster) -> None:
         """A claim by the incarnation that held the session last sends no message (contract: SessionWatch)."""
-        a, watcher = await cluster.worker("a", SHORT_LEASE), await cluster.worker("watcher")
-        await cluster.use(a, "s")
+        a, watcher = await cluster.holder("a", "s", lease=SHORT_LEASE), await cluster.worker("watcher")
         await _watch(watcher, "i", "s")
         for seconds in (SHORT_LEASE + 1, SESSION_LOCK + 1):
             await cluster.pass_time(seconds)
@@ -89,8 +88,7 @@ class WatchRules(Rules):
         """A new start that adopts a session at its registration sends one message (contract: SessionWatch,
         register_worker).
         """
-        old, watcher = await cluster.worker("a"), await cluster.worker("watcher")
-        await cluster.use(old, "s")
+        _, watcher = await cluster.holder("a", "s"), await cluster.worker("watcher")
         await _watch(watcher, "i", "s")
         new = await cluster.worker("a")
         assert await _read_moved(watcher) == {"i": ["moved"]}
@@ -99,12 +97,10 @@ class WatchRules(Rules):
 
     async def test_a_claim_by_a_new_start_is_reported(self, cluster: Cluster) -> None:
         """A new start that claims an expired session sends a message (contract: SessionWatch)."""
-        old, watcher = await cluster.worker("a"), await cluster.worker("watcher")
-        await cluster.use(old, "s")
+        _, watcher = await cluster.holder("a", "s"), await cluster.worker("watcher")
         await _watch(watcher, "i", "s")
         await cluster.pass_time(SESSION_LOCK + 1)
-        new = await cluster.worker("a")
-        await cluster.use(new, "s")
+        await cluster.holder("a", "s")
         assert await _read_moved(watcher) == {"i": ["moved"]}
 
     async def test_becoming_free_is_no_change(self, cluster: Cluster) -> None:
@@ -129,8 +125,7 @@ class WatchRules(Rules):
         """A takeover from a dead worker sends a message before the session lock would have expired (contract:
         SessionWatch).
         """
-        a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
-        await cluster.use(a, "s")
+        _, b = await cluster.holder("a", "s", lease=SHORT_LEASE), await cluster.worker("b")
         await _watch(b, "i", "s")
         await cluster.pass_time(SHORT_LEASE + 1)
         await cluster.use(b, "s")
@@ -138,8 +133,7 @@ class WatchRules(Rules):
 
     async def test_a_change_of_state_is_no_change_of_holder(self, cluster: Cluster) -> None:
         """A new epoch with the same holder sends no message (records: Fences)."""
-        a, watcher = await cluster.worker("a"), await cluster.worker("watcher")
-        await cluster.use(a, "s")
+        a, watcher = await cluster.holder("a", "s"), await cluster.worker("watcher")
         await _watch(watcher, "i", "s")
         states = await cluster.states()
         await states.save(state("s"))

@@ -169,8 +169,7 @@ class WorkerRules(Rules):
 
     async def test_a_restart_is_not_given_sessions_that_had_expired(self, cluster: Cluster) -> None:
         """A restarted worker does not get sessions whose lock had expired (contract: register_worker)."""
-        old = await cluster.worker("a")
-        await cluster.use(old, "s")
+        await cluster.holder("a", "s")
         await cluster.pass_time(301)
         await cluster.worker("a")
         assert await cluster.holders() == {}
