@@ -124,8 +124,7 @@ class ByteLimitRules(Rules):
 
     async def test_a_history_is_read_in_pages(self, cluster: Cluster) -> None:
         """Pages from a cursor have at least one event each, and together every event once (contract: read_history)."""
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         events = [_payload(number) for number in range(7)]
         await a.commit_one(at, history=events)
         for max_bytes, expected in ((ROOM, [3, 3, 1]), (1, [1] * 7)):

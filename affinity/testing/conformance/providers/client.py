@@ -46,8 +46,7 @@ class ClientRules(Rules):
 
     async def test_creating_again_changes_nothing(self, cluster: Cluster) -> None:
         """Creating an instance whose id exists changes nothing, even if it has finished (contract: create_instance)."""
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         again = new_instance("i", name="other", version="9", start="again", parent_id="p")
         assert list(await a.provider.create_instance([again])) == [False]
         assert payloads((await a.take_instances())[0]) == ["start"]
@@ -70,8 +69,7 @@ class ClientRules(Rules):
 
     async def test_the_time_of_a_change_is_kept(self, cluster: Cluster) -> None:
         """``updated_at`` is the time of the last change by the database's clock (contract: InstanceInfo.updated_at)."""
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         await cluster.advance(1_000)
         await a.commit_one(instance)
         row = await a.info("i")
@@ -260,8 +258,7 @@ class ClientRules(Rules):
 
     async def test_a_finished_instance_is_deleted_with_all_its_rows(self, cluster: Cluster) -> None:
         """Deletion removes history and all executions, and the id can be used again (contract: delete_instance)."""
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         await a.commit_one(instance, history=["1"], update=DONE)
         assert list(await a.provider.delete_instance(["i"])) == ["deleted"]
         assert list(await a.provider.get_instance(["i"])) == [None]

@@ -202,6 +202,11 @@ class Cluster:
             await self.use(worker, session_id)
         return worker
 
+    async def owner(self, worker_id: str, instance_id: str, **fields: Any) -> tuple[Peer, OrchestrationItem]:
+        """As `worker`, with an instance that it owns."""
+        worker = await self.worker(worker_id, **fields)
+        return worker, await worker.own(instance_id)
+
     # -- reading
 
     async def states(self) -> SessionStore:

@@ -97,8 +97,7 @@ class FaultRules(Rules):
         """A turn that repeats a key is refused as `Duplicate`, is not retryable and changes nothing (contract:
         commit_turn).
         """
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         with pytest.raises(Duplicate) as caught:
             await a.commit_one(at, work_items=[work_item(at, 1), work_item(at, 1)])
         assert caught.value.retryable is False

@@ -30,8 +30,7 @@ class GenerationRules(Rules):
         """A turn of a deleted instance is refused even if its successor is at the same event and the caller owns it
         (contract: Turn).
         """
-        a = await cluster.worker("a")
-        old = await a.own("i")
+        a, old = await cluster.owner("a", "i")
         await a.commit_one(old, work_items=[work_item(old, 1)])
         new = await recreated(a, old)
         await a.commit_one(new, history=["new"])

@@ -373,8 +373,7 @@ class LineageRules(Rules):
     async def test_no_quota_refuses_what_a_wake_forks(self, cluster: Cluster, journals: Journals) -> None:
         """A turn is never refused; the forks have their instances and their messages (contract: JournalWrite)."""
         base = await journals.say("a", "1")
-        worker = await cluster.worker("w")
-        own = await worker.own("i")
+        worker, own = await cluster.owner("w", "i")
         await worker.provider.set_quotas(Quotas(instances=1, instance_bytes=1))
         creations = [creation_of(name, base, message=f'{{"seq":{SEQ_MARK}}}') for name in ("b", "c")]
         write = JournalWrite(session_id="a", journal_id=base, base=0, processed=0, wake_id="w1", creations=creations)
@@ -391,8 +390,7 @@ class LineageRules(Rules):
         base = await journals.say("a", "1")
         await journals.say("b", "b")
         await journals.create(creation_of("c", base))
-        worker = await cluster.worker("w")
-        own = await worker.own("i")
+        worker, own = await cluster.owner("w", "i")
         write = JournalWrite(session_id="a", journal_id=base, base=0, processed=1, wake_id="w1")
         refused = await worker.commit_one(own, journals=[replace(write, creations=[creation_of("b", base)])])
         assert (refused.committed, list(refused.conflicts)) == (False, ["a"])

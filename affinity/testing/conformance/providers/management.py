@@ -22,8 +22,7 @@ class ManagementRules(Rules):
 
     async def test_work_items_of_an_instance_are_listed(self, cluster: Cluster) -> None:
         """The list has the running, waiting and delayed items of that instance only (contract: WorkItemInfo)."""
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         other = await a.own("j")
         await a.commit_one(other, work_items=[work_item(other, 1)])
         items = [
@@ -66,8 +65,7 @@ class ManagementRules(Rules):
         """Executions are listed newest first, page by page, including one without events and one that was reset
         (contract: ExecutionInfo).
         """
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         await cluster.advance(60)
         await a.commit_one(at, history=["1", "x" * 100], update=OVER)
         (now, first) = await a.provider.list_executions("i", 10)
@@ -94,8 +92,7 @@ class ManagementRules(Rules):
 
     async def test_a_tree_is_an_instance_with_its_children_and_theirs(self, cluster: Cluster) -> None:
         """A tree has the children of that very parent, and theirs (contract: list_tree)."""
-        a = await cluster.worker("a")
-        root = await a.own("root")
+        a, root = await cluster.owner("a", "root")
         children = [child_of(root, name) for name in ("x", "y")]
         await a.commit_one(root, consumed=message_ids(root), instances=children)
         found = {one.instance_id: one for one in await a.take_instances()}

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from affinity.errors import DatabaseChanged
 from affinity.limits import MAX_MOVE_QUEUED
 from affinity.provider.contract import MoveFilter, MoveReport, PlannedMove, Retention, SessionMove, SessionWatch
 from affinity.provider.timeline import Timeline
@@ -20,6 +19,7 @@ from affinity.testing.conformance.providers.builders import (
     state,
 )
 from affinity.testing.conformance.providers.cluster import Cluster
+from affinity.testing.conformance.providers.timelines import lose_tail
 
 
 class MoveRules(Rules):
@@ -236,9 +236,7 @@ class MoveRules(Rules):
         timeline = Timeline()
         a = await cluster.follower("a", timeline)
         await cluster.use(a, "s")
-        await cluster.harness.lose_tail()
-        with pytest.raises(DatabaseChanged):
-            await a.renew_lease()
+        await lose_tail(cluster, a)
         assert await _reasons(cluster) == ["new"]
         await cluster.follower("a", Timeline(timeline))
         assert await _reasons(cluster) == ["new", "restart"]

@@ -100,8 +100,7 @@ class OrderRules(Rules):
 
     async def test_only_the_first_is_locked_here(self, cluster: Cluster) -> None:
         """A commit locks an ordered item to the committer if none is before it (contract: commit_turn)."""
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         await cluster.use(a, "s")
         two = [ordered(at, number, lock_here=True) for number in (1, 2)]
         free = replace(work_item(at, 3), lock_here=True)
@@ -136,8 +135,7 @@ class OrderRules(Rules):
 
     async def test_a_refused_turn_changes_no_order(self, cluster: Cluster) -> None:
         """The ordered items of a turn that is not committed take no place (contract: Turn)."""
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         now = await queue(a, at, 1)
         assert not (await a.commit_one(at, work_items=[ordered(at, 2)])).committed
         await queue(a, now, 3)
@@ -182,8 +180,7 @@ class OrderRules(Rules):
 
     async def test_items_of_a_deleted_instance_give_way(self, cluster: Cluster) -> None:
         """When an instance or a tree is deleted by force, items of others go on (contract: delete_instance)."""
-        a = await cluster.worker("a")
-        parent = await a.own("parent")
+        a, parent = await cluster.owner("a", "parent")
         parent = await a.go_on(parent, consumed=message_ids(parent), instances=[child_of(parent, "child")])
         (child,) = [item for item in await a.take_instances() if item.instance_id == "child"]
         lone, other = await a.own("lone"), await a.own("j")

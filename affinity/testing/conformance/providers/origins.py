@@ -46,8 +46,7 @@ class OriginRules(Rules):
 
     async def test_a_result_knows_its_run(self, cluster: Cluster) -> None:
         """A run is stored for the events that ``Turn.runs`` names and for no others (contract: Turn.runs)."""
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         runs = {1: ActivityRun("b", 2), 3: ActivityRun("a", 7, 0.5)}
         assert (await a.commit_one(at, history=["1", "2", "3"], runs=runs)).committed
         assert (await a.commit_one(replace(at, event_count=3), history=["4"])).committed
@@ -57,8 +56,7 @@ class OriginRules(Rules):
         """Events that a reset keeps have their old origin; the event of the reset has a new one without a worker
         (contract: read_origins).
         """
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         run = {2: ActivityRun("b", 2, 1.5)}
         assert (await a.commit_one(at, history=["1", "2", "3"], runs=run)).committed
         former = await times(a)
@@ -75,8 +73,7 @@ class OriginRules(Rules):
 
     async def test_each_execution_has_its_own_origins(self, cluster: Cluster) -> None:
         """Each execution has origins of its own, also when one turn ends the one before (contract: read_origins)."""
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         over = InstanceUpdate(status="running", continued=True)
         assert (await a.commit_one(at, history=["1", "2"], update=over)).committed
         assert (await a.commit_one(replace(at, execution_id=2), history=["3"])).committed

@@ -36,8 +36,7 @@ class OwnershipRules(Rules):
 
     async def test_messages_stay_until_a_turn_has_consumed_them(self, cluster: Cluster) -> None:
         """An owner gets unconsumed messages again, and that counts no claim (contract: Message)."""
-        a = await cluster.worker("a")
-        first = await a.own("i")
+        a, first = await cluster.owner("a", "i")
         (again,) = await a.take_instances()
         assert (again.messages, again.claims) == (first.messages, 1)
 
@@ -70,8 +69,7 @@ class OwnershipRules(Rules):
         """A fetch returns the oldest `MAX_BATCH` messages; the rest comes after they are consumed (contract:
         fetch_orchestration_item).
         """
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         await a.commit_one(instance, history=[], consumed=message_ids(instance))
         texts = [str(number) for number in range(MAX_BATCH + 20)]
         for some in (texts[:MAX_BATCH], texts[MAX_BATCH:]):
@@ -154,8 +152,7 @@ class OwnershipRules(Rules):
 
     async def test_a_worker_that_resumes_still_owns_instances_that_no_worker_took(self, cluster: Cluster) -> None:
         """A worker that resumes still owns the instances that no other has taken (contract: owned instance)."""
-        a = await cluster.worker("a", SHORT_LEASE)
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i", lease=SHORT_LEASE)
         await cluster.pass_time(SHORT_LEASE + 1)
         assert not (await a.commit_one(instance)).committed
         await a.register(resume=True)
@@ -165,8 +162,7 @@ class OwnershipRules(Rules):
     async def test_claims_are_counted_until_a_turn_is_committed(self, cluster: Cluster) -> None:
         """``claims`` grows with each taking and a committed turn sets it back to 0."""
         for number in range(1, 4):
-            peer = await cluster.worker(f"w{number}", SHORT_LEASE)
-            item = await peer.own("i")
+            _, item = await cluster.owner(f"w{number}", "i", lease=SHORT_LEASE)
             assert item.claims == number
             await cluster.pass_time(SHORT_LEASE + 1)
         last = await cluster.worker("last", SHORT_LEASE)

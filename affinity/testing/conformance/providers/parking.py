@@ -257,8 +257,7 @@ class ParkingRules(Rules):
 
     async def test_without_a_journal_nothing_is_parked(self, cluster: Cluster) -> None:
         """Nothing would unpark it (contract: NewWorkItem.parked)."""
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         result = await a.commit_one(at, work_items=[replace(work_item(at, 1, "s"), parked=True)])
         assert list(result.placed) == [QUEUED]
         assert (await a.take_one()).session_id == "s"

@@ -34,8 +34,7 @@ class PlacingRules(Rules):
         """An item of a session that the committer holds is locked under its epoch, and the session is touched
         (contract: commit_turn).
         """
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         held = await hold(cluster, a, "s")
         await cluster.advance(SESSION_LOCK / 2)
         placed = await place(a, instance, lock_here(instance, 1, "s"))
@@ -46,8 +45,7 @@ class PlacingRules(Rules):
 
     async def test_the_fused_turn_takes_the_place_of_ack_and_fetch(self, cluster: Cluster) -> None:
         """One transaction acks a result, records it and returns the next item locked."""
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         running = await cluster.give(a, "s")
         for number in range(1, 6):
             at = replace(instance, event_count=number - 1)
@@ -81,8 +79,7 @@ class PlacingRules(Rules):
 
     async def test_an_expired_session_has_no_holder(self, cluster: Cluster) -> None:
         """An expired session of the committer itself counts as not held (contract: held session)."""
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         await hold(cluster, a, "s")
         await cluster.advance(SESSION_LOCK + 1)
         assert await place(a, instance, lock_here(instance, 1, "s")) == Placed(item=None, holder=None)
@@ -123,16 +120,14 @@ class PlacingRules(Rules):
 
     async def test_a_dead_worker_commits_nothing(self, cluster: Cluster) -> None:
         """A worker whose lease has ended commits no turn and locks nothing (contract: owned instance)."""
-        a = await cluster.worker("a", SHORT_LEASE)
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i", lease=SHORT_LEASE)
         await cluster.advance(SHORT_LEASE + 1)
         assert not (await a.commit_one(instance, work_items=[lock_here(instance, 1)])).committed
         assert (await count_rows(a.provider))["work_items"] == 0
 
     async def test_a_delayed_item_is_not_locked_here(self, cluster: Cluster) -> None:
         """A delayed item is queued and goes to the holder when it is visible (contract: commit_turn)."""
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         await hold(cluster, a, "s")
         items = [replace(lock_here(instance, 1), delay=60), replace(lock_here(instance, 2, "s"), delay=60)]
         result = await a.commit_one(instance, work_items=items)
@@ -200,8 +195,7 @@ class PlacingRules(Rules):
         """Older unclaimed items come before offered ones, also when only one session fits (contract:
         fetch_work_item).
         """
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         await cluster.enqueue("older")
         await place(a, instance, claim_here(instance, 1, "mine"))
         assert [item.session_id for item in await a.take(10, max_sessions=1)] == ["older"]

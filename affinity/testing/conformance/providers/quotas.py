@@ -55,8 +55,7 @@ class QuotaRules(Rules):
 
     async def test_children_are_counted_and_not_refused(self, cluster: Cluster) -> None:
         """A turn may create children beyond the quota, and they count (contract: set_quotas)."""
-        a = await cluster.worker("a")
-        parent = await a.own("parent")
+        a, parent = await cluster.owner("a", "parent")
         await a.provider.set_quotas(Quotas(instances=(await count_rows(a.provider))["instances"] + 1))
         await a.go_on(parent, consumed=message_ids(parent), instances=[child_of(parent, "c"), child_of(parent, "d")])
         with pytest.raises(QuotaExceeded):
@@ -66,8 +65,7 @@ class QuotaRules(Rules):
         """The smaller of the sender's limit and the database's applies; timers and messages without a limit do not
         count (contract: send_message).
         """
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         await a.go_on(at, consumed=message_ids(at), messages=[timer(at, 2, 60)])
         await a.provider.set_quotas(Quotas(unread_events=2))
         assert await _send(a, 3) == ["delivered", "delivered", "full"]
@@ -79,8 +77,7 @@ class QuotaRules(Rules):
         """The bytes of history and waiting messages are limited; a request to cancel still passes (contract:
         Quotas).
         """
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         await a.provider.set_quotas(Quotas(instance_bytes=100))
         at = await a.go_on(at, consumed=message_ids(at), history=["é" * 15])
         assert await _send(a, 3, payload="x" * 30) == ["delivered", "delivered", "over_quota"]
@@ -93,8 +90,7 @@ class QuotaRules(Rules):
 
     async def test_a_new_execution_begins_without_the_bytes_of_the_one_before(self, cluster: Cluster) -> None:
         """The bytes of an earlier execution, or of an earlier instance of the id, do not count (contract: Quotas)."""
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         await a.provider.set_quotas(Quotas(instance_bytes=100))
         at = await a.go_on(at, consumed=message_ids(at), history=["x" * 95])
         assert await _send(a, 1, payload="x" * 10) == ["over_quota"]

@@ -40,8 +40,7 @@ class ReplyRules(Rules):
         """The first message of a key is delivered, others are repeated; in one batch too, and after the turn that
         consumed it (contract: send_message).
         """
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         batch = [keyed("k", "1"), keyed(None, "2"), keyed("k", "3"), keyed("l", "4"), keyed(None, "5")]
         assert await send(a, *batch) == ["delivered", "delivered", "repeated", "delivered", "delivered"]
         assert await send(a, keyed("l"), keyed("k"), keyed("m", "6")) == ["repeated", "repeated", "delivered"]
@@ -54,8 +53,7 @@ class ReplyRules(Rules):
         """Two instances may get messages of one key; so may one that is created again under an id (contract:
         send_message).
         """
-        a = await cluster.worker("a")
-        first = await a.own("i")
+        a, first = await cluster.owner("a", "i")
         await a.own("j")
         assert await send(a, keyed("k"), keyed("k", instance_id="j")) == ["delivered"] * 2
         await a.provider.delete_instance(["i"], force=True)
@@ -68,8 +66,7 @@ class ReplyRules(Rules):
 
     async def test_a_refused_message_leaves_its_key_free(self, cluster: Cluster) -> None:
         """A message that is refused is not the first of its key: it may be sent again (contract: send_message)."""
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         await a.commit_one(at, consumed=message_ids((await a.take_instances())[0]))
         assert await send(a, keyed("k", limit=1), keyed("l", limit=1), keyed("l", limit=1)) == [
             "delivered",
@@ -84,8 +81,7 @@ class ReplyRules(Rules):
 
     async def test_a_repeated_message_is_reported_in_each_status_of_the_instance(self, cluster: Cluster) -> None:
         """A finished instance refuses new keys, and repeats known ones (contract: send_message)."""
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         assert await send(a, keyed("k"), keyed("x", instance_id="none")) == ["delivered", "unknown"]
         await a.commit_one(at, update=DONE)
         assert await send(a, keyed("k"), keyed("l"), keyed("l")) == ["repeated", "finished", "finished"]
@@ -107,8 +103,7 @@ class ReplyRules(Rules):
 
     async def test_a_reply_commits_with_its_turn(self, cluster: Cluster) -> None:
         """A reply is there when the turn is committed, and not when it is refused (contract: Turn.replies)."""
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         await send(a, keyed("k"), keyed("l"))
         assert await states(a, "k", "none") == [state(at), state(at, is_known=False)]
         late = turn(at, execution_id=7, replies=[MessageReply("k", '"late"')])
@@ -122,8 +117,7 @@ class ReplyRules(Rules):
 
     async def test_the_first_reply_counts(self, cluster: Cluster) -> None:
         """A message has one reply: later ones are ignored, in one turn too (contract: MessageReply)."""
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         await send(a, keyed("k"))
         at = await a.go_on(at, replies=[MessageReply("k", "1"), MessageReply("k", "2")])
         await a.commit_one(at, replies=[MessageReply("k", "3"), MessageReply("unasked", "4")])
@@ -145,8 +139,7 @@ class ReplyRules(Rules):
 
     async def test_an_end_without_a_reply_is_seen(self, cluster: Cluster) -> None:
         """The status and the error of the instance come with the answer (contract: KeyState)."""
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         await send(a, keyed("k"))
         await a.commit_one(at, update=InstanceUpdate(status="failed", error='{"type":"E"}'))
         assert await states(a, "k") == [state(at, status="failed", error='{"type":"E"}')]
@@ -155,8 +148,7 @@ class ReplyRules(Rules):
         """Replies behind ``max_bytes`` are left out, at least one is not, and all say that they are there (contract:
         get_replies).
         """
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         await a.commit_one(at, replies=[MessageReply(str(n), f'"{n}{"é" * 50}"') for n in range(4)])
         wanted = [MessageKey("i", key) for key in ("3", "none", "0", "1", "2")]
         found = await a.provider.get_replies(wanted, max_bytes=104)
@@ -168,8 +160,7 @@ class ReplyRules(Rules):
 
     async def test_many_and_large(self, cluster: Cluster) -> None:
         """A batch of a thousand keys, and a reply of the largest size (limits: MAX_BATCH, MAX_PAYLOAD_BYTES)."""
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         keys = [f"k{n}" for n in range(1_000)]
         assert await send(a, *(keyed(key, limit=10_000) for key in keys)) == ["delivered"] * 1_000
         large = f'"{"x" * (MAX_PAYLOAD_BYTES - 2)}"'
@@ -181,8 +172,7 @@ class ReplyRules(Rules):
 
     async def test_keys_and_replies_go_with_the_instance(self, cluster: Cluster) -> None:
         """Deletion removes them, by hand and by retention (contract: send_message)."""
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         await send(a, keyed("k"))
         await a.commit_one(at, replies=[MessageReply("k", "1")], update=DONE)
         assert list(await a.provider.delete_instance(["i"])) == ["deleted"]
@@ -194,8 +184,7 @@ class ReplyRules(Rules):
         """Keys that were sent or answered long ago are removed with the histories of as old executions; a reply that
         comes later is stored all the same (contract: prune_histories).
         """
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         await send(a, keyed("waiting"), keyed("answered"))
         await cluster.advance(100)
         at = await a.go_on(at, replies=[MessageReply("answered", "1")])
@@ -218,8 +207,7 @@ class ReplyRules(Rules):
     @pytest.mark.parametrize("key", ["", "é" * 128, "a'b\"c", "k" * 256])
     async def test_a_key_is_any_text_of_an_id(self, cluster: Cluster, key: str) -> None:
         """Keys are compared as they are (contract: MessageKey)."""
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         assert await send(a, keyed(key), keyed(key), keyed(key.upper() + "x")) == [
             "delivered",
             "repeated",

@@ -156,8 +156,7 @@ class RestartRules(Rules):
 
     async def test_a_child_of_the_former_generation_is_none_of_the_new_one(self, cluster: Cluster) -> None:
         """A child that still runs does not answer the new generation, and does not go with it (contract: Restart)."""
-        a = await cluster.worker("a")
-        at = await a.own("parent")
+        a, at = await cluster.owner("a", "parent")
         at = await a.go_on(at, consumed=message_ids(at), instances=[child_of(at, "child")])
         (child,) = await a.take_instances()
         await a.commit_one(at, update=FAILED)
@@ -170,8 +169,7 @@ class RestartRules(Rules):
 
     async def test_a_restarted_child_has_no_parent(self, cluster: Cluster) -> None:
         """It is an instance of its own from then on: its parent gets no message of its deletion (contract: Restart)."""
-        a = await cluster.worker("a")
-        parent = await a.own("parent")
+        a, parent = await cluster.owner("a", "parent")
         await a.go_on(parent, consumed=message_ids(parent), instances=[child_of(parent, "child")])
         (child,) = await a.take_instances()
         await a.commit_one(child, consumed=message_ids(child), update=FAILED)
@@ -182,8 +180,7 @@ class RestartRules(Rules):
 
     async def test_keys_of_messages_begin_anew(self, cluster: Cluster) -> None:
         """The new generation gets a message of a key that the former one has got (contract: send_message)."""
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         event = NewMessage(instance_id="i", payload="event", key="k")
         assert list(await a.provider.send_message([event])) == ["delivered"]
         await a.commit_one(at, consumed=message_ids(at), update=FAILED)
@@ -198,8 +195,7 @@ class RestartRules(Rules):
         """It is not pruned by the end of the former one. The former one's history is pruned as the history of a former
         execution (contract: prune_instances, prune_histories).
         """
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         await a.commit_one(at, consumed=message_ids(at), update=FAILED)
         await cluster.advance(1_000)
         assert list(await a.provider.restart_instance([restart_of(at)])) == [True]
@@ -212,8 +208,7 @@ class RestartRules(Rules):
 
     async def test_a_restart_that_is_too_large_is_refused(self, cluster: Cluster) -> None:
         """The quota of bytes applies to a restart, and the quota of instances does not (contract: restart_instance)."""
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         await a.commit_one(at, update=FAILED)
         await a.provider.set_quotas(Quotas(instances=1, instance_bytes=100))
         with pytest.raises(QuotaExceeded):

@@ -113,8 +113,7 @@ class RetentionRules(Rules):
 
     async def test_an_instance_that_was_reset_counts_from_its_new_end(self, cluster: Cluster) -> None:
         """After a reset the time of the new end counts (contract: reset_instance)."""
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         await a.commit_one(at, update=InstanceUpdate(status="failed", error="{}"))
         await cluster.advance(DAY)
         assert await reset(a, replace(at, event_count=1), keep=1, messages=[NewMessage(instance_id="i", payload="on")])
@@ -173,8 +172,7 @@ class RetentionRules(Rules):
 
     async def test_what_is_left_of_a_long_history_is_its_beginning(self, cluster: Cluster) -> None:
         """A step removes a bounded number of events, the latest first (limits: PRUNE_EVENTS)."""
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         events = [str(n) for n in range(12_000)]
         assert (await a.commit_one(at, history=events, update=CONTINUED)).committed
         first = await a.provider.prune_histories(0.0)

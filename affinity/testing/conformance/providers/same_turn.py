@@ -28,8 +28,7 @@ class SameTurnRules(Rules):
         """A work item that the same turn cancels is neither queued nor locked; the turn's other items are (contract:
         Turn).
         """
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         items = [replace(work_item(instance, number), lock_here=lock_here) for number in (1, 2, 3)]
         result = await a.commit_one(instance, work_items=items, cancel_activities=[2], consumed=message_ids(instance))
         assert result.committed
@@ -44,8 +43,7 @@ class SameTurnRules(Rules):
         """A timer that the same turn cancels is not queued; the turn's other timers are (contract:
         Turn.cancel_timers).
         """
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         timers = [timer(instance, number, 60) for number in (1, 2)]
         await a.commit_one(instance, consumed=message_ids(instance), messages=timers, cancel_timers=[1])
         await cluster.advance(60)
@@ -53,8 +51,7 @@ class SameTurnRules(Rules):
 
     async def test_a_hold_that_its_own_turn_ends_holds_nothing(self, cluster: Cluster) -> None:
         """A hold that the same turn ends leaves the session's lock unchanged (contract: SessionHold)."""
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         await a.commit_one(instance, work_items=[work_item(instance, 1, "s")])
         await a.take_one()
         (before,) = await a.holds_for("s")
@@ -69,8 +66,7 @@ class SameTurnRules(Rules):
         """A message to a child of the same turn arrives after the child's start message (contract: Turn.instances,
         Turn.messages).
         """
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         child = new_instance("child", parent_id="i", start="begin")
         stop = NewMessage(instance_id="child", payload="stop")
         await a.commit_one(instance, consumed=message_ids(instance), instances=[child], messages=[stop])

@@ -161,8 +161,7 @@ class ScheduleRules(Rules):
 
     async def test_a_queued_tick_is_due_when_the_instance_before_it_has_ended(self, cluster: Cluster) -> None:
         """Until then neither the verb nor a sweep reports it (contract: get_due_schedules)."""
-        a = await cluster.worker("a")
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i")
         now = (await a.provider.get_due_schedules(1)).now
         await _write(a.provider, _row("s", running="i", queued=now))
         (row,) = await a.provider.list_schedules()

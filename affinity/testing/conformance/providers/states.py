@@ -229,8 +229,7 @@ class StateRules(Rules):
 
     async def test_records_outlive_everything_but_their_deletion(self, cluster: Cluster) -> None:
         """A record stays when its instance, session and worker are removed."""
-        a = await cluster.worker("a", SHORT_LEASE)
-        at = await a.own("i")
+        a, at = await cluster.owner("a", "i", lease=SHORT_LEASE)
         item = await cluster.give(a, "s")
         done = InstanceUpdate(status="completed", output="1")
         assert (await a.commit_one(at, acks=[item.lock], states=[state_write(item)], update=done)).committed

@@ -104,8 +104,7 @@ class SuspensionRules(Rules):
 
     async def test_a_worker_without_a_lease_suspends_nothing(self, cluster: Cluster) -> None:
         """A worker whose lease has ended suspends nothing (contract: owned instance)."""
-        a = await cluster.worker("a", SHORT_LEASE)
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i", lease=SHORT_LEASE)
         await cluster.advance(SHORT_LEASE + 1)
         assert not await a.suspend(instance)
 

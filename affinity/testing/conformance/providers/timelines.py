@@ -11,6 +11,14 @@ from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import state, state_write, turn, work_item
 from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.harness import Harness
+from affinity.testing.conformance.providers.peer import Peer
+
+
+async def lose_tail(cluster: Cluster, finder: Peer) -> None:
+    """Lose the last commits; the worker finds it out."""
+    await cluster.harness.lose_tail()
+    with pytest.raises(DatabaseChanged):
+        await finder.renew_lease()
 
 
 class TimelineRules(Rules):
@@ -38,9 +46,7 @@ class TimelineRules(Rules):
         a = await cluster.follower("a", timeline)
         await cluster.enqueue("s", "s")
         before = await a.take_one()
-        await cluster.harness.lose_tail()
-        with pytest.raises(DatabaseChanged):
-            await a.renew_lease()
+        await lose_tail(cluster, a)
         again = await cluster.follower("a", Timeline(timeline))
         items = await again.take_all()
         assert {item.lock.key for item in items} > {before.lock.key}
@@ -53,9 +59,7 @@ class TimelineRules(Rules):
         timeline = Timeline()
         finder, other = await cluster.follower("finder", timeline), await cluster.worker("other")
         held = await cluster.use(other, "s")
-        await cluster.harness.lose_tail()
-        with pytest.raises(DatabaseChanged):
-            await finder.renew_lease()
+        await lose_tail(cluster, finder)
         assert await other.renew_lease() is None
         await other.register(resume=True)
         assert held.session_epoch is not None
@@ -66,9 +70,7 @@ class TimelineRules(Rules):
         timeline = Timeline()
         a = await cluster.follower("a", timeline)
         before = (await a.own("i")).messages
-        await cluster.harness.lose_tail()
-        with pytest.raises(DatabaseChanged):
-            await a.renew_lease()
+        await lose_tail(cluster, a)
         again = await cluster.follower("a", Timeline(timeline))
         await again.provider.send_message([NewMessage(instance_id="i", payload="later")])
         (item,) = await again.take_instances()
@@ -80,9 +82,7 @@ class TimelineRules(Rules):
         cluster, timeline = Cluster(harness), Timeline()  # without the enqueuer, who sends one
         a = await cluster.follower("a", timeline)
         await a.renew_lease()
-        await cluster.harness.lose_tail()
-        with pytest.raises(DatabaseChanged):
-            await a.renew_lease()
+        await lose_tail(cluster, a)
         again = await cluster.follower("a", Timeline(timeline))
         (message,) = (await again.own("i")).messages
         assert message.id > 1_000_000
@@ -129,9 +129,7 @@ class TimelineRules(Rules):
         assert await a.renew_lease() is not None
         before = (await cluster.open()).timeline
         assert before == a.provider.timeline == (await cluster.open()).timeline
-        await cluster.harness.lose_tail()
-        with pytest.raises(DatabaseChanged):
-            await a.renew_lease()
+        await lose_tail(cluster, a)
         again = await cluster.follower("a", Timeline(followed))
         assert (await cluster.open()).timeline == again.provider.timeline != before
 
@@ -140,7 +138,5 @@ class TimelineRules(Rules):
         a = await cluster.follower("a", Timeline())
         await a.own("i")
         client = await cluster.open()
-        await cluster.harness.lose_tail()
-        with pytest.raises(DatabaseChanged):
-            await a.renew_lease()
+        await lose_tail(cluster, a)
         assert await client.send_message([NewMessage(instance_id="i", payload="later")]) == ["delivered"]

@@ -69,8 +69,7 @@ class TreeRules(Rules):
 
     async def test_a_parent_is_not_notified_of_a_child_that_had_ended(self, cluster: Cluster) -> None:
         """A parent gets no message for a child that had ended (contract: NewInstance.on_deleted)."""
-        a = await cluster.worker("a")
-        parent = await a.own("parent")
+        a, parent = await cluster.owner("a", "parent")
         await a.go_on(parent, consumed=message_ids(parent), instances=[child_of(parent, "child")])
         (child,) = await a.take_instances()
         await a.commit_one(child, update=DONE)
@@ -102,8 +101,7 @@ class TreeRules(Rules):
         """``unread_limit`` counts queued messages within a call and over calls; timers do not count (contract:
         send_message).
         """
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         at = await a.go_on(instance, consumed=message_ids(instance), messages=[timer(instance, 2, 60)])
         assert await self._send(a, 4, limit=3) == ["delivered"] * 3 + ["full"]
         assert await self._send(a, 1, limit=3) == ["full"]
@@ -115,8 +113,7 @@ class TreeRules(Rules):
 
     async def test_what_a_turn_says_of_unread_messages_counts(self, cluster: Cluster) -> None:
         """The number of the last turn that set ``unread`` counts (contract: Turn.unread)."""
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         at = await a.go_on(instance, consumed=message_ids(instance), unread=2)
         assert await self._send(a, 2, limit=3) == ["delivered", "full"]
         (item,) = await a.take_instances()

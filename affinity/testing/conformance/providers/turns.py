@@ -29,8 +29,7 @@ class TurnRules(Rules):
 
     async def test_a_turn_appends_its_events_in_order(self, cluster: Cluster) -> None:
         """Events are appended after the events of earlier turns (contract: Turn.history)."""
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         assert (await a.commit_one(instance, history=["1", "2", "3"])).committed
         assert (await a.commit_one(replace(instance, event_count=3), history=["4"])).committed
         assert await a.history(instance) == ["1", "2", "3", "4"]
@@ -38,8 +37,7 @@ class TurnRules(Rules):
 
     async def test_a_turn_is_fenced_by_the_number_of_events(self, cluster: Cluster) -> None:
         """A turn with another number of events is refused: no turn commits twice or skips events (contract: Turn)."""
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         assert (await a.commit_one(instance, history=["1"])).committed
         for event_count in (0, 2):
             result = await a.commit_one(replace(instance, event_count=event_count), history=["x"])
@@ -48,8 +46,7 @@ class TurnRules(Rules):
 
     async def test_a_turn_is_fenced_by_the_execution(self, cluster: Cluster) -> None:
         """A turn of another execution is refused (contract: Turn)."""
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         other = replace(instance, execution_id=instance.execution_id + 1)
         assert not (await a.commit_one(other)).committed
         assert await a.history(instance) == await a.history(other) == []
@@ -112,8 +109,7 @@ class TurnRules(Rules):
 
     async def test_the_results_in_a_turn_are_acked_with_it(self, cluster: Cluster) -> None:
         """A turn removes its acked items and sends no message for them (contract: Turn.acks)."""
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         await cluster.enqueue("s", None)
         locks = [item.lock for item in await a.take_all()]
         assert (await a.commit_one(instance, acks=locks)).committed
@@ -125,8 +121,7 @@ class TurnRules(Rules):
         """A dead ack refuses its turn and is named; a live ack of the turn stays live (contract:
         TurnResult.lost_acks).
         """
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         await cluster.enqueue(None, None)
         dead, live = await a.take_all()
         await a.give_back(dead, delay=1_000)
@@ -138,8 +133,7 @@ class TurnRules(Rules):
 
     async def test_an_expired_ack_refuses_the_turn(self, cluster: Cluster) -> None:
         """An ack whose lock has expired refuses its turn (contract: live token)."""
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         item = await cluster.give(a, None)
         await cluster.advance(ITEM_LOCK + 1)
         result = await a.commit_one(instance, acks=[item.lock])
@@ -169,8 +163,7 @@ class TurnRules(Rules):
 
     async def test_a_timer_is_a_message_that_comes_later(self, cluster: Cluster) -> None:
         """A timer arrives when it is due, and ``next_due`` reports it (contract: NewMessage.delay)."""
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         await a.commit_one(instance, consumed=message_ids(instance), messages=[timer(instance, 1, 60)])
         early = await a.fetch_instances()
         assert list(early.items) == []
@@ -181,8 +174,7 @@ class TurnRules(Rules):
 
     async def test_a_cancelled_timer_does_not_come(self, cluster: Cluster) -> None:
         """A cancelled timer, named by its event, does not arrive; other timers do (contract: Turn.cancel_timers)."""
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         timers = [timer(instance, number, 60) for number in (1, 2)]
         await a.commit_one(instance, consumed=message_ids(instance), messages=timers)
         await a.commit_one(replace(instance, event_count=1), cancel_timers=[1, 99])
@@ -231,8 +223,7 @@ class TurnRules(Rules):
         """``continued`` starts the next execution without events, and the old history stays readable (contract:
         InstanceUpdate.continued).
         """
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         again = InstanceUpdate(status="running", continued=True)
         message = NewMessage(instance_id="i", payload="again")
         await a.commit_one(
@@ -263,8 +254,7 @@ class TurnRules(Rules):
         """A turn sets version and custom status, or keeps them if it leaves them out (contract: InstanceUpdate,
         Turn.custom_status).
         """
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         update = InstanceUpdate(status="running", version="7")
         await a.commit_one(instance, update=update, custom_status='{"step": 1}')
         await a.commit_one(replace(instance, event_count=1))
@@ -275,8 +265,7 @@ class TurnRules(Rules):
 
     async def test_a_large_turn_is_one_turn(self, cluster: Cluster) -> None:
         """One turn may queue a thousand activities, and each is fetched once (limits: MAX_BATCH)."""
-        a = await cluster.worker("a")
-        instance = await a.own("i")
+        a, instance = await cluster.owner("a", "i")
         items = [work_item(instance, number, f"s{number % 7}") for number in range(1, 1_001)]
         result = await a.commit_one(instance, history=[str(number) for number in range(1_000)], work_items=items)
         assert result.committed

@@ -132,8 +132,7 @@ class WaitRules(Rules):
 
     async def test_an_item_that_its_commit_has_locked_runs(self, cluster: Cluster) -> None:
         """It waits when it is given back."""
-        worker = await cluster.worker("w")
-        at = await worker.own("i")
+        worker, at = await cluster.owner("w", "i")
         item = replace(work_item(at, 1), lock_here=True, fail_after=5.0)
         (place,) = (await worker.commit_one(at, consumed=message_ids(at), work_items=[item])).placed
         assert place.item is not None

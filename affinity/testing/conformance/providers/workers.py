@@ -84,8 +84,7 @@ class WorkerRules(Rules):
 
     async def test_a_fenced_process_commits_nothing(self, cluster: Cluster) -> None:
         """A fenced process can commit no turn (contract: Turn)."""
-        first = await cluster.worker("a")
-        instance = await first.own("i")
+        first, instance = await cluster.owner("a", "i")
         await cluster.worker("a")
         result = await first.commit_one(instance)
         assert not result.committed
