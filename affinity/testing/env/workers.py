@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import wraps
 from types import TracebackType
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -17,7 +17,7 @@ import anyio.to_thread
 from affinity.audit import ACTING
 from affinity.errors import ProviderError
 from affinity.orchestration import App
-from affinity.provider.contract import OrchestrationFetch, Provider, WorkerIdentity
+from affinity.provider.contract import Provider, WorkerIdentity
 from affinity.provider.timeline import Timeline
 from affinity.session.state_cache import CacheLeaseListener
 from affinity.testing.env.traffic import HOLD_SECONDS, Link, Traffic, locked, observed
@@ -25,6 +25,8 @@ from affinity.worker import RuntimeOptions, Worker
 from affinity.worker.lease import LeaseRenewer
 from affinity.worker.runtime import Runtime
 from affinity.worker.services import Timing
+
+T = TypeVar("T")
 
 RETRY_SECONDS: Final = 0.1
 """Longest real pause of a worker after a call that the database has refused."""
@@ -112,36 +114,29 @@ class EnvWorker(Worker):
         self._held_at = 0.0
         self._renewer: LeaseRenewer | None = None
         self._wanted = 0  # looks for work that were asked for
-        self._done = 0  # and how many of them have ended without any
-        self._looked_at_drain = 0  # how many had been asked for at the last look whether an operator drains it
+        # By verb: how many of them were asked for when the last call began that has ended.
+        self._seen = {"fetch_orchestration_item": 0, "drain_worker": 0}
 
     async def _open(self, stack: AsyncExitStack, timeline: Timeline, timeout: float | None) -> Provider:
         provider = await self._open_provider(timeline)
         stack.push_async_callback(provider.aclose)
         watched = observed(provider, self._traffic, self._link)
-        fetch = watched.fetch_orchestration_item
-
-        @wraps(fetch)
-        async def looking(*args: Any, **kwargs: Any) -> OrchestrationFetch:
-            wanted = self._wanted
-            found = await fetch(*args, **kwargs)
-            self._done = wanted
-            self._traffic.notify()
-            return found
-
-        watched.fetch_orchestration_item = looking  # type: ignore[method-assign]
-        drain = watched.drain_worker
-
-        @wraps(drain)
-        async def draining(*args: Any, **kwargs: Any) -> int | None:
-            wanted = self._wanted
-            held = await drain(*args, **kwargs)
-            self._looked_at_drain = wanted
-            self._traffic.notify()
-            return held
-
-        watched.drain_worker = draining  # type: ignore[method-assign]
+        for verb in self._seen:
+            setattr(watched, verb, self._noting(verb, getattr(watched, verb)))
         return watched
+
+    def _noting(self, verb: str, call: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+        """The call of a verb, whose end is noted."""
+
+        @wraps(call)
+        async def noted(*args: Any, **kwargs: Any) -> T:
+            wanted = self._wanted
+            result = await call(*args, **kwargs)
+            self._seen[verb] = wanted
+            self._traffic.notify()
+            return result
+
+        return noted
 
     async def drain(self) -> None:
         """Let running activities end; at the end of the env they are cancelled instead."""
@@ -270,6 +265,7 @@ class EnvWorker(Worker):
     def has_looked(self) -> bool:
         """Whether a look that began after the last `look` has ended, at messages and at activities."""
         state = self.runtime.services.fetch_state
-        if self.runtime.lease.is_drained_by_operator and self._looked_at_drain != self._wanted:
+        if self.runtime.lease.is_drained_by_operator and self._seen["drain_worker"] != self._wanted:
             return False
-        return self._done == self._wanted and not (state.work_wanted or state.messages_wanted or state.locks_uncertain)
+        is_done = self._seen["fetch_orchestration_item"] == self._wanted
+        return is_done and not (state.work_wanted or state.messages_wanted or state.locks_uncertain)

@@ -168,13 +168,12 @@ def once(
     then: Callable[[], Awaitable[None]] = nothing,
 ) -> Attempt:
     """A verb with another result when it was done before; and what must be true then."""
-    attempt = Attempt(call)
 
     async def check(result: Any) -> None:
         assert result == wanted or (attempt.unknown and result == repeated)
         await then()
 
-    attempt.check = check
+    attempt = Attempt(call, check)
     return attempt
 
 

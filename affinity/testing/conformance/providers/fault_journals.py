@@ -36,7 +36,6 @@ from affinity.testing.conformance.providers.journal_driver import (
 async def append_journal(fixtures: FaultFixtures) -> Attempt:
     """The first input of a conversation: journal, instance, entry and messages, once."""
     name = fixtures.name("c")
-    attempt = Attempt(lambda: journals(fixtures.provider).append_journal([new_input(name, event_id="e")]))
 
     async def check(found: Sequence[Appended]) -> None:
         assert found[0].outcome == "appended" or (attempt.unknown and found[0].outcome == "repeated")
@@ -45,7 +44,7 @@ async def append_journal(fixtures: FaultFixtures) -> Attempt:
         assert payloads(await fixtures.taken(name)) == ["start", "[1]"]
         await _remove(fixtures, name)
 
-    attempt.check = check
+    attempt = Attempt(lambda: journals(fixtures.provider).append_journal([new_input(name, event_id="e")]), check)
     return attempt
 
 
@@ -102,7 +101,6 @@ async def create_journals(fixtures: FaultFixtures) -> Attempt:
     """A fork, with its instance, once."""
     talk = await _conversation(fixtures)
     creation = creation_of(fixtures.name("d"), (await talk.page()).journal_id)
-    attempt = Attempt(lambda: journals(fixtures.provider).create_journals([creation]))
 
     async def check(found: Sequence[CreationResult]) -> None:
         assert found[0].outcome == "created" or (attempt.unknown and found[0].outcome == "repeated")
@@ -112,7 +110,7 @@ async def create_journals(fixtures: FaultFixtures) -> Attempt:
         for name in (creation.session_id, talk.session_id):
             await _remove(fixtures, name)
 
-    attempt.check = check
+    attempt = Attempt(lambda: journals(fixtures.provider).create_journals([creation]), check)
     return attempt
 
 

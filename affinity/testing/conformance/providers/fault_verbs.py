@@ -100,7 +100,6 @@ async def commit_turn(fixtures: FaultFixtures) -> Attempt:
         messages=[NewMessage(instance_id=at.instance_id, payload="to itself")],
         replies=[MessageReply("k", "1")],
     )
-    attempt = Attempt(lambda: fixtures.provider.commit_turn(fixtures.me, [step], TIMEOUTS))
 
     async def check(results: Any) -> None:
         assert results[0].committed or attempt.unknown
@@ -110,7 +109,7 @@ async def commit_turn(fixtures: FaultFixtures) -> Attempt:
         await fixtures.assert_acks(await fixtures.clean.take_one())
         await fixtures.assert_continues(at.instance_id)
 
-    attempt.check = check
+    attempt = Attempt(lambda: fixtures.provider.commit_turn(fixtures.me, [step], TIMEOUTS), check)
     return attempt
 
 
@@ -236,7 +235,6 @@ async def send_message(fixtures: FaultFixtures) -> Attempt:
     start = await fixtures.instance()
     at = await fixtures.clean.go_on(start, consumed=message_ids(start))
     message = NewMessage(instance_id=at.instance_id, payload="m")
-    attempt = Attempt(lambda: fixtures.provider.send_message([message]))
 
     async def check(result: object) -> None:
         assert result == ["delivered"]
@@ -244,7 +242,7 @@ async def send_message(fixtures: FaultFixtures) -> Attempt:
         assert len(owned.messages) == 1 or (attempt.unknown and len(owned.messages) == 2)
         await fixtures.finish(owned)
 
-    attempt.check = check
+    attempt = Attempt(lambda: fixtures.provider.send_message([message]), check)
     return attempt
 
 
@@ -276,13 +274,12 @@ async def delete_instance(fixtures: FaultFixtures) -> Attempt:
 async def prune_instances(fixtures: FaultFixtures) -> Attempt:
     """An instance that has ended; after a lost reply, it may be gone."""
     at = await fixtures.ended()
-    attempt = Attempt(lambda: fixtures.provider.prune_instances(FINISHED, 0.0))
 
     async def check(pruned: Any) -> None:
         assert pruned.instances >= 1 or attempt.unknown
         assert await fixtures.clean.provider.get_instance([at.instance_id]) == [None]
 
-    attempt.check = check
+    attempt = Attempt(lambda: fixtures.provider.prune_instances(FINISHED, 0.0), check)
     return attempt
 
 
@@ -290,14 +287,13 @@ async def prune_instances(fixtures: FaultFixtures) -> Attempt:
 async def prune_histories(fixtures: FaultFixtures) -> Attempt:
     at = await fixtures.instance()
     assert (await fixtures.clean.commit_one(at, update=InstanceUpdate(status="running", continued=True))).committed
-    attempt = Attempt(lambda: fixtures.provider.prune_histories(0.0))
 
     async def check(pruned: Any) -> None:
         assert pruned.executions >= 1 or attempt.unknown
         assert await fixtures.clean.history(at) == []
         await fixtures.remove(at.instance_id)
 
-    attempt.check = check
+    attempt = Attempt(lambda: fixtures.provider.prune_histories(0.0), check)
     return attempt
 
 
