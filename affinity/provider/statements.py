@@ -34,15 +34,6 @@ _PART: Final = re.compile(r"^ *-- \[(\w+)\n(.*?)^ *-- \1\](?:\n|;|\Z)", re.DOTAL
 @cache
 def with_parts(statement: LiteralString, kept: frozenset[str]) -> LiteralString:
     """The statement with these of its parts, and no others. A part begins with ``-- [name`` and ends with ``-- name]``.
-    It may stand in several pieces, and holds no pieces of other parts.
+    It may stand in several pieces, and hold pieces of other parts.
     """
-    return _PART.sub(lambda part: part[2] if part[1] in kept else "", statement)
-
-
-def without(statement: LiteralString, *parts: str) -> LiteralString:
-    """The statement without these parts. A part begins with ``-- [name`` and ends with ``-- name]``; it may stand in
-    several pieces, and hold pieces of other parts.
-    """
-    for part in parts:
-        statement = re.sub(rf"-- \[{part}\n.*?-- {part}\](?:\n|\Z)", "", statement, flags=re.DOTALL)
-    return statement
+    return _PART.sub(lambda part: with_parts(part[2], kept) if part[1] in kept else "", statement)

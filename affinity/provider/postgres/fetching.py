@@ -28,15 +28,15 @@ from affinity.provider.postgres.driver.wire import Params
 from affinity.provider.postgres.operations import Database, caller_params, columns, present
 from affinity.provider.postgres.work_items import lengths
 from affinity.provider.rows import not_negative
-from affinity.provider.statements import load_statements, without
+from affinity.provider.statements import load_statements, with_parts
 from affinity.records import constructor
 
 _SQL: Final = load_statements(__package__, "fetching.sql")
 CLAIM_ALONE: Final = _SQL["claim_alone"]
-_UNUSED: Final = {False: "tagged", True: "plain"}
-_FETCH: Final = {tagged: without(_SQL["fetch"], "claim", part) for tagged, part in _UNUSED.items()}
-_FETCH_OWN: Final = {tagged: without(_SQL["fetch_own"], "claim", part) for tagged, part in _UNUSED.items()}
-_CLAIM: Final = {tagged: (CLAIM_ALONE, without(_SQL["claim"], part)) for tagged, part in _UNUSED.items()}
+_PARTS: Final = {False: frozenset({"plain"}), True: frozenset({"tagged"})}
+_FETCH: Final = {tagged: with_parts(_SQL["fetch"], kept) for tagged, kept in _PARTS.items()}
+_FETCH_OWN: Final = {tagged: with_parts(_SQL["fetch_own"], kept) for tagged, kept in _PARTS.items()}
+_CLAIM: Final = {tagged: (CLAIM_ALONE, with_parts(_SQL["claim"], kept | {"claim"})) for tagged, kept in _PARTS.items()}
 """By whether the caller has tags."""
 
 _SHARES: Final = {

@@ -12,7 +12,7 @@ from affinity.provider.contract import MoveFilter, MoveReason, MoveReport, Sessi
 from affinity.provider.postgres.driver.arrays import Floats, Ints
 from affinity.provider.postgres.operations import Database, same_time
 from affinity.provider.rows import page_of_moves
-from affinity.provider.statements import load_statements, without
+from affinity.provider.statements import load_statements, with_parts
 
 _SQL: Final = load_statements(__package__, "moves.sql")
 
@@ -30,12 +30,13 @@ async def report_session_moves(db: Database, reports: Sequence[MoveReport]) -> S
 async def list_session_moves(
     db: Database, where: MoveFilter, *, after: int | None = None, before: int | None = None, limit: int = 100
 ) -> Sequence[SessionMove]:
-    given = {"session": where.session_id, "worker": where.worker_id, "reason": where.reason}
-    statement = without(_SQL["list"], *(name for name, value in given.items() if value is None))
+    conditions = {"session": where.session_id, "worker": where.worker_id, "reason": where.reason}
+    given = {name: value for name, value in conditions.items() if value is not None}
+    statement = with_parts(_SQL["list"], frozenset(given))
     if after is not None:
         statement = statement.replace("DESC", "ASC")
     params = {
-        **{name: value for name, value in given.items() if value is not None},
+        **given,
         "after": Int8(after or 0),
         "before": Int8(before or MAX_EPOCH),
         "limit": Int8(min(limit, MAX_PAGE)),

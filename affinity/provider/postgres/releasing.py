@@ -12,11 +12,11 @@ from affinity.provider.contract import OFFER_SECONDS, FetchOptions, SessionRelea
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.wire import Params
 from affinity.provider.postgres.operations import Database, caller_params
-from affinity.provider.statements import load_statements, without
+from affinity.provider.statements import load_statements, with_parts
 
 _SQL: Final = load_statements(__package__, "releasing.sql")
-_FIND_IDLE: Final = without(_SQL["release_idle"], "free")
-_FREE_IDLE: Final = (_SQL["lock"], without(_SQL["release_idle"], "find"))
+_FIND_IDLE: Final = with_parts(_SQL["release_idle"], frozenset({"find"}))
+_FREE_IDLE: Final = (_SQL["lock"], with_parts(_SQL["release_idle"], frozenset({"free"})))
 
 
 def release_params(session_ids: Sequence[str]) -> Params:

@@ -20,7 +20,7 @@ from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.driver.wire import Params
 from affinity.provider.postgres.operations import same_time
 from affinity.provider.rows import to_session_record, to_session_summary, write_conflict
-from affinity.provider.statements import load_statements, without
+from affinity.provider.statements import load_statements, with_parts
 from affinity.records import (
     ChildCursor,
     RecordTimes,
@@ -34,8 +34,8 @@ from affinity.records import (
 T = TypeVar("T")
 
 _SQL: Final = load_statements(__package__, "session_store.sql")
-_LIST: Final = without(_SQL["list"], "number")
-_COUNT: Final = without(_SQL["list"], "rows")
+_LIST: Final = with_parts(_SQL["list"], frozenset({"rows"}))
+_COUNT: Final = with_parts(_SQL["list"], frozenset({"number"}))
 
 
 class PostgresSessionStore:
@@ -100,8 +100,8 @@ class PostgresSessionStore:
             }
             for name in named
         ]
-        unused = ["forced" if idle_only else "idle", "real" if dry_run else "dry"]
-        statement = without(_SQL["delete"], *unused, *(["whole"] if families is None else []))
+        parts = {"idle" if idle_only else "forced", "dry" if dry_run else "real"}
+        statement = with_parts(_SQL["delete"], frozenset(parts if families is None else {"whole", *parts}))
         step = DELETE_STEP if families is None else len(rows)  # its time grows with the square of their number
         removed = set[str]()
         for first in range(0, len(rows), step):

@@ -11,12 +11,12 @@ from affinity.provider.contract import SessionInfo
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.operations import Database
 from affinity.provider.rows import to_session
-from affinity.provider.statements import load_statements, without
+from affinity.provider.statements import load_statements, with_parts
 
 _SQL: Final = load_statements(__package__, "sessions.sql")
-_PAGE_OF: Final = without(_SQL["list_sessions"], "some")
-_PAGE: Final = without(_PAGE_OF, "of")
-_SOME: Final = without(_SQL["list_sessions"], "page")
+_PAGE_OF: Final = with_parts(_SQL["list_sessions"], frozenset({"page", "of"}))
+_PAGE: Final = with_parts(_SQL["list_sessions"], frozenset({"page"}))
+_SOME: Final = with_parts(_SQL["list_sessions"], frozenset({"some"}))
 
 
 async def list_sessions(

@@ -22,12 +22,12 @@ from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.provider.postgres.journal_writes import ack_calls, sorted_writes
 from affinity.provider.postgres.operations import Database, caller_params, flags, lock_columns
 from affinity.provider.postgres.session_store import state_columns
-from affinity.provider.statements import load_statements, without
+from affinity.provider.statements import load_statements, with_parts
 
 _SQL: Final = load_statements(__package__, "work_items.sql")
-_ACK: Final = without(_SQL["ack"], "journal", "state")
-_ACK_WITH_STATE: Final = without(_SQL["ack"], "journal", "plain")
-_ACK_WITH_JOURNAL: Final = without(_SQL["ack"], "plain")
+_ACK: Final = with_parts(_SQL["ack"], frozenset({"plain"}))
+_ACK_WITH_STATE: Final = with_parts(_SQL["ack"], frozenset({"state"}))
+_ACK_WITH_JOURNAL: Final = with_parts(_SQL["ack"], frozenset({"state", "journal"}))
 _ACKED: Final = "SELECT n FROM ours"
 """The end of each of these statements."""
 

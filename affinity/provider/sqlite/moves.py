@@ -10,7 +10,7 @@ from affinity.provider.contract import MoveFilter, MoveReason, MoveReport, Reten
 from affinity.provider.rows import page_of_moves
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
-from affinity.provider.statements import load_statements, without
+from affinity.provider.statements import load_statements, with_parts
 
 SQL: Final = load_statements(__package__, "moves.sql")
 
@@ -27,7 +27,7 @@ def list_page(
     tx: Tx, where: MoveFilter, *, after: int | None = None, before: int | None = None, limit: int = 100
 ) -> list[SessionMove]:
     given = {"session": where.session_id, "worker": where.worker_id, "reason": where.reason}
-    statement = without(SQL["list"], *(name for name, value in given.items() if value is None))
+    statement = with_parts(SQL["list"], frozenset(name for name, value in given.items() if value is not None))
     if after is not None:
         statement = statement.replace("DESC", "ASC")
     bounds = {"after": after or 0, "before": before or MAX_EPOCH, "limit": min(limit, MAX_PAGE)}

@@ -10,12 +10,12 @@ from affinity.limits import MAX_PAGE, MAX_REROUTE
 from affinity.provider.contract import TOUCH_SLACK, MoveReason, SessionInfo, WorkerIdentity, WorkerTags
 from affinity.provider.rows import to_session
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
-from affinity.provider.statements import load_statements, without
+from affinity.provider.statements import load_statements, with_parts
 
 SQL: Final = load_statements(__package__, "sessions.sql")
-_PAGE_OF: Final = without(SQL["list"], "some")
-_PAGE: Final = without(_PAGE_OF, "of")
-_SOME: Final = without(SQL["list"], "page", "of")
+_PAGE_OF: Final = with_parts(SQL["list"], frozenset({"page", "of"}))
+_PAGE: Final = with_parts(SQL["list"], frozenset({"page"}))
+_SOME: Final = with_parts(SQL["list"], frozenset({"some"}))
 
 FREE: Final = "free"
 NEW: Final = "new"
