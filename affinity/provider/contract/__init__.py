@@ -117,13 +117,7 @@ from affinity.provider.contract.management import (
     WaitingWork,
 )
 from affinity.provider.contract.retention import NO_RETENTION, HistoryPruning, InstancePruning, Retention, Sweep
-from affinity.provider.contract.schedules import (
-    DueSchedules,
-    PauseKind,
-    ScheduleProvider,
-    ScheduleRow,
-    ScheduleWrite,
-)
+from affinity.provider.contract.schedules import DueSchedules, PauseKind, ScheduleProvider, ScheduleRow, ScheduleWrite
 from affinity.provider.contract.sessions import (
     MAX_ASSIGNED,
     TOUCH_SLACK,

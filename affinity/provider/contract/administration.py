@@ -19,13 +19,7 @@ from affinity.provider.contract.management import (
     WaitingWork,
 )
 from affinity.provider.contract.retention import HistoryPruning, InstancePruning
-from affinity.provider.contract.sessions import (
-    MoveFilter,
-    PlannedMove,
-    PlanOutcome,
-    SessionMove,
-    SessionRelease,
-)
+from affinity.provider.contract.sessions import MoveFilter, PlannedMove, PlanOutcome, SessionMove, SessionRelease
 from affinity.provider.contract.turns import Reset
 from affinity.provider.contract.work_items import WorkItemInfo
 from affinity.provider.contract.workers import WorkerDemand, WorkerInfo

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, LiteralString, NamedTuple, TypeAlias
 
-from affinity.provider.contract import (
-    Generation,
-    InstanceUpdate,
-    NewWorkItem,
-    Turn,
-    WorkKey,
-)
+from affinity.provider.contract import Generation, InstanceUpdate, NewWorkItem, Turn, WorkKey
 from affinity.provider.postgres.driver.arrays import Bools, Floats, Int, Ints, Packed, Text, Texts
 from affinity.provider.postgres.journal_writes import plain_write_values
 from affinity.provider.postgres.messages import instance_columns, message_columns

@@ -22,16 +22,7 @@ from typing import Final, LiteralString, NamedTuple
 from psycopg.errors import UniqueViolation
 
 from affinity.errors import Contention
-from affinity.provider.contract import (
-    NewWorkItem,
-    Placed,
-    Timeouts,
-    Token,
-    Turn,
-    TurnResult,
-    WorkerIdentity,
-    WorkKey,
-)
+from affinity.provider.contract import NewWorkItem, Placed, Timeouts, Token, Turn, TurnResult, WorkerIdentity, WorkKey
 from affinity.provider.postgres.driver.errors import BATCH_REFUSED
 from affinity.provider.postgres.driver.wire import Statement
 from affinity.provider.postgres.journal_writes import judge_params, sorted_writes, write_calls

@@ -9,14 +9,7 @@ from typing import Final
 from psycopg.types.numeric import Int8
 
 from affinity.limits import MAX_REROUTE
-from affinity.provider.contract import (
-    TOUCH_SLACK,
-    Timeouts,
-    WorkAbandon,
-    WorkAck,
-    WorkerIdentity,
-    WorkLock,
-)
+from affinity.provider.contract import TOUCH_SLACK, Timeouts, WorkAbandon, WorkAck, WorkerIdentity, WorkLock
 from affinity.provider.postgres.driver.arrays import Bools, Floats, Ints, Texts
 from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.provider.postgres.journal_writes import ack_calls, sorted_writes

@@ -6,15 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from affinity.provider.contract import (
-    EndedWaits,
-    Token,
-    WaitFailure,
-    WorkerIdentity,
-    WorkItem,
-    WorkKey,
-    WorkLock,
-)
+from affinity.provider.contract import EndedWaits, Token, WaitFailure, WorkerIdentity, WorkItem, WorkKey, WorkLock
 from affinity.provider.sqlite import releasing, sessions
 from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.driver.transaction import Tx

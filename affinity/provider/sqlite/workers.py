@@ -8,14 +8,7 @@ from math import ceil
 from typing import Any, Final, NamedTuple
 
 from affinity.limits import MAX_REROUTE, SCRAPE_COUNT
-from affinity.provider.contract import (
-    MoveReason,
-    WorkerDemand,
-    WorkerIdentity,
-    WorkerInfo,
-    WorkerLease,
-    WorkerProfile,
-)
+from affinity.provider.contract import MoveReason, WorkerDemand, WorkerIdentity, WorkerInfo, WorkerLease, WorkerProfile
 from affinity.provider.rows import to_worker, worker_fenced
 from affinity.provider.sqlite import sessions
 from affinity.provider.sqlite.driver import timeline

@@ -6,14 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from affinity.limits import MAX_PAYLOAD_BYTES
-from affinity.provider.contract import (
-    InstanceFilter,
-    InstanceInfo,
-    InstanceStatus,
-    InstanceUpdate,
-    NewMessage,
-    Reset,
-)
+from affinity.provider.contract import InstanceFilter, InstanceInfo, InstanceStatus, InstanceUpdate, NewMessage, Reset
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import (
     count_rows,

@@ -35,14 +35,7 @@ from affinity.testing.conformance.providers.builders import (
     work_item,
 )
 from affinity.testing.conformance.providers.fault_audit import AUDIT_VERBS
-from affinity.testing.conformance.providers.fault_fixtures import (
-    ALL,
-    Attempt,
-    FaultFixtures,
-    once,
-    returns,
-    same,
-)
+from affinity.testing.conformance.providers.fault_fixtures import ALL, Attempt, FaultFixtures, once, returns, same
 from affinity.testing.conformance.providers.fault_journals import JOURNAL_VERBS, JournalWriteOnce
 from affinity.testing.conformance.providers.fault_resources import RESOURCE_VERBS
 from affinity.testing.conformance.providers.fault_schedules import SCHEDULE_VERBS

@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from affinity.provider.contract import (
-    OFFER_SECONDS,
-    EndedWaits,
-    PlannedMove,
-    Provider,
-    WorkAbandon,
-    WorkAck,
-)
+from affinity.provider.contract import OFFER_SECONDS, EndedWaits, PlannedMove, Provider, WorkAbandon, WorkAck
 from affinity.testing.conformance.providers.builders import (
     LONG_LEASE,
     SESSION_LOCK,
@@ -21,13 +14,7 @@ from affinity.testing.conformance.providers.builders import (
     state,
     state_write,
 )
-from affinity.testing.conformance.providers.fault_fixtures import (
-    Attempt,
-    FaultFixtures,
-    once,
-    returns,
-    same,
-)
+from affinity.testing.conformance.providers.fault_fixtures import Attempt, FaultFixtures, once, returns, same
 from affinity.testing.conformance.providers.fault_journals import JournalWriteOnce
 
 # --- workers

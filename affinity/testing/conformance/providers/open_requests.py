@@ -12,12 +12,7 @@ from affinity.provider import listing
 from affinity.provider.contract import InstanceUpdate
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.journal_driver import (
-    KIND,
-    Conversation,
-    ConversationOwner,
-    new_start,
-)
+from affinity.testing.conformance.providers.journal_driver import KIND, Conversation, ConversationOwner, new_start
 from affinity.testing.conformance.providers.journal_requests import answer, new_request
 
 

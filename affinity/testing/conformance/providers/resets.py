@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from affinity.provider.contract import (
-    InstanceUpdate,
-    NewMessage,
-    OrchestrationItem,
-    Reset,
-    SessionHold,
-    SessionWatch,
-)
+from affinity.provider.contract import InstanceUpdate, NewMessage, OrchestrationItem, Reset, SessionHold, SessionWatch
 from affinity.provider.history import read_whole_history
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import message_ids, payloads, reset_of, timer, work_item

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from affinity.provider.contract import (
-    HistoryCursor,
-    InstanceUpdate,
-    NewMessage,
-)
+from affinity.provider.contract import HistoryCursor, InstanceUpdate, NewMessage
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import (
     ITEM_LOCK,
