@@ -377,10 +377,8 @@ def _epoch(one: _CandidateRow, claimed: dict[str, int]) -> int | None:
 
 def _arguments(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> dict[str, Any]:
     return {
-        "now": tx.now,
+        **sessions.caller(tx, identity),
         "until": tx.now,
-        "worker_id": identity.worker_id,
-        "incarnation": identity.incarnation,
         "most_assigned": MAX_ASSIGNED,
         "own": own_route(identity.worker_id),
         "offer": offer_route(identity.worker_id),

@@ -25,7 +25,7 @@ from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.messages import reroute_instances
 from affinity.provider.sqlite.payloads import OF_MESSAGES, portions, read_payloads
-from affinity.provider.sqlite.sessions import NEW, SUSPENDED, own_route
+from affinity.provider.sqlite.sessions import NEW, SUSPENDED, caller, own_route
 from affinity.provider.sqlite.workers import read_caller
 from affinity.provider.statements import load_statements
 
@@ -96,9 +96,8 @@ def _read_page(tx: Tx, cursor: HistoryCursor, max_bytes: int) -> tuple[HistoryPa
 
 
 def _release(tx: Tx, identity: WorkerIdentity, one: Release) -> None:
-    caller = {"worker_id": identity.worker_id, "incarnation": identity.incarnation}
     place = {"instance_id": one.instance_id, "now": tx.now}
-    if not tx.run(SQL["release"], {**place, **caller, "unknown": one.unknown}):
+    if not tx.run(SQL["release"], {**place, **caller(tx, identity), "unknown": one.unknown}):
         return
     handed = one.to is not None and tx.run(SQL["hand_over"], {**place, "heir": one.to})
     reroute_instances(tx, [one.instance_id], own_route(one.to) if handed and one.to is not None else NEW)
@@ -166,9 +165,7 @@ class _Search:
         self._max_bytes = options.max_bytes
         self.own = own_route(identity.worker_id)
         self.arguments: dict[str, Any] = {
-            "now": tx.now,
-            "worker_id": identity.worker_id,
-            "incarnation": identity.incarnation,
+            **caller(tx, identity),
             "own": self.own,
             "names": to_json(list(options.names)),
             "unknown_before": tx.now - options.unknown_after,

@@ -78,12 +78,7 @@ class WorkItemPlacer:
 
     def queue(self, lock: float) -> None:
         """Queue placed items; an item that is locked here is locked for ``lock`` seconds."""
-        common = {
-            "worker_id": self._identity.worker_id,
-            "incarnation": self._identity.incarnation,
-            "now": self._tx.now,
-            "locked_until": self._tx.now + lock,
-        }
+        common = {**sessions.caller(self._tx, self._identity), "locked_until": self._tx.now + lock}
         self._tx.many(SQL["insert_locked" if self._all_locked else "insert"], self._rows, common)
 
     def _locks_here(self, item: NewWorkItem, lease: Lease | None) -> bool:

@@ -7,6 +7,7 @@ from typing import Final
 from affinity.provider.contract import FleetLoad, WorkerIdentity
 from affinity.provider.rows import to_load
 from affinity.provider.sqlite.driver.transaction import Tx
+from affinity.provider.sqlite.sessions import caller
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "rebalancing.sql")
@@ -14,8 +15,7 @@ SQL: Final = load_statements(__package__, "rebalancing.sql")
 
 def get_load(tx: Tx, identity: WorkerIdentity | None, held: int) -> FleetLoad:
     if identity is not None:
-        caller = {"worker_id": identity.worker_id, "incarnation": identity.incarnation}
-        tx.run(SQL["report"], {**caller, "sessions": held, "now": tx.now})
+        tx.run(SQL["report"], {**caller(tx, identity), "sessions": held})
     return to_load(bool(tx.value(SQL["suspended"])), tx.rows(SQL["load"], {"now": tx.now}))
 
 

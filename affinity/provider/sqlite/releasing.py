@@ -41,11 +41,11 @@ def _holder(lease: Lease) -> WorkerIdentity:
 def release_idle(
     tx: Tx, identity: WorkerIdentity, options: FetchOptions, *, min_idle: float, only_users: Mapping[str, str]
 ) -> Sequence[str]:
-    who = {"worker_id": identity.worker_id, "incarnation": identity.incarnation, "now": tx.now}
-    caller = tx.row(SQL["room"], who)
-    if caller is None:
+    who = sessions.caller(tx, identity)
+    row = tx.row(SQL["room"], who)
+    if row is None:
         return []
-    others, held = caller
+    others, held = row
     looked_for = {
         "names": to_json(list(options.names)),
         "new": to_json(options.tags.routes(NEW)),

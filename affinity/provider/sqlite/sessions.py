@@ -117,7 +117,7 @@ def touch(
     due = [name for name in session_ids if name not in leases or leases[name].locked_until <= before]
     if due:
         arguments = {
-            **_of(tx, identity),
+            **caller(tx, identity),
             "session_ids": to_json(due),
             "locked_until": tx.now + timeout,
             "touch_before": before,
@@ -127,23 +127,23 @@ def touch(
 
 def count_held(tx: Tx, identity: WorkerIdentity) -> int:
     """Sessions that the caller, which must be alive, holds."""
-    held: int = tx.value(SQL["count_held"], _of(tx, identity))
+    held: int = tx.value(SQL["count_held"], caller(tx, identity))
     return held
 
 
 def read_held_by_name(tx: Tx, identity: WorkerIdentity) -> list[str]:
     """Sessions that the caller's name holds by an unexpired lock, whichever its incarnation."""
-    return tx.gather(SQL["of_worker"], _of(tx, identity))
+    return tx.gather(SQL["of_worker"], caller(tx, identity))
 
 
 def read_idle(tx: Tx, identity: WorkerIdentity) -> list[str]:
     """Sessions that the caller holds, without a work item in hand."""
-    return tx.gather(SQL["idle_of_worker"], _of(tx, identity))
+    return tx.gather(SQL["idle_of_worker"], caller(tx, identity))
 
 
 def count_drained(tx: Tx, identity: WorkerIdentity) -> int:
     """Sessions that the caller's drain has freed and that no worker has claimed since."""
-    drained: int = tx.value(SQL["count_drained"], _of(tx, identity))
+    drained: int = tx.value(SQL["count_drained"], caller(tx, identity))
     return drained
 
 
@@ -165,7 +165,7 @@ def claim(
     epochs = {session_id: lease.epoch for session_id, lease in former.items() if lease is not None}
     epochs |= zip(fresh, _next_epochs(tx, len(fresh)), strict=True)
     rows = [(session_id, epoch, tags.get(session_id)) for session_id, epoch in epochs.items()]
-    tx.many(SQL["claim"], rows, {**_of(tx, identity), "locked_until": tx.now + timeout})
+    tx.many(SQL["claim"], rows, {**caller(tx, identity), "locked_until": tx.now + timeout})
     reroute(tx, epochs, own_route(identity.worker_id))
     _notify_watchers(tx, [session_id for session_id in fresh if _had_holder(former[session_id])])
     return epochs
@@ -178,9 +178,9 @@ def _had_holder(former: Lease | None) -> bool:
 def inherit(tx: Tx, identity: WorkerIdentity, tags: WorkerTags) -> None:
     """Give a new incarnation the sessions that its name holds and whose work it takes, each with a new epoch."""
     taken = {"tags": to_json(list(tags.tags)), "only_tagged": tags.only}
-    session_ids: list[str] = tx.gather(SQL["to_inherit"], {**_of(tx, identity), **taken})
+    session_ids: list[str] = tx.gather(SQL["to_inherit"], {**caller(tx, identity), **taken})
     epochs = _next_epochs(tx, len(session_ids))
-    tx.many(SQL["inherit"], list(zip(session_ids, epochs, strict=True)), _of(tx, identity))
+    tx.many(SQL["inherit"], list(zip(session_ids, epochs, strict=True)), caller(tx, identity))
     _notify_watchers(tx, session_ids)
 
 
@@ -196,13 +196,13 @@ def free(tx: Tx, identity: WorkerIdentity, session_ids: Collection[str], reason:
     """Release sessions, if the caller holds all of them, and route their items to any worker. ``reason``: of the move
     that follows.
     """
-    if tx.run(SQL["free"], {**_of(tx, identity), "session_ids": to_json(list(session_ids)), "reason": reason}):
+    if tx.run(SQL["free"], {**caller(tx, identity), "session_ids": to_json(list(session_ids)), "reason": reason}):
         reroute(tx, session_ids, NEW)
 
 
 def leave(tx: Tx, identity: WorkerIdentity) -> int:
     """Have the caller's sessions kept for the next start of its worker; their number."""
-    return tx.run(SQL["leave"], {**_of(tx, identity), "left": identity.left})
+    return tx.run(SQL["leave"], {**caller(tx, identity), "left": identity.left})
 
 
 def reroute(tx: Tx, session_ids: Collection[str], route: str) -> int:
@@ -222,5 +222,6 @@ def _next_epochs(tx: Tx, count: int) -> range:
     return range(last - count + 1, last + 1)
 
 
-def _of(tx: Tx, identity: WorkerIdentity) -> dict[str, Any]:
+def caller(tx: Tx, identity: WorkerIdentity) -> dict[str, Any]:
+    """The caller and the time, as arguments."""
     return {"worker_id": identity.worker_id, "incarnation": identity.incarnation, "now": tx.now}

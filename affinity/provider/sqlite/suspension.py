@@ -9,7 +9,7 @@ from affinity.provider.contract import Resumption, Suspend, WorkerIdentity
 from affinity.provider.sqlite import orchestrations
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.messages import read_statuses, reroute_all_messages
-from affinity.provider.sqlite.sessions import NEW, SUSPENDED, own_route
+from affinity.provider.sqlite.sessions import NEW, SUSPENDED, caller, own_route
 from affinity.provider.sqlite.workers import read_caller
 from affinity.provider.statements import load_statements
 
@@ -26,14 +26,14 @@ def resume(tx: Tx, instance_ids: Sequence[str]) -> list[Resumption]:
 
 
 def retry(tx: Tx, identity: WorkerIdentity, *, names: Collection[str], code: str, limit: int) -> list[str]:
-    caller = read_caller(tx, identity)
-    if not caller.alive or caller.draining:
+    row = read_caller(tx, identity)
+    if not row.alive or row.draining:
         return []
     found = [one for (one,) in tx.rows(SQL["untried"], {"names": to_json(list(names)), "code": code, "limit": limit})]
     for instance_id in found:
         tx.run(SQL["resume"], {"instance_id": instance_id, "now": tx.now})
         tx.run(SQL["close"], {"instance_id": instance_id, "now": tx.now, "forget": False})
-    tx.many(orchestrations.SQL["take"], found, {"worker_id": identity.worker_id, "incarnation": identity.incarnation})
+    tx.many(orchestrations.SQL["take"], found, caller(tx, identity))
     reroute_all_messages(tx, found, own_route(identity.worker_id))
     return found
 
@@ -48,9 +48,7 @@ def _suspend(tx: Tx, identity: WorkerIdentity, one: Suspend) -> bool:
         "message": one.message,
         "code": one.code,
         "needs_code": one.needs_code,
-        "worker_id": identity.worker_id,
-        "incarnation": identity.incarnation,
-        "now": tx.now,
+        **caller(tx, identity),
     }
     if not tx.run(SQL["suspend"], arguments):
         return False

@@ -83,11 +83,7 @@ def commit(tx: Tx, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Ti
 
 def _read_fences(tx: Tx, identity: WorkerIdentity, turns: Sequence[Turn]) -> dict[str, _Fence]:
     """Fences of the instances that the caller owns and that have not finished."""
-    arguments = {
-        "instance_ids": to_json([turn.instance_id for turn in turns]),
-        "worker_id": identity.worker_id,
-        "incarnation": identity.incarnation,
-    }
+    arguments = {"instance_ids": to_json([turn.instance_id for turn in turns]), **sessions.caller(tx, identity)}
     return {name: tuple(fence) for name, *fence in tx.gather(SQL["fences"], arguments)}
 
 

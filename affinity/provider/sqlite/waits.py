@@ -56,10 +56,9 @@ def _end_waits(
     wanted: list[tuple[int, WaitFailure]] = [(row_id, "busy") for row_id in fates["busy"]]
     seen = {row_id for row_id, *_ in due}
     wanted += [(row_id, "no_worker_with_tag") for row_id in _stranded(tx, tag_timeout, limit) if row_id not in seen]
-    named = {"worker_id": identity.worker_id, "incarnation": identity.incarnation, "locked_until": tx.now + item_lock}
+    named = {**sessions.caller(tx, identity), "locked_until": tx.now + item_lock}
     failed = [
-        (_lock(tx, {**named, "now": tx.now, "id": row_id, "token": (token := tx.tokens.next())}, token), why)
-        for row_id, why in wanted
+        (_lock(tx, {**named, "id": row_id, "token": (token := tx.tokens.next())}, token), why) for row_id, why in wanted
     ]
     moving = sorted({name for _, name, fate in due if fate == "takeover" and name is not None})
     return EndedWaits(failed=failed, freed=_free(tx, moving))

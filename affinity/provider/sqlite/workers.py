@@ -15,7 +15,7 @@ from affinity.provider.sqlite.driver import timeline
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.messages import reroute_messages
-from affinity.provider.sqlite.sessions import own_route
+from affinity.provider.sqlite.sessions import caller, own_route
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "workers.sql")
@@ -69,7 +69,7 @@ def register(
     reported |= {"tags": json.dumps(list(profile.tags.tags)), "only_tagged": profile.tags.only}
     reported["registered"] = json.dumps(profile.registered)
     reported["code_since"] = _version_since(tx, identity, code)
-    tx.run(SQL["put"], {**_named(identity), **reported, "locked_until": tx.now + lease, "now": tx.now})
+    tx.run(SQL["put"], {**caller(tx, identity), **reported, "locked_until": tx.now + lease})
     if not resume and not known:  # an incarnation that registers twice has lost an answer, not its sessions
         sessions.inherit(tx, identity, profile.tags)
     return _lease(tx, lease)
@@ -84,12 +84,12 @@ def renew(tx: Tx, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
     if row.locked_until <= tx.now:
         return None
     timeline.advance(tx)
-    tx.run(SQL["extend"], {**_named(identity), "locked_until": tx.now + lease})
+    tx.run(SQL["extend"], {**caller(tx, identity), "locked_until": tx.now + lease})
     return _lease(tx, lease, draining=bool(row.draining))
 
 
 def drain(tx: Tx, identity: WorkerIdentity, *, restarts: bool = False, if_wanted: bool = False) -> int | None:
-    if not tx.run(SQL["set_draining"], {**_named(identity), "if_wanted": if_wanted}):
+    if not tx.run(SQL["set_draining"], {**caller(tx, identity), "if_wanted": if_wanted}):
         return None
     idle = sessions.read_idle(tx, identity)
     if restarts:
@@ -105,7 +105,7 @@ def _version_since(tx: Tx, identity: WorkerIdentity, code: Mapping[str, str]) ->
     is now, too, if the worker's row has another version with a later time: the worker changes from that version to this
     one, so this one is the newer, also in a rollback.
     """
-    row = tx.row(SQL["version_since"], {**_named(identity), **code, "now": tx.now})
+    row = tx.row(SQL["version_since"], {**caller(tx, identity), **code})
     assert row is not None
     since, former = row
     return tx.now if since is None or (former is not None and since <= former) else float(since)
@@ -130,13 +130,13 @@ def release(tx: Tx, identity: WorkerIdentity, *, restart_grace: float = 0.0) -> 
     row = _read(tx, identity)
     if row is None or row.incarnation != identity.incarnation:
         return
-    returns = restart_grace and row.locked_until > tx.now and not tx.row(SQL["drain_wanted"], _named(identity))
+    returns = restart_grace and row.locked_until > tx.now and not tx.row(SQL["drain_wanted"], caller(tx, identity))
     if returns and sessions.leave(tx, identity):
-        tx.run(SQL["leave"], {**_named(identity), "left": identity.left, "locked_until": tx.now + restart_grace})
+        tx.run(SQL["leave"], {**caller(tx, identity), "left": identity.left, "locked_until": tx.now + restart_grace})
     else:
         reason: MoveReason = "drained" if row.draining else "lease_expired"
         sessions.free(tx, identity, sessions.read_held_by_name(tx, identity), reason)
-        tx.run(SQL["extend"], {**_named(identity), "locked_until": min(tx.now, row.locked_until)})
+        tx.run(SQL["extend"], {**caller(tx, identity), "locked_until": min(tx.now, row.locked_until)})
     reroute_messages(tx, own_route(identity.worker_id), MAX_REROUTE)
 
 
@@ -163,7 +163,3 @@ def _read(tx: Tx, identity: WorkerIdentity) -> _LeaseRow | None:
 
 def _lease(tx: Tx, lease: float, *, draining: bool = False) -> WorkerLease:
     return WorkerLease(expires_in=lease, database_time=instant(tx.now), draining=draining)
-
-
-def _named(identity: WorkerIdentity) -> dict[str, Any]:
-    return {"worker_id": identity.worker_id, "incarnation": identity.incarnation}
