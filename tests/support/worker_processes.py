@@ -156,7 +156,18 @@ def _poll_alone(popen: popen_forkserver.Popen, flag: int = os.WNOHANG) -> int | 
 
 popen_forkserver.Popen.poll = _poll_alone  # type: ignore[method-assign, assignment]
 FORKS.set_forkserver_preload(
-    ["affinity.cli.worker", "affinity.provider.postgres", "affinity.provider.sqlite", "tests.support.apps", "uvloop"]
+    [
+        "affinity.cli.worker",
+        "affinity.agent",
+        "affinity.testing",
+        "affinity.provider.postgres",
+        "affinity.provider.sqlite",
+        "tests.support.apps",
+        "uvloop",
+        "anyio._backends._asyncio",
+        "opentelemetry.trace",
+        "tests.support.frozen",
+    ]
 )
 
 
