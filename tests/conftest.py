@@ -11,14 +11,16 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from urllib.parse import quote
 
+import psycopg
 import pytest
 
 from affinity.conversation import shown_trace
 from affinity.provider import migrate
 from tests.provider import warm
-from tests.provider.harnesses import PostgresHarness
+from tests.provider.harnesses import UNDISTURBED, PostgresHarness, clear
 from tests.provider.sqlite_files import create_file
 from tests.servers import NoPostgres, Offer, PostgresServer, old_and_new
 from tests.servers.programs import memory
@@ -141,6 +143,7 @@ class Servers:
         self._open: dict[str, PostgresServer] = {}
         self._templates: dict[str, str] = {}
         self._shared: dict[str, str] = {}
+        self._kept: dict[str, psycopg.Connection[Any]] = {}
 
     def server(self, age: str) -> PostgresServer:
         """The server of that age, ``old`` or ``new``; the test fails where there is none."""
@@ -164,6 +167,18 @@ class Servers:
             run_on_a_thread(PostgresHarness.prepare, url)
             self._shared[age] = url
         return self._shared[age]
+
+    def kept(self, age: str) -> str:
+        """The URL of a migrated database on that server for workers and clients, empty again after each call."""
+        server = self.server(age)
+        if age not in self._kept:
+            url = server.url(server.create_database(self.template(age)))
+            options = "-c search_path=affinity"
+            kept = psycopg.connect(url, autocommit=True, options=options, application_name="affinity tests")
+            self._kept[age] = self._stack.enter_context(kept)
+            kept.execute(UNDISTURBED)
+        clear(self._kept[age])
+        return f"{server.url(self._kept[age].info.dbname)}?application_name={quote(warm.APPLICATION)}"
 
     def without_databases(self) -> Servers:
         """The same servers, without a template or a shared database yet."""
@@ -223,6 +238,14 @@ def postgres_migrated(servers: Servers, postgres_age: str) -> Iterator[str]:
 
 
 @pytest.fixture
+def postgres_kept(servers: Servers, postgres_age: str) -> str:
+    """The URL of a migrated database that tests use one after another, with the connections of those before: half of
+    the time that a worker takes on a database of its own. Its connections have no names, and its server counts them.
+    """
+    return servers.kept(postgres_age)
+
+
+@pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
     """The URL of a migrated SQLite file."""
     create_file(path := tmp_path / "affinity.db")
@@ -237,6 +260,13 @@ def any_url(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) ->
             yield request.getfixturevalue("sqlite_url")
         else:
             yield _database(servers.server(request.param), stack, servers.template(request.param))
+
+
+@pytest.fixture(params=["sqlite", "old", "new"])
+def kept_url(request: pytest.FixtureRequest, servers: Servers) -> str:
+    """As `any_url`, for tests that change nothing but rows: on PostgreSQL as `postgres_kept`."""
+    url: str = request.getfixturevalue("sqlite_url") if request.param == "sqlite" else servers.kept(request.param)
+    return url
 
 
 @pytest.fixture(params=["sqlite", "old", "new"])

@@ -71,8 +71,11 @@ async def root(context: OrchestrationContext) -> None:
 
 
 @pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Client]:
-    async with Worker(app, any_url, RuntimeOptions.make(worker_node_id="w", poll_interval=0.2)), Client(any_url) as one:
+async def client(kept_url: str) -> AsyncIterator[Client]:
+    async with (
+        Worker(app, kept_url, RuntimeOptions.make(worker_node_id="w", poll_interval=0.2)),
+        Client(kept_url) as one,
+    ):
         yield one
 
 
@@ -92,7 +95,7 @@ async def test_an_activity_in_back_off_has_its_next_time_and_its_last_error(clie
     assert found.work_items == {"running": 0, "waiting": 0, "delayed": 1, "blocked": 0}
 
 
-async def test_an_ordered_activity_behind_another_is_blocked(client: Client, any_url: str) -> None:
+async def test_an_ordered_activity_behind_another_is_blocked(client: Client, kept_url: str) -> None:
     handle = await client.start(line)
     with anyio.fail_after(30):
         while not any(one.next_attempt_at for one in await handle.activities()):
@@ -101,7 +104,7 @@ async def test_an_ordered_activity_behind_another_is_blocked(client: Client, any
     assert (first.status, first.blocked, second.status, second.blocked) == ("queued", False, "queued", True)
     assert (first.session_id, second.session_id, second.attempt, second.next_attempt_at) == ("s", "s", 1, None)
     assert (await client.statistics()).work_items == {"running": 0, "waiting": 0, "delayed": 1, "blocked": 1}
-    shown = await to_thread.run_sync(CliRunner().invoke, main, ["--url", any_url, "show", handle.instance_id])
+    shown = await to_thread.run_sync(CliRunner().invoke, main, ["--url", kept_url, "show", handle.instance_id])
     assert "refuse: waits for an ordered activity of session 's' that is before it" in shown.output
 
 
@@ -159,9 +162,9 @@ async def test_unknown_instances_and_invalid_limits_are_refused(client: Client) 
 
 
 @pytest.mark.parametrize("text", ["\udcff", "a\x00"])
-async def test_conditions_that_no_store_can_keep_are_refused(text: str, any_url: str) -> None:
-    await migrate(any_url)
-    async with Client(any_url) as client:
+async def test_conditions_that_no_store_can_keep_are_refused(text: str, kept_url: str) -> None:
+    await migrate(kept_url)
+    async with Client(kept_url) as client:
         for condition in ("prefix", "name", "session_id", "reason"):
             given: dict[str, Any] = {condition: text}
             with pytest.raises(InvalidInput):

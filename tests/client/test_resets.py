@@ -70,15 +70,15 @@ class FailingShop:
 
 
 @pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Client]:
-    async with Client(any_url) as client:
+async def client(kept_url: str) -> AsyncIterator[Client]:
+    async with Client(kept_url) as client:
         yield client
 
 
 @pytest.fixture
-async def shop(any_url: str) -> AsyncIterator[FailingShop]:
+async def shop(kept_url: str) -> AsyncIterator[FailingShop]:
     shop = FailingShop()
-    async with Worker(shop.app, any_url, OPTIONS):
+    async with Worker(shop.app, kept_url, OPTIONS):
         yield shop
 
 
@@ -164,11 +164,11 @@ async def test_an_instance_is_reset_to_its_beginning_and_again(shop: FailingShop
 
 
 @pytest.mark.parametrize("to_event", [1, 4])
-async def test_a_reset_before_the_last_one_is_read_loses_nothing(any_url: str, client: Client, to_event: int) -> None:
+async def test_a_reset_before_the_last_one_is_read_loses_nothing(kept_url: str, client: Client, to_event: int) -> None:
     """The start, and events from outside, are in the queue then."""
     shop = FailingShop()
     shop.broken = False
-    async with Worker(shop.app, any_url, OPTIONS):
+    async with Worker(shop.app, kept_url, OPTIONS):
         run = await client.start("order", 1, instance_id="order")
         await run.raise_event("address", "here")
         await run.raise_event("note", "thanks")
@@ -176,13 +176,13 @@ async def test_a_reset_before_the_last_one_is_read_loses_nothing(any_url: str, c
     await client.reset("order", to_event=to_event)
     for _ in range(2):
         await client.reset("order", to_event=len(await client.history("order")))
-    async with Worker(shop.app, any_url, OPTIONS):
+    async with Worker(shop.app, kept_url, OPTIONS):
         assert await run.wait(30) == ["PAY", "here", "PACK", "thanks"]
 
 
-async def test_a_child_answers_its_parent_after_resets(any_url: str, client: Client) -> None:
+async def test_a_child_answers_its_parent_after_resets(kept_url: str, client: Client) -> None:
     """It was scheduled before them, and ends after them; its default id stays what it was."""
-    async with Worker(FailingShop().app, any_url, OPTIONS):
+    async with Worker(FailingShop().app, kept_url, OPTIONS):
         run = await client.start("with_parcel", 1, instance_id="order")
         with pytest.raises(OrchestrationFailed, match="no box"):
             await run.wait(30)
@@ -198,7 +198,7 @@ async def test_a_child_answers_its_parent_after_resets(any_url: str, client: Cli
     await client.reset(name, to_event=2)
     await client.reset("order", to_event=child + 1)
     await client.reset("order", to_event=child + 1)
-    async with Worker(shop.app, any_url, OPTIONS):
+    async with Worker(shop.app, kept_url, OPTIONS):
         await client.raise_event(name, "delivered", "at last")
         assert await run.wait(30) == ["PACK", "at last"]
 
@@ -238,16 +238,16 @@ async def test_the_custom_status_is_the_one_that_was_there(shop: FailingShop, cl
     assert await run.wait(30) == ["first", "on", "second"]
 
 
-async def test_a_custom_status_stays_while_the_start_after_a_reset_waits(any_url: str, client: Client) -> None:
+async def test_a_custom_status_stays_while_the_start_after_a_reset_waits(kept_url: str, client: Client) -> None:
     shop = FailingShop()
-    async with Worker(shop.app, any_url, OPTIONS):
+    async with Worker(shop.app, kept_url, OPTIONS):
         run = await client.start("staged", 1, instance_id="i")
         await run.raise_event("go", "on")
         await run.wait(30)
     for _ in range(2):
         await client.reset("i", to_event=1)
         assert (await run.status()).custom_status == "first"
-    async with Worker(shop.app, any_url, OPTIONS):
+    async with Worker(shop.app, kept_url, OPTIONS):
         assert await run.wait(30) == ["first", "on", "second"]
 
 

@@ -38,9 +38,9 @@ async def events(ctx: OrchestrationContext) -> list[Any]:
     return [await ctx.schedule_wait("tick") for _ in range(2)]
 
 
-async def test_create_and_show(any_url: str) -> None:
+async def test_create_and_show(kept_url: str) -> None:
     """What was given comes back; nothing else is needed than a database."""
-    async with Client(any_url) as client:
+    async with Client(kept_url) as client:
         end = datetime(2100, 1, 1, tzinfo=UTC)
         made = await client.schedules.create(
             "nightly", "report", cron="0 3 * * *", zone="Europe/Berlin", overlap="queue", end=end
@@ -89,8 +89,8 @@ async def test_refused_calls(sqlite_url: str) -> None:
         assert await schedules.list() == []
 
 
-async def test_list_in_pages(any_url: str) -> None:
-    async with Client(any_url) as client:
+async def test_list_in_pages(kept_url: str) -> None:
+    async with Client(kept_url) as client:
         for name in "cab":
             await client.schedules.create(name, "report", every=60)
         assert [each.name for each in await client.schedules.list(limit=2)] == ["a", "b"]
@@ -98,9 +98,9 @@ async def test_list_in_pages(any_url: str) -> None:
         assert await client.schedules.list(app="shop") == []
 
 
-async def test_update(any_url: str) -> None:
+async def test_update(kept_url: str) -> None:
     """Given options replace their own; the schedule goes on from now."""
-    async with Client(any_url) as client:
+    async with Client(kept_url) as client:
         made = await client.schedules.create("a", "report", cron="0 3 * * *", zone="Europe/Berlin", overlap="queue")
         changed = await client.schedules.update("a", every=HOUR)
         assert (changed.timing, changed.overlap, changed.generation) == ("every 1:00:00", "queue", made.generation)
@@ -199,9 +199,9 @@ async def test_refused_backfills() -> None:
         assert [each async for each in env.client.list_instances()] == []
 
 
-async def test_delete(any_url: str) -> None:
+async def test_delete(kept_url: str) -> None:
     """The name is free; a new schedule of this name has another generation."""
-    async with Client(any_url) as client:
+    async with Client(kept_url) as client:
         made = await client.schedules.create("a", "report", every=60)
         await client.schedules.delete("a")
         with pytest.raises(UnknownSchedule):

@@ -53,10 +53,10 @@ async def fill(client: Client, text: str, prefix: str = "") -> None:
 
 
 @pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Client]:
+async def client(kept_url: str) -> AsyncIterator[Client]:
     """Of a database with a worker."""
     options = RuntimeOptions(poll_interval=0.1, worker_node_id="one", unregistered_timeout=0.2, drain_timeout=0.1)
-    async with Worker(app, any_url, options), Client(any_url) as client:
+    async with Worker(app, kept_url, options), Client(kept_url) as client:
         yield client
 
 

@@ -264,9 +264,9 @@ async def test_under_a_prefix(client: Client) -> None:
         assert all(address.startswith("/ops/affinity/") for address in found)
 
 
-async def test_a_console_opens_its_own_client(any_url: str) -> None:
+async def test_a_console_opens_its_own_client(kept_url: str) -> None:
     """With the first request; and closes it."""
-    console = create(any_url)
+    console = create(kept_url)
     async with console, httpx.AsyncClient(transport=httpx.ASGITransport(app=console), base_url="http://x") as http:
         assert "No worker is alive" in (await http.get("/")).text
         opened = console._client

@@ -13,8 +13,8 @@ from affinity.journal import JournalWrite
 
 @pytest.fixture(params=["sqlite", "new"])
 def url(request: pytest.FixtureRequest) -> str:
-    """The URL of a migrated database."""
-    found: str = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_migrated")
+    """The URL of a migrated database, without rows."""
+    found: str = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_kept")
     return found
 
 

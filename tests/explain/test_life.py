@@ -43,16 +43,16 @@ async def visits(ctx: OrchestrationContext, session: str) -> None:
     await ctx.schedule_activity(quick).on_session(session)
 
 
-async def test_the_holders_of_a_session_one_after_another(any_url: str) -> None:
-    async with Client(any_url) as client:
+async def test_the_holders_of_a_session_one_after_another(kept_url: str) -> None:
+    async with Client(kept_url) as client:
         for worker_id in ("a", "b"):
-            async with Worker(app, any_url, RuntimeOptions(poll_interval=0.1, worker_node_id=worker_id)):
+            async with Worker(app, kept_url, RuntimeOptions(poll_interval=0.1, worker_node_id=worker_id)):
                 await (await client.start(visits, "s")).wait(20)
                 held = await client.session_life("s")
                 last = held.holdings[-1]
                 assert held.sentence == f"session 's' is held by worker '{worker_id}' under epoch {last.epoch}"
                 assert (held.free_seconds, last.until) == (None, None)
-        async with aclosing(await open_provider(any_url)) as provider:
+        async with aclosing(await open_provider(kept_url)) as provider:
             await provider.report_session_moves([MoveReport(last.epoch, 0.25, 1024)])
         life = await client.session_life("s")
         first, second = life.holdings
@@ -69,9 +69,9 @@ async def test_the_holders_of_a_session_one_after_another(any_url: str) -> None:
         assert (latest.holdings, latest.has_more) == ([second], True)
 
 
-async def test_the_gap_behind_a_worker_that_died(any_url: str) -> None:
+async def test_the_gap_behind_a_worker_that_died(kept_url: str) -> None:
     """It begins when the holder's lease ends, not when the session's lock does."""
-    async with Env(app, url=None if any_url.startswith("sqlite") else any_url) as env:
+    async with Env(app, url=None if kept_url.startswith("sqlite") else kept_url) as env:
         await (await env.client.start(visits, "s")).wait(20)
         with env.freeze():
             await env.crash(0, restart=False)
@@ -81,18 +81,18 @@ async def test_the_gap_behind_a_worker_that_died(any_url: str) -> None:
             assert life.sentence.startswith("session 's' is held by no worker")
 
 
-async def test_sessions_that_are_not_known(any_url: str) -> None:
-    async with Client(any_url) as client:
+async def test_sessions_that_are_not_known(kept_url: str) -> None:
+    async with Client(kept_url) as client:
         with pytest.raises(SessionNotFound, match="'nowhere'"):
             await client.session_life("nowhere")
         with pytest.raises(InvalidInput, match="limit"):
             await client.session_life("s", limit=1000)
 
 
-async def test_a_holder_that_drains_and_one_that_restarts(any_url: str) -> None:
+async def test_a_holder_that_drains_and_one_that_restarts(kept_url: str) -> None:
     options = {"poll_interval": 0.1, "worker_node_id": "a", "restart_grace": 300.0, "drain_timeout": 0.1}
-    async with Client(any_url) as client:
-        async with Worker(app, any_url, RuntimeOptions.make(**options)):
+    async with Client(kept_url) as client:
+        async with Worker(app, kept_url, RuntimeOptions.make(**options)):
             await (await client.start(visits, "idle")).wait(20)
             await client.start(stays, "busy", instance_id="i")
 
@@ -119,12 +119,12 @@ async def _stand_by(provider: Provider, name: str, capacity: int, app_name: str 
     await provider.register_worker(identity, 300, {"app": app_name}, profile=profile(capacity=capacity))
 
 
-async def test_a_drain_says_what_moves_and_where_there_is_room(any_url: str) -> None:
+async def test_a_drain_says_what_moves_and_where_there_is_room(kept_url: str) -> None:
     """To live workers of the same app with room, the one with the most first."""
-    async with Client(any_url) as client, aclosing(await open_provider(any_url)) as provider:
+    async with Client(kept_url) as client, aclosing(await open_provider(kept_url)) as provider:
         with pytest.raises(UnknownWorker):
             await client.drain_preview("a")
-        async with Worker(app, any_url, RuntimeOptions(poll_interval=0.1, worker_node_id="a")):
+        async with Worker(app, kept_url, RuntimeOptions(poll_interval=0.1, worker_node_id="a")):
             assert (await client.drain_preview("a")).sentence == "worker 'a' holds no sessions: a drain moves none"
             for session in ("s", "t"):
                 await (await client.start(visits, session)).wait(20)

@@ -112,8 +112,8 @@ async def nested(ctx: OrchestrationContext, depth: int) -> None:
 
 
 @pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Client]:
-    async with Client(any_url) as client:
+async def client(kept_url: str) -> AsyncIterator[Client]:
+    async with Client(kept_url) as client:
         yield client
 
 
@@ -151,7 +151,7 @@ async def opened(url: str) -> AsyncIterator[Provider]:
         await provider.aclose()
 
 
-async def test_without_a_worker_it_says_so(any_url: str, client: Client) -> None:
+async def test_without_a_worker_it_says_so(kept_url: str, client: Client) -> None:
     await client.start(events, instance_id="i")
     with pytest.raises(WaitTimeout, match="none is alive") as raised:
         await client.wait("i", 0.1)
@@ -159,8 +159,8 @@ async def test_without_a_worker_it_says_so(any_url: str, client: Client) -> None
     assert (raised.value.waits_for.code, raised.value.waits_for.path) == ("no_worker", ("i",))
 
 
-async def test_an_event_and_a_timer_are_named(any_url: str, client: Client) -> None:
-    async with Worker(app, any_url, options(drain_timeout=0.1)):
+async def test_an_event_and_a_timer_are_named(kept_url: str, client: Client) -> None:
+    async with Worker(app, kept_url, options(drain_timeout=0.1)):
         await client.start(events, instance_id="e")
         found = await explained(client, "e", "event")
         assert (found.name, found.instance_id) == ("one", "e")
@@ -181,9 +181,9 @@ async def test_an_event_and_a_timer_are_named(any_url: str, client: Client) -> N
         assert await client.explain("e") is None
 
 
-async def test_a_child_that_is_suspended_is_named_with_the_path(any_url: str, client: Client) -> None:
+async def test_a_child_that_is_suspended_is_named_with_the_path(kept_url: str, client: Client) -> None:
     """The deepest reason, through all parents; `ask` and `wait` have it in a field."""
-    async with Worker(app, any_url, options(drain_timeout=0.1)):
+    async with Worker(app, kept_url, options(drain_timeout=0.1)):
         await client.start(grandparent, instance_id="g")
         found = await explained(client, "g", "suspended")
         assert (found.path, found.instance_id, found.name) == (("g", "p", "c"), "c", "lost")
@@ -194,10 +194,10 @@ async def test_a_child_that_is_suspended_is_named_with_the_path(any_url: str, cl
 
 
 async def test_names_that_no_live_worker_registers(
-    any_url: str, client: Client, caplog: pytest.LogCaptureFixture
+    kept_url: str, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "affinity")
-    async with Worker(app, any_url, options(unregistered_timeout=300.0, drain_timeout=0.1)):
+    async with Worker(app, kept_url, options(unregistered_timeout=300.0, drain_timeout=0.1)):
         await client.start("nowhere", instance_id="o")
         await client.start("nowhere", instance_id="o2")
         await client.start(unknown_activity, instance_id="a")
@@ -223,8 +223,8 @@ async def test_names_that_no_live_worker_registers(
     assert await client.unserved_work() == []  # no worker is alive: all work waits
 
 
-async def test_activities_say_why_they_have_no_result(any_url: str, client: Client) -> None:
-    async with Worker(app, any_url, options(drain_timeout=0.1)) as worker:
+async def test_activities_say_why_they_have_no_result(kept_url: str, client: Client) -> None:
+    async with Worker(app, kept_url, options(drain_timeout=0.1)) as worker:
         await client.start(works, instance_id="runs")
         assert (await explained(client, "runs", "activity_running")).worker_id == worker.identity.worker_id
         await client.start(retries, instance_id="retries")
@@ -239,10 +239,10 @@ async def test_activities_say_why_they_have_no_result(any_url: str, client: Clie
         assert (await explained(client, "second", "ordered_behind")).session_id == "s"
 
 
-async def test_a_session_says_why_its_work_waits(any_url: str, client: Client) -> None:
+async def test_a_session_says_why_its_work_waits(kept_url: str, client: Client) -> None:
     """The holder is busy, or drains; or no worker has room for another session."""
     limits = {"worker_concurrency": 1, "max_sessions_per_runtime": 1, "drain_timeout": 0.1}
-    async with Worker(app, any_url, options("w", **limits)):
+    async with Worker(app, kept_url, options("w", **limits)):
         await client.start(uses, "s", instance_id="first")
         await explained(client, "first", "activity_running")
         await client.start(uses, "s", instance_id="busy")
@@ -258,17 +258,17 @@ async def test_a_session_says_why_its_work_waits(any_url: str, client: Client) -
         await explained(client, "full", "workers_draining")
 
 
-async def test_a_turn_that_no_worker_has_run(any_url: str, client: Client) -> None:
-    async with opened(any_url) as provider:
+async def test_a_turn_that_no_worker_has_run(kept_url: str, client: Client) -> None:
+    async with opened(kept_url) as provider:
         await stand_by(provider, "w", {"orchestrations": {"events": "digest"}})
         await client.start(events, instance_id="i")
         found = await explained(client, "i", "turn")
         assert found.sentence == "'i' waits for a worker to run its next turn"
 
 
-async def test_children_too_deep_to_be_followed(any_url: str, client: Client) -> None:
+async def test_children_too_deep_to_be_followed(kept_url: str, client: Client) -> None:
     """The path ends at the limit; the last instance of it says for which child it waits."""
-    async with Worker(app, any_url, options(drain_timeout=0.1)):
+    async with Worker(app, kept_url, options(drain_timeout=0.1)):
         await client.start(nested, MAX_DEPTH, instance_id="top")
         await explained(client, "depth-0", "event")
         found = await explained(client, "top", "child")
@@ -277,8 +277,8 @@ async def test_children_too_deep_to_be_followed(any_url: str, client: Client) ->
         assert (await explained(client, f"depth-{MAX_DEPTH - 1}", "event")).instance_id == "depth-0"
 
 
-async def test_an_activity_for_which_no_worker_has_a_slot(any_url: str, client: Client) -> None:
-    async with Worker(app, any_url, options(worker_concurrency=1, drain_timeout=0.1)):
+async def test_an_activity_for_which_no_worker_has_a_slot(kept_url: str, client: Client) -> None:
+    async with Worker(app, kept_url, options(worker_concurrency=1, drain_timeout=0.1)):
         await client.start(works, instance_id="first")
         await explained(client, "first", "activity_running")
         await client.start(works, instance_id="second")
@@ -295,23 +295,23 @@ def without_work() -> App:
 
 
 async def test_an_activity_that_was_given_back_for_a_while(
-    any_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
+    kept_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker without its code gives it back with its session, for the one that has it."""
     monkeypatch.setattr(activities, "UNKNOWN_PAUSE", 600.0)
-    async with opened(any_url) as provider:
+    async with opened(kept_url) as provider:
         await stand_by(provider, "able", {"activities": {"work": "digest"}})
-        async with Worker(without_work(), any_url, options(unregistered_timeout=900.0)):
+        async with Worker(without_work(), kept_url, options(unregistered_timeout=900.0)):
             await client.start(uses, "s", instance_id="i")
             found = await explained(client, "i", "activity_delayed")
             assert found.due_at is not None
             assert 500 < (found.due_at - (await client.status("i")).created_at).total_seconds() < 700
 
 
-async def test_a_session_that_moves(any_url: str, client: Client) -> None:
+async def test_a_session_that_moves(kept_url: str, client: Client) -> None:
     async with (
-        Worker(app, any_url, options("a", drain_timeout=0.1)),
-        opened(any_url) as provider,
+        Worker(app, kept_url, options("a", drain_timeout=0.1)),
+        opened(kept_url) as provider,
     ):
         await client.start(uses, "s", instance_id="first")
         await explained(client, "first", "activity_running")
@@ -323,7 +323,7 @@ async def test_a_session_that_moves(any_url: str, client: Client) -> None:
         assert "moves to worker 'b'" in found.sentence
 
 
-async def test_a_holder_without_the_code_is_not_called_busy(any_url: str, client: Client) -> None:
+async def test_a_holder_without_the_code_is_not_called_busy(kept_url: str, client: Client) -> None:
     """It gives the session up: more slots would not help."""
     limits = {"worker_concurrency": 1, "drain_timeout": 0.1, "unregistered_timeout": 900.0}
     holder = without_work()
@@ -336,7 +336,7 @@ async def test_a_holder_without_the_code_is_not_called_busy(any_url: str, client
     async def holds(ctx: OrchestrationContext, session: str) -> None:
         await ctx.schedule_activity(other).on_session(session)
 
-    async with Worker(holder, any_url, options("a", **limits)), opened(any_url) as provider:
+    async with Worker(holder, kept_url, options("a", **limits)), opened(kept_url) as provider:
         await client.start(holds, "s", instance_id="first")
         await explained(client, "first", "activity_running")
         await stand_by(provider, "b", {"activities": {"work": "digest"}})
@@ -346,17 +346,17 @@ async def test_a_holder_without_the_code_is_not_called_busy(any_url: str, client
         assert "does not register the activity" in found.sentence
 
 
-async def test_a_holder_that_restarts_is_not_called_busy(any_url: str, client: Client) -> None:
-    async with Worker(app, any_url, options("a", restart_grace=300)):
+async def test_a_holder_that_restarts_is_not_called_busy(kept_url: str, client: Client) -> None:
+    async with Worker(app, kept_url, options("a", restart_grace=300)):
         await (await client.start(visits, "s")).wait(20)
-    async with Worker(app, any_url, options("b", drain_timeout=0.1)):
+    async with Worker(app, kept_url, options("b", drain_timeout=0.1)):
         await client.start(visits, "s", instance_id="i")
         found = await explained(client, "i", "holder_restarting")
         assert (found.session_id, found.worker_id) == ("s", "a")
 
 
-async def test_a_holder_whose_lease_has_ended(any_url: str) -> None:
-    async with Env(app, url=None if any_url.startswith("sqlite") else any_url) as env:
+async def test_a_holder_whose_lease_has_ended(kept_url: str) -> None:
+    async with Env(app, url=None if kept_url.startswith("sqlite") else kept_url) as env:
         await env.client.start(uses, "s", instance_id="i")
         with env.freeze():
             await env.advance(1)
@@ -395,7 +395,7 @@ def other_work() -> App:
 
 
 async def test_workers_with_different_code_for_a_name_warn_once(
-    any_url: str, client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    kept_url: str, client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both warn, once; the same code under one name is no difference, and a worker that has ended is none."""
     monkeypatch.setattr(registrations, "COMPARE_SECONDS", 0.1)
@@ -404,10 +404,10 @@ async def test_workers_with_different_code_for_a_name_warn_once(
     def warnings() -> list[str]:
         return [one.getMessage() for one in caplog.records if "other code" in one.getMessage()]
 
-    async with Worker(app, any_url, options("a")), Worker(app, any_url, options("b")):
+    async with Worker(app, kept_url, options("a")), Worker(app, kept_url, options("b")):
         await anyio.sleep(0.5)
         assert not warnings()
-        async with Worker(other_work(), any_url, options("c")):
+        async with Worker(other_work(), kept_url, options("c")):
 
             async def all_warned() -> bool:
                 return len(warnings()) == 3

@@ -120,8 +120,8 @@ async def test_on_sqlite_limits_cost_the_same_among_many(tmp_path: Path, steps: 
 
 
 @pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Client]:
-    async with Client(any_url) as client:
+async def client(kept_url: str) -> AsyncIterator[Client]:
+    async with Client(kept_url) as client:
         yield client
 
 

@@ -17,12 +17,12 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_of_many_sessions_each_worker_says_how_many_it_holds(
-    any_url: str, monkeypatch: pytest.MonkeyPatch
+    kept_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Few are counted; of more, as many rows are read as the limit, held or not (contract: list_workers)."""
     for module in (on_postgres, on_sqlite):
         monkeypatch.setattr(module, "SCRAPE_COUNT", 3)
-    async with aclosing(await open_provider(any_url)) as provider:
+    async with aclosing(await open_provider(kept_url)) as provider:
         peer = Peer(provider, WorkerIdentity(worker_id="a", incarnation=Incarnation("a-1")))
         await peer.register()
         await provider.get_load(peer.identity, held=7)

@@ -4,13 +4,14 @@ A new connection costs the server a process, its caches and the preparation of e
 what a test of the contract does with it. A test opens ten of them. So the providers of `PostgresHarness` get
 connections that providers of an earlier test have closed, in autocommit and outside any transaction, with the
 statements that are prepared on them. All else is as on a new connection: the provider checks the timeline, for one.
+So do workers and clients, whose URL says that they are `APPLICATION`.
 """
 
 from __future__ import annotations
 
 import select
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from psycopg import AsyncConnection
@@ -42,12 +43,24 @@ class KeptWireProtocol(WireProtocol):
             self._shapes, self._names, self._numbers = before
         elif connection in _origins:
             _prepared[connection] = (self._shapes, self._names, self._numbers)
+        self._changed: set[str] = set()
+
+    def change(self, settings: Mapping[str, str], then: Callable[[], None]) -> None:
+        self._changed.update(settings)
+        super().change(settings, then)
 
     def close(self) -> None:
-        if self._connection in _origins:
-            keep(self._connection)
-        else:
+        if self._connection not in _origins:
             super().close()
+            return
+        undone = [f"RESET {name}" for name in self._changed]
+        if self._notified is not None:
+            undone.append("UNLISTEN *")
+        if undone and _is_usable(self._connection):
+            self._pgconn.exec_(";".join(undone).encode())
+            while self._pgconn.notifies() is not None:
+                pass
+        keep(self._connection)
 
 
 async def connect(conninfo: str) -> AsyncConnection[Any]:

@@ -50,7 +50,7 @@ class Boxes:
 @pytest.fixture(params=["sqlite", "new"])
 def url(request: pytest.FixtureRequest) -> str:
     """The URL of a migrated database."""
-    found: str = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_migrated")
+    found: str = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_kept")
     return found
 
 

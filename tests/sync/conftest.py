@@ -19,10 +19,10 @@ def working(url: str, app: App = app) -> Iterator[None]:
 
 
 @pytest.fixture
-def url(any_url: str) -> Iterator[str]:
+def url(kept_url: str) -> Iterator[str]:
     """Of a database that a worker works for."""
-    with working(any_url):
-        yield any_url
+    with working(kept_url):
+        yield kept_url
 
 
 @pytest.fixture

@@ -337,5 +337,5 @@ NUMBERS = count()
     suppress_health_check=list(HealthCheck),
 )
 @given(corrupted=st.tuples(*map(corruptions, 2 * COLUMNS)))
-def test_any_row_hurts_its_own_instance_only(any_url: str, corrupted: tuple[Corruption, ...]) -> None:
-    anyio.run(play, any_url, next(NUMBERS), corrupted)
+def test_any_row_hurts_its_own_instance_only(kept_url: str, corrupted: tuple[Corruption, ...]) -> None:
+    anyio.run(play, kept_url, next(NUMBERS), corrupted)

@@ -39,14 +39,14 @@ def question(text: str) -> EventValue[Answer]:
 
 
 @pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Client]:
-    async with Client(any_url) as client:
+async def client(kept_url: str) -> AsyncIterator[Client]:
+    async with Client(kept_url) as client:
         yield client
 
 
 @pytest.fixture
-async def worker(any_url: str) -> AsyncIterator[Worker]:
-    async with Worker(app, any_url, OPTIONS) as worker:
+async def worker(kept_url: str) -> AsyncIterator[Worker]:
+    async with Worker(app, kept_url, OPTIONS) as worker:
         yield worker
 
 
@@ -59,14 +59,14 @@ async def events_of(client: Client, instance_id: str, kind: str) -> list[Any]:
     ]
 
 
-async def test_a_reply_is_typed_and_comes_without_a_poll(worker: Worker, client: Client, any_url: str) -> None:
+async def test_a_reply_is_typed_and_comes_without_a_poll(worker: Worker, client: Client, kept_url: str) -> None:
     """Neither worker nor client polls in the time of this test; a second call gives the same reply."""
     run = await client.start(oracle, 0, instance_id="o")
     first = await client.ask("o", question("a"), idempotency_key="k", timeout=20)
     assert first == Answer(text="A", number=1)
     assert await run.ask(question("b"), timeout=20) == Answer(text="B", number=2)
     assert await client.ask("o", question("other data"), idempotency_key="k", timeout=20) == first
-    async with Client(any_url) as later:
+    async with Client(kept_url) as later:
         assert await later.ask("o", question("a"), idempotency_key="k", timeout=20) == first
     assert [event["data"]["text"] for event in await events_of(client, "o", "event_raised")] == ["a", "b"]
     assert len(await events_of(client, "o", "event_replied")) == 2
@@ -132,7 +132,7 @@ async def test_an_end_without_a_reply_is_an_error(
         await client.ask("o", question("a"), idempotency_key="a", timeout=20)
 
 
-async def test_a_reply_that_comes_late_is_there_for_the_next(client: Client, any_url: str) -> None:
+async def test_a_reply_that_comes_late_is_there_for_the_next(client: Client, kept_url: str) -> None:
     await client.start(oracle, 0, instance_id="o")
     with pytest.raises(WaitTimeout, match=r"has not replied within 0\.3 s"):
         await client.ask("o", question("a"), idempotency_key="k", timeout=0.3)
@@ -140,7 +140,7 @@ async def test_a_reply_that_comes_late_is_there_for_the_next(client: Client, any
         await client.ask("o", question("a"), timeout=-1)
     with pytest.raises(InvalidInput):
         await client.ask("o", question("a"), idempotency_key="")
-    async with Worker(app, any_url, OPTIONS):
+    async with Worker(app, kept_url, OPTIONS):
         assert await client.ask("o", question("a"), idempotency_key="k", timeout=20) == Answer(text="A", number=1)
         with pytest.raises(NotSerializable, match="reply to event 'ask' must be int"):
             await client.ask("o", Event("ask", Question, reply=int)(Question(text="b")), timeout=20)
@@ -165,7 +165,7 @@ async def test_a_deleted_instance_is_not_waited_for(client: Client) -> None:
     assert len(errors) == 1
 
 
-async def test_the_end_of_the_client_ends_the_wait(client: Client, any_url: str) -> None:
+async def test_the_end_of_the_client_ends_the_wait(client: Client, kept_url: str) -> None:
     await client.start(oracle, 0, instance_id="o")
     errors: list[Exception] = []
 
@@ -176,7 +176,7 @@ async def test_the_end_of_the_client_ends_the_wait(client: Client, any_url: str)
             errors.append(error)
 
     with anyio.fail_after(PATIENCE):
-        async with anyio.create_task_group() as tasks, Client(any_url) as asking:
+        async with anyio.create_task_group() as tasks, Client(kept_url) as asking:
             tasks.start_soon(ask, asking)
             while (await client.statistics()).messages["waiting"] < 2:
                 await anyio.sleep(0.02)
@@ -212,8 +212,8 @@ class Counting:
 
 
 @pytest.fixture
-async def counting(any_url: str) -> AsyncIterator[Any]:
-    provider = await open_provider(any_url, one_connection=True)
+async def counting(kept_url: str) -> AsyncIterator[Any]:
+    provider = await open_provider(kept_url, one_connection=True)
     yield Counting(provider)
     await provider.aclose()
 
@@ -260,9 +260,9 @@ async def test_a_thousand_that_wait_cost_one_statement_a_second(counting: Any, c
     assert calls == {}
 
 
-async def test_an_event_with_a_key_is_sent_again_after_a_lost_reply(counting: Any, any_url: str) -> None:
+async def test_an_event_with_a_key_is_sent_again_after_a_lost_reply(counting: Any, kept_url: str) -> None:
     """By the client itself; one without a key is not."""
-    async with Client.from_provider(counting) as client, Worker(app, any_url, OPTIONS):
+    async with Client.from_provider(counting) as client, Worker(app, kept_url, OPTIONS):
         await client.start(oracle, 0, instance_id="o")
         counting.loses_next = True
         await client.raise_event("o", question("silence"), idempotency_key="k")
@@ -284,12 +284,12 @@ async def test_an_event_with_a_key_is_sent_again_after_a_lost_reply(counting: An
 
 
 @pytest.mark.slow
-async def test_replies_survive_workers_that_are_killed(any_url: str, tmp_path: Path) -> None:
+async def test_replies_survive_workers_that_are_killed(kept_url: str, tmp_path: Path) -> None:
     """A worker dies between the event and the reply, with SIGKILL; each question is answered once, and rightly."""
     note = tmp_path / "note"
-    with open_workers(any_url) as workers:
+    with open_workers(kept_url) as workers:
         doomed = workers.start("a", app="tests.support.ask_app:app")
-        async with Client(any_url) as client:
+        async with Client(kept_url) as client:
             asked = Ask(Question(text="poison", note=str(note)))
             answers: list[Answer] = []
 

@@ -66,19 +66,19 @@ async def given_up(client: Client, instance_id: str) -> Failure:
 
 
 @pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Client]:
-    async with Client(any_url) as client:
+async def client(kept_url: str) -> AsyncIterator[Client]:
+    async with Client(kept_url) as client:
         yield client
 
 
 @pytest.mark.parametrize("text", UNREADABLE)
-async def test_an_unreadable_event_in_a_history(text: str, any_url: str, client: Client) -> None:
-    async with worker_of(any_url):
+async def test_an_unreadable_event_in_a_history(text: str, kept_url: str, client: Client) -> None:
+    async with worker_of(kept_url):
         for name in ("bad", "good"):
             await client.start(waits, 1, instance_id=name)
             await started(client, name)
-    execute(any_url, "UPDATE history SET event = %s WHERE instance_id = 'bad' AND event_id = 2", text)
-    async with worker_of(any_url) as worker:
+    execute(kept_url, "UPDATE history SET event = %s WHERE instance_id = 'bad' AND event_id = 2", text)
+    async with worker_of(kept_url) as worker:
         for name in ("bad", "good"):
             await client.raise_event(name, "go")
         assert await client.wait("good", timeout=30) == 2
@@ -89,33 +89,33 @@ async def test_an_unreadable_event_in_a_history(text: str, any_url: str, client:
         assert worker.runtime.lease.error is None
 
 
-async def test_claims_are_looked_at_before_anything_is_decoded(any_url: str, client: Client) -> None:
+async def test_claims_are_looked_at_before_anything_is_decoded(kept_url: str, client: Client) -> None:
     """An instance whose rows kill the process that reads them must not be read once more."""
-    async with worker_of(any_url):
+    async with worker_of(kept_url):
         await client.start(waits, 1, instance_id="bad")
         await started(client, "bad")
-    execute(any_url, "UPDATE history SET event = '' WHERE instance_id = 'bad'")
-    execute(any_url, "UPDATE instances SET claims = 100 WHERE instance_id = 'bad'")
+    execute(kept_url, "UPDATE history SET event = '' WHERE instance_id = 'bad'")
+    execute(kept_url, "UPDATE instances SET claims = 100 WHERE instance_id = 'bad'")
     await client.raise_event("bad", "go")
-    async with worker_of(any_url) as worker:
+    async with worker_of(kept_url) as worker:
         assert (await given_up(client, "bad")).type == "OrchestrationPoisoned"
         assert worker.runtime.lease.error is None
 
 
 @pytest.mark.parametrize("text", UNREADABLE)
-async def test_an_unreadable_message(text: str, any_url: str, client: Client) -> None:
+async def test_an_unreadable_message(text: str, kept_url: str, client: Client) -> None:
     """To an instance that is live, and to one that is not."""
-    async with worker_of(any_url):
+    async with worker_of(kept_url):
         await client.start(waits, 1, instance_id="cold")
         await started(client, "cold")
     await client.raise_event("cold", "go")
-    execute(any_url, "UPDATE orchestrator_queue SET payload = %s WHERE instance_id = 'cold'", text)
-    async with worker_of(any_url) as worker:
+    execute(kept_url, "UPDATE orchestrator_queue SET payload = %s WHERE instance_id = 'cold'", text)
+    async with worker_of(kept_url) as worker:
         await client.start(waits, 1, instance_id="live")
         await client.start(waits, 1, instance_id="good")
         await started(client, "live")
         execute(
-            any_url,
+            kept_url,
             "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload) "
             "SELECT 'live', 'new', created_at, %s FROM instances WHERE instance_id = 'live'",
             text,
@@ -130,17 +130,17 @@ async def test_an_unreadable_message(text: str, any_url: str, client: Client) ->
 
 
 @pytest.mark.parametrize("text", ['{"retry":{"max_attempts":-1},"input":1}', "{}", "[]", '{"input":', ""])
-async def test_an_unreadable_task_of_an_activity(text: str, any_url: str, client: Client) -> None:
+async def test_an_unreadable_task_of_an_activity(text: str, kept_url: str, client: Client) -> None:
     """Its activity fails, and the orchestration decides."""
-    async with worker_of(any_url, without_activities):
+    async with worker_of(kept_url, without_activities):
         await client.start(waits, 1, instance_id="bad")
         await client.raise_event("bad", "go")
         await started(client, "bad")
         with anyio.fail_after(30):
             while (await client.status("bad")).event_count < 4:
                 await anyio.sleep(0.02)
-    execute(any_url, "UPDATE worker_queue SET payload = %s WHERE instance_id = 'bad'", text)
-    async with worker_of(any_url) as worker:
+    execute(kept_url, "UPDATE worker_queue SET payload = %s WHERE instance_id = 'bad'", text)
+    async with worker_of(kept_url) as worker:
         await client.start(waits, 1, instance_id="good")
         await client.raise_event("good", "go")
         assert await client.wait("good", timeout=30) == 2
@@ -259,11 +259,11 @@ async def run_activity(context: OrchestrationContext, call: tuple[str, Any]) -> 
     return await context.schedule_activity(name, argument).on_session("s")
 
 
-async def test_values_that_no_row_can_hold_fail_the_activity_that_gave_them(any_url: str, client: Client) -> None:
+async def test_values_that_no_row_can_hold_fail_the_activity_that_gave_them(kept_url: str, client: Client) -> None:
     bad: list[tuple[str, Any]] = [("describe", count) for count in MESSAGE_COUNTS if count != "good"]
     bad += [("enlist", what) for what in ("schema_version", "state", "tuple", "epoch", "version")]
     bad += [("deep", depth) for depth in (MAX_PAYLOAD_DEPTH + 1, 200, 220, 254, 255)]
-    async with worker_of(any_url, values) as worker:
+    async with worker_of(kept_url, values) as worker:
         runs = [await client.start(run_activity, call) for call in bad]
         for call, run in zip(bad, runs, strict=True):
             with pytest.raises(OrchestrationFailed) as raised:

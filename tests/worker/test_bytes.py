@@ -46,8 +46,8 @@ async def fan_out(ctx: OrchestrationContext, number: int) -> int:
 
 
 @pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Client]:
-    async with Client(any_url) as client:
+async def client(kept_url: str) -> AsyncIterator[Client]:
+    async with Client(kept_url) as client:
         yield client
 
 
@@ -58,12 +58,14 @@ def options(**values: Any) -> RuntimeOptions:
     return RuntimeOptions.make(**{**patient, **small, **values})
 
 
-async def test_a_fetch_waits_until_there_is_room(any_url: str, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fetch_waits_until_there_is_room(
+    kept_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While no turn is committed, no more than a batch is fetched; then all of it is, in order, without a poll."""
     run = await client.start(listen, 8)
     messages = [f"{number}{MESSAGE}" for number in range(8)]
     await client.raise_events([ExternalEvent(run.instance_id, "data", each) for each in messages])
-    async with Worker(app, any_url, options()) as worker:
+    async with Worker(app, kept_url, options()) as worker:
         provider, runtime = worker.runtime._provider, worker.runtime
         commit, held, most = provider.commit_turn, anyio.Event(), 0
 
@@ -84,9 +86,9 @@ async def test_a_fetch_waits_until_there_is_room(any_url: str, client: Client, m
     assert most < 3 * 2 * MIB  # messages of a batch, and the turn that is made of them
 
 
-async def test_activities_wait_until_there_is_room(any_url: str, client: Client) -> None:
+async def test_activities_wait_until_there_is_room(kept_url: str, client: Client) -> None:
     """Of a fan-out with large inputs, no more run at the same time than fit, and all of them do in the end."""
-    async with Worker(app, any_url, options()) as worker:
+    async with Worker(app, kept_url, options()) as worker:
         run = await client.start(fan_out, 12)
         assert await run.wait(60) == 12 * len(MESSAGE)
 
@@ -97,16 +99,16 @@ async def test_activities_wait_until_there_is_room(any_url: str, client: Client)
 
 
 async def test_a_history_that_takes_long_delays_nothing_else(
-    any_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
+    kept_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it is read page by page, other instances are replayed, begin and end."""
     long, other = [await client.start(listen, 3, instance_id=name) for name in ("long", "other")]
     for each in (long, other):
         await each.raise_event("data", "a")
-    async with Worker(app, any_url, options()):
+    async with Worker(app, kept_url, options()):
         await until(lambda: _has_events(client, "long", 3))
         await until(lambda: _has_events(client, "other", 3))
-    async with Worker(app, any_url, options()) as worker:
+    async with Worker(app, kept_url, options()) as worker:
         read, ended, begun = worker.runtime._provider.read_history, anyio.Event(), anyio.Event()
 
         async def endless(cursors: Sequence[HistoryCursor], **limits: Any) -> list[HistoryPage]:
@@ -129,11 +131,11 @@ async def test_a_history_that_takes_long_delays_nothing_else(
         assert worker.runtime.instances.replays in {2, 3}  # a fetch sent before the turn of "b" may cost another
 
 
-async def test_idle_instances_are_dropped_by_the_size_of_their_histories(any_url: str, client: Client) -> None:
+async def test_idle_instances_are_dropped_by_the_size_of_their_histories(kept_url: str, client: Client) -> None:
     """The last used one stays, and the others are replayed when they get an event."""
     names = [f"i{number}" for number in range(4)]
     runs = [await client.start(listen, 3, instance_id=name) for name in names]
-    async with Worker(app, any_url, options()) as worker:
+    async with Worker(app, kept_url, options()) as worker:
         for name, run in zip(names, runs, strict=True):
             for event in (1, 2):
                 await run.raise_event("data", MESSAGE)
@@ -150,11 +152,11 @@ async def test_idle_instances_are_dropped_by_the_size_of_their_histories(any_url
         assert worker.runtime.instances.size == 0
 
 
-async def test_events_that_an_instance_does_not_read_do_not_fill_the_memory(any_url: str, client: Client) -> None:
+async def test_events_that_an_instance_does_not_read_do_not_fill_the_memory(kept_url: str, client: Client) -> None:
     """The instance is suspended, with nothing lost: a worker with more room goes on with it."""
     run = await client.start(hoard, 4, instance_id="hoard")
     await client.raise_events([ExternalEvent("hoard", "data", MESSAGE) for _ in range(4)])
-    async with Worker(app, any_url, options()):
+    async with Worker(app, kept_url, options()):
 
         async def suspended() -> bool:
             return (await client.status("hoard")).status == "suspended"
@@ -166,20 +168,20 @@ async def test_events_that_an_instance_does_not_read_do_not_fill_the_memory(any_
         assert await (await client.start(listen, 0)).wait(30) == []
     await client.raise_event("hoard", "go")
     await client.resume("hoard")
-    async with Worker(app, any_url, options(instance_cache_bytes=8 * MIB)):
+    async with Worker(app, kept_url, options(instance_cache_bytes=8 * MIB)):
         assert await run.wait(30) == 4 * len(MESSAGE)
 
 
 @pytest.mark.parametrize("verb", ["fetch_orchestration_item", "read_history", "commit_turn"])
 async def test_a_lack_of_memory_passes(
-    any_url: str, client: Client, monkeypatch: pytest.MonkeyPatch, verb: str
+    kept_url: str, client: Client, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     """It ends no worker and suspends no instance: the call is made again."""
     run = await client.start(listen, 2)
     await run.raise_event("data", "a")
-    async with Worker(app, any_url, options()):
+    async with Worker(app, kept_url, options()):
         await until(lambda: _has_events(client, run.instance_id, 3))
-    async with Worker(app, any_url, options()) as worker:
+    async with Worker(app, kept_url, options()) as worker:
         real, failed = getattr(worker.runtime._provider, verb), anyio.Event()
 
         async def short_of_memory(*args: Any, **limits: Any) -> Any:

@@ -78,8 +78,8 @@ def shop() -> CancelledShop:
 
 
 @pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Client]:
-    async with Client(any_url) as client:
+async def client(kept_url: str) -> AsyncIterator[Client]:
+    async with Client(kept_url) as client:
         yield client
 
 
@@ -117,9 +117,9 @@ async def shop_again(client: Client) -> list[str]:
 
 @pytest.mark.parametrize("goes_on", [True, False])
 async def test_what_still_runs_when_it_is_cancelled_leaves_no_state(
-    any_url: str, client: Client, shop: CancelledShop, goes_on: bool
+    kept_url: str, client: Client, shop: CancelledShop, goes_on: bool
 ) -> None:
-    async with one_worker(shop, any_url):
+    async with one_worker(shop, kept_url):
         await client.start("race", goes_on, instance_id="race")
         await shop.begun.wait()
         await client.raise_event("race", "other")
@@ -137,7 +137,7 @@ async def _has(client: Client, event: str) -> bool:
 
 @pytest.mark.parametrize("goes_on", [True, False])
 async def test_a_result_that_loses_to_what_came_before_it_in_one_turn_leaves_no_state(
-    any_url: str, client: Client, shop: CancelledShop, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+    kept_url: str, client: Client, shop: CancelledShop, goes_on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both have come while a turn of the instance was being committed: the activity is done, and its result is not."""
     held, committing = anyio.Event(), anyio.Event()
@@ -166,7 +166,7 @@ async def test_a_result_that_loses_to_what_came_before_it_in_one_turn_leaves_no_
     received, ended = InstanceTable.deliver, InstanceTable.deliver_result
     monkeypatch.setattr(InstanceTable, "deliver", deliver)
     monkeypatch.setattr(InstanceTable, "deliver_result", deliver_result)
-    async with one_worker(shop, any_url):
+    async with one_worker(shop, kept_url):
         await client.start("race", goes_on, instance_id="race")
         await shop.begun.wait()
         await client.raise_event("race", "other")
@@ -184,12 +184,12 @@ async def test_a_result_that_loses_to_what_came_before_it_in_one_turn_leaves_no_
 
 @pytest.mark.parametrize("goes_on", [True, False])
 async def test_a_result_that_was_sent_to_another_worker_s_instance_keeps_its_state(
-    any_url: str, client: Client, shop: CancelledShop, goes_on: bool
+    kept_url: str, client: Client, shop: CancelledShop, goes_on: bool
 ) -> None:
     """It was accepted, and is a message that waits for its orchestration: "stop" came before it and is first."""
     activities, orchestrations = shop.add_activity(App("activities")), shop.add_orchestrations(App("orchestrations"))
-    async with serving(activities, any_url, "holder"):
-        async with serving(orchestrations, any_url, "owner", max_sessions_per_runtime=0):
+    async with serving(activities, kept_url, "holder"):
+        async with serving(orchestrations, kept_url, "owner", max_sessions_per_runtime=0):
             await client.start("race", goes_on, instance_id="race")
             await shop.begun.wait()
         await client.raise_event("race", "other")
@@ -197,7 +197,7 @@ async def test_a_result_that_was_sent_to_another_worker_s_instance_keeps_its_sta
         assert await record(client) is None
         shop.gate.set()
         await until(lambda: _saved(client))
-        async with serving(orchestrations, any_url, "owner", max_sessions_per_runtime=0):
+        async with serving(orchestrations, kept_url, "owner", max_sessions_per_runtime=0):
             await finish(client, goes_on=goes_on)
             found = await record(client)
             assert found is not None

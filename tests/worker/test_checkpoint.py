@@ -26,14 +26,14 @@ async def calls() -> AsyncIterator[ActivityCalls]:
 
 
 @pytest.fixture
-def workers(any_url: str, calls: ActivityCalls) -> Iterator[Workers]:
-    with open_workers(any_url) as workers:
+def workers(kept_url: str, calls: ActivityCalls) -> Iterator[Workers]:
+    with open_workers(kept_url) as workers:
         yield workers
 
 
 @pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Client]:
-    async with Client(any_url) as client:
+async def client(kept_url: str) -> AsyncIterator[Client]:
+    async with Client(kept_url) as client:
         yield client
 
 

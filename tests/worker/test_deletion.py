@@ -40,14 +40,14 @@ async def asks_and_waits(ctx: OrchestrationContext, n: int) -> int:
 
 
 @pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Client]:
-    async with Client(any_url) as client:
+async def client(kept_url: str) -> AsyncIterator[Client]:
+    async with Client(kept_url) as client:
         yield client
 
 
-async def test_what_was_deleted_can_be_started_again(any_url: str, client: Client) -> None:
+async def test_what_was_deleted_can_be_started_again(kept_url: str, client: Client) -> None:
     """Nothing of its children is in the way; unless they were to be kept."""
-    async with Worker(app, any_url, OPTIONS):
+    async with Worker(app, kept_url, OPTIONS):
         for n in (1, 2):
             run = await client.start(asks, n, instance_id="order")
             assert await run.wait(30) == 2 * n
@@ -60,9 +60,9 @@ async def test_what_was_deleted_can_be_started_again(any_url: str, client: Clien
             await run.wait(30)
 
 
-async def test_a_parent_receives_the_deletion_of_its_child(any_url: str, client: Client) -> None:
+async def test_a_parent_receives_the_deletion_of_its_child(kept_url: str, client: Client) -> None:
     """At its await: it need not wait forever."""
-    async with Worker(app, any_url, OPTIONS):
+    async with Worker(app, kept_url, OPTIONS):
         parent = await client.start(asks_and_waits, 1, instance_id="parent")
         await started(client, "parent")
 
@@ -79,11 +79,11 @@ async def test_a_parent_receives_the_deletion_of_its_child(any_url: str, client:
 
 
 async def test_an_event_beyond_the_quota_is_refused_to_its_sender(
-    any_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
+    kept_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Events in the memory of the execution count, about; the instance goes on."""
     monkeypatch.setattr(requests, "MAX_UNREAD_EVENTS", UNREAD_STEP)
-    async with Worker(app, any_url, OPTIONS):
+    async with Worker(app, kept_url, OPTIONS):
         run = await client.start(waits, 1, instance_id="i")
         await started(client, "i")
         events = [ExternalEvent("i", "other", n) for n in range(UNREAD_STEP + 50)]

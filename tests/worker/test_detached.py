@@ -68,8 +68,8 @@ async def grown(ctx: OrchestrationContext) -> Any:
 
 
 @pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Client]:
-    async with Client(any_url) as client, Worker(app, any_url, OPTIONS):
+async def client(kept_url: str) -> AsyncIterator[Client]:
+    async with Client(kept_url) as client, Worker(app, kept_url, OPTIONS):
         yield client
 
 

@@ -37,14 +37,14 @@ async def test_a_record_of_a_later_release_goes_to_a_worker_that_can_read_it(wor
     assert given_back(old) == 1
 
 
-async def test_a_record_that_no_worker_can_read_fails_its_activity(any_url: str) -> None:
+async def test_a_record_that_no_worker_can_read_fails_its_activity(kept_url: str) -> None:
     """After ``unregistered_timeout``, as one that no worker registers; not before."""
     options = {"poll_interval": 0.2, "unregistered_timeout": 0.6}
     old = make_app(Sessions(list[str], kind="notes", initial=lambda _: []))
-    async with Client(any_url) as client:
-        async with Worker(later, any_url, RuntimeOptions.make(**options)):
+    async with Client(kept_url) as client:
+        async with Worker(later, kept_url, RuntimeOptions.make(**options)):
             await write(client, "s", "one")
-        async with Worker(old, any_url, RuntimeOptions.make(**options)) as worker:
+        async with Worker(old, kept_url, RuntimeOptions.make(**options)) as worker:
             with pytest.raises(OrchestrationFailed) as raised:
                 await write(client, "s", "two")
             assert SessionRecordTooNew.__name__ in str(raised.value)

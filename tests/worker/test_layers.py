@@ -105,16 +105,16 @@ class Mailboxes:
 
 
 @pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Client]:
-    async with Client(any_url) as client:
+async def client(kept_url: str) -> AsyncIterator[Client]:
+    async with Client(kept_url) as client:
         yield client
 
 
 @pytest.fixture
-def post(any_url: str, monkeypatch: pytest.MonkeyPatch) -> Mailboxes:
+def post(kept_url: str, monkeypatch: pytest.MonkeyPatch) -> Mailboxes:
     """Counts the reads of pending inputs, which do not grow old on a slow machine."""
     post = Mailboxes()
-    provider: Any = SqliteProvider if any_url.startswith("sqlite") else PostgresProvider
+    provider: Any = SqliteProvider if kept_url.startswith("sqlite") else PostgresProvider
     get_pending = provider.get_pending
 
     async def counted(self: Any, session_ids: Sequence[str], **options: Any) -> Any:
@@ -148,10 +148,10 @@ async def kinds(client: Client) -> list[str]:
 
 
 async def test_an_input_queues_a_parked_activity_without_a_turn_of_its_instance(
-    any_url: str, client: Client, post: Mailboxes
+    kept_url: str, client: Client, post: Mailboxes
 ) -> None:
     """And what the activity reads first was read for it: by the fetch, or before its code ran."""
-    async with serving(post, any_url):
+    async with serving(post, kept_url):
         assert not (await send(client, "one")).unparked
         for text in ("two", "last"):
             await post.committed.wait()
@@ -167,9 +167,9 @@ async def test_an_input_queues_a_parked_activity_without_a_turn_of_its_instance(
 
 
 async def test_a_result_commits_without_the_participants_that_were_withdrawn(
-    any_url: str, client: Client, post: Mailboxes
+    kept_url: str, client: Client, post: Mailboxes
 ) -> None:
-    async with serving(post, any_url):
+    async with serving(post, kept_url):
         await send(client, "torn")
         await post.committed.wait()
     assert [each.outcomes for each in post.readings] == [[False], [True]]

@@ -32,8 +32,8 @@ def named(name: str) -> RuntimeOptions:
 
 
 @pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Client]:
-    async with Client(any_url) as client:
+async def client(kept_url: str) -> AsyncIterator[Client]:
+    async with Client(kept_url) as client:
         yield client
 
 
@@ -53,7 +53,7 @@ def silenced(url: str) -> Iterator[None]:
 
 
 async def test_a_run_that_ends_after_its_successor_has_begun_takes_nothing_from_it(
-    any_url: str, client: Client
+    kept_url: str, client: Client
 ) -> None:
     """Two runs of one work item on one worker: the older one is still cleaning up when the item is fetched again."""
     app = App("twice")
@@ -78,11 +78,11 @@ async def test_a_run_that_ends_after_its_successor_has_begun_takes_nothing_from_
     async def once(context: OrchestrationContext) -> int:
         return await context.schedule_activity(work).on_session("s")
 
-    async with Worker(app, any_url, SHORT) as worker:
+    async with Worker(app, kept_url, SHORT) as worker:
         run = await client.start("once")
         with anyio.fail_after(30):
             await begun[0].wait()
-            with silenced(any_url):
+            with silenced(kept_url):
                 await cancelled.wait()
             await begun[1].wait()
             cleaned.set()

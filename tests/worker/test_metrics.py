@@ -101,7 +101,7 @@ async def test_wakes_are_counted_by_what_became_of_them(sqlite_url: str) -> None
     assert ends == {"completed": 2, "retried": 2, "failed": 1, "cancelled": 1}
 
 
-async def test_what_there_is_in_the_database_is_published(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_there_is_in_the_database_is_published(kept_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each scrape, but not read again for a while; nothing while the database does not answer."""
     observed = App("observed")
 
@@ -119,7 +119,7 @@ async def test_what_there_is_in_the_database_is_published(any_url: str, monkeypa
             context.continue_as_new(left - 1)
 
     options = RuntimeOptions.make(worker_node_id="w-0", poll_interval=0.2, unregistered_timeout=0.2, metrics_port=0)
-    async with Worker(observed, any_url, options) as worker, Client(any_url) as client:
+    async with Worker(observed, kept_url, options) as worker, Client(kept_url) as client:
         assert worker.metrics_port
         handle, unknown = await client.start(stuck), await client.start("unheard of")
         await (await client.start(countdown, 2)).wait(30)

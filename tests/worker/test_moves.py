@@ -107,14 +107,14 @@ class Diary:
         return cls(notes, app)
 
 
-async def test_hydrates_and_moves_are_reported_once_and_not_by_turns(any_url: str) -> None:
+async def test_hydrates_and_moves_are_reported_once_and_not_by_turns(kept_url: str) -> None:
     """Thirty turns on one session: one move, one hydrate, one or two reports; a second start hydrates again."""
     lasting = {"worker_lease_timeout": 60.0, "work_item_lock_timeout": 60.0, "stall_timeout": 60.0}  # none lapses
     options = RuntimeOptions.make(**FAST | lasting, worker_node_id="w")
     sizes = []
-    async with Client(any_url) as client:
+    async with Client(kept_url) as client:
         for reasons in (["new"], ["new", "drained"]):
-            async with Worker(Diary.make().app, any_url, options) as worker:
+            async with Worker(Diary.make().app, kept_url, options) as worker:
                 run = await client.start("keep", 30)
                 assert await client.wait(run.instance_id, timeout=60) == 30 * len(reasons)
                 with anyio.fail_after(60):
@@ -134,17 +134,17 @@ async def test_hydrates_and_moves_are_reported_once_and_not_by_turns(any_url: st
     assert sizes[1] > sizes[0]
 
 
-async def test_a_watcher_learns_where_and_why(any_url: str) -> None:
+async def test_a_watcher_learns_where_and_why(kept_url: str) -> None:
     """Its `SessionMoved` names the worker, the epoch and the reason that the table has."""
     options = RuntimeOptions.make(**FAST, worker_node_id="w")
-    async with Client(any_url) as client:
-        async with Worker(Diary.make().app, any_url, options):
+    async with Client(kept_url) as client:
+        async with Worker(Diary.make().app, kept_url, options):
             await client.start("watch", instance_id="i")
             await client.wait((await client.start("keep", 1)).instance_id, timeout=60)
             with anyio.fail_after(60):
                 while len(await client.history("i")) < 2:
                     await anyio.sleep(0.05)
-        async with Worker(Diary.make().app, any_url, options):
+        async with Worker(Diary.make().app, kept_url, options):
             await client.wait((await client.start("keep", 1)).instance_id, timeout=60)
             found = await client.wait("i", timeout=60)
         (*_, last) = await _moves(client)

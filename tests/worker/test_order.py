@@ -29,20 +29,20 @@ async def inbox(context: OrchestrationContext, got: list[int]) -> list[int]:
 
 
 @pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Client]:
-    async with Client(any_url) as client:
+async def client(kept_url: str) -> AsyncIterator[Client]:
+    async with Client(kept_url) as client:
         yield client
 
 
 @pytest.mark.parametrize("first", ["commit", "fetch"])
 async def test_messages_that_go_back_are_not_overtaken(
-    any_url: str, client: Client, monkeypatch: pytest.MonkeyPatch, first: str
+    kept_url: str, client: Client, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
     """A fetch leaves out a message that waits for the next turn. Before it reads the queue, the execution has ended, so
     that the message is for the next; which of the two is answered ``first`` does not matter.
     """
     begin, sent, more, committed, delivered = (anyio.Event() for _ in range(5))
-    async with Worker(app, any_url, RuntimeOptions.make(poll_interval=0.2)) as worker:
+    async with Worker(app, kept_url, RuntimeOptions.make(poll_interval=0.2)) as worker:
         provider, instances = worker.runtime._provider, worker.runtime.instances
         fetch, commit_turn = provider.fetch_orchestration_item, provider.commit_turn
 
@@ -79,7 +79,7 @@ async def test_messages_that_go_back_are_not_overtaken(
 
 
 async def test_messages_of_a_turn_that_outlasts_the_lease_are_not_overtaken(
-    any_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
+    kept_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database refuses the turn with the first message until the lease is back and the queue is read again.
 
@@ -88,7 +88,7 @@ async def test_messages_of_a_turn_that_outlasts_the_lease_are_not_overtaken(
     read, expired = anyio.Event(), anyio.Event()
     first: set[int] = set()
     fetches = 0
-    async with Worker(app, any_url, RuntimeOptions.make(poll_interval=5)) as worker:
+    async with Worker(app, kept_url, RuntimeOptions.make(poll_interval=5)) as worker:
         provider, runtime = worker.runtime._provider, worker.runtime
         fetch, write = provider.fetch_orchestration_item, runtime.commits.turns.write
 

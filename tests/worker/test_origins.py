@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("lives_here", [True, False], ids=["fused", "by message"])
-async def test_a_history_has_times_workers_and_attempts(any_url: str, lives_here: bool) -> None:
+async def test_a_history_has_times_workers_and_attempts(kept_url: str, lives_here: bool) -> None:
     """Whether the result goes into the next turn or takes the way of a message."""
     app = App("origins")
 
@@ -34,7 +34,7 @@ async def test_a_history_has_times_workers_and_attempts(any_url: str, lives_here
         return await context.schedule_activity(flaky, retry=RetryPolicy(initial_interval=0.01))
 
     options = RuntimeOptions.make(worker_node_id="w-7", poll_interval=0.2)
-    async with Worker(app, any_url, options) as worker, Client(any_url) as client:
+    async with Worker(app, kept_url, options) as worker, Client(kept_url) as client:
         handle = await client.start(run)
         assert await handle.wait(30) == 3
         instance = await handle.status()

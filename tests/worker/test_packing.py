@@ -14,8 +14,8 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Client]:
-    async with Client(any_url) as client:
+async def client(kept_url: str) -> AsyncIterator[Client]:
+    async with Client(kept_url) as client:
         yield client
 
 
@@ -25,11 +25,11 @@ def options(ordinal: int, **values: object) -> RuntimeOptions:
     )
 
 
-async def test_the_lowest_workers_are_filled(any_url: str, client: Client) -> None:
+async def test_the_lowest_workers_are_filled(kept_url: str, client: Client) -> None:
     """Three sessions on three workers with room for two each; the highest starts first and runs alone."""
     async with AsyncExitStack() as stack:
         for ordinal in (2, 1, 0):
-            await stack.enter_async_context(Worker(apps.app, any_url, options(ordinal)))
+            await stack.enter_async_context(Worker(apps.app, kept_url, options(ordinal)))
         for number in range(3):
             await client.start(apps.walk, 2, instance_id=f"i{number}")
             await client.wait(f"i{number}", timeout=60)
@@ -39,10 +39,10 @@ async def test_the_lowest_workers_are_filled(any_url: str, client: Client) -> No
 
 @pytest.mark.parametrize(("ordinal", "kept"), [(0, True), (1, False)])
 async def test_a_worker_that_is_not_needed_leaves_no_session_to_its_name(
-    any_url: str, client: Client, ordinal: int, kept: bool
+    kept_url: str, client: Client, ordinal: int, kept: bool
 ) -> None:
     """One session needs one worker, the lowest: its session waits for its next start, another's session is free."""
-    async with Worker(apps.app, any_url, options(ordinal, restart_grace=600.0)):
+    async with Worker(apps.app, kept_url, options(ordinal, restart_grace=600.0)):
         await client.start(apps.walk, 1, instance_id="i")
         await client.wait("i", timeout=60)
     (session,) = [row async for row in client.sessions()]

@@ -28,12 +28,12 @@ async def order(ctx: OrchestrationContext, customer: str) -> list[str]:
     return [customer, await ctx.schedule_wait("paid", str)]
 
 
-async def test_a_cached_coroutine_is_of_one_instance(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cached_coroutine_is_of_one_instance(kept_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The new instance has run elsewhere, and is handed over when it stands exactly where the old one stood."""
     waiting, go_on = anyio.Event(), anyio.Event()
     async with (
-        Worker(app, any_url, RuntimeOptions.make(worker_node_id="mine", **SELDOM)) as worker,
-        Client(any_url) as client,
+        Worker(app, kept_url, RuntimeOptions.make(worker_node_id="mine", **SELDOM)) as worker,
+        Client(kept_url) as client,
     ):
         await client.start(order, "old", instance_id="reused")
         await started(client, "reused")
@@ -48,7 +48,7 @@ async def test_a_cached_coroutine_is_of_one_instance(any_url: str, monkeypatch: 
         monkeypatch.setattr(mine, "fetch_orchestration_item", later)
         worker.runtime.services.notifier.notify_fetcher()
         await waiting.wait()
-        provider = await open_provider(any_url)
+        provider = await open_provider(kept_url)
         try:
             history = await read_whole_history(provider, "reused", 1)
             await client.delete("reused", force=True)
@@ -72,7 +72,7 @@ async def _run_elsewhere(provider: Provider, history: list[str]) -> None:
     await provider.release_instance(OTHER, [Release(instance_id="reused", to="mine")])
 
 
-async def test_an_external_store_takes_the_state_of_its_activity_for_no_other(any_url: str) -> None:
+async def test_an_external_store_takes_the_state_of_its_activity_for_no_other(kept_url: str) -> None:
     """Instance, execution and activity are the same as of the last write of the record: the key of that write."""
     baskets = Sessions(list[str], kind="basket", store=MemorySessionStore())
     shop = App("shop")
@@ -89,7 +89,7 @@ async def test_an_external_store_takes_the_state_of_its_activity_for_no_other(an
     async def visit(ctx: OrchestrationContext, item: str) -> bool:
         return await ctx.schedule_activity(add, item).on_session("customer")
 
-    async with Worker(shop, any_url), Client(any_url) as client:
+    async with Worker(shop, kept_url), Client(kept_url) as client:
         for item in ("apple", "pear"):
             await client.start(visit, item, instance_id="reused")
             assert await client.wait("reused", timeout=30) is False

@@ -59,8 +59,8 @@ async def talker(ctx: OrchestrationContext, name: str) -> None:
 
 
 @pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Client]:
-    async with Worker(app, any_url, RuntimeOptions.make(poll_interval=0.2)), Client(any_url) as client:
+async def client(kept_url: str) -> AsyncIterator[Client]:
+    async with Worker(app, kept_url, RuntimeOptions.make(poll_interval=0.2)), Client(kept_url) as client:
         yield client
 
 
@@ -89,14 +89,14 @@ async def test_an_id_that_has_ended_starts_again(client: Client, how: str, statu
     assert (await client.start(job, "x", instance_id="other", if_ended="fail")).outcome == "created"
 
 
-async def test_of_many_that_restart_one_does(client: Client, any_url: str) -> None:
+async def test_of_many_that_restart_one_does(client: Client, kept_url: str) -> None:
     await ended(client, "fail", "nightly")
     outcomes: list[Any] = []
 
     async def start(one: Client) -> None:
         outcomes.append((await one.start(job, "wait", instance_id="nightly", if_ended="restart")).outcome)
 
-    async with Client(any_url) as other, anyio.create_task_group() as tasks:
+    async with Client(kept_url) as other, anyio.create_task_group() as tasks:
         for n in range(10):
             tasks.start_soon(start, (client, other)[n % 2])
     assert sorted(outcomes) == ["restarted"] + ["running"] * 9

@@ -34,26 +34,26 @@ async def wait_for(ctx: OrchestrationContext, name: str) -> None:
     await ctx.schedule_wait(name)
 
 
-async def test_a_worker_removes_what_ended_long_ago(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_removes_what_ended_long_ago(kept_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Histories of former executions, and then the instance; what runs stays."""
     monkeypatch.setattr(maintenance, "MAINTENANCE_SECONDS", 0.05)
     keep = RuntimeOptions.make(poll_interval=0.2)
     brief = RuntimeOptions.make(poll_interval=0.2, history_retention=0.01)
     briefer = RuntimeOptions.make(poll_interval=0.2, instance_retention=0.01)
-    async with Client(any_url) as client:
-        async with Worker(app, any_url, keep):
+    async with Client(kept_url) as client:
+        async with Worker(app, kept_url, keep):
             await client.start(wait_for, "on", instance_id="on")
             await started(client, "on")
             await client.start(count_down, 2, instance_id="i")
             assert await client.wait("i", 30) == 0
-        async with Worker(app, any_url, brief):
+        async with Worker(app, kept_url, brief):
 
             async def forgotten() -> bool:
                 return not await client.history("i", execution_id=1) and not await client.history("i", execution_id=2)
 
             await until(forgotten)
         assert await client.history("i", execution_id=3)
-        async with Worker(app, any_url, briefer):
+        async with Worker(app, kept_url, briefer):
 
             async def gone() -> bool:
                 try:
@@ -70,14 +70,14 @@ async def test_a_worker_removes_what_ended_long_ago(any_url: str, monkeypatch: p
     ("option", "value", "left"), [("retention", 0.01, 0), ("max_entries", 2, 2), ("max_bytes", 7, 1)]
 )
 async def test_a_worker_removes_old_entries_of_journals(
-    any_url: str, monkeypatch: pytest.MonkeyPatch, option: str, value: float, left: int
+    kept_url: str, monkeypatch: pytest.MonkeyPatch, option: str, value: float, left: int
 ) -> None:
     """By age, number and bytes; without an option none is removed."""
     monkeypatch.setattr(maintenance, "PRUNE_SECONDS", 0.05)
     note = NewEntry(kind="note", payload='"1234"')
     start = JournalStart(name="elsewhere", start="start", generation="b")
     append = JournalAppend(session_id="s", kind="chat", entry=note, message=None, start=start)
-    async with aclosing(await open_provider(any_url)) as provider:
+    async with aclosing(await open_provider(kept_url)) as provider:
         await provider.append_journal([append] * 5)
 
         async def entries() -> int:
@@ -85,10 +85,10 @@ async def test_a_worker_removes_old_entries_of_journals(
             assert page is not None
             return len(page.entries)
 
-        async with Worker(app, any_url, RuntimeOptions.make(poll_interval=0.2)):
+        async with Worker(app, kept_url, RuntimeOptions.make(poll_interval=0.2)):
             await anyio.sleep(0.3)
             assert await entries() == 5
-        async with Worker(app, any_url, RuntimeOptions.make(poll_interval=0.2, **{f"journal_{option}": value})):
+        async with Worker(app, kept_url, RuntimeOptions.make(poll_interval=0.2, **{f"journal_{option}": value})):
 
             async def pruned() -> bool:
                 return await entries() == left
@@ -101,13 +101,13 @@ async def family(ctx: OrchestrationContext, left: int) -> int:
     return await ctx.schedule_sub_orchestration(count_down, left)
 
 
-@pytest.mark.parametrize("any_url", ["sqlite", "new"], indirect=True)
-async def test_workers_and_a_client_prune_side_by_side(any_url: str) -> None:
+@pytest.mark.parametrize("kept_url", ["sqlite", "new"], indirect=True)
+async def test_workers_and_a_client_prune_side_by_side(kept_url: str) -> None:
     """In processes of their own: each tree goes once and as a whole, running trees stay, and no error is logged."""
-    with open_workers(any_url) as workers:
+    with open_workers(kept_url) as workers:
         options: dict[str, Any] = {"instance_retention": 0.1, "history_retention": 0.1}
         both = [workers.launch(name, "tests.worker.test_retention:app", **options) for name in ("a", "b")]
-        async with Client(any_url) as client:
+        async with Client(kept_url) as client:
             await client.start(wait_for, "on", instance_id="on")
             await client.start_many(Start(family, 1, f"i{n}") for n in range(10))
 
@@ -120,9 +120,9 @@ async def test_workers_and_a_client_prune_side_by_side(any_url: str) -> None:
             assert [line for line in worker.log if " WARNING " in line or " ERROR " in line] == []
 
 
-async def test_a_client_prunes(any_url: str) -> None:
+async def test_a_client_prunes(kept_url: str) -> None:
     """As the command does, and refuses what makes no sense."""
-    async with Client(any_url) as client, Worker(app, any_url, RuntimeOptions.make(poll_interval=0.2)):
+    async with Client(kept_url) as client, Worker(app, kept_url, RuntimeOptions.make(poll_interval=0.2)):
         await client.start(count_down, 1, instance_id="i")
         await client.wait("i", 30)
         assert await client.prune_histories(older_than=0.0, dry_run=True) == 1

@@ -42,11 +42,11 @@ async def attempt(context: OrchestrationContext, name: str) -> None:
         ("attempt", "hang", "ActivityTimeout.*total_timeout of 0.4 s"),
     ],
 )
-async def test_no_attempt_outlasts_the_limit_over_all(any_url: str, flow: str, activity: str, message: str) -> None:
+async def test_no_attempt_outlasts_the_limit_over_all(kept_url: str, flow: str, activity: str, message: str) -> None:
     """Where the next attempt would begin after it, with the last error, though attempts are left; cut off where the
     code goes on.
     """
-    async with Worker(app, any_url, RuntimeOptions.make(poll_interval=0.2)), Client(any_url) as client:
+    async with Worker(app, kept_url, RuntimeOptions.make(poll_interval=0.2)), Client(kept_url) as client:
         run = await client.start(flow, activity)
         with pytest.raises(OrchestrationFailed, match=message):
             await client.wait(run.instance_id, timeout=40)

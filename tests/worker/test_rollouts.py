@@ -42,10 +42,10 @@ async def test_a_rolling_update_moves_each_session_once_at_most(workers: Workers
 
 
 @pytest.mark.slow
-async def test_a_rolling_update_of_ten_workers(any_url: str, record_property: Report) -> None:
-    workers = Workers(any_url)
+async def test_a_rolling_update_of_ten_workers(kept_url: str, record_property: Report) -> None:
+    workers = Workers(kept_url)
     try:
-        async with Client(any_url) as client:
+        async with Client(kept_url) as client:
             gap = await _update(workers, client, size=10, sessions=30)
     finally:
         workers.end()

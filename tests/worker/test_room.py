@@ -24,8 +24,8 @@ FULL: Mapping[str, Any] = {"max_sessions_per_runtime": 1, "session_lock_timeout"
 
 
 @pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Client]:
-    async with Client(any_url) as client:
+async def client(kept_url: str) -> AsyncIterator[Client]:
+    async with Client(kept_url) as client:
         yield client
 
 
@@ -44,9 +44,9 @@ def _held_by_now(held: dict[str, SessionInfo], session_ids: tuple[str, ...]) -> 
     return all(name in held and not held[name].queued for name in session_ids)
 
 
-async def test_the_session_of_an_instance_that_has_ended_is_released_immediately(any_url: str, client: Client) -> None:
+async def test_the_session_of_an_instance_that_has_ended_is_released_immediately(kept_url: str, client: Client) -> None:
     """One worker with room for one session: one instance after the other runs on a session of its own."""
-    async with Worker(app, any_url, RuntimeOptions.make(**{**OPTIONS, **FULL})):
+    async with Worker(app, kept_url, RuntimeOptions.make(**{**OPTIONS, **FULL})):
         for number in range(3):
             run = await client.start("walk", 2, instance_id=f"walk{number}")
             await client.wait(run.instance_id, timeout=30)
@@ -73,8 +73,8 @@ async def test_a_session_at_rest_is_released_when_new_ones_wait(workers: Workers
         assert [turn["n"] for turn in await client.wait(name, timeout=60)] == [0, 1]
 
 
-async def test_sessions_are_released_by_hand_and_by_their_orchestration(any_url: str, client: Client) -> None:
-    async with Worker(app, any_url, RuntimeOptions.make(**OPTIONS)) as worker:
+async def test_sessions_are_released_by_hand_and_by_their_orchestration(kept_url: str, client: Client) -> None:
+    async with Worker(app, kept_url, RuntimeOptions.make(**OPTIONS)) as worker:
         await client.start("visits", 1, instance_id="by hand")
         await _until_held(client, "by hand")
         await client.start("leave", instance_id="by itself")

@@ -35,7 +35,7 @@ async def starter(ctx: OrchestrationContext) -> None:
 
 
 async def test_an_event_for_no_instance_is_warned_of_once(
-    any_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    kept_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sent_events, "LOOK_UP_SECONDS", 0.01)
 
@@ -49,7 +49,7 @@ async def test_an_event_for_no_instance_is_warned_of_once(
     async def has_warned(number: int) -> bool:
         return len(warned()) == number
 
-    async with Worker(app, any_url, RuntimeOptions.make(poll_interval=0.2)), Client(any_url) as client:
+    async with Worker(app, kept_url, RuntimeOptions.make(poll_interval=0.2)), Client(kept_url) as client:
         await client.start(receiver, instance_id="here")
         await (await client.start(starter)).wait(30)
         await client.start(sender, [("here", "there"), ("gone", "e"), ("gone", "e"), ("gone", "f")], instance_id="s")
@@ -65,9 +65,9 @@ async def test_an_event_for_no_instance_is_warned_of_once(
     ]
 
 
-async def test_a_client_is_refused(any_url: str) -> None:
+async def test_a_client_is_refused(kept_url: str) -> None:
     """Its event, request to cancel, and every other call for an id that nothing has."""
-    async with Client(any_url) as client:
+    async with Client(kept_url) as client:
         calls = (
             client.raise_event("gone", "e"),
             client.raise_event("gone", "e", idempotency_key="k"),

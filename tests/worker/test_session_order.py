@@ -99,12 +99,12 @@ async def stand(context: OrchestrationContext, seconds: float) -> bool:
     return won.index == 0
 
 
-async def test_the_next_one_does_not_wait_for_a_poll(any_url: str) -> None:
+async def test_the_next_one_does_not_wait_for_a_poll(kept_url: str) -> None:
     """Twenty orchestrations on two workers share an order: the worker that holds the session learns of each item that
     has become the first, however the one before it was removed.
     """
     one, other = (RuntimeOptions.make(worker_node_id=name, **OPTIONS_WITHOUT_POLL) for name in "ab")
-    async with Worker(line, any_url, one), Worker(line, any_url, other), Client(any_url) as client:
+    async with Worker(line, kept_url, one), Worker(line, kept_url, other), Client(kept_url) as client:
         with anyio.fail_after(45):
             runs = await client.start_many([Start(walk, 5) for _ in range(20)])
             assert [await run.wait() for run in runs] == [5] * 20

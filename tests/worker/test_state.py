@@ -88,8 +88,8 @@ class Shop:
 
 
 @pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Client]:
-    async with Client(any_url) as client:
+async def client(kept_url: str) -> AsyncIterator[Client]:
+    async with Client(kept_url) as client:
         yield client
 
 
@@ -116,33 +116,33 @@ async def items_of(client: Client) -> list[str]:
     return Basket.model_validate_json((await record_of(client)).state).items
 
 
-async def test_each_result_brings_its_state(any_url: str, client: Client, shop: Shop) -> None:
-    async with serving(shop, any_url):
+async def test_each_result_brings_its_state(kept_url: str, client: Client, shop: Shop) -> None:
+    async with serving(shop, kept_url):
         assert await run(client, "shopping", ["tea", "thread of silk", "milk"]) == ["tea", "thread of silk", "milk"]
         assert (await record_of(client)).version == 3
         assert await items_of(client) == ["tea", "thread of silk", "milk"]
         assert shop.baskets.stats.hydrations == 1
 
 
-async def test_the_next_worker_goes_on_from_the_record(any_url: str, client: Client, shop: Shop) -> None:
-    async with serving(shop, any_url):
+async def test_the_next_worker_goes_on_from_the_record(kept_url: str, client: Client, shop: Shop) -> None:
+    async with serving(shop, kept_url):
         await run(client, "shopping", ["tea"])
     other = Shop(Sessions(Basket))
-    async with serving(other, any_url):
+    async with serving(other, kept_url):
         assert await run(client, "shopping", ["milk"]) == ["tea", "milk"]
     assert other.baskets.stats.hydrations == 1
 
 
-async def test_concurrent_activities_take_turns_on_the_state(any_url: str, client: Client, shop: Shop) -> None:
+async def test_concurrent_activities_take_turns_on_the_state(kept_url: str, client: Client, shop: Shop) -> None:
     names = [str(n) for n in range(20)]
-    async with serving(shop, any_url):
+    async with serving(shop, kept_url):
         seen = await run(client, "everything_concurrently", names)
     assert sorted(map(len, seen)) == list(range(1, 21))
     assert sorted(await items_of(client)) == sorted(names)
 
 
-async def test_a_failed_activity_changes_nothing(any_url: str, client: Client, shop: Shop) -> None:
-    async with serving(shop, any_url):
+async def test_a_failed_activity_changes_nothing(kept_url: str, client: Client, shop: Shop) -> None:
+    async with serving(shop, kept_url):
         await run(client, "shopping", ["tea"])
         with pytest.raises(OrchestrationFailed) as raised:
             await run(client, "shopping", ["broken"])
@@ -153,7 +153,7 @@ async def test_a_failed_activity_changes_nothing(any_url: str, client: Client, s
     assert await items_of(client) == ["tea", "milk"]
 
 
-async def test_who_writes_meanwhile_wins_and_the_activity_runs_again(any_url: str, client: Client, shop: Shop) -> None:
+async def test_who_writes_meanwhile_wins_and_the_activity_runs_again(kept_url: str, client: Client, shop: Shop) -> None:
     """A script saves the record while an activity computes on the former one: nothing of either is lost."""
 
     async def save_by_hand(context: ActivityContext) -> None:
@@ -161,15 +161,15 @@ async def test_who_writes_meanwhile_wins_and_the_activity_runs_again(any_url: st
             basket.items.append("by hand")
 
     shop.meanwhile = save_by_hand
-    async with serving(shop, any_url):
+    async with serving(shop, kept_url):
         assert await run(client, "shopping", ["tea", "milk"]) == ["by hand", "tea", "milk"]
     assert shop.attempts == [1, 2, 1]
     assert await items_of(client) == ["by hand", "tea", "milk"]
     assert shop.baskets.stats.conflicts == 1
 
 
-async def test_a_deleted_record_begins_anew(any_url: str, client: Client, shop: Shop) -> None:
-    async with serving(shop, any_url):
+async def test_a_deleted_record_begins_anew(kept_url: str, client: Client, shop: Shop) -> None:
+    async with serving(shop, kept_url):
         await run(client, "shopping", ["tea"])
         assert await client.session_manager.delete("basket") == ["basket"]
         assert await run(client, "shopping", ["milk"]) == ["milk"]
@@ -190,18 +190,18 @@ class Lossy(MemorySessionStore):
         return version
 
 
-async def test_a_store_elsewhere_does_not_apply_a_turn_twice(any_url: str, client: Client) -> None:
+async def test_a_store_elsewhere_does_not_apply_a_turn_twice(kept_url: str, client: Client) -> None:
     """The save has happened and the attempt has not: the next one finds its change there."""
     store = Lossy()
     shop = Shop(Sessions(Basket, store=store))
-    async with serving(shop, any_url):
+    async with serving(shop, kept_url):
         await run(client, "stubborn", "tea")
         assert await run(client, "shopping", ["milk"]) == ["tea", "milk"]
     assert shop.attempts == [1, 2, 1]
     assert await client.session_store.load("basket") is None
 
 
-async def test_a_conflict_in_a_store_elsewhere_runs_the_activity_again(any_url: str, client: Client) -> None:
+async def test_a_conflict_in_a_store_elsewhere_runs_the_activity_again(kept_url: str, client: Client) -> None:
     store: SessionStore = MemorySessionStore()
     shop = Shop(Sessions(Basket, store=store))
 
@@ -210,12 +210,12 @@ async def test_a_conflict_in_a_store_elsewhere_runs_the_activity_again(any_url: 
         await store.save(SessionState(session_id="basket", state=b'{"items":["by hand"]}', metadata=metadata))
 
     shop.meanwhile = save_by_hand
-    async with serving(shop, any_url):
+    async with serving(shop, kept_url):
         assert await run(client, "shopping", ["tea"]) == ["by hand", "tea"]
     assert shop.attempts == [1, 2]
 
 
-async def test_an_activity_whose_block_is_cancelled_leaves_no_trace(any_url: str, client: Client, shop: Shop) -> None:
+async def test_an_activity_whose_block_is_cancelled_leaves_no_trace(kept_url: str, client: Client, shop: Shop) -> None:
     begun = anyio.Event()
 
     async def wait_for_ever(context: ActivityContext) -> None:
@@ -223,7 +223,7 @@ async def test_an_activity_whose_block_is_cancelled_leaves_no_trace(any_url: str
         await anyio.sleep_forever()
 
     shop.meanwhile = wait_for_ever
-    async with serving(shop, any_url):
+    async with serving(shop, kept_url):
         await client.start("shopping", ["tea"], instance_id="cancelled")
         await begun.wait()
         await client.cancel("cancelled")
@@ -262,14 +262,14 @@ async def test_a_worker_that_ends_in_the_middle_leaves_the_state_to_the_next_one
             assert await items_of(client) == ["tea"]
 
 
-async def test_its_own_session_by_id_is_refused_through_another_store_of_the_database(any_url: str) -> None:
+async def test_its_own_session_by_id_is_refused_through_another_store_of_the_database(kept_url: str) -> None:
     """At its first attempt, with nothing written: not as poison after ten writes."""
     baskets = Sessions(Basket, kind="basket")
     app = App("selfish")
     app.include(baskets)
     attempts: list[int] = []
 
-    async with open_store(any_url) as store:
+    async with open_store(kept_url) as store:
 
         @app.activity
         async def add(context: ActivityContext) -> None:
@@ -283,7 +283,7 @@ async def test_its_own_session_by_id_is_refused_through_another_store_of_the_dat
 
         async with baskets.open("s", store=store) as basket:
             basket.items.append("before")
-        async with Worker(app, any_url), Client(any_url) as client:
+        async with Worker(app, kept_url), Client(kept_url) as client:
             await client.start(run, instance_id="i")
             with pytest.raises(OrchestrationFailed, match="SessionSelfConflict"):
                 await client.wait("i", timeout=30)

@@ -55,8 +55,8 @@ async def moves_on(ctx: OrchestrationContext, n: int) -> int:
 
 
 @pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Client]:
-    async with Client(any_url) as client:
+async def client(kept_url: str) -> AsyncIterator[Client]:
+    async with Client(kept_url) as client:
         yield client
 
 
@@ -81,13 +81,13 @@ def execute(url: str, statement: str, *values: object) -> None:
 
 
 async def test_code_that_does_not_fit_the_history_suspends_and_code_that_does_goes_on(
-    any_url: str, client: Client
+    kept_url: str, client: Client
 ) -> None:
     """Without an operator; what came meanwhile is there."""
-    async with Worker(make_app(asks_for_go), any_url, V1):
+    async with Worker(make_app(asks_for_go), kept_url, V1):
         await client.start("flow", 1, instance_id="i")
         await started(client, "i")
-    async with Worker(make_app(asks_for_more), any_url, V2) as worker:
+    async with Worker(make_app(asks_for_more), kept_url, V2) as worker:
         await client.raise_event("i", "go")
         instance = await suspended(client, "i")
         assert instance.suspension is not None
@@ -96,23 +96,23 @@ async def test_code_that_does_not_fit_the_history_suspends_and_code_that_does_go
         assert (instance.suspension.worker_id, instance.suspension.code) == (worker.identity.worker_id, "v2")
         assert (instance.error, instance.finished) == (None, False)
         await client.raise_event("i", "value", 41)
-    async with Worker(make_app(asks_for_go), any_url, V1):
+    async with Worker(make_app(asks_for_go), kept_url, V1):
         assert await client.wait("i", 30) == 42
 
 
-async def test_code_that_tried_in_vain_does_not_try_again_by_itself(any_url: str, client: Client) -> None:
+async def test_code_that_tried_in_vain_does_not_try_again_by_itself(kept_url: str, client: Client) -> None:
     """An operator may say so, and it is suspended again; ``resume`` refuses an instance that is not suspended."""
-    async with Worker(make_app(asks_for_go), any_url, V1):
+    async with Worker(make_app(asks_for_go), kept_url, V1):
         await client.start("flow", 1, instance_id="i")
         await started(client, "i")
         with pytest.raises(InstanceNotSuspended):
             await client.resume("i")
         with pytest.raises(UnknownInstance):
             await client.resume("missing")
-    async with Worker(make_app(asks_for_more), any_url, V2):
+    async with Worker(make_app(asks_for_more), kept_url, V2):
         await client.raise_event("i", "go")
         first = (await suspended(client, "i")).suspension
-    async with Worker(make_app(asks_for_more), any_url, V2) as worker:
+    async with Worker(make_app(asks_for_more), kept_url, V2) as worker:
         await started_to_serve(client)
         assert (await client.status("i")).suspension == first
         await client.resume("i")
@@ -132,10 +132,10 @@ async def started_to_serve(client: Client) -> None:
 
 
 @pytest.mark.parametrize("table", ["history", "orchestrator_queue"])
-async def test_what_cannot_be_decoded_suspends_its_instance(any_url: str, client: Client, table: str) -> None:
+async def test_what_cannot_be_decoded_suspends_its_instance(kept_url: str, client: Client, table: str) -> None:
     """And none but that; when it can be read, it goes on."""
     options = RuntimeOptions.make(poll_interval=0.2, code_version="v1")
-    async with Worker(make_app(asks_for_go), any_url, options):
+    async with Worker(make_app(asks_for_go), kept_url, options):
         await client.start("flow", 1, instance_id="i")
         await started(client, "i")
     await client.raise_event("i", "go")
@@ -143,28 +143,28 @@ async def test_what_cannot_be_decoded_suspends_its_instance(any_url: str, client
     where = f"instance_id = 'i' AND {column} LIKE '%%event_awaited%%'" if table == "history" else "instance_id = 'i'"
     swap = f"UPDATE {table} SET {column} = replace({column}, %s, %s) WHERE {where}"
     known = "event_awaited" if table == "history" else "event_raised"
-    execute(any_url, swap.replace("%%", "%") if any_url.startswith("sqlite") else swap, known, "from_the_future")
-    async with Worker(make_app(asks_for_go), any_url, options) as worker:
+    execute(kept_url, swap.replace("%%", "%") if kept_url.startswith("sqlite") else swap, known, "from_the_future")
+    async with Worker(make_app(asks_for_go), kept_url, options) as worker:
         reason = (await suspended(client, "i")).suspension
         assert reason is not None
         assert "from_the_future" in reason.message
         await started_to_serve(client)
         assert worker.runtime.lease.error is None
-        execute(any_url, f"UPDATE {table} SET {column} = replace({column}, %s, %s)", "from_the_future", known)
+        execute(kept_url, f"UPDATE {table} SET {column} = replace({column}, %s, %s)", "from_the_future", known)
         await client.resume("i")
         await client.raise_event("i", "value", 41)
         assert await client.wait("i", 30) == 42
 
 
-async def test_an_instance_that_no_claim_completes_waits_for_an_operator(any_url: str, client: Client) -> None:
+async def test_an_instance_that_no_claim_completes_waits_for_an_operator(kept_url: str, client: Client) -> None:
     """Claims exhausted: another code version does not take it by itself, it might be killed too."""
     await client.start("flow", 41, instance_id="i")
-    execute(any_url, "UPDATE instances SET claims = %s", 100)
-    async with Worker(make_app(asks_for_go), any_url, V1):
+    execute(kept_url, "UPDATE instances SET claims = %s", 100)
+    async with Worker(make_app(asks_for_go), kept_url, V1):
         reason = (await suspended(client, "i")).suspension
         assert reason is not None
         assert reason.error_type == "OrchestrationPoisoned"
-    async with Worker(make_app(asks_for_go), any_url, V2):
+    async with Worker(make_app(asks_for_go), kept_url, V2):
         await started_to_serve(client)
         assert (await client.status("i")).status == "suspended"
         await client.resume("i")
@@ -172,11 +172,11 @@ async def test_an_instance_that_no_claim_completes_waits_for_an_operator(any_url
 
 
 async def test_too_many_events_suspend_an_instance(
-    any_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
+    kept_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A limit of ours is no decision of the code; what came is in the queue."""
     monkeypatch.setattr(engine, "MAX_BUFFERED_EVENTS", 2)
-    async with Worker(make_app(asks_for_go), any_url, V1):
+    async with Worker(make_app(asks_for_go), kept_url, V1):
         await client.start("flow", 41, instance_id="i")
         await started(client, "i")
         for n in range(3):
@@ -190,36 +190,36 @@ async def test_too_many_events_suspend_an_instance(
         assert await client.wait("i", 30) == 41
 
 
-async def test_an_unregistered_version_suspends_until_a_worker_registers_it(any_url: str, client: Client) -> None:
+async def test_an_unregistered_version_suspends_until_a_worker_registers_it(kept_url: str, client: Client) -> None:
     """``continue_as_new(version=)`` to a version that is missing, once a worker has seen it for
     ``unregistered_timeout``; a worker that registers it goes on without a notification.
     """
-    async with Worker(make_app(moves_on), any_url, V1):
+    async with Worker(make_app(moves_on), kept_url, V1):
         await client.start("flow", 1, instance_id="i")
         instance = await suspended(client, "i")
         assert (instance.execution_id, instance.version) == (2, "2.0.0")
         assert instance.suspension is not None
         assert instance.suspension.error_type == "UnknownOrchestration"
         assert "'flow@2.0.0'" in instance.suspension.message
-    async with Worker(make_app(asks_for_go, "2.0.0"), any_url, V2):
+    async with Worker(make_app(asks_for_go, "2.0.0"), kept_url, V2):
         await client.raise_event("i", "go")
         await client.raise_event("i", "value", 40)
         assert await client.wait("i", 30) == 42
 
 
-async def test_an_unregistered_orchestration_is_suspended(any_url: str, client: Client) -> None:
+async def test_an_unregistered_orchestration_is_suspended(kept_url: str, client: Client) -> None:
     """It has not run, and does not fail; the worker that registers it runs it."""
-    async with Worker(App("lacking"), any_url, V1) as worker:
+    async with Worker(App("lacking"), kept_url, V1) as worker:
         await client.start("flow", 41, instance_id="i")
         assert (await suspended(client, "i")).version is None
         assert worker.runtime.lease.error is None
-    async with Worker(make_app(asks_for_go), any_url, V2):
+    async with Worker(make_app(asks_for_go), kept_url, V2):
         await client.raise_event("i", "go")
         await client.raise_event("i", "value", 1)
         assert await client.wait("i", 30) == 42
 
 
-async def test_waiting_goes_on_over_a_suspension(any_url: str, client: Client) -> None:
+async def test_waiting_goes_on_over_a_suspension(kept_url: str, client: Client) -> None:
     """A suspended instance has not ended."""
     done: list[object] = []
 
@@ -227,11 +227,11 @@ async def test_waiting_goes_on_over_a_suspension(any_url: str, client: Client) -
         done.append(await client.wait("i", 60))
 
     async with anyio.create_task_group() as tasks:
-        async with Worker(App("lacking"), any_url, V1):
+        async with Worker(App("lacking"), kept_url, V1):
             await client.start("flow", 41, instance_id="i")
             tasks.start_soon(wait)
             await suspended(client, "i")
-        async with Worker(make_app(asks_for_go), any_url, V2):
+        async with Worker(make_app(asks_for_go), kept_url, V2):
             await client.raise_event("i", "go")
             await client.raise_event("i", "value", 1)
             with anyio.fail_after(30):
@@ -249,11 +249,11 @@ async def chats(ctx: OrchestrationContext, n: int) -> list[str]:
     return [(await ctx.schedule_wait("message", TextLine)).text for _ in range(n)]
 
 
-async def test_an_event_that_does_not_fit_its_wait_does_no_harm(any_url: str, client: Client) -> None:
+async def test_an_event_that_does_not_fit_its_wait_does_no_harm(kept_url: str, client: Client) -> None:
     """It is refused to that wait, and is in the history; the chat goes on, on this worker and after a replay."""
     one = App("chats")
     one.orchestration(name="chats")(chats)
-    async with Worker(one, any_url, V1):
+    async with Worker(one, kept_url, V1):
         await client.start("chats", 3, instance_id="chat")
         await client.raise_event("chat", "message", {"text": "a"})
         await client.raise_event("chat", "message", {"x": 1})
@@ -264,26 +264,26 @@ async def test_an_event_that_does_not_fit_its_wait_does_no_harm(any_url: str, cl
 
         await until(look)
         assert (await client.status("chat")).status == "running"
-    async with Worker(one, any_url, V1):
+    async with Worker(one, kept_url, V1):
         await client.raise_event("chat", "message", {"text": "c"})
         assert await client.wait("chat", 30) == ["a", "b", "c"]
 
 
 async def test_a_message_marked_as_of_an_instance_that_goes_on_wakes_no_suspended_one(
-    any_url: str, client: Client, caplog: pytest.LogCaptureFixture
+    kept_url: str, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A sender that has not seen the suspension marks it so; it is kept for later."""
-    async with Worker(make_app(asks_for_go), any_url, V1):
+    async with Worker(make_app(asks_for_go), kept_url, V1):
         await client.start("flow", 1, instance_id="i")
         await started(client, "i")
-    async with Worker(make_app(asks_for_more), any_url, V2) as worker:
+    async with Worker(make_app(asks_for_more), kept_url, V2) as worker:
         await client.raise_event("i", "go")
         reason = (await suspended(client, "i")).suspension
         await client.raise_event("i", "value", 41)
-        execute(any_url, "UPDATE orchestrator_queue SET route = %s", "new")
+        execute(kept_url, "UPDATE orchestrator_queue SET route = %s", "new")
         await started_to_serve(client)
         assert (await client.status("i")).suspension == reason
         assert worker.runtime.lease.error is None
     assert caplog.text.count("instance i is suspended") == 1
-    async with Worker(make_app(asks_for_go), any_url, V1):
+    async with Worker(make_app(asks_for_go), kept_url, V1):
         assert await client.wait("i", 30) == 42

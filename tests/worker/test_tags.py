@@ -23,8 +23,8 @@ APP = "tests.support.tagged_app:app"
 
 
 @pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Client]:
-    async with Client(any_url) as client:
+async def client(kept_url: str) -> AsyncIterator[Client]:
+    async with Client(kept_url) as client:
         yield client
 
 
@@ -61,16 +61,16 @@ async def test_two_processes_one_with_a_tag(workers: Workers, client: Client) ->
     assert rows == {"gpu": (["gpu"], True), "cpu": ([], False)}
 
 
-async def test_a_worker_with_a_tag_takes_untagged_work_too(any_url: str, client: Client) -> None:
+async def test_a_worker_with_a_tag_takes_untagged_work_too(kept_url: str, client: Client) -> None:
     """Unless it is to take nothing else."""
-    async with working(any_url, gpu={"tags": ("gpu",)}):
+    async with working(kept_url, gpu={"tags": ("gpu",)}):
         found = await client.wait((await client.start("tour", 1)).instance_id, timeout=60)
         assert {worker for several in found.values() for worker in several} == {"gpu"}
 
 
-async def test_another_tag_than_that_of_the_session_is_an_error(any_url: str, client: Client) -> None:
+async def test_another_tag_than_that_of_the_session_is_an_error(kept_url: str, client: Client) -> None:
     """The first work gives the session its tag, or none; the error says so at the await, and the session goes on."""
-    async with working(any_url, w={"tags": ("gpu", "eu")}):
+    async with working(kept_url, w={"tags": ("gpu", "eu")}):
         run = await client.start("mismatch", ["gpu", "eu", None, "gpu"], instance_id="tagged")
         text = "SessionTagMismatch: it has the tag 'eu', and its session 'tagged' began with the tag 'gpu'"
         assert await client.wait(run.instance_id, timeout=60) == ["ran", text, "ran", "ran"]
@@ -79,27 +79,27 @@ async def test_another_tag_than_that_of_the_session_is_an_error(any_url: str, cl
         assert await client.wait(run.instance_id, timeout=60) == ["ran", text, "ran"]
 
 
-async def test_a_worker_without_tags_refuses_a_tag_for_its_session(any_url: str, client: Client) -> None:
+async def test_a_worker_without_tags_refuses_a_tag_for_its_session(kept_url: str, client: Client) -> None:
     """The session is held there, so that is where the work of another tag is refused."""
-    async with working(any_url, w={}):
+    async with working(kept_url, w={}):
         run = await client.start("mismatch", [None, "eu", None], instance_id="plain")
         text = "SessionTagMismatch: it has the tag 'eu', and its session 'plain' began with no tag"
         assert await client.wait(run.instance_id, timeout=60) == ["ran", text, "ran"]
 
 
-async def test_work_whose_tag_no_worker_has_waits_and_says_so(any_url: str, client: Client) -> None:
+async def test_work_whose_tag_no_worker_has_waits_and_says_so(kept_url: str, client: Client) -> None:
     """It runs when a worker with the tag comes."""
-    async with working(any_url, cpu={}):
+    async with working(kept_url, cpu={}):
         run = await client.start("tagged", "gpu")
         waiting = await _waiting(client, run.instance_id)
         assert (waiting.status, waiting.tag, waiting.has_worker) == ("queued", "gpu", False)
-        async with working(any_url, gpu={"tags": ("gpu",)}):
+        async with working(kept_url, gpu={"tags": ("gpu",)}):
             assert await client.wait(run.instance_id, timeout=60) == "gpu"
 
 
-async def test_work_whose_tag_no_worker_has_fails_by_option(any_url: str, client: Client) -> None:
+async def test_work_whose_tag_no_worker_has_fails_by_option(kept_url: str, client: Client) -> None:
     """After ``unregistered_timeout``, with a typed error at the await."""
-    async with working(any_url, cpu={"missing_tag": "fail", "unregistered_timeout": 1.0}):
+    async with working(kept_url, cpu={"missing_tag": "fail", "unregistered_timeout": 1.0}):
         run = await client.start("tagged", "gpu")
         with pytest.raises(OrchestrationFailed, match="NoWorkerWithTag: no worker with its tag was alive for 1 s"):
             await client.wait(run.instance_id, timeout=60)
@@ -124,16 +124,16 @@ async def a_full_holder(url: str, client: Client, how: dict[str, float]) -> Asyn
         await client.cancel(hog.instance_id)
 
 
-async def test_a_worker_with_a_free_slot_takes_the_session_over(any_url: str, client: Client) -> None:
+async def test_a_worker_with_a_free_slot_takes_the_session_over(kept_url: str, client: Client) -> None:
     """``wait``: the session moves, with a reason."""
-    async with a_full_holder(any_url, client, {"wait": 0.5}) as instance_id:
+    async with a_full_holder(kept_url, client, {"wait": 0.5}) as instance_id:
         assert await client.wait(instance_id, timeout=60) == ["holder", "other"]
         moves = await client.session_moves(session_id=instance_id)
         assert "holder_busy" in {move.reason for move in moves}
 
 
-async def test_work_that_is_not_started_in_time_fails(any_url: str, client: Client) -> None:
+async def test_work_that_is_not_started_in_time_fails(kept_url: str, client: Client) -> None:
     """``fail_after``: a typed error at the await; the session stays where it is."""
-    async with a_full_holder(any_url, client, {"fail_after": 0.5}) as instance_id:
+    async with a_full_holder(kept_url, client, {"fail_after": 0.5}) as instance_id:
         text = f"SessionBusy: it was not started on session {instance_id!r} within its fail_after"
         assert await client.wait(instance_id, timeout=60) == ["holder", text]

@@ -185,9 +185,9 @@ async def test_the_session_of_a_start_is_that_of_its_whole_tree_of_calls(
     assert current_session_id() is None
 
 
-async def test_the_session_of_a_start_outlives_a_reset(any_url: str) -> None:
+async def test_the_session_of_a_start_outlives_a_reset(kept_url: str) -> None:
     """For the activity that is queued again, and for the orchestration that goes on."""
-    async with Worker(app, any_url, OPTIONS), Client(any_url) as client:
+    async with Worker(app, kept_url, OPTIONS), Client(kept_url) as client:
         run = await client.start(once, ("speak", None), session_id="a")
         assert await client.wait(run.instance_id, timeout=30) == "a"
         assert await client.reset(run.instance_id, to_event=2) == 2

@@ -329,16 +329,16 @@ def test_an_execution_without_a_caller_is_sampled_once_for_all_its_parts() -> No
 
 
 @pytest.mark.parametrize("is_traced", [False, True])
-async def test_contexts_are_stored_only_where_a_tracer_is_in_use(any_url: str, is_traced: bool) -> None:
+async def test_contexts_are_stored_only_where_a_tracer_is_in_use(kept_url: str, is_traced: bool) -> None:
     """With the start, the work, the event and the messages that are on their way."""
     with traced() if is_traced else nullcontext():
-        async with Client(any_url) as client:
+        async with Client(kept_url) as client:
             run = await client.start(pausing, "s")
             await run.raise_event("never", 1)
-            queued = all_rows(any_url)
-            async with Worker(app, any_url, RuntimeOptions.make(poll_interval=0.2)):
+            queued = all_rows(kept_url)
+            async with Worker(app, kept_url, RuntimeOptions.make(poll_interval=0.2)):
                 await stage.begun.wait()
-                running = all_rows(any_url)
+                running = all_rows(kept_url)
                 stage.free.set()
                 await run.wait(timeout=30)
             (start, raised) = (queued.count("orchestration_started"), queued.count("event_raised"))

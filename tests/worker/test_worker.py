@@ -24,14 +24,14 @@ OPTIONS = {"poll_interval": 0.2}
 
 
 @pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Client]:
-    async with Client(any_url) as client:
+async def client(kept_url: str) -> AsyncIterator[Client]:
+    async with Client(kept_url) as client:
         yield client
 
 
 @pytest.fixture
-async def worker(any_url: str) -> AsyncIterator[Worker]:
-    async with Worker(app, any_url, RuntimeOptions.make(**OPTIONS)) as worker:
+async def worker(kept_url: str) -> AsyncIterator[Worker]:
+    async with Worker(app, kept_url, RuntimeOptions.make(**OPTIONS)) as worker:
         yield worker
 
 
@@ -75,7 +75,7 @@ async def test_timers_and_events(worker: Worker, client: Client) -> None:
 @pytest.mark.parametrize("cached", [10_000, 0])
 @pytest.mark.parametrize("sessions", [1, 100])
 async def test_the_worker_concerned_is_notified_without_a_poll(
-    any_url: str, client: Client, cached: int, sessions: int
+    kept_url: str, client: Client, cached: int, sessions: int
 ) -> None:
     """Of results, children, events and new executions, wherever they are for: no poll comes before the end."""
     options = RuntimeOptions.make(
@@ -86,8 +86,8 @@ async def test_the_worker_concerned_is_notified_without_a_poll(
         max_sessions_per_runtime=sessions,
     )
     async with (
-        Worker(app, any_url, options),
-        Worker(app, any_url, options.model_copy(update={"worker_node_id": "other"})),
+        Worker(app, kept_url, options),
+        Worker(app, kept_url, options.model_copy(update={"worker_node_id": "other"})),
     ):
         if sessions == 1:  # each of them has one of the two
             await client.wait((await client.start("alternate", 10)).instance_id, timeout=30)
@@ -101,9 +101,9 @@ async def test_the_worker_concerned_is_notified_without_a_poll(
         assert await client.wait("relay", timeout=30) == [6, 5]
 
 
-async def test_a_short_timer_does_not_wait_for_the_poll(any_url: str, client: Client) -> None:
+async def test_a_short_timer_does_not_wait_for_the_poll(kept_url: str, client: Client) -> None:
     """Which would come after the end of this test."""
-    async with Worker(app, any_url, RuntimeOptions.make(poll_interval=60, worker_lease_timeout=90, stall_timeout=90)):
+    async with Worker(app, kept_url, RuntimeOptions.make(poll_interval=60, worker_lease_timeout=90, stall_timeout=90)):
         await client.wait((await client.start("nap", 0.05)).instance_id, timeout=30)
 
 
@@ -116,7 +116,7 @@ async def test_events_survive_continue_as_new(worker: Worker, client: Client) ->
 
 
 async def test_events_stay_in_order_over_continue_as_new(
-    any_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
+    kept_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages that an execution leaves to the next are not overtaken by a fetch that was asked for before and reads
     the queue later.
@@ -125,7 +125,7 @@ async def test_events_stay_in_order_over_continue_as_new(
     for provider in (SqliteProvider, PostgresProvider):
         for verb in ("fetch_orchestration_item", "commit_turn"):
             monkeypatch.setattr(provider, verb, late(getattr(provider, verb), chance))
-    async with Worker(app, any_url, RuntimeOptions.make(**OPTIONS)):
+    async with Worker(app, kept_url, RuntimeOptions.make(**OPTIONS)):
         runs = [await client.start("inbox", []) for _ in range(10)]
         for number in range(20):
             async with anyio.create_task_group() as tasks:
@@ -166,11 +166,11 @@ async def test_the_instance_cache_may_be_dropped_at_any_time(worker: Worker, cli
     assert worker.runtime.instances.replays > 0
 
 
-async def test_an_orchestration_moves_to_where_its_session_is(any_url: str, client: Client) -> None:
+async def test_an_orchestration_moves_to_where_its_session_is(kept_url: str, client: Client) -> None:
     """Two workers: the turns of an instance become local to the session's holder, wherever it starts."""
     async with (
-        Worker(app, any_url, RuntimeOptions.make(**OPTIONS)) as one,
-        Worker(app, any_url, RuntimeOptions.make(**OPTIONS)) as two,
+        Worker(app, kept_url, RuntimeOptions.make(**OPTIONS)) as one,
+        Worker(app, kept_url, RuntimeOptions.make(**OPTIONS)) as two,
     ):
         runs = [await client.start("walk", 30) for _ in range(10)]
         for run in runs:
@@ -180,11 +180,11 @@ async def test_an_orchestration_moves_to_where_its_session_is(any_url: str, clie
         assert one.runtime.instances.replays + two.runtime.instances.replays <= 10
 
 
-async def test_a_burst_is_shared_and_each_session_begins_where_its_instance_is(any_url: str, client: Client) -> None:
+async def test_a_burst_is_shared_and_each_session_begins_where_its_instance_is(kept_url: str, client: Client) -> None:
     """So that turns are local from the first one on: nothing is moved, and nothing is replayed."""
     async with (
-        Worker(app, any_url, RuntimeOptions.make(**OPTIONS)) as one,
-        Worker(app, any_url, RuntimeOptions.make(**OPTIONS)) as two,
+        Worker(app, kept_url, RuntimeOptions.make(**OPTIONS)) as one,
+        Worker(app, kept_url, RuntimeOptions.make(**OPTIONS)) as two,
     ):
         runs = await client.start_many([Start("walk", 20) for _ in range(60)])
         walks = [await client.wait(run.instance_id, timeout=60) for run in runs]
@@ -198,12 +198,12 @@ async def test_a_burst_is_shared_and_each_session_begins_where_its_instance_is(a
 
 @pytest.mark.parametrize(("slots", "limit"), [(20, 200), (40, 10)], ids=["no slot more", "more than one fetch takes"])
 async def test_turns_stay_fused_where_each_session_has_a_slot(
-    any_url: str, client: Client, monkeypatch: pytest.MonkeyPatch, slots: int, limit: int
+    kept_url: str, client: Client, monkeypatch: pytest.MonkeyPatch, slots: int, limit: int
 ) -> None:
     """A fetch that took all there was, and as much as it could, leaves no item waiting for a slot."""
     monkeypatch.setattr("affinity.worker.fetcher.FETCH_LIMIT", limit)
     runs = await client.start_many([Start("walk", 30) for _ in range(20)])
-    async with Worker(app, any_url, RuntimeOptions.make(**OPTIONS, worker_concurrency=slots)) as worker:
+    async with Worker(app, kept_url, RuntimeOptions.make(**OPTIONS, worker_concurrency=slots)) as worker:
         fetched = 0
         start = worker.runtime.activities.start
 
@@ -219,24 +219,24 @@ async def test_turns_stay_fused_where_each_session_has_a_slot(
         assert fetched <= 5 * 20
 
 
-async def test_the_sessions_of_one_orchestration_are_for_all_workers(any_url: str, client: Client) -> None:
+async def test_the_sessions_of_one_orchestration_are_for_all_workers(kept_url: str, client: Client) -> None:
     """It would like to have one session where it is, not all of them."""
     async with (
-        Worker(app, any_url, RuntimeOptions.make(**OPTIONS)) as one,
-        Worker(app, any_url, RuntimeOptions.make(**OPTIONS)) as two,
+        Worker(app, kept_url, RuntimeOptions.make(**OPTIONS)) as one,
+        Worker(app, kept_url, RuntimeOptions.make(**OPTIONS)) as two,
     ):
         run = await client.start("spread", 60)
         assert await client.wait(run.instance_id, timeout=60) == 60
         assert min(len(worker.runtime.sessions) for worker in (one, two)) >= 5  # as above
 
 
-async def test_a_worker_whose_name_is_taken_stops_immediately(any_url: str) -> None:
+async def test_a_worker_whose_name_is_taken_stops_immediately(kept_url: str) -> None:
     """Long before it renews its lease, and before it polls."""
     twin = RuntimeOptions.make(
         worker_node_id="twin", worker_lease_timeout=90, work_item_lock_timeout=90, poll_interval=60, stall_timeout=90
     )
     with pytest.raises(WorkerFenced):
-        await _until_fenced(Worker(app, any_url, twin), Worker(app, any_url, twin))
+        await _until_fenced(Worker(app, kept_url, twin), Worker(app, kept_url, twin))
 
 
 async def _until_fenced(first: Worker, second: Worker) -> None:
@@ -267,10 +267,10 @@ async def test_a_worker_logs_when_it_is_full(sqlite_url: str, caplog: pytest.Log
 
 
 async def test_a_worker_is_offered_no_more_sessions_than_it_has_room_for(
-    any_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
+    kept_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it holds and what may be on its way to it count; an offer that nothing came of does so for a while."""
-    async with Worker(app, any_url, RuntimeOptions.make(**OPTIONS, max_sessions_per_runtime=3)) as worker:
+    async with Worker(app, kept_url, RuntimeOptions.make(**OPTIONS, max_sessions_per_runtime=3)) as worker:
         await client.wait((await client.start("walk", 2, instance_id="held")).instance_id, timeout=30)
         reserve, state = worker.runtime.capacity.try_reserve_session, worker.runtime.services.fetch_state
         assert [reserve(name) for name in ("held", "a", "b", "c")] == [False, True, True, False]
@@ -279,10 +279,10 @@ async def test_a_worker_is_offered_no_more_sessions_than_it_has_room_for(
         assert [reserve(name) for name in ("c", "d", "e")] == [True, True, True]
 
 
-async def test_two_sessions_on_two_workers_do_not_bounce(any_url: str, client: Client) -> None:
+async def test_two_sessions_on_two_workers_do_not_bounce(kept_url: str, client: Client) -> None:
     async with (
-        Worker(app, any_url, RuntimeOptions.make(**OPTIONS, max_sessions_per_runtime=1)) as one,
-        Worker(app, any_url, RuntimeOptions.make(**OPTIONS, max_sessions_per_runtime=1)) as two,
+        Worker(app, kept_url, RuntimeOptions.make(**OPTIONS, max_sessions_per_runtime=1)) as one,
+        Worker(app, kept_url, RuntimeOptions.make(**OPTIONS, max_sessions_per_runtime=1)) as two,
     ):
         run = await client.start("alternate", 40)
         result = await client.wait(run.instance_id, timeout=60)
@@ -303,20 +303,20 @@ class LossListener:
         return None
 
 
-async def test_listeners_hear_of_a_loss_only_when_there_is_one(any_url: str, client: Client) -> None:
+async def test_listeners_hear_of_a_loss_only_when_there_is_one(kept_url: str, client: Client) -> None:
     """State stays from turn to turn; it goes when the worker leaves."""
     listener = LossListener()
-    async with Worker(app, any_url, RuntimeOptions.make(**OPTIONS), listeners=[listener]):
+    async with Worker(app, kept_url, RuntimeOptions.make(**OPTIONS), listeners=[listener]):
         await client.wait((await client.start("walk", 20, instance_id="walk")).instance_id, timeout=30)
         assert listener.lost_sessions == []
     assert listener.lost_sessions == ["walk"]
 
 
 @pytest.mark.parametrize("bound", [True, False])
-async def test_an_unregistered_activity_fails_by_name(any_url: str, client: Client, bound: bool) -> None:
+async def test_an_unregistered_activity_fails_by_name(kept_url: str, client: Client, bound: bool) -> None:
     """With a session or without: after ``unregistered_timeout`` of workers that do not know it."""
     options = RuntimeOptions.make(**OPTIONS, unregistered_timeout=0.6)
-    async with Worker(app, any_url, options):
+    async with Worker(app, kept_url, options):
         run = await client.start("held_once" if bound else "held_with_timeout", "only_newer")
         with pytest.raises(OrchestrationFailed, match="only_newer") as raised:
             await client.wait(run.instance_id, timeout=30)
