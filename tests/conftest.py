@@ -23,7 +23,7 @@ from tests.provider import warm
 from tests.provider.harnesses import UNDISTURBED, PostgresHarness, clear
 from tests.provider.sqlite_files import create_file
 from tests.servers import NoPostgres, Offer, PostgresServer, old_and_new
-from tests.servers.programs import memory
+from tests.servers.programs import memory, share_clusters
 from tests.support.waiting import run_on_a_thread
 
 PROCESSES_PER_CORE: Final = 2
@@ -100,6 +100,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         and session.config.args_source is not pytest.Config.ArgsSource.ARGS
     ):
         shared_bytecode.share()
+        share_clusters()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -14,9 +14,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
+import psycopg
 import pytest
 
 from tests.conftest import Servers, pytest_cmdline_main, pytest_collection_modifyitems
+from tests.servers.programs import CLUSTERS, LocalServer, programs, share_clusters
 from tests.servers.proxy import proxy
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,6 +48,20 @@ def test_a_test_process_that_is_killed_leaves_no_server_behind() -> None:
     while _runs(int(pid)) or any(Path(directory).exists() for directory in directories):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_servers_of_a_run_begin_with_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`initdb` runs once, and what happens to one of them does not to the next."""
+    made: list[Path] = []
+    initdb = LocalServer._initdb
+    monkeypatch.setattr(LocalServer, "_initdb", lambda self, at: [made.append(at), initdb(self, at)])
+    monkeypatch.setenv(CLUSTERS, "")  # restored at the end
+    share_clusters()
+    offer = next(programs())
+    for _ in range(2):
+        with offer.open() as server, psycopg.connect(server.url(), autocommit=True) as connection:
+            connection.execute("CREATE ROLE made_here")
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import importlib.util
 import os
 import pwd
@@ -41,6 +42,9 @@ for _ in $(seq 100); do [ -e "$2/postmaster.pid" ] || break; sleep 0.1; done
 rm -rf "$1" "$2"
 """
 """Waits until the process that has the other end of its pipe is gone, however that ended, and removes what it left."""
+
+CLUSTERS: Final = "AFFINITY_TESTS_CLUSTERS"
+"""The variable with the directory of what `initdb` has made, if processes share it."""
 
 ROOM: Final = 4 << 30
 """Bytes free for a server's data, several times what the tests ever have; containers often have less there."""
@@ -106,6 +110,7 @@ class LocalServer(PostgresServer):
 
     def _create(self, programs: Path) -> None:
         self._home.chmod(0o755)
+        self._source = programs
         self._programs = self._reachable(programs)
         self._port = free_port()
         if self._owner is not None:
@@ -115,8 +120,22 @@ class LocalServer(PostgresServer):
 
     def _fill(self) -> None:
         """Give the empty directory its data."""
+        if (shared := os.environ.get(CLUSTERS)) is None:
+            self._initdb(self._data)
+            return
+        cluster = Path(shared, re.sub(r"\W", "_", str(self._source)))
+        with Path(shared, "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (cluster / "PG_VERSION").exists():
+                cluster.mkdir(exist_ok=True)
+                self._own(cluster)
+                self._initdb(cluster)
+        shutil.copytree(cluster, self._data, dirs_exist_ok=True)
+        self._own(self._data)
+
+    def _initdb(self, directory: Path) -> None:
         options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]
-        self._run([self._programs / "initdb", "-D", self._data, *options])
+        self._run([self._programs / "initdb", "-D", directory, *options])
 
     def standby(self) -> Standby:
         """A further server that follows this one; asynchronous replication."""
@@ -208,6 +227,14 @@ class Standby(LocalServer):
             while connection.execute(query, params).fetchone() != (True,):
                 assert time.monotonic() < deadline, f"never became true: {query}"
                 time.sleep(0.01)  # a server has no way to call us
+
+
+def share_clusters() -> None:
+    """From now on, `initdb` runs once for this process and those that it starts: their servers begin with copies."""
+    shared = Path(tempfile.mkdtemp(prefix="affinity-clusters-", dir=memory()))
+    shared.chmod(0o755)
+    os.environ[CLUSTERS] = str(shared)
+    atexit.register(_guard(shared, shared).communicate)
 
 
 def _guard(home: Path, data: Path) -> subprocess.Popen[bytes]:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 import anyio
 import httpx2 as httpx
 
 import affinity
-from tests.support.worker_processes import PATIENCE, ROOT, WorkerProcess, Workers
+from tests.support.service_processes import run_service
+from tests.support.worker_processes import FORKS, PATIENCE, WorkerProcess, Workers
 
 
 class ServerEvent(NamedTuple):
@@ -33,21 +32,22 @@ def serve(factory: str, url: str, path: str) -> Iterator[httpx.Client]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "uvicorn", "--factory", factory, "--port", str(port)]
-    server = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"AFFINITY_URL": url})
+    server = FORKS.Process(target=run_service, args=(factory, url, port))
+    server.start()
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
             _wait_for(client, server, path)
             yield client
     finally:
         server.terminate()
-        server.wait(PATIENCE)
+        server.join(PATIENCE)
+        server.kill()
 
 
-def _wait_for(client: httpx.Client, server: subprocess.Popen[bytes], path: str) -> None:
+def _wait_for(client: httpx.Client, server: BaseProcess, path: str) -> None:
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
-        assert server.poll() is None, "the server has ended"
+        assert server.is_alive(), "the server has ended"
         try:
             client.get(path)
         except httpx.ConnectError:

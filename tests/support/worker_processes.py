@@ -173,10 +173,7 @@ FORKS.set_forkserver_preload(
 
 def _run(arguments: Sequence[str], environment: Mapping[str, str], root: Path, anew: bool, log: Connection) -> None:
     """The `affinity` command, in the process that was forked for it."""
-    if hasattr(libc := ctypes.CDLL(None), "prctl"):
-        libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it must not outlive the tests, however they end
-    # Each process that it forks is given the means to keep the server alive; this one is to end with it.
-    os.close(vars(forkserver)["_forkserver"]._forkserver_alive_fd)
+    end_with_the_tests()
     os.chdir(root)
     os.environ.clear()
     os.environ.update(environment)
@@ -188,6 +185,14 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str], root: Path, a
         other = {**environment, "PYTHONPATH": str(ROOT)}
         os.execve(sys.executable, [sys.executable, "-m", "affinity", *arguments], other)  # noqa: S606
     main(arguments)
+
+
+def end_with_the_tests() -> None:
+    """This process, which was forked for them, must not outlive them, however they end."""
+    if hasattr(libc := ctypes.CDLL(None), "prctl"):
+        libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    # Each process that it forks is given the means to keep the server alive; this one is to end with it.
+    os.close(vars(forkserver)["_forkserver"]._forkserver_alive_fd)
 
 
 def _is_stopped(pid: int) -> bool:
