@@ -105,8 +105,9 @@ class WorkerProcess:
         return self
 
     def send(self, number: signal.Signals) -> None:
-        if self._process.is_alive():
-            os.kill(self.pid, number)
+        with suppress(ProcessLookupError):  # it may end at this moment
+            if self._process.is_alive():
+                os.kill(self.pid, number)
 
     def pause(self) -> None:
         """SIGSTOP, between two transactions: in the middle of one, an SQLite file would stay locked for everybody until
@@ -133,8 +134,7 @@ class WorkerProcess:
         return self._process.exitcode
 
     def end(self) -> None:
-        with suppress(ProcessLookupError):
-            self.send(signal.SIGCONT)
+        self.send(signal.SIGCONT)
         self._process.kill()
         self.wait()
 

@@ -93,6 +93,7 @@ async def _outcome(client: Client, session: str, counts: Mapping[str, Sequence[i
 
 
 @pytest.mark.first
+@pytest.mark.slow
 @pytest.mark.parametrize("postgres_age", ["old"], indirect=True)
 async def test_state_and_history_agree_whatever_happens_to_the_workers(
     sqlite_url: str, postgres_migrated: str, stop_file: Path
