@@ -1,5 +1,15 @@
-"""The databases of tests of conversations."""
+"""The databases of tests of conversations, and of an `Env`."""
+
+from __future__ import annotations
+
+import pytest
 
 from tests.conversation.conftest import maybe_traced, postgres_age, url
 
 __all__ = ["maybe_traced", "postgres_age", "url"]
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+def server(request: pytest.FixtureRequest) -> str | None:
+    """Of an `Env`; None: SQLite. An agent has no rule of a database: the conformance suite has those of its journal."""
+    return None if request.param == "sqlite" else request.getfixturevalue("postgres_shared")

@@ -22,12 +22,6 @@ pytestmark = pytest.mark.anyio
 RETRY = RetryPolicy(max_attempts=5, initial_interval=1.0)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def server(request: pytest.FixtureRequest) -> str | None:
-    """Of an `Env`; None: SQLite."""
-    return None if request.param == "sqlite" else request.getfixturevalue("postgres_shared")
-
-
 class Model:
     """Calls the tools of one round after the other, then answers; fails ``failures`` times before each answer.
 

@@ -87,12 +87,6 @@ async def test_a_call_is_shown_as_it_begins_and_as_it_ends(url: str) -> None:
         ]
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def server(request: pytest.FixtureRequest) -> str | None:
-    """Of an `Env`; None: SQLite."""
-    return None if request.param == "sqlite" else request.getfixturevalue("postgres_shared")
-
-
 async def test_a_call_that_a_later_attempt_repeats_is_shown_again(server: str | None) -> None:
     runs: list[int] = []
     is_shown = anyio.Event()

@@ -19,12 +19,6 @@ from tests.conversation.application import Chat, make
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def server(request: pytest.FixtureRequest) -> str | None:
-    """Of an `Env`; None: SQLite."""
-    return None if request.param == "sqlite" else request.getfixturevalue("postgres_shared")
-
-
 @dataclass
 class Agent:
     """A conversation ``c`` whose model calls ``pay``, which a person has to allow, and repeats its result."""
