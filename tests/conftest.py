@@ -241,7 +241,7 @@ def postgres_migrated(servers: Servers, postgres_age: str) -> Iterator[str]:
 @pytest.fixture
 def postgres_kept(servers: Servers, postgres_age: str) -> str:
     """The URL of a migrated database that tests use one after another, with the connections of those before: half of
-    the time that a worker takes on a database of its own. Its connections have no names, and its server counts them.
+    the time that a worker takes on a database of its own. Not for tests that look at connections: all have one name.
     """
     return servers.kept(postgres_age)
 

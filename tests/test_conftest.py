@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import aclosing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,8 @@ import psutil
 import psycopg
 import pytest
 
+from affinity.provider.postgres.driver.connections import Connection, Role
+from affinity.provider.postgres.driver.target import COLD, HOT, Target
 from tests.conftest import Servers, pytest_cmdline_main, pytest_collection_modifyitems
 from tests.servers.programs import CLUSTERS, LocalServer, programs, share_clusters
 from tests.servers.proxy import proxy
@@ -39,6 +42,32 @@ async def test_a_database_can_be_had_within_a_running_loop(servers: Servers) -> 
     assert fresh.template("new") != servers.template("new")
 
 
+class Deaf:
+    """A subscriber."""
+
+    def receive(self, channel: str, payload: str) -> None:
+        """Do nothing."""
+
+    def end(self, error: Exception) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.anyio
+async def test_a_connection_that_is_kept_has_neither_settings_nor_subscriptions_of_before(servers: Servers) -> None:
+    """By the next object that gets it."""
+    target = Target.parse(servers.kept("new"))
+    pids, changed, at_last = [], [], []
+    for _ in range(2):
+        async with aclosing(Connection(target, "any", HOT)) as one:
+            pids += await one.run("SELECT pg_backend_pid()")
+            at_last += await one.run("SELECT current_setting('enable_seqscan'), count(*) FROM pg_listening_channels()")
+            await one.subscribe(["channel"], Deaf())
+            changed += await Role((one,), COLD).run("SELECT current_setting('enable_seqscan')")
+    assert pids[0] == pids[1]
+    assert changed == [("on",), ("on",)]
+    assert at_last == [("off", 0), ("off", 0)]
+
+
 def test_a_test_process_that_is_killed_leaves_no_server_behind() -> None:
     """Nor its data, which may be in memory."""
     done = subprocess.run([sys.executable, "-c", START_AND_DIE], stdout=subprocess.PIPE, text=True, check=False)
@@ -54,7 +83,12 @@ def test_servers_of_a_run_begin_with_copies(monkeypatch: pytest.MonkeyPatch) -> 
     """`initdb` runs once, and what happens to one of them does not to the next."""
     made: list[Path] = []
     initdb = LocalServer._initdb
-    monkeypatch.setattr(LocalServer, "_initdb", lambda self, at: [made.append(at), initdb(self, at)])
+
+    def noted(server: LocalServer, directory: Path) -> None:
+        made.append(directory)
+        initdb(server, directory)
+
+    monkeypatch.setattr(LocalServer, "_initdb", noted)
     monkeypatch.setenv(CLUSTERS, "")  # restored at the end
     share_clusters()
     offer = next(programs())
