@@ -685,6 +685,10 @@ class ExecutionLimitReached(OrchestrationError):
 class Nondeterminism(OrchestrationError):
     """The code requests another command than its history records.
 
+    Compared are the kind of each call; an activity's name, session, order and tag; a timer's delay; a wait's event and
+    held session; a watched or released session; another instance's name and id; a sent event's receiver and name; a
+    reply's key; and what a cancellation cancels. Not compared are inputs, timeouts and ``hold_for``.
+
     Attributes:
         expected: the recorded event, as text.
         actual: what the code does, as text.

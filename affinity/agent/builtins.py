@@ -20,9 +20,15 @@ _Number = Annotated[int, Field(ge=1, le=100)]
 
 
 def builtin_tools(wake: Wake, *, children: Mapping[str, Delegate] = NO_CHILDREN) -> list[Tool]:
-    """The tools by which a model reads its journal and other conversations, sets the goal of its conversation, requests
-    a later wake, and gives work to children. Their names begin with ``session_`` and ``outcome_``; no tool of the
-    application may have one of them.
+    """The tools by which a model works on its own conversation, and on others. No tool of the application may have one
+    of their names.
+
+    - ``session_get_events``, ``session_get_trace``: reads its journal, or another one.
+    - ``session_list``, ``session_get_snapshot``: finds other conversations of this kind, and how they stand.
+    - ``session_list_children``, ``session_delegate``, ``session_run_child``: gives work to children, whose results come
+      later.
+    - ``session_revisit``: comes back later.
+    - ``outcome_read``, ``outcome_define``: reads the goal of the conversation, and sets it or says how far it is.
 
     Args:
         wake: of the loop.

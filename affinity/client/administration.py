@@ -99,10 +99,16 @@ class Administration(Inspection):
         """Open an instance again, a finished one too, at an earlier event of its present execution.
 
         A new execution begins with the events up to this one; the former one stays readable, by its number. If a step
-        of the code continues after the event, the whole step is repeated. Outstanding work at that point is scheduled
-        again: activities run again, unless they had ended before. External events that came later come again.
-        Events that no turn had read when the instance ended are gone.
-        Session state is not rewound, nor is anything else that activities have done. See docs/learn/orchestrations.md.
+        of the code continues after the event, the whole step is repeated.
+
+        - Activities without a result by then run again, with another ``execution_id``. Session state is not rewound,
+          nor is anything else that activities have done.
+        - Timers keep their time; one that has fired since fires immediately.
+        - Later external events come again, in order. Those that no turn had read when the instance failed are gone:
+          send them again, with other keys.
+        - Sub-orchestrations scheduled by then stay; one that has ended answers again. Reset a failed child before its
+          parent. Later ones are asked to cancel; their ids stay taken until they are deleted.
+        - Holds of sessions end.
 
         Args:
             instance_id: the instance.

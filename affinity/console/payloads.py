@@ -18,9 +18,17 @@ MAX_PAGE_SHOWN: Final = 256 * 1024
 MIN_SHOWN: Final = 200
 
 Redact: TypeAlias = Callable[[str, str, Any], Any]
-"""Called with the kind of a value ("input", "output", "custom_status", "event", "entry", "request", "revisit",
-"stream", "state", "error", "sentence"), the name that it belongs to (of the orchestration or event; the kind of the
-entry, request or session), and the value as plain JSON; returns what is shown in its place.
+"""Called with the kind of a value, the name that it belongs to, and the value as plain JSON; returns what is shown in
+its place. Kinds, with their names:
+
+- "input", "output", "custom_status" of an instance: the orchestration.
+- "error" of an instance or a wake: the orchestration, or the class of the error.
+- "event", fields of an event of a history: the activity or event, else the type of the entry.
+- "entry", "request" of a conversation: its kind.
+- "revisit", the note of a later wake, and "stream", what is said now: the kind of the conversation.
+- "state", the record of a session: its kind.
+- "sentence", what an instance, waiting work or a schedule waits for, which may name an error: its code, or the state of
+  the schedule.
 """
 
 HIDDEN: Final = "(hidden)"

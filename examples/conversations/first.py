@@ -28,7 +28,6 @@ app.include(support)
 
 
 async def main(url: str = "sqlite:///first.db") -> None:
-    """A worker and a client in one process."""
     async with affinity.Worker(app, url), affinity.Client(url) as client:
         talk = client.conversation(support, "chat-7")
         reply = await talk.ask(UserMessage("hello"), event_id="m-1")

@@ -71,6 +71,26 @@ Routes
     A route is computed when the row is queued, and changes when the session moves. It is only a hint for cost: every
     fetch checks the ``sessions`` or ``instances`` row, which is authoritative, and `WorkerProvider.sweep` repairs stale
     routes.
+
+Easy to get wrong
+    * Conditions. The statement that acts checks capacity, ownership, liveness and tokens. On PostgreSQL the clock is
+      ``clock_timestamp()``, because ``now()`` is the start of the transaction.
+    * Batches. Fetch, ack, renew and commit take many items in one round trip. A read is bounded in rows and bytes, and
+      the bound applies before the lock: what the caller does not get is neither locked, nor counted, nor sent.
+    * The parts of one turn see each other. A single SQL statement does not see its own inserts.
+    * Order. An ordered item that is not the first of its session is in no fetch. The removal of the first one promotes
+      the next, in the same transaction, whatever removes it: also beside an add, or another removal.
+    * Session state. A write without a lease begins a new epoch before it changes the record; `affinity.records` has all
+      fences.
+    * Journals. An entry gets its number under the lock of the journal's row. An entry, its message, the answer of a
+      request and the creation of journal and instance are one transaction. A wake's entries pass only if the watermark
+      is still the one that it read. A journal goes with the record of its session.
+    * Fetched inputs. `WorkFetch.pending` saves wakes a read, and may be empty. It is read in the transaction that locks
+      the item, or after it.
+    * Hints with a call. ``append_journal`` and ``commit_turn`` send hints after their transaction; a failed hint is no
+      error.
+    * Streams. ``read_journal`` reads entries and parts in one snapshot. A paused worker's late part is not shown. Parts
+      need not survive a crash.
 """
 
 from __future__ import annotations

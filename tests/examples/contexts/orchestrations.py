@@ -54,12 +54,6 @@ async def fulfil(ctx: affinity.OrchestrationContext, order_id: int) -> str:
 
 
 @app.activity
-async def summarise(ctx: affinity.ActivityContext, chat: str) -> str:
-    """A few words."""
-    return chat[:5]
-
-
-@app.activity
 async def run_turn(ctx: affinity.ActivityContext, message: Message) -> Reply:
     """Answer it."""
     return Reply(text=message.text)

@@ -3,9 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import affinity
-from affinity.testing import Env
 
 app = affinity.App("shop")
-env = Env(app)
 monday = datetime(2026, 3, 2, tzinfo=UTC)
 friday = monday + timedelta(days=4)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
-import affinity.errors
+import affinity
 
 
 class Chat(BaseModel):
@@ -69,20 +69,6 @@ class Book:
 
 
 @dataclass
-class Item:
-    """What is put into a basket."""
-
-    name: str
-
-
-@dataclass
-class Basket:
-    """What is in one."""
-
-    items: list[str] = field(default_factory=list)
-
-
-@dataclass
 class Kernel:
     """A child process."""
 
@@ -122,9 +108,3 @@ async def stop_kernel(session_id: str, kernel: Kernel) -> None:
 app = affinity.App("support")
 chats, books = affinity.Sessions(Chat), affinity.Sessions(Book)
 app.include(chats)
-session_id, customer, item = "session-1", "ann", Item(name="tea")
-
-
-@app.activity
-async def load(ctx: affinity.ActivityContext, customer: str) -> None:
-    """Fill the basket."""

@@ -20,8 +20,3 @@ app = affinity.App("shop")
 async def summary(ctx: affinity.OrchestrationContext, text: str) -> str:
     """Make a text shorter."""
     return text[:100]
-
-
-async def translated(text: str) -> str:
-    """Say it in another language."""
-    return text
