@@ -222,11 +222,7 @@ def usage_attributes(usage: Mapping[str, int]) -> Attributes:
     return found
 
 
-def client_span(
-    operation: ClientOperation,
-    *destinations: str,
-    sends: bool = True,
-) -> AbstractContextManager[OpenSpan]:
+def client_span(operation: ClientOperation, *destinations: str, sends: bool = True) -> AbstractContextManager[OpenSpan]:
     """A span for the call of a client: of kind PRODUCER if it ``sends`` something, with the attributes of messaging;
     else INTERNAL. ``destinations``: the names of what it starts or sends.
     """

@@ -43,8 +43,7 @@ def builtin_tools(wake: Wake, *, children: Mapping[str, Delegate] = NO_CHILDREN)
 def _reading(wake: Wake) -> list[Tool]:
     @tool
     async def session_list(
-        prefix: Annotated[str | None, Field(description="only ids that begin with this")] = None,
-        number: _Number = 20,
+        prefix: Annotated[str | None, Field(description="only ids that begin with this")] = None, number: _Number = 20
     ) -> list[JsonValue]:
         """Other conversations of this kind, newest first, with their status."""
         found = await wake.conversations(prefix=prefix, limit=number)

@@ -24,13 +24,7 @@ _ACTIONS: Final = [
 @command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8321, show_default=True, help="0: any free one.")
-@click.option(
-    "--allow",
-    "actions",
-    multiple=True,
-    type=click.Choice(["all", *_ACTIONS]),
-    help="What users may do.",
-)
+@click.option("--allow", "actions", multiple=True, type=click.Choice(["all", *_ACTIONS]), help="What users may do.")
 @click.option("--hide-payloads", is_flag=True, help="Show no values of the application.")
 @click.option("--token-file", metavar="FILE", help="A token with which users log in, at /login?token=…")
 @click.option("--basic-auth-file", metavar="FILE", help="A line NAME:PASSWORD for each user.")

@@ -83,12 +83,7 @@ class RequestCalls(ClientBase):
     """What waits for a person, over all conversations."""
 
     async def requests_page(
-        self,
-        *,
-        after: str | None = None,
-        limit: int = 100,
-        by_expiry: bool = False,
-        **where: Unpack[RequestConditions],
+        self, *, after: str | None = None, limit: int = 100, by_expiry: bool = False, **where: Unpack[RequestConditions]
     ) -> RequestPage:
         """Some requests that wait for an answer, oldest first.
 

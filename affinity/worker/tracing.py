@@ -18,14 +18,7 @@ from affinity.orchestration.wire import ActivityTask
 from affinity.provider.contract import Generation, MoveFilter, MoveReason, SessionMove, Turn, WorkItem
 from affinity.records import frozen
 from affinity.telemetry import INSTANCE_ATTRIBUTE, SESSION_ATTRIBUTE
-from affinity.tracing import (
-    Attempt,
-    ExecutionEnd,
-    ExecutionName,
-    SessionMoveEvent,
-    execution_context,
-    record_execution,
-)
+from affinity.tracing import Attempt, ExecutionEnd, ExecutionName, SessionMoveEvent, execution_context, record_execution
 from affinity.worker.services import WorkerServices
 
 NO_MOVES: Final[frozenset[MoveReason]] = frozenset({"new", "foreign_write"})

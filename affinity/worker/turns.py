@@ -257,13 +257,7 @@ def _other_rows(
 
 
 def _add_rows(
-    rows: _OtherRows,
-    execution: Execution,
-    generation: Generation,
-    event_id: int,
-    event: ev.Event,
-    *,
-    trace: str | None,
+    rows: _OtherRows, execution: Execution, generation: Generation, event_id: int, event: ev.Event, *, trace: str | None
 ) -> None:
     me, run = execution.instance_id, execution.execution_id
     match event:
@@ -302,11 +296,7 @@ def _add_sent(rows: _OtherRows, event: ev.Event, trace: str | None) -> None:
 
 
 def _child(
-    execution: Execution,
-    generation: Generation,
-    event_id: int,
-    event: ev.SubOrchestrationScheduled,
-    trace: str | None,
+    execution: Execution, generation: Generation, event_id: int, event: ev.SubOrchestrationScheduled, trace: str | None
 ) -> NewInstance:
     me = ev.ParentRef(execution.instance_id, execution.execution_id, event_id, generation)
     start = _start(event, parent=me, trace=trace)

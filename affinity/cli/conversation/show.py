@@ -116,12 +116,7 @@ def show(shell: Shell, *, conversation_id: str) -> None:
 @click.option("--below", metavar="ID", help="Only of this conversation, its children and theirs.")
 @paged("Requests")
 def requests(
-    shell: Shell,
-    *,
-    conversation_id: str | None,
-    page: PageOptions,
-    labels: Sequence[tuple[str, str]],
-    **where: Any,
+    shell: Shell, *, conversation_id: str | None, page: PageOptions, labels: Sequence[tuple[str, str]], **where: Any
 ) -> None:
     """Show the requests of the conversation ID that wait for an answer, or of all conversations, oldest first;
     `affinity conversation answer` gives it.
