@@ -13,7 +13,6 @@ import random
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from heapq import nsmallest
-from types import TracebackType
 from typing import Final
 
 import anyio
@@ -284,9 +283,7 @@ class ChangeScope:
             raise
         return self.change
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self.leave()
 
     def leave(self) -> None:

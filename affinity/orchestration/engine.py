@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final, cast
 
 from affinity.errors import AffinityError, ExecutionLimitReached, Nondeterminism, OrchestrationMisuse
@@ -535,9 +534,7 @@ class _LoopIsolation:
         self._hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(None, None)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         sys.set_asyncgen_hooks(*self._hooks)
         instance, session = self._tokens
         leave_instance(instance)

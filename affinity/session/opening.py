@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import anyio
@@ -326,9 +325,7 @@ class OpenSession(AsyncBlock, _Opening[S]):
             self._end()
             raise
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             await self._leave(error)
         finally:
@@ -421,9 +418,7 @@ class SyncOpenSession(_Opening[S]):
             raise
         return state
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self._run(_leave_shielded, self, error)
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial, wraps
-from types import FunctionType, GenericAlias, TracebackType
+from types import FunctionType, GenericAlias
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from affinity.sync.loop import Opening
@@ -77,9 +77,7 @@ class Items(Proxy, Iterator[Any]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close()
 
 
