@@ -5,12 +5,13 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Awaitable, Collection, Mapping
 from dataclasses import fields
+from datetime import timedelta
 from math import ceil, isfinite
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from pydantic_core import from_json
 
-from affinity.errors import InvalidId, InvalidOptions, PayloadTooLarge
+from affinity.errors import InvalidId, InvalidInput, InvalidOptions, PayloadTooLarge
 
 _SHOWN_BITS: Final = 128
 
@@ -387,6 +388,32 @@ def check_integer(value: object, what: str) -> int:
     if type(value) is not int or not 0 <= value <= MAX_INTEGER:
         raise InvalidOptions(f"{what} must be an integer from 0 to {MAX_INTEGER}, not {_shown(value)}")
     return value
+
+
+def check_limit(limit: object, most: int = MAX_PAGE) -> None:
+    """Raise `InvalidInput` unless it is how many items a page may have: an integer from 1 to ``most``."""
+    if type(limit) is not int or not 1 <= limit <= most:
+        raise InvalidInput(f"limit = {limit!r:.80}: must be an integer from 1 to {most}")
+
+
+def check_choice(name: str, value: object, choices: object, error: type[InvalidInput] = InvalidInput) -> None:
+    """Raise ``error`` unless it is one of the values of a ``Literal``."""
+    if value not in get_args(choices):
+        raise error(f"{name} = {value!r:.80}: must be one of {', '.join(get_args(choices))}")
+
+
+def seconds_of(what: str, value: object) -> float:
+    """A number of seconds, or a timedelta, as seconds; a negative one counts as 0.
+
+    Raises:
+        InvalidOptions: it is anything else, or longer than ``MAX_TIMER_SECONDS``.
+    """
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not isfinite(seconds):
+        raise InvalidOptions(f"{what} must be seconds or a timedelta, not {value!r:.80}")
+    if seconds > MAX_TIMER_SECONDS:
+        raise InvalidOptions(f"{what} of {seconds:g} s is over the limit of {MAX_TIMER_SECONDS:g}: is it milliseconds?")
+    return max(0.0, float(seconds))
 
 
 def check_text(value: object, what: str) -> str:

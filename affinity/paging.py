@@ -6,9 +6,10 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import wraps
-from typing import Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from affinity.errors import IterationInterrupted
+from affinity.limits import MAX_PAGE
 
 C = TypeVar("C")
 P = ParamSpec("P")
@@ -39,6 +40,16 @@ class PageIterator(AsyncIterator[T], Generic[C, T]):
                     items, self._next = await self._read(self._next)
                     self._items.extend(items)
         return self._items.popleft()
+
+
+def all_items(read: Callable[..., Awaitable[Any]]) -> PageIterator[str, Any]:
+    """All items of a listing. ``read`` takes ``after`` and ``limit``, and returns a page: ``items``, and ``next``."""
+
+    async def read_page(after: str) -> tuple[Iterable[Any], str | None]:
+        page = await read(after=after or None, limit=MAX_PAGE)
+        return page.items, page.next
+
+    return PageIterator(read_page, "")
 
 
 def uninterrupted(function: Callable[P, AsyncIterator[T]]) -> Callable[P, AsyncIterator[T]]:

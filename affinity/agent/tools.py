@@ -16,7 +16,7 @@ from pydantic_core import to_jsonable_python
 from affinity.conversation.events import CustomToolUse, ToolUse
 from affinity.conversation.wake import Wake
 from affinity.errors import InvalidOptions, NotSerializable, problem_of
-from affinity.limits import check_id
+from affinity.limits import check_choice, check_id
 from affinity.session import Resource
 from affinity.tasks import call_any
 
@@ -31,8 +31,6 @@ is not run again: it may have had its effect or not.
 """
 
 ToolRepeat: TypeAlias = Literal["always", "approved", "never"]
-
-_REPEATS: Final = ("always", "approved", "never")
 
 Confirm: TypeAlias = bool | Callable[[Mapping[str, Any]], bool]
 ResourceKey: TypeAlias = str | Callable[[Mapping[str, Any]], str | None] | None
@@ -121,8 +119,7 @@ class Tool:
             InvalidId: the name is not a valid id.
         """
         check_id(self.name, "tool name")
-        if self.repeat not in _REPEATS:
-            raise InvalidOptions(f"tool {self.name!r}: repeat is one of {', '.join(_REPEATS)}, not {self.repeat!r:.80}")
+        check_choice(f"tool {self.name!r}: repeat", self.repeat, ToolRepeat, InvalidOptions)
         if self.function is None and self.arguments is None:
             raise InvalidOptions(f"tool {self.name!r}: give the function, or the arguments of one that the client runs")
         _ = self.parameters

@@ -13,8 +13,8 @@ from affinity.client.background import ClientBase
 from affinity.client.calls import retry
 from affinity.client.views import read_cursor
 from affinity.errors import InvalidInput
-from affinity.limits import MAX_PAGE, check_id
-from affinity.paging import PageIterator
+from affinity.limits import check_id, check_limit
+from affinity.paging import all_items
 from affinity.records import frozen
 
 
@@ -79,20 +79,14 @@ class AuditCalls(ClientBase):
         Raises:
             InvalidInput: a limit out of range, a cursor that is none, or a text that no store can keep.
         """
-        if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
-            raise InvalidInput(f"limit must be from 1 to {MAX_PAGE}, not {limit!r}")
+        check_limit(limit)
         wanted = AuditFilter(**where, after=None if after is None else _read_cursor(after))
         items = await retry(partial(self._provider.list_audit, wanted, limit))
         return AuditPage(items=items, next=_cursor_of(items[-1]) if len(items) == limit else None)
 
     def audit(self, **where: Unpack[AuditConditions]) -> AsyncIterator[AuditEntry]:
         """All entries of the audit log that fit, newest first, read page by page; see `audit_page`."""
-
-        async def read(after: str) -> tuple[Sequence[AuditEntry], str | None]:
-            page = await self.audit_page(**where, after=after or None, limit=MAX_PAGE)
-            return page.items, page.next
-
-        return PageIterator(read, "")
+        return all_items(partial(self.audit_page, **where))
 
 
 def _cursor_of(entry: AuditEntry) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import field, replace
 from datetime import datetime
-from typing import Any, Protocol, TypedDict, TypeVar, Unpack, get_args
+from functools import partial
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
 from affinity.audit import action
 from affinity.client.background import ClientBase
@@ -13,8 +14,8 @@ from affinity.client.calls import PruneProgress, check_age, no_progress
 from affinity.client.views import next_cursor, read_cursor
 from affinity.errors import InvalidInput, UnknownConversation
 from affinity.journal import ConversationStatus, JournalFilter, JournalInfo, JournalQuery, JournalRetention
-from affinity.limits import MAX_PAGE, MAX_QUOTA, check_id
-from affinity.paging import PageIterator
+from affinity.limits import MAX_QUOTA, check_choice, check_id, check_limit
+from affinity.paging import all_items
 from affinity.records import copied, frozen
 
 ClientType_contra = TypeVar("ClientType_contra", contravariant=True)
@@ -114,10 +115,9 @@ class ConversationCalls(ClientBase):
             InvalidInput: a limit out of range, a status or cursor that is none, or a text that no store can keep.
         """
         status, parent = where.get("status"), where.get("parent")
-        if status is not None and status not in get_args(ConversationStatus):
-            raise InvalidInput(f"status = {status!r:.80}: must be one of {', '.join(get_args(ConversationStatus))}")
-        if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
-            raise InvalidInput(f"limit must be from 1 to {MAX_PAGE}, not {limit!r}")
+        if status is not None:
+            check_choice("status", status, ConversationStatus)
+        check_limit(limit)
         conditions: dict[str, Any] = {**where}
         closed, cursor = conditions.pop("terminated", None), None if after is None else read_cursor(after)
         wanted = JournalFilter(closed=closed, after=cursor, **conditions)
@@ -128,12 +128,7 @@ class ConversationCalls(ClientBase):
 
     def list_conversations(self, **where: Unpack[ConversationConditions]) -> AsyncIterator[ConversationInfo]:
         """All conversations that fit, newest first, read page by page; see `list_conversations_page`."""
-
-        async def read(after: str) -> tuple[Sequence[ConversationInfo], str | None]:
-            page = await self.list_conversations_page(**where, after=after or None, limit=MAX_PAGE)
-            return page.items, page.next
-
-        return PageIterator(read, "")
+        return all_items(partial(self.list_conversations_page, **where))
 
     @action("prune", "conversation", "", "older_than", "max_entries", "max_bytes")
     async def prune_conversations(

@@ -9,6 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Literal, Self, TypeAlias, TypedDict, Unpack
 
 import anyio
@@ -19,8 +20,8 @@ from affinity.client.changes import SAFETY_SECONDS, AllChanges
 from affinity.client.journals import Journals
 from affinity.errors import ClientError, InvalidInput
 from affinity.journal import META_FIELD, OpenRequest, RequestCursor, RequestFilter
-from affinity.limits import MAX_BATCH, MAX_PAGE
-from affinity.paging import PageIterator
+from affinity.limits import MAX_BATCH, check_limit
+from affinity.paging import all_items
 from affinity.records import copied, frozen
 
 PAUSE_SECONDS: Final = 0.05
@@ -97,8 +98,7 @@ class RequestCalls(ClientBase):
             InvalidInput: a limit out of range, a cursor that is none, kinds that are no texts, or a text that no store
                 can keep.
         """
-        if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
-            raise InvalidInput(f"limit must be from 1 to {MAX_PAGE}, not {limit!r}")
+        check_limit(limit)
         wanted = replace(_filter(where), after=None if after is None else _read_cursor(after), by_expiry=by_expiry)
         items: list[OpenRequest] = []
         while True:
@@ -110,12 +110,7 @@ class RequestCalls(ClientBase):
 
     def requests(self, **where: Unpack[RequestConditions]) -> AsyncIterator[ConversationRequest]:
         """All requests that wait for an answer, oldest first, read page by page; see `requests_page`."""
-
-        async def read(after: str) -> tuple[Sequence[ConversationRequest], str | None]:
-            page = await self.requests_page(**where, after=after or None, limit=MAX_PAGE)
-            return page.items, page.next
-
-        return PageIterator(read, "")
+        return all_items(partial(self.requests_page, **where))
 
     def watch_requests(self, **where: Unpack[RequestConditions]) -> RequestFeed:
         """What waits for an answer now, oldest first, then each change as it comes; see `RequestFeed`.

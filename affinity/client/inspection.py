@@ -40,9 +40,9 @@ from affinity.explain import (
     session_life,
     unserved_work,
 )
-from affinity.limits import MAX_COUNT, MAX_HISTORY_EVENTS, MAX_PAGE, SCRAPE_COUNT, check_id
+from affinity.limits import MAX_COUNT, MAX_HISTORY_EVENTS, MAX_PAGE, SCRAPE_COUNT, check_id, check_limit
 from affinity.orchestration.codec import read_json
-from affinity.paging import PageIterator, uninterrupted
+from affinity.paging import PageIterator, all_items, uninterrupted
 from affinity.provider.contract import (
     FINISHED,
     EventOrigin,
@@ -233,7 +233,7 @@ class Inspection(ClientBase):
             UnknownInstance: there is none.
             InvalidInput: the id is refused, or a limit out of range.
         """
-        _check_limit(limit, MAX_PAGE)
+        check_limit(limit)
         instance = await self._present(instance_id)
         rows = await retry(partial(self._provider.list_executions, instance_id, limit, before=before))
         return [execution_of(row, instance) for row in rows]
@@ -282,7 +282,7 @@ class Inspection(ClientBase):
             UnknownInstance: there is none.
             InvalidInput: the id is refused, or a limit out of range.
         """
-        _check_limit(limit, MAX_PAGE)
+        check_limit(limit)
         root = check_id(instance_id, "instance id")
         members = await retry(partial(self._provider.list_tree, root, limit + 1))
         if not members:
@@ -299,7 +299,7 @@ class Inspection(ClientBase):
         Raises:
             InvalidInput: a limit out of range.
         """
-        _check_limit(limit, MAX_COUNT)
+        check_limit(limit, MAX_COUNT)
         queues = await retry(partial(self._provider.measure_queues, limit))
         page = await retry(partial(self._provider.count_instances, SCRAPE_COUNT))
         counts: Counter[InstanceStatus] = Counter(page.counts)
@@ -322,19 +322,14 @@ class Inspection(ClientBase):
         Raises:
             InvalidInput: a limit out of range, a cursor that is none, or a text that no store can keep.
         """
-        _check_limit(limit, MAX_PAGE)
+        check_limit(limit)
         wanted = InstanceFilter(**where, after=None if after is None else read_cursor(after))
         rows = await retry(partial(self._provider.list_instances, wanted, limit))
         return Page(items=[*map(instance_of, rows)], next=next_cursor(rows, limit, "instance_id"))
 
     def list_instances(self, **where: Unpack[InstanceConditions]) -> AsyncIterator[Instance]:
         """All instances that fit, newest first, read page by page; see `list_page`."""
-
-        async def read(after: str) -> tuple[Sequence[Instance], str | None]:
-            page = await self.list_page(**where, after=after or None, limit=MAX_PAGE)
-            return page.items, page.next
-
-        return PageIterator(read, "")
+        return all_items(partial(self.list_page, **where))
 
     # -- sessions and workers
 
@@ -364,7 +359,7 @@ class Inspection(ClientBase):
         Raises:
             InvalidInput: a limit out of range.
         """
-        _check_limit(limit, MAX_PAGE)
+        check_limit(limit)
         return await retry(partial(self._provider.list_sessions, worker_id=worker_id, after=after, limit=limit))
 
     async def session_moves(
@@ -382,7 +377,7 @@ class Inspection(ClientBase):
         Raises:
             InvalidInput: a limit out of range, ``after`` together with ``before``, or a text that no store can keep.
         """
-        _check_limit(limit, MAX_PAGE)
+        check_limit(limit)
         if after is not None and before is not None:
             raise InvalidInput("after and before contradict each other: give one of them")
         wanted = MoveFilter(**where)
@@ -412,7 +407,7 @@ class Inspection(ClientBase):
             SessionNotFound: it has neither a lease nor a move.
             InvalidInput: the id is refused, or a limit out of range.
         """
-        _check_limit(limit, MAX_PAGE - 1)
+        check_limit(limit, MAX_PAGE - 1)
         found = await retry(partial(session_life, self._provider, check_id(session_id, "session id"), limit))
         if found.now is None and not found.holdings:
             raise SessionNotFound(f"no worker has held the session {session_id!r}, as far as is known")
@@ -441,7 +436,7 @@ class Inspection(ClientBase):
             UnknownWorker: there is none of this name.
             InvalidInput: the id is refused, or a limit out of range.
         """
-        _check_limit(limit, MAX_PAGE)
+        check_limit(limit)
         found = await retry(partial(drain_preview, self._provider, check_id(worker_id, "worker id"), limit))
         if found is None:
             raise UnknownWorker(f"there is no worker {worker_id!r}")
@@ -457,7 +452,7 @@ class Inspection(ClientBase):
         Raises:
             InvalidInput: a limit out of range.
         """
-        _check_limit(limit, MAX_PAGE)
+        check_limit(limit)
         workers = await self.workers()
         return await retry(partial(unserved_work, self._provider, workers, limit))
 
@@ -468,8 +463,3 @@ class Inspection(ClientBase):
     async def quotas(self) -> Quotas:
         """The limits of this database; off by default."""
         return await retry(self._provider.get_quotas)
-
-
-def _check_limit(limit: int, most: int) -> None:
-    if not 1 <= limit <= most:
-        raise InvalidInput(f"limit = {limit!r}: must be from 1 to {most}")

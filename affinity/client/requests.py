@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias
 
 from affinity.errors import InvalidApp, InvalidOptions
-from affinity.limits import MAX_ERROR_BYTES, MAX_UNREAD_EVENTS, check_id, truncate
+from affinity.limits import MAX_ERROR_BYTES, MAX_UNREAD_EVENTS, check_choice, check_id, truncate
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.context import OrchestrationFunction, OrchestrationWithoutInput
 from affinity.orchestration.definitions import MISSING, OrchestrationDefinition, definition_of
@@ -51,8 +51,7 @@ def new_instance(start: Start) -> NewInstance:
         NotSerializable, PayloadTooLarge, OrchestrationMisuse: the input does not fit the orchestration.
     """
     name, encoded = _name_and_input(start)
-    if start.if_ended not in get_args(IfEnded):
-        raise InvalidOptions(f"if_ended = {start.if_ended!r}: must be one of {', '.join(get_args(IfEnded))}")
+    check_choice("if_ended", start.if_ended, IfEnded, InvalidOptions)
     if start.version is not None:
         check_id(start.version, "orchestration version")
     # The worker that first runs it fills in the database's time, and the version where none was asked for.

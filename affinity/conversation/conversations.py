@@ -15,7 +15,7 @@ from affinity.client.conversations import ConversationConditions
 from affinity.conversation.events import EventTypes, JournalEntry, JournalEvent
 from affinity.conversation.handle import ConversationHandle
 from affinity.conversation.home import HomedScope
-from affinity.conversation.kinds import NOUN, ConversationKind, ConversationLimits, seconds_of
+from affinity.conversation.kinds import NOUN, ConversationKind, ConversationLimits
 from affinity.conversation.program import Program, Start, WakeTask
 from affinity.conversation.running import WakeRunner
 from affinity.conversation.runs import RunEnd, RunTask, report_end, run_task
@@ -24,7 +24,7 @@ from affinity.conversation.scheduled import register as register_scheduled
 from affinity.conversation.wake import Wake
 from affinity.errors import InvalidApp, InvalidOptions
 from affinity.journal import PendingWork
-from affinity.limits import MAX_CYCLES, check_id, check_integer
+from affinity.limits import MAX_CYCLES, check_id, check_integer, seconds_of
 from affinity.orchestration import ActivityContext, App, OrchestrationContext, RetryPolicy, ScheduleTarget
 from affinity.records import SessionMetadata, SessionState
 from affinity.session import OpenSession, Sessions, StateCodec

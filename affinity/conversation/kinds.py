@@ -6,10 +6,8 @@ for messages of all types: a wake costs it no more events than any activity.
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict
 
 from pydantic_core import to_json
@@ -17,7 +15,7 @@ from pydantic_core import to_json
 from affinity.conversation.events import EventTypes
 from affinity.errors import InvalidOptions
 from affinity.journal import PARKED_MARK, SEQ_MARK, JournalStart
-from affinity.limits import MAX_REQUESTS, MAX_REVISITS, MAX_TIMER_SECONDS, MAX_WAKE_ENTRIES, check_integer
+from affinity.limits import MAX_REQUESTS, MAX_REVISITS, MAX_WAKE_ENTRIES, check_integer
 from affinity.orchestration.events import EventRaised, OrchestrationStarted
 from affinity.orchestration.wire import ANY_EXECUTION, encode_message
 from affinity.records import frozen
@@ -141,17 +139,3 @@ def interrupt_message(*, cancel: bool = False) -> str:
 def terminate_message(*, cascade: bool = False) -> str:
     """Ends the instance; ``cascade``: its children are terminated too."""
     return _message("terminate", seq=SEQ_MARK, cascade="true" if cascade else "false", parked=PARKED_MARK)
-
-
-def seconds_of(name: str, value: float | timedelta) -> float:
-    """A number of seconds, or a timedelta, as seconds; a negative one counts as 0.
-
-    Raises:
-        InvalidOptions: it is anything else, or longer than a timer may be.
-    """
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds):
-        raise InvalidOptions(f"{name} must be seconds or a timedelta, not {value!r:.80}")
-    if seconds > MAX_TIMER_SECONDS:
-        raise InvalidOptions(f"{name} of {seconds:g} s is over the limit of {MAX_TIMER_SECONDS:g}")
-    return max(0.0, float(seconds))

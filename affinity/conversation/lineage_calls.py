@@ -15,9 +15,9 @@ from affinity.conversation.lineage import Ancestor, CreationPlanner, LineageStat
 from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader, Read, all_wakes, check_seq
 from affinity.conversation.transfer import read_lines
 from affinity.conversation.views import EndedWake, wake_of
-from affinity.errors import ConversationExists, InvalidInput, QuotaExceeded
+from affinity.errors import ConversationExists, QuotaExceeded
 from affinity.journal import JournalCreation
-from affinity.limits import MAX_PAGE
+from affinity.limits import check_limit
 from affinity.paging import uninterrupted
 from affinity.session.transfer import ImportTimes, check_choice
 
@@ -50,8 +50,7 @@ class CommonCalls(EntryReader, Generic[M]):
         Raises:
             InvalidInput: a number out of range.
         """
-        if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
-            raise InvalidInput(f"a page has from 1 to {MAX_PAGE} wakes, not {limit!r}")
+        check_limit(limit)
         read = self._planner.reads.wakes
         found = await read(self.conversation_id, check_seq(after), newest_first=newest_first, limit=limit)
         return [wake_of(each) for each in found]

@@ -17,7 +17,7 @@ from affinity.conversation.events import (
 )
 from affinity.errors import InvalidInput, UnknownConversation, UnknownEntry
 from affinity.journal import Entry, JournalLineage, JournalPage, JournalQuery, JournalWake
-from affinity.limits import MAX_PAGE, check_id
+from affinity.limits import MAX_PAGE, check_id, check_limit
 
 Read: TypeAlias = Callable[[JournalQuery], Awaitable[JournalPage | None]]
 ReadWakes: TypeAlias = Callable[[str, int], Awaitable[Sequence[JournalWake]]]
@@ -129,8 +129,7 @@ class EntryReader:
         if sum(each is not None for each in (after, before, around, last)) > 1 and (last or around) is not None:
             raise InvalidInput("around and last exclude each other, after and before")
         most = limit if last is None else last
-        if type(most) is not int or not 1 <= most <= MAX_PAGE:
-            raise InvalidInput(f"a page has from 1 to {MAX_PAGE} entries, not {most!r}")
+        check_limit(most)
         query = JournalQuery(
             session_id=self.conversation_id,
             kinds=kinds_of(kinds),

@@ -19,7 +19,7 @@ from pydantic import JsonValue
 from pydantic_core import from_json
 
 from affinity.conversation.events import CallEnded, CallStarted, JournalEvent, RunEnded, RunStarted, SpanError
-from affinity.conversation.kinds import ConversationKind, seconds_of, start_message
+from affinity.conversation.kinds import ConversationKind, start_message
 from affinity.conversation.program import CLOSING
 from affinity.conversation.writing import end_of_delegation
 from affinity.errors import (
@@ -33,7 +33,7 @@ from affinity.errors import (
     WakeMisuse,
 )
 from affinity.journal import InstanceStart, JournalAppend
-from affinity.limits import check_id, truncate
+from affinity.limits import check_id, seconds_of, truncate
 from affinity.orchestration import ActivityContext, DurableFuture, OrchestrationContext, RetryPolicy
 from affinity.orchestration.context import target_reference
 from affinity.orchestration.definitions import MISSING, ActivityDefinition, Definition, OrchestrationDefinition

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, NotRequired, TypedDict, cast, get_args
+from typing import Any, Final, NotRequired, TypedDict, cast
 
 from pydantic_core import to_json
 
@@ -19,7 +19,7 @@ from affinity.conversation.events import AnswerEvent, JournalEvent, UserInterrup
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, start_of
 from affinity.errors import ConversationError, InvalidInput
 from affinity.journal import ConversationStatus, JournalAccess, JournalAppend, JournalFilter, NewEntry
-from affinity.limits import MAX_PAGE, MAX_UNREAD_EVENTS
+from affinity.limits import MAX_PAGE, MAX_UNREAD_EVENTS, check_choice
 from affinity.orchestration import ActivityContext, App, OrchestrationContext, ScheduleTarget
 
 STEPS_PER_EXECUTION: Final = 500
@@ -72,9 +72,8 @@ def conditions_of(where: ConversationConditions) -> dict[str, Any]:
     given: dict[str, Any] = {name: value for name, value in where.items() if value is not None}
     if "kind" in given or "terminated" in given:
         raise InvalidInput("the conversations are of this kind, and not terminated: leave out kind= and terminated=")
-    status = given.get("status")
-    if status is not None and status not in get_args(ConversationStatus):
-        raise InvalidInput(f"status = {status!r:.80}: must be one of {', '.join(get_args(ConversationStatus))}")
+    if "status" in given:
+        check_choice("status", given["status"], ConversationStatus)
     JournalFilter(**given)
     return given
 

@@ -20,11 +20,10 @@ import anyio
 from pydantic_core import to_json
 
 from affinity.conversation.events import ToolResult, kind_of
-from affinity.conversation.kinds import seconds_of
 from affinity.conversation.wake_parts import WakeParts
 from affinity.errors import InvalidInput, InvalidOptions, PayloadTooLarge, StepInterrupted, StepMismatch, WakeMisuse
 from affinity.journal import Entry, JournalWrite, Step
-from affinity.limits import MAX_BATCH_BYTES, MAX_WAKE_STEPS, check_id
+from affinity.limits import MAX_BATCH_BYTES, MAX_WAKE_STEPS, check_choice, check_id, seconds_of
 from affinity.orchestration import RetryPolicy
 from affinity.orchestration.codec import Codec
 from affinity.tasks import call_any
@@ -100,8 +99,7 @@ class WakeSteps:
         repeat: Repeat,
     ) -> Any:
         """See `Wake.step`."""
-        if repeat not in {"always", "never"}:
-            raise InvalidOptions(f"repeat must be 'always' or 'never', not {repeat!r:.80}")
+        check_choice("repeat", repeat, Repeat, InvalidOptions)
         seconds = None if timeout is None else seconds_of("timeout", timeout)
         codec = Codec(_result_type(function), f"result of step {name!r}")
         place = self._place(check_id(name, "name of a step"), key)

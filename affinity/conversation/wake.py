@@ -32,7 +32,7 @@ from affinity.conversation.events import (
     check_output,
 )
 from affinity.conversation.follow import has_ended
-from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, seconds_of
+from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind
 from affinity.conversation.lineage_calls import CommonCalls
 from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader
 from affinity.conversation.runs import RunCalls, RunTask, new_run
@@ -68,6 +68,7 @@ from affinity.limits import (
     check_integer,
     check_payload,
     check_text,
+    seconds_of,
 )
 from affinity.orchestration import ActivityContext, RetryPolicy
 from affinity.session import OpenSession, Resource

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, NoReturn, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from affinity.errors import InvalidOptions, OrchestrationMisuse
-from affinity.limits import MAX_CUSTOM_STATUS_BYTES, MAX_HOLD_SECONDS, MAX_TIMER_SECONDS, check_id
+from affinity.limits import MAX_CUSTOM_STATUS_BYTES, MAX_HOLD_SECONDS, check_id, seconds_of
 from affinity.orchestration import events as ev
 from affinity.orchestration.activity import ActivityContext
 from affinity.orchestration.codec import Codec, read_json
@@ -173,7 +172,7 @@ class OrchestrationContext:
             InvalidOptions: it is not a number, or longer than ``MAX_TIMER_SECONDS``.
         """
         self._scheduler.require_running()
-        return TimerFuture(self._scheduler, max(0.0, _seconds("timer delay", delay)))
+        return TimerFuture(self._scheduler, seconds_of("timer delay", delay))
 
     @overload
     def schedule_wait(
@@ -585,7 +584,7 @@ def _encode_untyped(value: Any, what: str) -> str:
 
 
 def _timeout(value: float | timedelta) -> float:
-    seconds = _seconds("timeout", value)
+    seconds = seconds_of("timeout", value)
     if seconds <= 0:
         raise InvalidOptions(f"timeout must be above 0, not {value!r}")
     return seconds
@@ -596,17 +595,7 @@ def _hold(session_id: str | None, duration: float | timedelta | None) -> ev.Hold
         if duration is not None:
             raise InvalidOptions(f"hold_for={duration!r} without hold_session: say which session is to be held")
         return None
-    seconds = DEFAULT_HOLD_SECONDS if duration is None else _seconds("hold_for", duration)
+    seconds = DEFAULT_HOLD_SECONDS if duration is None else seconds_of("hold_for", duration)
     if not 0 < seconds <= MAX_HOLD_SECONDS:
         raise InvalidOptions(f"hold_for must be above 0 and at most {MAX_HOLD_SECONDS:g} s, not {duration!r}")
     return ev.Hold(check_id(session_id, "session id"), seconds)
-
-
-def _seconds(what: str, value: object) -> float:
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-        raise InvalidOptions(f"{what} must be seconds or a timedelta, not {value!r}")
-    if value > MAX_TIMER_SECONDS:
-        raise InvalidOptions(f"{what} of {value:g} s is over the limit of {MAX_TIMER_SECONDS:g}: is it milliseconds?")
-    return float(value)

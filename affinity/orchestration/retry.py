@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from affinity.errors import AffinityError, InvalidOptions
-from affinity.limits import MAX_TIMER_SECONDS
+from affinity.limits import MAX_TIMER_SECONDS, check_choice
 
 RetryStrategy: TypeAlias = Literal["fixed", "linear", "exponential"]
 """How the pause grows from one attempt to the next."""
@@ -64,8 +64,7 @@ class RetryPolicy:
                 f"max_interval {self.max_interval!r} is shorter than initial_interval {self.initial_interval!r}"
             )
         object.__setattr__(self, "non_retryable", _names(self.non_retryable))
-        if self.strategy not in get_args(RetryStrategy):
-            raise InvalidOptions(f"strategy must be one of {', '.join(get_args(RetryStrategy))}, not {self.strategy!r}")
+        check_choice("strategy", self.strategy, RetryStrategy, InvalidOptions)
         _check_at_least("jitter", self.jitter, 0.0)
         if self.jitter > 1:
             raise InvalidOptions(f"jitter must be a share from 0 to 1, not {self.jitter!r}")

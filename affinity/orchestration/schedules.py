@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, TypeAlias, TypedDict, cast, get_args
+from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
@@ -24,6 +24,7 @@ from affinity.limits import (
     MAX_SCHEDULE_TIMES,
     MAX_TIMER_SECONDS,
     MIN_SCHEDULE_SECONDS,
+    check_choice,
     check_id,
 )
 from affinity.orchestration.codec import Codec
@@ -265,15 +266,15 @@ def _timing_fields(options: ScheduleOptions) -> dict[str, Any]:
     cron, every, at = options.get("cron"), options.get("every"), options.get("at") or ()
     if sum(each not in (None, ()) for each in (cron, every, tuple(at))) != 1:
         raise InvalidSchedule("a schedule needs one of cron=, every= and at=")
-    zone = options.get("zone", "UTC")
-    end = options.get("end")
+    zone, overlap, end = options.get("zone", "UTC"), options.get("overlap", "skip"), options.get("end")
+    check_choice("overlap", overlap, Overlap, InvalidSchedule)
     fields = {
         "cron": None if cron is None else _check_cron(cron, zone),
         "zone": zone,
         "every": None if every is None else _seconds("every", every, MIN_SCHEDULE_SECONDS, MAX_TIMER_SECONDS),
         "at": _check_times(at),
         "end": None if end is None else _check_time("end", end),
-        "overlap": _check_overlap(options.get("overlap", "skip")),
+        "overlap": overlap,
         "catch_up": None
         if (window := options.get("catch_up")) is None
         else _seconds("catch_up", window, 0.0, MAX_CATCH_UP_SECONDS),
@@ -314,12 +315,6 @@ def _check_time(name: str, value: object) -> datetime:
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise InvalidSchedule(f"{name} = {value!r:.80}: must be a datetime with a time zone")
     return value.astimezone(UTC)
-
-
-def _check_overlap(value: object) -> object:
-    if value not in get_args(Overlap):
-        raise InvalidSchedule(f"overlap = {value!r:.80}: must be one of {', '.join(get_args(Overlap))}")
-    return value
 
 
 def _seconds(name: str, value: float | timedelta, least: float, most: float) -> float:

@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from affinity.audit import action
-from affinity.errors import InvalidInput, SessionAmbiguous, SessionNotFound
-from affinity.limits import MAX_PAGE, check_id
+from affinity.errors import SessionAmbiguous, SessionNotFound
+from affinity.limits import MAX_PAGE, check_id, check_limit
 from affinity.paging import PageIterator, uninterrupted
 from affinity.records import SessionFilter, SessionRecord, SessionStore, SessionSummary, in_family_order
 from affinity.session.removal import (
@@ -120,8 +120,7 @@ class SessionManager:
         Raises:
             InvalidInput: a limit or a number of seconds out of range.
         """
-        if not 1 <= limit <= MAX_PAGE:
-            raise InvalidInput(f"limit = {limit!r}: must be from 1 to {MAX_PAGE}")
+        check_limit(limit)
         check_seconds("idle_for", where.idle_for)
         rows = await self._store.list(where, limit)
         return SessionPage(items=rows, next=page_cursor(rows[-1]) if len(rows) == limit else None)

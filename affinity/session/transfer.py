@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from tempfile import SpooledTemporaryFile
-from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json, to_json
 
 from affinity.errors import InvalidInput, SessionLoadFailed, SessionRecordRefused, SessionWriteConflict, problem_of
-from affinity.limits import MAX_ID_BYTES, MAX_INTEGER, MAX_LABELS, MAX_PARTICIPANTS, check_id
+from affinity.limits import MAX_ID_BYTES, MAX_INTEGER, MAX_LABELS, MAX_PARTICIPANTS, check_choice, check_id
 from affinity.records import RecordTimes, SessionMetadata, SessionRecord, SessionState, SessionStore, SessionSummary
 from affinity.session.codec import pack, unpack
 from affinity.session.sessions import Sessions
@@ -248,16 +248,6 @@ async def _load(new: SessionState, sessions: Iterable[Sessions[Any]]) -> bool:
 
 def _located(number: int, error: SessionRecordRefused, then: str = "") -> SessionRecordRefused:
     return SessionRecordRefused(error.session_id, error.reason, where=f"line {number}: ", then=then)
-
-
-def check_choice(name: str, value: object, choices: object) -> None:
-    """Refuse a value that a ``Literal`` does not have.
-
-    Raises:
-        InvalidInput: it does not have the value.
-    """
-    if value not in get_args(choices):
-        raise InvalidInput(f"{name} = {value!r}: must be one of {', '.join(get_args(choices))}")
 
 
 async def check_lines(lines: Iterable[str | bytes], sessions: Iterable[Sessions[Any]] = ()) -> None:
