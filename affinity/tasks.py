@@ -43,6 +43,12 @@ class BackgroundTask:
         self._task.result()
 
 
+def ignore_error(future: asyncio.Future[Any]) -> None:
+    """A callback of a future that nothing may await any more: its error is no lost error."""
+    if not future.cancelled():
+        future.exception()
+
+
 async def call_any(function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
     """The result of a function of the application: an async one runs here, and any other one in a thread."""
     call = partial(function, *args, **named)

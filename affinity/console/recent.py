@@ -8,6 +8,8 @@ from typing import Final, Generic, TypeVar
 
 from cachetools import LRUCache
 
+from affinity.tasks import ignore_error
+
 T = TypeVar("T")
 
 SECONDS: Final = 1.0
@@ -29,16 +31,10 @@ class Recent(Generic[T]):
         at, task = self._reads.get(key, (0.0, None))
         if task is None or (task.done() and now - at >= SECONDS):
             task = asyncio.create_task(read())
-            task.add_done_callback(_note_error)
+            task.add_done_callback(ignore_error)  # its readers may all leave
             self._reads[key] = now, task
         return await asyncio.shield(task)
 
     def clear(self) -> None:
         """Forget all results: the next calls read again, as after a change."""
         self._reads.clear()
-
-
-def _note_error(task: asyncio.Task[T]) -> None:
-    """An error whose readers have all left is no lost error: the next read has it again."""
-    if not task.cancelled():
-        task.exception()

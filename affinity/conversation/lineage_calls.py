@@ -17,9 +17,9 @@ from affinity.conversation.transfer import read_lines
 from affinity.conversation.views import EndedWake, wake_of
 from affinity.errors import ConversationExists, QuotaExceeded
 from affinity.journal import JournalCreation
-from affinity.limits import check_limit
+from affinity.limits import check_choice, check_limit
 from affinity.paging import uninterrupted
-from affinity.session.transfer import ImportTimes, check_choice
+from affinity.session.transfer import ImportTimes
 
 M = TypeVar("M")
 

@@ -14,7 +14,7 @@ another conversation, so it has none here.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias
@@ -36,7 +36,7 @@ from affinity.journal import (
 )
 from affinity.limits import check_depth, check_id, check_payload
 from affinity.records import RecordTimes, SessionRecord, SessionState
-from affinity.session.transfer import Time, line_of, read_line
+from affinity.session.transfer import Time, line_of, numbered_lines, read_line
 
 Lines: TypeAlias = Iterable[str | bytes] | AsyncIterable[str | bytes]
 
@@ -254,11 +254,9 @@ async def read_lines(lines: Lines) -> Imported:
             last ones are missing.
     """
     found: Imported | None = None
-    number = 0
-    async for line in _iterate(lines):
-        number += 1
+    async for number, line in numbered_lines(lines):
         try:
-            found = _take(found, number, line) if line.strip() else found
+            found = _take(found, number, line)
         except ValueError as error:  # ValidationError and InvalidInput among them
             raise InvalidInput(f"line {number} is none of a conversation's export: {problem_of(error)}") from error
     if found is None:
@@ -308,12 +306,3 @@ def _node(row: JournalLineage) -> dict[str, Any]:
 
 def _line(what: str, value: dict[str, Any]) -> str:
     return to_json({what: value}).decode()
-
-
-async def _iterate(lines: Lines) -> AsyncIterator[str | bytes]:
-    if isinstance(lines, AsyncIterable):
-        async for line in lines:
-            yield line
-    else:
-        for line in lines:
-            yield line

@@ -222,7 +222,7 @@ async def import_lines(
     done = dict.fromkeys(("added", "replaced", "skipped"), 0)
     long_ago, old, unloaded, number = datetime.now(UTC) - _LONG_AGO, 0, 0, 0
     try:
-        async for number, line in _numbered(lines) if times == "kept" else _oldest_first(lines):
+        async for number, line in numbered_lines(lines) if times == "kept" else _oldest_first(lines):
             new, kept = read_line(number, line)
             unloaded += not await _load(new, sessions)
             what = await _write(store, new, on_exists, kept if times == "kept" else None)
@@ -257,7 +257,7 @@ async def check_lines(lines: Iterable[str | bytes], sessions: Iterable[Sessions[
         InvalidInput: a line is no record; the message has its number.
         SessionRecordRefused: a record could not be loaded; the same.
     """
-    async for number, line in _numbered(lines):
+    async for number, line in numbered_lines(lines):
         new, _ = read_line(number, line)
         try:
             await _load(new, sessions)
@@ -281,7 +281,7 @@ async def _write(store: SessionStore, new: SessionState, on_exists: OnExists, ti
     return "added"
 
 
-async def _numbered(lines: Lines) -> AsyncIterator[tuple[int, str | bytes]]:
+async def numbered_lines(lines: Lines) -> AsyncIterator[tuple[int, str | bytes]]:
     """The lines that are not blank, with their numbers from 1."""
     number = 0
     async for line in lines if isinstance(lines, AsyncIterable) else _iterate(lines):
@@ -291,7 +291,7 @@ async def _numbered(lines: Lines) -> AsyncIterator[tuple[int, str | bytes]]:
 
 
 async def _oldest_first(lines: Lines) -> AsyncIterator[tuple[int, str | bytes]]:
-    """As `_numbered`, in the order in which the records were last written: an export has the newest first. Records
+    """As `numbered_lines`, in the order in which the records were last written: an export has the newest first. Records
     without times are the last ones, in the order of their lines.
 
     Raises:
@@ -299,7 +299,7 @@ async def _oldest_first(lines: Lines) -> AsyncIterator[tuple[int, str | bytes]]:
     """
     with SpooledTemporaryFile(max_size=IN_MEMORY) as copy:
         found: list[tuple[datetime, int, int, int]] = []
-        async for number, line in _numbered(lines):
+        async for number, line in numbered_lines(lines):
             _, times = read_line(number, line)
             order = (_LAST, number) if times is None else (times.updated_at, -number)
             found.append((*order, copy.tell(), copy.write(line.encode() if isinstance(line, str) else line)))

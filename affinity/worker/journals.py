@@ -23,6 +23,7 @@ from affinity.journal import (
     StreamPart,
 )
 from affinity.limits import MAX_BATCH, MAX_PAGE
+from affinity.tasks import ignore_error
 from affinity.worker.services import WorkerServices
 
 READ_AHEAD_SECONDS: Final = 0.25
@@ -175,7 +176,7 @@ class SharedReads:
         """The answer for one session, to be awaited or not."""
         loop = asyncio.get_running_loop()
         waiting = _Waiting(session_id, limit, loop.create_future())
-        waiting.answer.add_done_callback(_note_error)
+        waiting.answer.add_done_callback(ignore_error)
         if self._is_closed:
             waiting.answer.cancel()
             return waiting.answer
@@ -224,9 +225,3 @@ class SharedReads:
         for each in waiting:
             if not each.answer.done():
                 each.answer.set_result(found[each.session_id])
-
-
-def _note_error(answer: asyncio.Future[PendingWork | None]) -> None:
-    """An answer that nothing awaits has no error to report."""
-    if not answer.cancelled():
-        answer.exception()

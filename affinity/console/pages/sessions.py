@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
 from affinity.client import Client, ConversationInfo, Instance, SessionLife
 from affinity.client.views import read_cursor
-from affinity.console.pages.base import ROWS, Query, given, number, required
+from affinity.console.pages.base import ROWS, Query, given, number, required, time_of
 from affinity.console.payloads import Payload, Payloads
 from affinity.console.strip import strip_of
-from affinity.errors import InvalidInput, SessionLoadFailed, SessionNotFound, UnknownConversation, UnknownInstance
+from affinity.errors import SessionLoadFailed, SessionNotFound, UnknownConversation, UnknownInstance
 from affinity.provider.contract import SessionInfo
 from affinity.records import SessionFilter, SessionRecord
 from affinity.session.resources import LABEL
@@ -48,24 +47,12 @@ async def records(client: Client, query: Query, payloads: Payloads) -> dict[str,
         name, _, value = label.partition("=")
         where["labels"] = {name: value}
     where |= {name: True for name in ("orphaned", "heads") if query.get(name)}
-    where |= {name: _time(query[name]) for name in given(query, "updated_after", "created_after")}
+    where |= {name: time_of(query, name) for name in given(query, "updated_after", "created_after")}
     where |= {name: number(query, name) for name in given(query, "schema_version", "idle_for")}
     after = read_cursor(query["after"]) if query.get("after") else None
     found = await client.session_manager.page(SessionFilter(**where, after=after), limit=ROWS)
     at, session_id = found.next or (None, "")
     return {"records": found.items, "more": at and f"{at.isoformat()}/{session_id}"}
-
-
-def _time(text: str) -> datetime:
-    """A time of a form, in UTC.
-
-    Raises:
-        InvalidInput: it is none.
-    """
-    try:
-        return datetime.fromisoformat(text).replace(tzinfo=UTC)
-    except ValueError:
-        raise InvalidInput(f"{text!r:.40} is no time: as 2026-07-31T12:00, in UTC") from None
 
 
 async def session(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
