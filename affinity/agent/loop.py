@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from affinity.agent.formats import Render, call_id, call_of, render_input
 from affinity.agent.models import Model, ModelReply, ModelRequest, ToolCall, numbers_of
-from affinity.agent.tool_calls import LoopWake, ToolCalls, error_result
+from affinity.agent.tool_calls import ToolCalls, error_result
 from affinity.agent.tools import Tool, ToolErrorKind, tools_by_name
 from affinity.agent.transcript import ContextWindow, LoopTranscript, OpenCall, is_read, name_late, read_transcript
 from affinity.conversation.events import (
@@ -35,6 +35,7 @@ from affinity.conversation.events import (
     text_of,
 )
 from affinity.conversation.trace import TRACE_KINDS
+from affinity.conversation.wake import Wake
 from affinity.errors import InvalidOptions, NotSerializable, PayloadTooLarge, WakeMisuse, problem_of
 from affinity.limits import MAX_ID_BYTES, truncate
 from affinity.tasks import call_any
@@ -82,7 +83,7 @@ class LoopResult:
 
 
 async def run_loop(
-    wake: LoopWake,
+    wake: Wake,
     *,
     model: Model,
     tools: Iterable[Tool | Callable[..., Any]] = (),
@@ -152,7 +153,7 @@ class _Loop(ToolCalls):
 
     def __init__(
         self,
-        wake: LoopWake,
+        wake: Wake,
         model: Model,
         tools: Mapping[str, Tool],
         system: Sequence[str],

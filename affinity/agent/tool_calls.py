@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from hashlib import sha256
-from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
+from typing import Final, NamedTuple, TypeVar
 
 import anyio
 from pydantic import BaseModel, JsonValue
 
 from affinity.agent.formats import call_id
 from affinity.agent.tools import Tool, ToolContext, ToolErrorKind, checked_arguments, error_value, in_chains
-from affinity.agent.transcript import LoopTranscript, OpenCall, TranscriptWake, open_calls
+from affinity.agent.transcript import LoopTranscript, OpenCall, open_calls
 from affinity.conversation.events import (
     ConfirmationAnswer,
     CustomToolUse,
-    JournalEntry,
     JournalEvent,
     RequestEvent,
     ToolConfirmation,
     ToolResult,
     ToolUse,
 )
-from affinity.conversation.views import PendingRevisit
 from affinity.conversation.wake import Wake
 from affinity.errors import InvalidInput, NotSerializable, PayloadTooLarge, SessionWriteConflict
 from affinity.orchestration.failures import describe_error
-from affinity.session import Resource
 from affinity.tracing import annotate
 
 T = TypeVar("T")
@@ -44,65 +40,6 @@ _NOT_READ: Final = "the call was interrupted: no result of the client was read"
 _WAITS_ALREADY: Final = "the same call waits for an answer already: this one has not run"
 
 
-class LoopWake(TranscriptWake, Protocol):
-    """The parts of a `Wake` that a loop needs."""
-
-    @property
-    def attempt(self) -> int:
-        """Attempt of the wake, from 1."""
-        ...
-
-    @property
-    def conversation_id(self) -> str:
-        """Whose wake it is."""
-        ...
-
-    @property
-    def due(self) -> Sequence[PendingRevisit]:
-        """The revisits that are due."""
-        ...
-
-    @property
-    def committed(self) -> Sequence[JournalEntry]:
-        """Entries that earlier attempts of the wake have committed."""
-        ...
-
-    def note_truncated(self) -> None:
-        """The loop was cut off."""
-        ...
-
-    async def begin_once(self, key: str, /) -> bool:
-        """Record that something begins; False: it has begun before."""
-        ...
-
-    def has_begun(self, key: str, /) -> bool:
-        """Whether that was recorded."""
-        ...
-
-    @property
-    def logger(self) -> logging.LoggerAdapter[logging.Logger]:
-        """The wake's logger."""
-        ...
-
-    async def resource(self, resource: Resource[T], /) -> T:
-        """A resource of the conversation's session."""
-        ...
-
-    def require(self, request: R, /, *, expires_in: float | None = None) -> R:
-        """Append a request; returns it with its id."""
-        ...
-
-    def stream(self, value: Any, /) -> None:
-        """Show provisional output to readers."""
-        ...
-
-    def stream_tool(
-        self, tool: str, tool_use_id: str, arguments: Mapping[str, JsonValue], /
-    ) -> AbstractContextManager[object]:
-        """Show readers that a call of a tool runs."""
-        ...
-
-
 class _Ready(NamedTuple):
     """A call that may run."""
 
@@ -116,7 +53,7 @@ class _Ready(NamedTuple):
 class ToolCalls:
     """The calls of one run of a loop, with the events that it reads and appends."""
 
-    def __init__(self, wake: LoopWake, tools: Mapping[str, Tool], before: LoopTranscript) -> None:
+    def __init__(self, wake: Wake, tools: Mapping[str, Tool], before: LoopTranscript) -> None:
         self._wake, self._tools = wake, tools
         self._events, self._earlier = before
         self._refused: dict[int, ToolResult] = {}  # by the identity of the call among the events
@@ -248,7 +185,7 @@ class ToolCalls:
         wake = self._wake
         about = {**(wake.logger.extra or {}), "tool": ready.call.tool, "tool_use_id": ready.call.tool_use_id}
         return ToolContext(
-            wake=cast(Wake, wake),
+            wake=wake,
             tool_use_id=ready.call.tool_use_id,
             idempotency_key=sha256(f"{wake.conversation_id}\n{ready.key}".encode()).hexdigest(),
             logger=logging.LoggerAdapter(wake.logger.logger, about),

@@ -7,11 +7,10 @@ for an answer, or has one now, is known however long ago it was made.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from affinity.agent.formats import Render, call_id, late_result
 from affinity.conversation.events import (
@@ -32,6 +31,7 @@ from affinity.conversation.events import (
 )
 from affinity.conversation.trace import TRACE_KINDS
 from affinity.conversation.views import EndedWake
+from affinity.conversation.wake import Wake
 from affinity.errors import InvalidOptions
 from affinity.tasks import call_any
 
@@ -87,56 +87,6 @@ class ContextWindow:
         return kept if starts else 0
 
 
-class TranscriptWake(Protocol):
-    """The parts of a `Wake` that a transcript needs."""
-
-    @property
-    def id(self) -> str:
-        """The same in all attempts."""
-        ...
-
-    @property
-    def pending(self) -> Sequence[JournalEntry]:
-        """The inputs of the wake."""
-        ...
-
-    @property
-    def requests(self) -> Sequence[PendingRequest]:
-        """The pending requests."""
-        ...
-
-    def append(self, event: JournalEvent, /) -> None:
-        """Append to the journal, with the next commit."""
-        ...
-
-    async def commit(self) -> None:
-        """Commit what was appended."""
-        ...
-
-    def span(self, name: str, /) -> AbstractContextManager[object]:
-        """A part of the wake's trace."""
-        ...
-
-    async def history(
-        self, *, last: int, kinds: Collection[str] = (), wake: str | None = None
-    ) -> Sequence[JournalEntry]:
-        """The last entries of the journal, oldest first; of these kinds, and of this wake."""
-        ...
-
-    async def wakes(self, *, after: int, limit: int) -> Sequence[EndedWake]:
-        """How wakes have ended whose last entry is behind ``after``, oldest first."""
-        ...
-
-
-class PendingRequest(Protocol):
-    """A request that is not answered yet."""
-
-    @property
-    def request_id(self) -> str:
-        """Names the request."""
-        ...
-
-
 class LoopTranscript(NamedTuple):
     """The events before a loop."""
 
@@ -144,7 +94,7 @@ class LoopTranscript(NamedTuple):
     earlier: list[JournalEvent]  # calls that wait, or have an answer now, and are not among these
 
 
-async def read_transcript(wake: TranscriptWake, render: Render, window: ContextWindow | None) -> LoopTranscript:
+async def read_transcript(wake: Wake, render: Render, window: ContextWindow | None) -> LoopTranscript:
     """The end of the journal with the inputs of the wake, each behind the answers that did not know it."""
     summarise = None if window is None else window.summarise
     entries = await _entries(wake, render, find_summary=summarise is not None)
@@ -163,7 +113,7 @@ async def read_transcript(wake: TranscriptWake, render: Render, window: ContextW
     return LoopTranscript(events, await _earlier_calls(wake, events))
 
 
-async def _entries(wake: TranscriptWake, render: Render, *, find_summary: bool) -> list[JournalEntry]:
+async def _entries(wake: Wake, render: Render, *, find_summary: bool) -> list[JournalEntry]:
     history = await wake.history(last=HISTORY)
     known, others = {entry.seq for entry in history}, [each for each in history if each.wake_id not in {None, wake.id}]
     ended = await wake.wakes(after=others[0].seq - 1, limit=HISTORY) if others else []
@@ -225,7 +175,7 @@ def _is_trace(event: JournalEvent) -> bool:
     return str(event.kind).startswith(TRACE_KINDS)
 
 
-async def _earlier_calls(wake: TranscriptWake, events: Iterable[JournalEvent]) -> list[JournalEvent]:
+async def _earlier_calls(wake: Wake, events: Iterable[JournalEvent]) -> list[JournalEvent]:
     """Calls with their requests that are not among the events, and wait for an answer, or have one now."""
     answers = [each.event for each in wake.pending if isinstance(each.event, ConfirmationAnswer | CustomToolResult)]
     wanted = {each.request_id for each in (*wake.requests, *answers)}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import anyio
 import pytest
@@ -28,6 +28,7 @@ from affinity.conversation import (
     ToolUse,
     UserInterrupt,
     UserMessage,
+    Wake,
 )
 from affinity.conversation.events import EventTypes
 from affinity.errors import InvalidInput, InvalidOptions
@@ -155,7 +156,7 @@ def calls(*made: ToolCall, text: str | None = None, **fields: Any) -> ModelReply
 
 def run(wake: FakeWake, model: Callable[..., Any], *tools: Any, **options: Any) -> LoopResult:
     async def main() -> LoopResult:
-        return await run_loop(wake, model=model, tools=tools, **options)
+        return await run_loop(cast(Wake, wake), model=model, tools=tools, **options)
 
     return anyio.run(main)
 
