@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequen
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, Literal, Self, TypeAlias, TypedDict, Unpack
+from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack
 
 import anyio
 
@@ -159,9 +159,6 @@ class RequestFeed(ClosedBlock, AsyncIterator[RequestChange]):
         self._changes: AllChanges | None = None
         self._is_reading = False
         self._has_ended = False
-
-    def __aiter__(self) -> Self:
-        return self
 
     async def __anext__(self) -> RequestChange:
         """The next change; waits for it.

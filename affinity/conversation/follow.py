@@ -10,7 +10,7 @@ replaced by entries that the page shows, or retracted.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterator
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from pydantic_core import from_json
 
@@ -251,9 +251,6 @@ class EventFeed(ClosedBlock, AsyncIterator[FeedItem]):
     def position(self) -> str:
         """Up to where events were taken: ``after`` of a later feed, and the id of a server-sent event."""
         return str(FeedPosition(self._position.seq, self._position.stream, self._journal))
-
-    def __aiter__(self) -> Self:
-        return self
 
     async def __anext__(self) -> FeedItem:
         """The next one; waits for it if the feed follows. After a cancelled wait or an error, it reads on from

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import anyio
 
@@ -168,9 +168,6 @@ class ReplyStream(ClosedBlock, AsyncIterator[ReplyItem]):
     def position(self) -> str:
         """Up to where items were taken: ``after`` of a later stream, and the id of a server-sent event."""
         return self._first_position if self._feed is None else self._feed.position
-
-    def __aiter__(self) -> Self:
-        return self
 
     async def __anext__(self) -> ReplyItem:
         """The next one; the first call sends the event. After a cancelled wait it goes on where it was.
