@@ -396,6 +396,12 @@ def check_limit(limit: object, most: int = MAX_PAGE) -> None:
         raise InvalidInput(f"limit = {limit!r:.80}: must be an integer from 1 to {most}")
 
 
+def check_age(name: str, seconds: float | None) -> None:
+    """Raise `InvalidInput` unless it is None, or seconds that every store can subtract from the present time."""
+    if seconds is not None and not 0 <= seconds <= MAX_RETENTION_SECONDS:
+        raise InvalidInput(f"{name} = {seconds!r}: must be seconds from 0 to {MAX_RETENTION_SECONDS:.0f} (100 years)")
+
+
 def check_choice(name: str, value: object, choices: object, error: type[InvalidInput] = InvalidInput) -> None:
     """Raise ``error`` unless it is one of the values of a ``Literal``."""
     if value not in get_args(choices):

@@ -14,7 +14,6 @@ from affinity.audit import action
 from affinity.client.calls import (
     PruneProgress,
     batches,
-    check_age,
     check_deletion,
     check_quotas,
     check_resumption,
@@ -24,7 +23,7 @@ from affinity.client.calls import (
 from affinity.client.inspection import Inspection
 from affinity.client.resets import Cut, ResetPreview, build_reset, cut_history, preview_of
 from affinity.errors import Contention, InvalidInput, ProviderError, UnknownWorker
-from affinity.limits import MAX_RETENTION_SECONDS, check_id
+from affinity.limits import MAX_RETENTION_SECONDS, check_age, check_id
 from affinity.provider.contract import (
     FINISHED,
     Hint,
@@ -313,7 +312,7 @@ class Administration(Inspection):
         Raises:
             InvalidInput: an age or a status is out of range.
         """
-        check_age(older_than)
+        check_age("older_than", older_than)
         wanted = frozenset(status)
         if not wanted or not wanted <= FINISHED:
             raise InvalidInput(f"status = {sorted(wanted)!r}: name some of {', '.join(sorted(FINISHED))}")
@@ -342,7 +341,7 @@ class Administration(Inspection):
         Raises:
             InvalidInput: the age is out of range.
         """
-        check_age(older_than)
+        check_age("older_than", older_than)
         executions, more = 0, True
         while more:
             pruned = await retry(partial(self._provider.prune_histories, older_than, dry_run=dry_run))

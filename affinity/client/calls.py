@@ -13,7 +13,7 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_r
 
 from affinity import errors
 from affinity.errors import UnknownInstance
-from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES, MAX_QUOTA, MAX_RETENTION_SECONDS, MAX_UNREAD_EVENTS
+from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES, MAX_QUOTA, MAX_UNREAD_EVENTS
 from affinity.provider.contract import NO_QUOTAS, Deletion, Delivery, Quotas, Resumption
 from affinity.tasks import check_loop
 
@@ -121,18 +121,6 @@ def check_timeout(timeout: float | None) -> None:
 
 def no_progress(_: int) -> None:
     """Report nothing."""
-
-
-def check_age(older_than: float) -> None:
-    """Raise unless it is an age that may be pruned.
-
-    Raises:
-        InvalidInput: it is out of range.
-    """
-    if not 0 <= older_than <= MAX_RETENTION_SECONDS:
-        raise errors.InvalidInput(
-            f"older_than = {older_than!r}: must be seconds from 0 to {MAX_RETENTION_SECONDS:.0f} (100 years)"
-        )
 
 
 def check_quotas(quotas: Quotas) -> Quotas:

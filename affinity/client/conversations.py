@@ -10,11 +10,11 @@ from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
 from affinity.audit import action
 from affinity.client.background import ClientBase
-from affinity.client.calls import PruneProgress, check_age, no_progress
+from affinity.client.calls import PruneProgress, no_progress
 from affinity.client.views import next_cursor, read_cursor
 from affinity.errors import InvalidInput, UnknownConversation
 from affinity.journal import ConversationStatus, JournalFilter, JournalInfo, JournalQuery, JournalRetention
-from affinity.limits import MAX_QUOTA, check_choice, check_id, check_limit
+from affinity.limits import MAX_QUOTA, check_age, check_choice, check_id, check_limit
 from affinity.paging import all_items
 from affinity.records import copied, frozen
 
@@ -162,8 +162,7 @@ class ConversationCalls(ClientBase):
         """
         if older_than is None and max_entries is None and max_bytes is None:
             raise InvalidInput("give older_than, max_entries or max_bytes: they say which entries are removed")
-        if older_than is not None:
-            check_age(older_than)
+        check_age("older_than", older_than)
         for what, bound in (("max_entries", max_entries), ("max_bytes", max_bytes)):
             if bound is not None and (type(bound) is not int or not 0 <= bound <= MAX_QUOTA):
                 raise InvalidInput(f"{what} must be from 0 to {MAX_QUOTA}, not {bound!r}")

@@ -12,14 +12,13 @@ from typing import Any, Final
 
 from affinity.audit import action
 from affinity.errors import SessionAmbiguous, SessionNotFound
-from affinity.limits import MAX_PAGE, check_id, check_limit
+from affinity.limits import MAX_PAGE, check_age, check_id, check_limit
 from affinity.paging import PageIterator, uninterrupted
 from affinity.records import SessionFilter, SessionRecord, SessionStore, SessionSummary, in_family_order
 from affinity.session.removal import (
     Pruned,
     Pruner,
     PruneRule,
-    check_seconds,
     delete_tree,
     descendants,
     page_cursor,
@@ -121,7 +120,7 @@ class SessionManager:
             InvalidInput: a limit or a number of seconds out of range.
         """
         check_limit(limit)
-        check_seconds("idle_for", where.idle_for)
+        check_age("idle_for", where.idle_for)
         rows = await self._store.list(where, limit)
         return SessionPage(items=rows, next=page_cursor(rows[-1]) if len(rows) == limit else None)
 
@@ -144,7 +143,7 @@ class SessionManager:
         Raises:
             InvalidInput: a number of seconds out of range.
         """
-        check_seconds("idle_for", where.idle_for)
+        check_age("idle_for", where.idle_for)
         return await self._store.count(where)
 
     async def family(self, text: str) -> SessionFamily:
@@ -290,7 +289,7 @@ class SessionManager:
             InvalidInput: neither ``older_than`` nor ``keep`` is set, or one is out of range.
         """
         rule = PruneRule(older_than=older_than, keep=keep, either=either)
-        check_seconds("older_than", older_than)
+        check_age("older_than", older_than)
         pruner = Pruner(self._store, rule, dry_run=dry_run, progress=progress or no_progress)
         where = SessionFilter(kind=kind, labels=labels or {})
         return await (pruner.families(where) if family else pruner.records(where))

@@ -10,14 +10,11 @@ import heapq
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Final
 
 from affinity.errors import InvalidInput
-from affinity.limits import DELETE_STEP, MAX_PAGE
+from affinity.limits import DELETE_STEP, MAX_PAGE, check_age
 from affinity.records import ChildCursor, SessionFilter, SessionStore, SessionSummary, child_cursor
 from affinity.session.transfer import Progress
-
-_LONGEST: Final = 100 * 366 * 86_400.0  # seconds; databases cannot subtract much more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +59,7 @@ class PruneRule:
 
 async def read_pages(store: SessionStore, where: SessionFilter) -> AsyncIterator[Sequence[SessionSummary]]:
     """All records that match, newest first, page by page."""
-    check_seconds("idle_for", where.idle_for)
+    check_age("idle_for", where.idle_for)
     while True:
         rows = await store.list(where, MAX_PAGE)
         yield rows
@@ -74,12 +71,6 @@ async def read_pages(store: SessionStore, where: SessionFilter) -> AsyncIterator
 def page_cursor(last: SessionSummary) -> tuple[datetime, str]:
     """`SessionFilter.after` of the page behind this row."""
     return last.updated_at, last.session_id
-
-
-def check_seconds(what: str, value: float | None) -> None:
-    """Raise `InvalidInput` for a number of seconds that no store can subtract."""
-    if value is not None and not 0 <= value <= _LONGEST:
-        raise InvalidInput(f"{what} = {value!r}: must be a number of seconds from 0 to {_LONGEST:.0f} (100 years)")
 
 
 async def descendants(
