@@ -379,14 +379,14 @@ def count_non_finite(value: Any) -> int:
     return sum(map(count_non_finite, value)) if isinstance(value, (list, tuple, set, frozenset)) else 0
 
 
-def check_integer(value: object, what: str) -> int:
-    """Return ``value`` if it is an integer from 0 to ``MAX_INTEGER``.
+def check_integer(value: object, what: str, least: int = 0, most: int = MAX_INTEGER) -> int:
+    """Return ``value`` if it is an integer from ``least`` to ``most``.
 
     Raises:
         InvalidOptions: it is anything else.
     """
-    if type(value) is not int or not 0 <= value <= MAX_INTEGER:
-        raise InvalidOptions(f"{what} must be an integer from 0 to {MAX_INTEGER}, not {_shown(value)}")
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidOptions(f"{what} must be an integer from {least} to {most}, not {_shown(value)}")
     return value
 
 

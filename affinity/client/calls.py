@@ -13,7 +13,7 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_r
 
 from affinity import errors
 from affinity.errors import UnknownInstance
-from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES, MAX_QUOTA, MAX_UNREAD_EVENTS
+from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES, MAX_QUOTA, MAX_UNREAD_EVENTS, check_integer
 from affinity.provider.contract import NO_QUOTAS, Deletion, Delivery, Quotas, Resumption
 from affinity.tasks import check_loop
 
@@ -130,9 +130,8 @@ def check_quotas(quotas: Quotas) -> Quotas:
         InvalidOptions: one is anything else.
     """
     for each in fields(quotas):
-        limit = getattr(quotas, each.name)
-        if limit is not None and (type(limit) is not int or not 1 <= limit <= MAX_QUOTA):
-            raise errors.InvalidOptions(f"{each.name} must be an integer from 1 to {MAX_QUOTA}, or None, not {limit!r}")
+        if (limit := getattr(quotas, each.name)) is not None:
+            check_integer(limit, each.name, 1, MAX_QUOTA)
     return quotas
 
 

@@ -14,7 +14,7 @@ from affinity.client.calls import PruneProgress, no_progress
 from affinity.client.views import next_cursor, read_cursor
 from affinity.errors import InvalidInput, UnknownConversation
 from affinity.journal import ConversationStatus, JournalFilter, JournalInfo, JournalQuery, JournalRetention
-from affinity.limits import MAX_QUOTA, check_age, check_choice, check_id, check_limit
+from affinity.limits import MAX_QUOTA, check_age, check_choice, check_id, check_integer, check_limit
 from affinity.paging import all_items
 from affinity.records import copied, frozen
 
@@ -164,8 +164,8 @@ class ConversationCalls(ClientBase):
             raise InvalidInput("give older_than, max_entries or max_bytes: they say which entries are removed")
         check_age("older_than", older_than)
         for what, bound in (("max_entries", max_entries), ("max_bytes", max_bytes)):
-            if bound is not None and (type(bound) is not int or not 0 <= bound <= MAX_QUOTA):
-                raise InvalidInput(f"{what} must be from 0 to {MAX_QUOTA}, not {bound!r}")
+            if bound is not None:
+                check_integer(bound, what, most=MAX_QUOTA)
         retention = JournalRetention(age=older_than, entries=max_entries, size=max_bytes)
         entries, after = 0, 0
         while True:

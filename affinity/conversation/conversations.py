@@ -168,10 +168,8 @@ class Conversations(Sessions[S]):
             self._handler = function
             return function
 
-        if not 1 <= check_integer(max_cycles, "max_cycles") <= MAX_CYCLES:
-            raise InvalidOptions(f"max_cycles must be from 1 to {MAX_CYCLES}, not {max_cycles}")
         self.retry = RetryPolicy() if retry is None else retry
-        self.max_cycles = max_cycles
+        self.max_cycles = check_integer(max_cycles, "max_cycles", 1, MAX_CYCLES)
         self.wake_timeout = None if timeout is None else seconds_of("timeout", timeout)
         return register if handler is None else register(handler)
 

@@ -13,7 +13,6 @@ from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict
 from pydantic_core import to_json
 
 from affinity.conversation.events import EventTypes
-from affinity.errors import InvalidOptions
 from affinity.journal import PARKED_MARK, SEQ_MARK, JournalStart
 from affinity.limits import MAX_REQUESTS, MAX_REVISITS, MAX_WAKE_ENTRIES, check_integer
 from affinity.orchestration.events import EventRaised, OrchestrationStarted
@@ -60,8 +59,7 @@ class ConversationLimits:
         most = {"inputs": MAX_WAKE_ENTRIES, "entries": MAX_WAKE_ENTRIES}
         most |= {"requests": MAX_REQUESTS, "revisits": MAX_REVISITS}
         for name, bound in most.items():
-            if not 1 <= check_integer(getattr(self, name), name) <= bound:
-                raise InvalidOptions(f"{name} must be from 1 to {bound}, not {getattr(self, name)!r}")
+            check_integer(getattr(self, name), name, 1, bound)
 
 
 @frozen(kw_only=True)

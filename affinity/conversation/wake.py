@@ -558,9 +558,8 @@ class Wake(CommonCalls[None], RunCalls):
             raise errors.WakeMisuse(
                 f"{conversations!r:.80} is no kind of conversations: give the Conversations of the child"
             )
-        cycles = check_integer(conversations.max_cycles if max_cycles is None else max_cycles, "max_cycles")
-        if not 1 <= cycles <= MAX_CYCLES:
-            raise errors.InvalidOptions(f"max_cycles must be from 1 to {MAX_CYCLES}, not {cycles}")
+        cycles = conversations.max_cycles if max_cycles is None else max_cycles
+        check_integer(cycles, "max_cycles", 1, MAX_CYCLES)
         delegated = ChildDelegated(check_id(child_id, "conversation id"), "", spec.name, cycles)
         if (begun := self._find_committed(delegated, "delegation")) is not None:
             return begun

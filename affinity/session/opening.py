@@ -20,7 +20,6 @@ from tenacity import retry_if_exception_type, stop_after_attempt, wait_random_ex
 
 from affinity.async_block import AsyncBlock
 from affinity.errors import (
-    InvalidOptions,
     SessionError,
     SessionSaveFailed,
     SessionSelfConflict,
@@ -104,11 +103,9 @@ def repeat_conflicts(attempts: int) -> dict[str, Any]:
     Raises:
         InvalidOptions: ``attempts`` is no integer from 1.
     """
-    if check_integer(attempts, "attempts") < 1:
-        raise InvalidOptions(f"attempts = {attempts!r}: must be 1 at least")
     return {
         "retry": retry_if_exception_type(SessionWriteConflict),
-        "stop": stop_after_attempt(attempts),
+        "stop": stop_after_attempt(check_integer(attempts, "attempts", 1)),
         "wait": wait_random_exponential(multiplier=0.01, max=1.0),
         "reraise": True,
     }
