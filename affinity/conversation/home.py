@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from affinity.orchestration import ActivityContext
-from affinity.records import Participant, SessionStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,29 +27,5 @@ class HomedScope:
         """The session on whose lease the conversation runs, with the epoch of that lease."""
         return self.ctx.session_id or "", self.ctx.session_epoch or 0
 
-    @property
-    def instance_id(self) -> str:
-        return self.ctx.instance_id
-
-    @property
-    def execution_id(self) -> int:
-        return self.ctx.execution_id
-
-    @property
-    def activity_id(self) -> int:
-        return self.ctx.activity_id
-
-    @property
-    def session_store(self) -> SessionStore | None:
-        return self.ctx.session_store
-
-    @property
-    def session_listeners(self) -> Collection[object] | None:
-        return self.ctx.session_listeners
-
-    @property
-    def error(self) -> BaseException | None:
-        return self.ctx.error
-
-    def enlist(self, participant: Participant, /) -> None:
-        self.ctx.enlist(participant)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ctx, name)

@@ -164,12 +164,8 @@ class EntryReader:
             UnknownConversation: there is none.
             UnknownEntry: it has no such wake.
         """
-        entries: list[JournalEntry] = []
-        more = True
-        while more:
-            page = await self.history(wake=wake_id, after=entries[-1].seq if entries else 0, limit=MAX_PAGE)
-            entries += page
-            more = bool(page)
+        query = JournalQuery(session_id=self.conversation_id, wake_id=check_id(wake_id, "wake"), limit=MAX_PAGE)
+        entries = [self._types.read(each) async for each in all_entries(self._page, query)]
         if not entries:
             raise UnknownEntry(self.conversation_id, f"it has no wake {wake_id!r}")
         return entries

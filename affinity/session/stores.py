@@ -12,9 +12,7 @@ from uuid import uuid4
 
 from affinity.errors import SessionWriteConflict
 from affinity.records import (
-    ActivityKey,
     ChildCursor,
-    DurableResource,
     RecordTimes,
     ResourceStore,
     SessionFilter,
@@ -295,24 +293,6 @@ class RetryingResources:
     def __init__(self, store: ResourceStore, call: RetryingCall) -> None:
         self._store, self._call = store, call
 
-    async def begin_resource(
-        self, resource_id: str, name: str, activity: ActivityKey, *, held: str | None
-    ) -> DurableResource:
-        return await self._call(partial(self._store.begin_resource, resource_id, name, activity, held=held))
-
-    async def set_resource_handle(self, resource_id: str, handle: str) -> bool:
-        return await self._call(partial(self._store.set_resource_handle, resource_id, handle))
-
-    async def get_resource(self, resource_id: str) -> DurableResource | None:
-        return await self._call(partial(self._store.get_resource, resource_id))
-
-    async def take_unused_resources(
-        self, names: Collection[str], *, limit: int, seconds: float
-    ) -> Sequence[DurableResource]:
-        return await self._call(partial(self._store.take_unused_resources, names, limit=limit, seconds=seconds))
-
-    async def find_unused_resources(self, *, without: Collection[str], limit: int) -> Sequence[DurableResource]:
-        return await self._call(partial(self._store.find_unused_resources, without=without, limit=limit))
-
-    async def remove_resources(self, resource_ids: Collection[str]) -> None:
-        await self._call(partial(self._store.remove_resources, resource_ids))
+    def __getattr__(self, verb: str) -> Callable[..., Awaitable[Any]]:
+        call = getattr(self._store, verb)
+        return lambda *args, **named: self._call(partial(call, *args, **named))

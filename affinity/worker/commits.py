@@ -51,7 +51,8 @@ class Commits(WorkerPart):
         self._parts = GroupCommit(self._write_acks, health, max_weight=most, observe=metrics.batch("part"))
         self._abandons = GroupCommit(self._write_abandons, health, idempotent=True, observe=metrics.batch("abandon"))
         self._releases = GroupCommit(self._write_releases, health, idempotent=True, observe=metrics.batch("release"))
-        self._suspends = GroupCommit(self._write_suspends, health, idempotent=True, observe=metrics.batch("suspend"))
+        suspend = partial(self._provider.suspend_instance, self._identity)
+        self._suspends = GroupCommit(suspend, health, idempotent=True, observe=metrics.batch("suspend"))
         # Turns may queue the others when they settle, so they are first: `flush`.
         self.groups: Sequence[GroupCommit[Any, Any]] = (
             self.turns,
@@ -217,9 +218,6 @@ class Commits(WorkerPart):
     async def _write_releases(self, releases: Sequence[Release]) -> Sequence[None]:
         await self._lease.calls.watch("releases", self._provider.release_instance(self._identity, releases))
         return [None] * len(releases)
-
-    async def _write_suspends(self, suspends: Sequence[Suspend]) -> Sequence[bool]:
-        return await self._provider.suspend_instance(self._identity, suspends)
 
 
 def _lone_journal(turns: Sequence[Turn]) -> Sequence[str]:
