@@ -12,13 +12,12 @@ child tasks and `anyio.to_thread`; no other task sees them. While a worker or su
 
 from __future__ import annotations
 
-import importlib
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
-from functools import cache
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -166,20 +165,17 @@ def contained() -> Iterator[None]:
             logger.warning("OpenTelemetry has failed; more of these are not logged", exc_info=True)
 
 
+def tracing_api() -> Any:
+    """OpenTelemetry's tracing API; None: the application has not imported it, and so has set no provider."""
+    return sys.modules.get("opentelemetry.trace")
+
+
 @contained()
 def _mark_spans() -> None:
-    api = _tracing()
+    api = tracing_api()
     provider = api.get_tracer_provider() if api is not None else None
     add = getattr(provider, "add_span_processor", None)
     with _marking:
         if add is not None and provider not in _marked:
             _marked.add(provider)
             add(_SpanMarker())
-
-
-@cache
-def _tracing() -> Any:
-    """OpenTelemetry's tracing API; None when it is not installed."""
-    with suppress(ModuleNotFoundError):
-        return importlib.import_module("opentelemetry.trace")
-    return None

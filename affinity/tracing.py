@@ -22,7 +22,7 @@ from hashlib import sha256
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from affinity.records import frozen
-from affinity.telemetry import INSTANCE_ATTRIBUTE, SESSION_ATTRIBUTE, contained
+from affinity.telemetry import INSTANCE_ATTRIBUTE, SESSION_ATTRIBUTE, contained, tracing_api
 
 LINK_SECONDS: Final = 60.0
 """A longer wait is no part of the trace in which the work was scheduled: the span has a link in place of the parent."""
@@ -83,14 +83,10 @@ _derived: Final = _DerivedIds()
 _last = _InUse(None, None, None)
 
 
-def _api() -> Any:
-    return sys.modules.get("opentelemetry.trace")
-
-
 def _in_use() -> _InUse | None:
     """None: the application traces nothing."""
     global _last  # noqa: PLW0603 -- a cache: a tracer is found once for each provider
-    api = _api()
+    api = tracing_api()
     if api is None:
         return None
     with contained():
@@ -109,7 +105,7 @@ def _new_tracers(provider: Any) -> _InUse:
 
 def is_in_use() -> bool:
     """Whether the application has set a tracer provider of the SDK."""
-    return _api() is not None and _in_use() is not None
+    return tracing_api() is not None and _in_use() is not None
 
 
 # -- contexts
@@ -117,7 +113,7 @@ def is_in_use() -> bool:
 
 def current_context() -> str | None:
     """The trace context of the calling code; None: it has none."""
-    api, found = _api(), None
+    api, found = tracing_api(), None
     if api is not None:
         with contained():
             context = api.get_current_span().get_span_context()
@@ -133,7 +129,7 @@ def _write(context: Any) -> str:
 
 def _read(text: str | None) -> Any:
     """The span context of a stored text; None: there is none, or it is damaged."""
-    api = _api()
+    api = tracing_api()
     traceparent, _, state = (text or "").partition(" ")
     try:
         _, trace_id, span_id, flags = traceparent.split("-")
@@ -148,12 +144,12 @@ def _read(text: str | None) -> Any:
 def _below(parent: Any) -> Any:
     """A context of OpenTelemetry in which this span context is the current one; None: no span is."""
     empty = sys.modules["opentelemetry.context"].Context()
-    return empty if parent is None else _api().set_span_in_context(_api().NonRecordingSpan(parent), empty)
+    return empty if parent is None else tracing_api().set_span_in_context(tracing_api().NonRecordingSpan(parent), empty)
 
 
 def _links(texts: Iterable[str | None]) -> Sequence[Any]:
     found = [context for text in dict.fromkeys(texts) if (context := _read(text)) is not None]
-    return [_api().Link(context) for context in found[:MAX_LINKS]]
+    return [tracing_api().Link(context) for context in found[:MAX_LINKS]]
 
 
 # -- spans
@@ -185,7 +181,7 @@ def _opened(start: Callable[[Any], Any]) -> Iterator[OpenSpan]:
     with contained():
         if (use := _in_use()) is not None:
             made = start(use.tracer)
-            manager = _api().use_span(made, end_on_exit=True)
+            manager = tracing_api().use_span(made, end_on_exit=True)
             manager.__enter__()
             opening, span = manager, OpenSpan(made)
     try:
@@ -210,7 +206,7 @@ def annotate(attributes: Attributes) -> None:
     """Set attributes of the span of the calling code, if it has one."""
     if is_in_use():
         with contained():
-            _api().get_current_span().set_attributes(dict(attributes))
+            tracing_api().get_current_span().set_attributes(dict(attributes))
 
 
 def usage_attributes(usage: Mapping[str, int]) -> Attributes:
@@ -234,7 +230,7 @@ def client_span(operation: ClientOperation, *destinations: str, sends: bool = Tr
         about["messaging.batch.message_count"] = len(destinations)
 
     def start(tracer: Any) -> Any:
-        kind = _api().SpanKind.PRODUCER if sends else _api().SpanKind.INTERNAL
+        kind = tracing_api().SpanKind.PRODUCER if sends else tracing_api().SpanKind.INTERNAL
         return tracer.start_span(f"{operation} {name}".rstrip(), kind=kind, attributes=about)
 
     return _opened(start)
@@ -321,7 +317,7 @@ def attempt_span(
         span = tracer.start_span(
             name or f"run {attempt.name}",
             context=_below(None if is_apart else _read(first)),
-            kind=_api().SpanKind.CONSUMER,
+            kind=tracing_api().SpanKind.CONSUMER,
             links=_links([first, *others] if is_apart else others),
             attributes=about,
         )
@@ -375,7 +371,7 @@ def execution_context(of: ExecutionName) -> str | None:
 
 
 def _span_context(of: ExecutionName, tracer: Any) -> Any:
-    api, ids, parent = _api(), _ids(of), _read(of.parent)
+    api, ids, parent = tracing_api(), _ids(of), _read(of.parent)
     if parent is not None:
         return api.SpanContext(parent.trace_id, ids.span_id, False, parent.trace_flags, parent.trace_state)
     is_sampled = tracer.sampler.should_sample(None, ids.trace_id, "execute").decision.is_sampled()
@@ -408,7 +404,7 @@ def record_execution(end: ExecutionEnd) -> None:
     """Export the span of an execution that has ended; once, by the worker that has committed its end."""
     if (use := _in_use()) is None:
         return
-    api, of = _api(), end.of
+    api, of = tracing_api(), end.of
     about: dict[str, str | bool | int | float] = {
         INSTANCE_ATTRIBUTE: of.instance_id,
         "affinity.execution_id": of.execution_id,

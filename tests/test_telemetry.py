@@ -14,7 +14,6 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from affinity import telemetry
 from affinity.telemetry import SESSION_ATTRIBUTE, current_session_id, enter_session, instrumented, session_scope
 from tests.support.span_exporter import session_of, traced
 
@@ -210,10 +209,6 @@ def test_without_opentelemetry_only_the_logs_carry_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
-    telemetry._tracing.cache_clear()
-    try:
-        with session_scope("a"):
-            logger.warning("within")
-    finally:
-        telemetry._tracing.cache_clear()
+    with session_scope("a"):
+        logger.warning("within")
     assert logged(caplog, "within") == ["a"]
