@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate, pairwise
 from typing import Final
@@ -116,7 +117,7 @@ def lines_of(activities: Iterable[Activity], events: Iterable[HistoryRecord]) ->
         elif event.type == "event_raised":
             _raise(event, event.recorded_at, found, awaited)
         elif (status := _ENDS.get(event.type)) is not None and (key := event.fields.get("schedule_id")) in found:
-            found[key] = _ended(found[key], status, None if status == "refused" else event.recorded_at)
+            found[key] = replace(found[key], status=status, end=None if status == "refused" else event.recorded_at)
     return [found[key] for key in sorted(found)]
 
 
@@ -149,15 +150,11 @@ def _raise(event: HistoryRecord, at: datetime, found: dict[int, GanttLine], awai
     name = str(event.fields.get("name"))
     waits = [key for key in awaited.get(name, ()) if found[key].end is None]
     if waits:
-        found[waits[0]] = _ended(found[waits[0]], "raised", at)
+        found[waits[0]] = replace(found[waits[0]], status="raised", end=at)
     else:
         found[event.event_id] = GanttLine(
             kind="event", name=name, event_id=event.event_id, begin=at, end=at, status="raised"
         )
-
-
-def _ended(line: GanttLine, status: str, at: datetime | None) -> GanttLine:
-    return GanttLine(kind=line.kind, name=line.name, event_id=line.event_id, begin=line.begin, end=at, status=status)
 
 
 # -- the axis

@@ -41,12 +41,12 @@ def color_of(worker_id: str) -> int:
     return crc32(worker_id.encode()) % COLORS
 
 
-def strip_of(life: SessionLife, now: datetime | None = None) -> Strip | None:
+def strip_of(life: SessionLife) -> Strip | None:
     """The bars of a life; None: it has no holder."""
     if not life.holdings:
         return None
     begin, last = life.holdings[0].since, life.holdings[-1].since
-    end = max(now or datetime.now(UTC), last)
+    end = max(datetime.now(UTC), last)
     free = timedelta(seconds=life.free_seconds or 0.0)
     whole = max((end - begin).total_seconds(), 0.001)
     bars = [_bar(each, begin, max(end - free, last), whole) for each in life.holdings]

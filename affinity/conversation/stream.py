@@ -67,19 +67,27 @@ _OF_TOOL: Final = f'{_MARKED}"tool_'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Streamed:
-    """Provisional output of a wake that is running. A `Retracted` of its wake and attempt follows, in every case."""
+class _AttemptItem:
+    """An item of a feed that is of one attempt of a wake."""
 
     wake_id: str
     attempt: int
+
+    kind: ClassVar[str]
+
+    def to_json(self) -> str:
+        """As one JSON object, on one line."""
+        return to_json({"kind": self.kind, **asdict(self)}).decode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streamed(_AttemptItem):
+    """Provisional output of a wake that is running. A `Retracted` of its wake and attempt follows, in every case."""
+
     number: int  # of the part in its attempt, from 1; between two `Retracted` without gaps
     value: Any  # text, or another JSON value
 
     kind: ClassVar[str] = "stream.part"
-
-    def to_json(self) -> str:
-        """As one JSON object, on one line."""
-        return _to_json(self)
 
     @property
     def text(self) -> str:
@@ -88,13 +96,11 @@ class Streamed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolStarted:
+class ToolStarted(_AttemptItem):
     """A call of a tool runs: the entry `ToolUse` was committed before. It is void with the streamed parts of its wake
     and attempt; then the calls that still run are shown again.
     """
 
-    wake_id: str
-    attempt: int
     number: int  # as of `Streamed`
     tool: str
     tool_use_id: str  # of the model
@@ -103,51 +109,31 @@ class ToolStarted:
 
     kind: ClassVar[str] = "stream.tool_started"
 
-    def to_json(self) -> str:
-        """As one JSON object, on one line."""
-        return _to_json(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolEnded:
+class ToolEnded(_AttemptItem):
     """A call of a tool has ended. Its result is the entry `ToolResult`, which may come before this. A reader may miss
     this, and not the entry: when it is slow, or the wake ends with the call.
     """
 
-    wake_id: str
-    attempt: int
     number: int  # as of `Streamed`
     tool_use_id: str
     is_error: bool  # the tool has raised
 
     kind: ClassVar[str] = "stream.tool_ended"
 
-    def to_json(self) -> str:
-        """As one JSON object, on one line."""
-        return _to_json(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retracted:
+class Retracted(_AttemptItem):
     """The streamed parts of this attempt of the wake, or of earlier ones, are void."""
 
-    wake_id: str
-    attempt: int
     replaced: bool  # by the entries of the wake, which follow; False: the attempt has failed
 
     kind: ClassVar[str] = "stream.retracted"
 
-    def to_json(self) -> str:
-        """As one JSON object, on one line."""
-        return _to_json(self)
-
 
 StreamItem: TypeAlias = Streamed | ToolStarted | ToolEnded
 """What a part is."""
-
-
-def _to_json(item: StreamItem | Retracted) -> str:
-    return to_json({"kind": item.kind, **asdict(item)}).decode()
 
 
 def read_part(part: StreamPart) -> StreamItem:
