@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast, dataclass_transform
 
@@ -86,6 +86,11 @@ class SessionMetadata:
     labels: Mapping[str, str] = field(default_factory=dict)
     message_count: int | None = None
     participants: Sequence[str] = ()
+
+
+def copied_metadata(metadata: SessionMetadata) -> SessionMetadata:
+    """A copy with containers of its own, of types that compare equal: stores may return lists for tuples."""
+    return replace(metadata, labels=dict(metadata.labels), participants=tuple(metadata.participants))
 
 
 def labels_of(text: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ import anyio.to_thread
 from affinity import errors
 from affinity.errors import problem_of
 from affinity.limits import MAX_PARTICIPANTS, check_id, check_integer, check_labels
-from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore, SessionSummary
+from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore, SessionSummary, copied_metadata
 from affinity.session.codec import FieldOverrides, Projection, StateCodec, pack, unpack
 from affinity.session.migrations import Migrations
 from affinity.session.resources import DISPOSE_SECONDS, LABEL, HeldResources, run_bounded
@@ -144,7 +144,7 @@ class StateSchema(Generic[S]):
                 generation=record.generation,
                 idempotency_key=record.idempotency_key,
                 digest=digest if record.schema_version == self.version else None,
-                metadata=_normalize_metadata(record.metadata),
+                metadata=copied_metadata(record.metadata),
             )
         cached.metadata = cached.record.metadata
 
@@ -394,11 +394,6 @@ def _add_described(metadata: SessionMetadata, described: SessionMetadata) -> Ses
         participants=_checked_participants(described.participants) if described.participants else metadata.participants,
         labels=check_labels({**metadata.labels, **_own(described.labels)}),
     )
-
-
-def _normalize_metadata(metadata: SessionMetadata) -> SessionMetadata:
-    """The same in types that compare equal: stores may return lists for tuples."""
-    return replace(metadata, labels=dict(metadata.labels), participants=tuple(metadata.participants))
 
 
 def _own(labels: Mapping[str, str]) -> Mapping[str, str]:

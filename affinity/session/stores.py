@@ -16,13 +16,13 @@ from affinity.records import (
     RecordTimes,
     ResourceStore,
     SessionFilter,
-    SessionMetadata,
     SessionRecord,
     SessionState,
     SessionStore,
     SessionSummary,
     child_cursor,
     copied,
+    copied_metadata,
 )
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ class MemorySessionStore:
 
     async def load(self, session_id: str) -> SessionRecord | None:
         found = self._records.get(session_id)
-        return found and replace(found, metadata=_copied(found.metadata))
+        return found and replace(found, metadata=copied_metadata(found.metadata))
 
     async def save(
         self,
@@ -185,7 +185,7 @@ class MemorySessionStore:
             state=bytes(new.state),
             encoding=new.encoding,
             schema_version=new.schema_version,
-            metadata=_copied(new.metadata),
+            metadata=copied_metadata(new.metadata),
             version=found.version + 1 if found else 1,
             generation=found.generation if found else generation or uuid4().hex,
             epoch=kept if epoch is None else epoch,
@@ -193,11 +193,6 @@ class MemorySessionStore:
             created_at=found.created_at if found else now,
             updated_at=now,
         )
-
-
-def _copied(metadata: SessionMetadata) -> SessionMetadata:
-    """A copy with containers of its own: a saved or loaded object shares nothing with the record."""
-    return replace(metadata, labels=dict(metadata.labels), participants=tuple(metadata.participants))
 
 
 def _place(record: SessionRecord) -> tuple[datetime, str]:
@@ -230,7 +225,7 @@ def _in_time(record: SessionRecord, where: SessionFilter, now: datetime) -> bool
 
 def _summary(record: SessionRecord, now: datetime) -> SessionSummary:
     idle = (now - record.updated_at).total_seconds()
-    size, metadata = len(record.state), _copied(record.metadata)
+    size, metadata = len(record.state), copied_metadata(record.metadata)
     return copied(SessionSummary, record, metadata=metadata, size=size, holder=None, idle=idle)
 
 
