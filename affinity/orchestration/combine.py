@@ -85,7 +85,6 @@ class Select(Combined[Selected[int, T]]):
 
     @property
     def description(self) -> str:
-        """Its name in messages."""
         return "select(...)"
 
     def on_settled(self, child: DurableFuture[Any]) -> None:
@@ -113,7 +112,6 @@ class WaitAny(Combined[None]):
 
     @property
     def description(self) -> str:
-        """Its name in messages."""
         return "wait_any(...)"
 
     def on_settled(self, child: DurableFuture[Any]) -> None:
@@ -153,7 +151,6 @@ class Gather(Combined[list[T]]):
 
     @property
     def description(self) -> str:
-        """Its name in messages."""
         return "gather(...)"
 
     def on_settled(self, child: DurableFuture[Any]) -> None:

@@ -216,7 +216,6 @@ class TimerFuture(CommandFuture[None]):
 
     @property
     def description(self) -> str:
-        """Its name in messages."""
         return f"timer of {self._delay:g} s"
 
     def deliver(self, event: ev.TimerFired) -> None:
@@ -224,7 +223,6 @@ class TimerFuture(CommandFuture[None]):
         self.settle()
 
     def cancellation(self) -> ev.Command:
-        """The event that records the cancelling."""
         return ev.TimerCancelled(self.schedule_id)
 
     def _command(self) -> ev.Command:
@@ -249,7 +247,6 @@ class EventFuture(CommandFuture[T]):
 
     @property
     def description(self) -> str:
-        """Its name in messages."""
         return f"event {self.name!r}"
 
     def result(self) -> T:
@@ -305,7 +302,6 @@ class EventFuture(CommandFuture[T]):
             super().cancel()
 
     def cancellation(self) -> ev.Command:
-        """The event that records the cancelling."""
         return ev.EventAwaitCancelled(self.schedule_id)
 
     def _command(self) -> ev.Command:
@@ -352,7 +348,6 @@ class MovedFuture(EventFuture[SessionMoved]):
 
     @property
     def description(self) -> str:
-        """Its name in messages."""
         return f"move of session {self._session_id!r}"
 
 
@@ -382,7 +377,6 @@ class ChildFuture(NewInstanceFuture[T]):
 
     @property
     def description(self) -> str:
-        """Its name in messages."""
         return f"sub-orchestration {self._name!r}"
 
     def deliver(self, event: ev.SubOrchestrationCompleted | ev.SubOrchestrationFailed) -> None:
@@ -398,7 +392,6 @@ class ChildFuture(NewInstanceFuture[T]):
             self.settle(error=error)
 
     def cancellation(self) -> ev.Command:
-        """The event that records the cancelling."""
         return ev.SubOrchestrationCancelled(self.schedule_id)
 
     def _command(self) -> ev.Command:
@@ -432,7 +425,6 @@ class DetachedFuture(NewInstanceFuture[str]):
 
     @property
     def description(self) -> str:
-        """Its name in messages."""
         return f"start_detached({self._name!r})"
 
     def cancel(self) -> None:
@@ -460,7 +452,6 @@ class _ValueFuture(CommandFuture[T]):
 
     @property
     def description(self) -> str:
-        """Its name in messages."""
         return self._description
 
 

@@ -424,7 +424,6 @@ class Task(DurableFuture[T]):
 
     @property
     def description(self) -> str:
-        """Its name in messages."""
         return f"coroutine {getattr(self._coroutine, '__name__', '?')!r}"
 
     @property
