@@ -37,7 +37,7 @@ from affinity.conversation.events import (
 from affinity.conversation.trace import TRACE_KINDS
 from affinity.conversation.wake import Wake
 from affinity.errors import InvalidOptions, NotSerializable, PayloadTooLarge, WakeMisuse, problem_of
-from affinity.limits import MAX_ID_BYTES, truncate
+from affinity.limits import MAX_ID_BYTES, check_choice, truncate
 from affinity.tasks import call_any
 from affinity.tracing import annotate, usage_attributes
 
@@ -135,8 +135,7 @@ async def run_loop(
     """
     if type(max_rounds) is not int or max_rounds < 1:
         raise InvalidOptions(f"max_rounds must be an integer from 1, not {max_rounds!r}")
-    if while_waiting not in {"answer", *_NOTICES}:
-        raise InvalidOptions(f"while_waiting = {while_waiting!r}: must be 'answer', 'queue' or 'refuse'")
+    check_choice("while_waiting", while_waiting, WhileWaiting, InvalidOptions)
     if transcript is not None and context is not None and context.summarise is not None:
         raise InvalidOptions("summarise is for the transcript that is read from the journal: do not give transcript=")
     prompts = [system] if isinstance(system, str) else list(system)
