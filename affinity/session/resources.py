@@ -242,14 +242,10 @@ class HeldResources:
             raise ResourceClosed(session_id)
         return value
 
-    async def release(self, resource: Resource[Any]) -> None:
-        """Hold it no longer. Raises nothing."""
-        await self._release(resource)
-
     async def close(self, resource: Resource[Any]) -> None:
         """End the session's use for good; a second time changes nothing."""
         self._closed.add(resource)
-        await self._release(resource)
+        await self.release(resource)
 
     def fail(self, error: BaseException | None) -> None:
         """Note the resources to release, as an activity has failed (None: its result was not committed)."""
@@ -259,14 +255,15 @@ class HeldResources:
     async def release_failed(self) -> None:
         """Release what the failure has put in doubt. Raises nothing, and each close is bounded in time."""
         while self._failed:
-            await self._release(self._failed.pop())
+            await self.release(self._failed.pop())
 
     async def release_all(self) -> None:
         """Release everything. Raises nothing, and each close is bounded in time."""
         while self._keys:
-            await self._release(next(iter(self._keys)))
+            await self.release(next(iter(self._keys)))
 
-    async def _release(self, resource: Resource[Any]) -> None:
+    async def release(self, resource: Resource[Any]) -> None:
+        """Hold it no longer. Raises nothing."""
         key = self._keys.pop(resource, None)
         if key is not None:
             await resource.release(key, self)
