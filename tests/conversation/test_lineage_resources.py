@@ -232,7 +232,7 @@ async def test_reading_a_result_waits_until_it_is_there(url: str) -> None:
 
 
 async def test_what_is_attached_is_listed(url: str) -> None:
-    """By its name; a fork has it too, and knows what it has closed."""
+    """By its name; a fork has it too, and knows what it has closed. A fork beside may be the first to use it."""
     made: list[str] = []
 
     def create(resource_id: str, _: str) -> str:
@@ -257,6 +257,9 @@ async def test_what_is_attached_is_listed(url: str) -> None:
         assert await talk.resources() == {}
         await talk.ask(UserMessage("plain"), timeout=30)
         assert await talk.resources() == {}
+        beside = await talk.fork("c", beside=True)
+        await beside.ask(UserMessage("use"), timeout=30)
+        assert await beside.resources() == {"box": made.pop()}
         await talk.ask(UserMessage("use"), timeout=30)
         assert await talk.resources() == {"box": made[0]}
         fork = await talk.fork("b")
