@@ -390,10 +390,10 @@ def check_integer(value: object, what: str, least: int = 0, most: int = MAX_INTE
     return value
 
 
-def check_limit(limit: object, most: int = MAX_PAGE) -> None:
+def check_limit(limit: object, most: int = MAX_PAGE, name: str = "limit") -> None:
     """Raise `InvalidInput` unless it is how many items a page may have: an integer from 1 to ``most``."""
     if type(limit) is not int or not 1 <= limit <= most:
-        raise InvalidInput(f"limit = {limit!r:.80}: must be an integer from 1 to {most}")
+        raise InvalidInput(f"{name} = {limit!r:.80}: must be an integer from 1 to {most}")
 
 
 def check_age(name: str, seconds: float | None) -> None:

@@ -128,8 +128,8 @@ class EntryReader:
         """
         if sum(each is not None for each in (after, before, around, last)) > 1 and (last or around) is not None:
             raise InvalidInput("around and last exclude each other, after and before")
-        most = limit if last is None else last
-        check_limit(most)
+        most, name = (limit, "limit") if last is None else (last, "last")
+        check_limit(most, name=name)
         query = JournalQuery(
             session_id=self.conversation_id,
             kinds=kinds_of(kinds),
