@@ -835,5 +835,5 @@ def test_bad_bounds_are_refused() -> None:
     summarising = ContextWindow(max_bytes=9, summarise=lambda events: "s")
     with pytest.raises(InvalidOptions, match="do not give transcript="):
         run(FakeWake(), Script(), context=summarising, transcript=[])
-    with pytest.raises(InvalidOptions, match="must be 'answer', 'queue' or 'refuse'"):
+    with pytest.raises(InvalidOptions, match="must be one of answer, queue, refuse"):
         run(FakeWake(), Script(), while_waiting="wait")

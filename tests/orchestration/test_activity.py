@@ -191,7 +191,7 @@ def test_participants_are_withdrawn_and_the_run_goes_on() -> None:
         ({"backoff": 0.5}, "backoff"),
         ({"max_interval": math.inf}, "max_interval"),
         ({"initial_interval": 5, "max_interval": 2}, "max_interval 2 is shorter than initial_interval 5"),
-        ({"strategy": "random"}, "one of fixed, linear, exponential, not 'random'"),
+        ({"strategy": "random"}, "strategy = 'random': must be one of fixed, linear, exponential"),
         ({"jitter": 1.1}, "jitter must be a share"),
         ({"jitter": -0.1}, "jitter"),
         ({"total_timeout": 0}, "total_timeout must be more"),
