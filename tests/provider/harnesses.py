@@ -192,7 +192,7 @@ END $do$"""
 AS_NEW: Final[LiteralString] = """
 DO $do$
 BEGIN
-    DROP TABLE IF EXISTS clock_offset;
+    DROP SEQUENCE IF EXISTS clock_offset;
     PERFORM set_quotas(NULL, NULL, NULL) FROM quotas WHERE instances IS NOT NULL;
     EXECUTE (
         SELECT 'TRUNCATE ' || string_agg(oid::regclass::text, ', ') FROM pg_class
@@ -214,8 +214,7 @@ DO $do$
 DECLARE name regclass;
 BEGIN
     SET LOCAL session_replication_role = replica;
-    DROP TABLE IF EXISTS clock_offset;
-    IF (SELECT prosrc FROM pg_proc WHERE oid = 'clock()'::regprocedure) <> 'SELECT clock_timestamp()' THEN
+    IF (SELECT prosrc FROM pg_proc WHERE oid = 'clock()'::regprocedure) NOT LIKE 'SELECT clock_timestamp()%' THEN
         CREATE OR REPLACE FUNCTION clock() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE
         AS 'SELECT clock_timestamp()';
     END IF;
@@ -259,7 +258,7 @@ WAITING: Final[LiteralString] = """
 
 SET_BACK: Final = """
     SELECT setval(oid, seqstart, false) FROM pg_sequence JOIN pg_class ON oid = seqrelid
-    WHERE relnamespace = current_schema::regnamespace"""
+    WHERE relnamespace = current_schema::regnamespace AND relname <> 'clock_offset'"""
 
 
 _cleared: Final = count(1)

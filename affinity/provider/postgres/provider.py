@@ -48,18 +48,20 @@ from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.timeline import Timeline
 from affinity.records import SessionStore
 
-# The offset is a literal in the function, so that it is inlined like the real one, and plans stay the same.
+# The offset is in a sequence, in microseconds: the function is inlined like the real one, and prepared plans stay.
 _ADVANCE: Final[LiteralString] = """
 DO $do$
-DECLARE total float8;
 BEGIN
-    CREATE TABLE IF NOT EXISTS clock_offset (seconds float8 NOT NULL);
-    LOCK TABLE clock_offset;
-    INSERT INTO clock_offset SELECT 0 WHERE NOT EXISTS (SELECT FROM clock_offset);
-    UPDATE clock_offset SET seconds = seconds + %(seconds)s RETURNING seconds INTO total;
-    EXECUTE format(
-        $f$CREATE OR REPLACE FUNCTION clock() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE
-        AS 'SELECT clock_timestamp() + %%s * interval ''1 s'''$f$, total);
+    PERFORM pg_advisory_xact_lock('clock()'::regprocedure::oid::bigint);
+    IF to_regclass('clock_offset') IS NULL THEN
+        CREATE SEQUENCE clock_offset MINVALUE -9000000000000000000;
+        GRANT SELECT ON SEQUENCE clock_offset TO PUBLIC;
+    END IF;
+    IF (SELECT prosrc FROM pg_proc WHERE oid = 'clock()'::regprocedure) NOT LIKE '%%clock_offset%%' THEN
+        CREATE OR REPLACE FUNCTION clock() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE
+        AS $f$SELECT clock_timestamp() + coalesce(pg_sequence_last_value('clock_offset'), 0) * interval '1 us'$f$;
+    END IF;
+    PERFORM setval('clock_offset', coalesce(pg_sequence_last_value('clock_offset'), 0) + %(microseconds)s);
 END $do$"""
 
 
@@ -172,7 +174,7 @@ class PostgresProvider(Database):
 
     async def advance_clock(self, seconds: float) -> None:
         """Move the clock of this schema, for all its users. For tests only."""
-        await self.connections.misc.simple_query(_ADVANCE, {"seconds": float(seconds)})
+        await self.connections.misc.simple_query(_ADVANCE, {"microseconds": round(seconds * 1e6)})
 
     # -- workers
 
