@@ -14,7 +14,8 @@ import pytest
 from pydantic import BaseModel
 
 import affinity
-from affinity.client import Client, conversations, inspection, moves
+from affinity import paging
+from affinity.client import Client, inspection, moves
 from affinity.conversation import AgentMessage, UserMessage
 from affinity.errors import ClientError, InvalidInput, IterationInterrupted, UnknownConversation, WrongEventLoop
 from affinity.session import manager
@@ -230,7 +231,7 @@ async def test_listings_outlast_cancelled_waits(client: Client, monkeypatch: pyt
     for name in ids:
         await (await client.start("noop", instance_id=name)).wait(20)
         await client.conversation(chats, f"c{name}").ask(UserMessage("x"), timeout=20)
-    for module in (inspection, conversations, manager, moves):
+    for module in (inspection, manager, moves, paging):
         monkeypatch.setattr(module, "MAX_PAGE", 1)
     listings: dict[str, Callable[[], AsyncIterator[Any]]] = {
         "instances": lambda: client.list_instances(name="noop"),
