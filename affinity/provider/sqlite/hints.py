@@ -29,7 +29,7 @@ _registry_lock: Final = Lock()  # providers of one process may live on several e
 
 
 class _Mailbox(ABC, Generic[T]):
-    """A place where news wait for their reader.
+    """A place where news waits for its reader.
 
     Args:
         registry: where it is found while it is open.
@@ -57,7 +57,7 @@ class _Mailbox(ABC, Generic[T]):
                 del self._registry[self._path]
 
     async def wait_for_news(self, timeout: float) -> None:
-        """Wait until some were received since the last call, for at most ``timeout`` seconds."""
+        """Wait until some was received since the last call, for at most ``timeout`` seconds."""
         if not self._came.is_set():
             self._watch(+1)
             try:
@@ -69,7 +69,7 @@ class _Mailbox(ABC, Generic[T]):
 
     @abstractmethod
     def receive(self, news: T) -> None:
-        """Merge news with those that wait; on the reader's loop."""
+        """Merge news with what waits; on the reader's loop."""
 
     def post(self, news: T) -> None:
         """As `receive`, from any thread."""
