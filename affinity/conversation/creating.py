@@ -57,9 +57,10 @@ class CreationCalls(LineageCalls[M], Generic[M]):
             InvalidInput: a value is refused; the subclass is the reason.
         """
         checked = check_description(changes)
-        if not await self._client.journals.describe(self.conversation_id, self._kind.name, checked):
+        while not await self._client.journals.describe(self.conversation_id, self._kind.name, checked):
             info = await self._client.get_conversation(self.conversation_id)
-            self._refuse_kind(info.kind)
+            if info.kind != self._kind.name:  # else it has begun since then
+                self._refuse_kind(info.kind)
 
     async def _check_created(self, about: Description) -> None:
         """Raise unless the conversation that has the id is described so."""

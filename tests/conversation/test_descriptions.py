@@ -127,6 +127,20 @@ async def test_it_is_changed_by_one_call(idle: Stage) -> None:
         await idle.talk("c", make(kind="other")).describe(title="x")
 
 
+async def test_one_that_begins_meanwhile_is_changed(idle: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was deleted when it was to be changed, and is there again when the reason is looked for."""
+    talk, change = idle.talk(), idle.client.journals.describe
+
+    async def begun_then(*arguments: Any) -> bool:
+        changed = await change(*arguments)
+        await talk.send(UserMessage("hi"))
+        return changed
+
+    monkeypatch.setattr(idle.client.journals, "describe", begun_then)
+    await talk.describe(title="Refund")
+    assert await about(idle) == {**NONE, "title": "Refund"}
+
+
 async def test_conversations_are_listed_by_owner_and_labels(idle: Stage) -> None:
     for name, owner, labels in (
         ("a", "ann", {"team": "eu"}),
