@@ -57,7 +57,7 @@ class WorkerJournals:
         self._ahead: dict[str, _Ahead] = {}  # by session, oldest first
 
     def close(self) -> None:
-        """End what was read for wakes: the worker has ended, and each repetition would fail, for ever."""
+        """End the reads for wakes: the worker has ended, so each repetition would fail."""
         self._pending.close()
 
     def read_ahead(self, session_id: str, limit: int, found: PendingWork | None = None) -> None:

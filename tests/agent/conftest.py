@@ -11,5 +11,5 @@ __all__ = ["maybe_traced", "postgres_age", "url"]
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
 def server(request: pytest.FixtureRequest) -> str | None:
-    """Of an `Env`; None: SQLite. An agent has no rule of a database: the conformance suite has those of its journal."""
+    """Of an `Env`; None: SQLite. No rule of agents depends on the database; the conformance suite covers journals."""
     return None if request.param == "sqlite" else request.getfixturevalue("postgres_shared")

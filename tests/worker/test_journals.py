@@ -131,7 +131,7 @@ async def test_closed_reads_are_cancelled_with_those_that_come() -> None:
 
 
 async def test_a_worker_that_has_ended_repeats_no_read() -> None:
-    """Each would fail, for ever: its provider is closed."""
+    """Each would fail: its provider is closed."""
     reads, chats = Reads(), affinity.Conversations(Chat, kind="chat")
     reads.error = ConnectionLost("the test refuses it")
     reads.go.set()

@@ -65,7 +65,7 @@ CREATE SEQUENCE env_clock;
 CREATE OR REPLACE FUNCTION clock() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE
 AS $$SELECT to_timestamp(pg_sequence_last_value('env_clock') / 1e6)$$;
 
--- set_clock: at once, whatever becomes of the transaction
+-- set_clock: immediately; a rollback does not undo it
 SELECT setval('env_clock', %s);
 
 -- drop: with all that is in it
