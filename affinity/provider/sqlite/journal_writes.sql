@@ -11,11 +11,11 @@ SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(:rows)
 WHERE true
 ON CONFLICT (journal_id, delegation_id) DO NOTHING;
 
--- request: new requests, unless one of the id is pending
+-- request: new requests, unless one of the id is pending; in whole microseconds, as places in listings are
 INSERT INTO journal_requests (journal_id, request_id, kind, wake_id, seq, created_at, expires_at, payload)
 SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, coalesce((
     SELECT min(e.seq) FROM journal_entries AS e WHERE e.journal_id = value ->> 0 AND e.wake_id = value ->> 3), value ->> 4),
-    :now, :now + (value ->> 5), value ->> 6
+    :now, round(:now + (value ->> 5), 6), value ->> 6
 FROM json_each(:rows)
 WHERE true
 ON CONFLICT (journal_id, request_id) DO NOTHING;

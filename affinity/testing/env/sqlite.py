@@ -56,8 +56,9 @@ class StillClock(Clock):
         return found
 
     def set(self, to: float) -> None:
-        """Move it."""
-        _TIME.pack_into(self._memory, 0, to)
+        """Move it, to the next whole microsecond: see `Clock.now`; what is due at ``to`` is due then."""
+        at = round(to, 6)
+        _TIME.pack_into(self._memory, 0, at if at >= to else round(at + 1e-6, 6))
 
 
 class SqliteDatabase:

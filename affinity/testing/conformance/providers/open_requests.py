@@ -145,6 +145,13 @@ class OpenRequestRules(Rules):
             found = await self._open(talk, limit, by_expiry=True, session_ids=["never", "late"])
             assert [one.session_id for one in found] == ["late", "never"]
 
+    async def test_pages_by_expiry_have_each_request_once(self, cluster: Cluster) -> None:
+        """Also where they expire within a fraction of a second (contract: RequestFilter.by_expiry)."""
+        names = [str(place) for place in range(1, 8)]
+        for name in names:
+            talk = await self._ask(cluster, name, new_request(expires_in=60 + int(name) / 7))
+        assert [one.session_id for one in await self._open(talk, 2, by_expiry=True)] == names
+
     async def test_requests_of_a_fork_are_listed_beside_their_originals(self, cluster: Cluster) -> None:
         """They are as old, and answered independently (contract: JournalCreation.requests)."""
         talk = await self._ask(cluster, "s", new_request())
