@@ -24,8 +24,12 @@ STALL_TICKS: Final = 4
 STEP_SECONDS: Final = 5.0
 """Real seconds of a step after which workers that stand still go on."""
 
-LOOKS: Final = 1.25
-"""Factor between the ticks of two looks at the queues."""
+LOOKS: Final = (1.25, 2.0)
+"""Factor between the ticks of two looks at the queues, which take longer as the tables grow: of the first
+`FIRST_TICKS`, and from then on.
+"""
+
+FIRST_TICKS: Final = 200
 
 
 class Play:
@@ -96,7 +100,7 @@ class Play:
             if await self._step():
                 self.tick()
                 if self.ticks >= look_at:
-                    look_at = self.ticks * LOOKS
+                    look_at = self.ticks * LOOKS[self.ticks > FIRST_TICKS]
                     await check_queues(self.env)
             elif self._pauses:
                 self.ticks = self._pauses[0][0] - 1
