@@ -15,6 +15,7 @@ import anyio.to_thread
 from affinity.errors import InvalidInput
 from affinity.testing import Env
 from tests.programs.calls import Calls
+from tests.programs.program import Size
 from tests.programs.rest import check_queues
 from tests.programs.threads import SyncClient
 
@@ -35,8 +36,9 @@ FIRST_TICKS: Final = 200
 class Play:
     """The state that the areas of a running program share."""
 
-    def __init__(self, env: Env, calls: Calls, *, has_faults: bool = False) -> None:
+    def __init__(self, env: Env, calls: Calls, *, has_faults: bool = False, size: Size = "any") -> None:
         self.env = env
+        self.size: Size = size
         self.calls = calls
         """What the code of the program calls itself."""
         self.has_faults = has_faults

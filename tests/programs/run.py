@@ -75,18 +75,18 @@ async def run(
     totals = Totals() if totals is None else totals
     with traced() if program.traced else nullcontext() as spans:
         async with _env(program, where, processes=processes) as env:
-            await _run(env, program, totals, PATIENCE[size])
+            await _run(env, program, totals, size)
     if spans is not None:
         _check_spans(spans.get_finished_spans())
 
 
-async def _run(env: Env, program: Program, totals: Totals, patience: float) -> None:
-    play = Play(env, calls_of(env.client), has_faults=bool(program.faults or program.rollout))
+async def _run(env: Env, program: Program, totals: Totals, size: Size) -> None:
+    play = Play(env, calls_of(env.client), has_faults=bool(program.faults or program.rollout), size=size)
     play.calls.on_repeated = play.tick_often
     faults = Faults(play, program.faults, program.rollout)
     env._traffic.on_commit = faults.on_commit
     try:
-        with anyio.fail_after(patience), used(play.calls), _user(env, program):
+        with anyio.fail_after(PATIENCE[size]), used(play.calls), _user(env, program):
             seen = await _play(play, program)
             faults.end()
             with env.freeze():  # calls of clients may wait for what never happens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import count
@@ -36,6 +36,7 @@ from tests.programs.areas.conversations.handler import NAME, Script, make, summa
 from tests.programs.areas.conversations.script import ROOTS, ConversationScript, Do, Op
 from tests.programs.calls import SECONDS, TalkCall
 from tests.programs.play import Play
+from tests.programs.program import Size
 from tests.programs.threads import InThread
 
 _GONE: Final = (UnknownConversation, ConversationTerminated)
@@ -70,7 +71,7 @@ EXPECTED: Final[dict[Do, tuple[type[AffinityError], ...]]] = {
 }
 """The errors that the documentation of each call names, and that these calls can lead to."""
 
-ROUNDS: Final = 200
+ROUNDS: Final[Mapping[Size, int]] = {"small": 200, "any": 200, "large": 4_000}
 """Pauses after which an `ask` should have returned."""
 
 DELETE_SECONDS: Final = 60.0
@@ -159,7 +160,7 @@ class _Clients:
         async with anyio.create_task_group() as tasks:
             for number, ops in enumerate(self.part.clients):
                 tasks.start_soon(self._client, number, ops)
-        for _ in range(ROUNDS):
+        for _ in range(ROUNDS[self.play.size]):
             if all(task.done() for task in self._asking):
                 break
             await self.play.pause(20)
