@@ -28,13 +28,16 @@ program = {program}
 asyncio.run(run(program, *sys.argv[1:2]))
 """
 
-_OPTIONS: Final = st.builds(
-    Options,
-    max_sessions=st.sampled_from((100, 2, 1)),
-    cached_instances=st.sampled_from((10_000, 0, 2)),
-    concurrency=st.sampled_from((128, 4, 1)),
-    tags=st.sampled_from((("gpu",), ("gpu",), ())),
-)
+def _options(size: Size) -> SearchStrategy[Options]:
+    """Of large programs most have the defaults, with which a commit has turns of many instances."""
+    usual = 5 if size == "large" else 1
+    return st.builds(
+        Options,
+        max_sessions=st.sampled_from((*[100] * usual, 2, 1)),
+        cached_instances=st.sampled_from((*[10_000] * usual, 0, 2)),
+        concurrency=st.sampled_from((*[128] * usual, 4, 1)),
+        tags=st.sampled_from((("gpu",), ("gpu",), ())),
+    )
 
 
 def programs(
@@ -48,7 +51,7 @@ def programs(
         Program,
         parts=st.one_of(*map(st.fixed_dictionaries, some)),
         workers=st.integers(1, 3),
-        options=_OPTIONS,
+        options=_options(size),
         faults=faults(size),
         rollout=ROLLOUTS if suspends else st.none() | ROLLOUTS,
         user=st.sampled_from(("", USER)),
