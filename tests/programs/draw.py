@@ -28,6 +28,7 @@ program = {program}
 asyncio.run(run(program, *sys.argv[1:2]))
 """
 
+
 def _options(size: Size) -> SearchStrategy[Options]:
     """Of large programs most have the defaults, with which a commit has turns of many instances."""
     usual = 5 if size == "large" else 1
