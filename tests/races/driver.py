@@ -352,7 +352,7 @@ class Finding:
 class Races:
     """Runs the pairs of one area; reuses an env for several runs."""
 
-    def __init__(self, area: Area, where: Where = None, *, runs_per_env: int = 25) -> None:
+    def __init__(self, area: Area, where: Where = None, *, runs_per_env: int = 5) -> None:
         self.area, self._where, self._most = area, where, runs_per_env
         self.runs = 0
         self.missed = 0
