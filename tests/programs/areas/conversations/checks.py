@@ -137,9 +137,10 @@ class Checks:
         acts = [each for each in self.played.acts if re.match(rf"{re.escape(each.name)}([/~]|$)", name)]
         known = [about(each.event_id) for each in acts if each.op.do == "describe"]
         (root,) = [each for each in map(talk_id, range(ROOTS)) if name.startswith(each)]
-        if self.part.owned:
+        is_owned = root in self.played.owned
+        if is_owned:
             known.append(about(root))
-        if not self.part.owned or any(each.op.do in REMOVING for each in acts):
+        if not is_owned or any(each.op.do in REMOVING for each in acts):
             known.append({"owner": None, "labels": {}})
         found = {"owner": self.infos[name].owner, "labels": dict(self.infos[name].labels)}
         assert found in known, f"{name} has {found}, not one of {known}"

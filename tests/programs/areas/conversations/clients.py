@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import count
@@ -122,6 +123,8 @@ class Played:
     feeds: list[Feed] = field(default_factory=list)
     hung: list[Act] = field(default_factory=list)
     """Calls that have not returned although nothing ran any more."""
+    owned: set[str] = field(default_factory=set)
+    """The conversations that were created with an owner and labels, before anything was sent to them."""
 
 
 Call: TypeAlias = Callable[["_Clients", Act], Awaitable[None]]
@@ -155,8 +158,10 @@ class _Clients:
 
     async def run(self) -> Played:
         """All calls, each client's in order."""
-        for number in range(ROOTS if self.part.owned else 0):
-            await self.talk(talk_id(number)).create(**about(talk_id(number)))
+        for name in map(talk_id, range(ROOTS if self.part.owned else 0)):
+            with suppress(ConversationExists):  # an orchestration has sent something to it before
+                await self.talk(name).create(**about(name))
+                self.played.owned.add(name)
         async with anyio.create_task_group() as tasks:
             for number, ops in enumerate(self.part.clients):
                 tasks.start_soon(self._client, number, ops)
