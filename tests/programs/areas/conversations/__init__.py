@@ -39,7 +39,7 @@ class ConversationsArea(Area[ConversationScript, Played]):
 
     async def check(self, play: Play, part: ConversationScript, seen: Played) -> None:
         """See `Area`."""
-        await Checks(play, part, seen).run()
+        await Checks(play, seen).run()
 
 
 CONVERSATIONS: Final = ConversationsArea()

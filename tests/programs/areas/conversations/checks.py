@@ -16,7 +16,7 @@ from tests.programs.areas.conversations.clients import Act, Feed, Played, about,
 from tests.programs.areas.conversations.handler import CHILD, NAME, make, talk_id
 from tests.programs.areas.conversations.journal import Journal, fields, read_journal
 from tests.programs.areas.conversations.oracle import Fold, Folded
-from tests.programs.areas.conversations.script import ROOTS, ConversationScript, Do
+from tests.programs.areas.conversations.script import ROOTS, Do
 from tests.programs.play import Play
 
 REASONS = {"request", "input", "revisit", "wake_failed", "child"}
@@ -30,8 +30,8 @@ REMOVING: Final[Collection[Do]] = {"delete", "forget"}
 class Checks:
     """Of one part."""
 
-    def __init__(self, play: Play, part: ConversationScript, played: Played) -> None:
-        self.play, self.part, self.played, self.client = play, part, played, play.env.client
+    def __init__(self, play: Play, played: Played) -> None:
+        self.play, self.played, self.client = play, played, play.env.client
         self.kinds: Mapping[str, Conversations[Any]] = dict(zip((NAME, CHILD), make(), strict=True))
         self.infos: dict[str, ConversationInfo] = {}
         self.journals: dict[str, Journal] = {}
