@@ -162,11 +162,12 @@ def build_reset(info: InstanceInfo, cut: Cut, children: Mapping[str, InstanceInf
 
 
 def _message(me: str, run: int, event: ev.Event) -> NewMessage:
-    """An input that comes again. An input from outside is for any execution: a further reset, before it is read, leaves
-    it in the queue.
+    """An input that comes again. A further reset, before it is read, leaves an input from outside in the queue, and has
+    a timer that has fired fire immediately.
     """
     execution = ANY_EXECUTION if isinstance(event, _FROM_OUTSIDE) else run
-    return NewMessage(instance_id=me, payload=encode_message(execution, event))
+    timer = (run, event.schedule_id) if isinstance(event, ev.TimerFired) else None
+    return NewMessage(instance_id=me, payload=encode_message(execution, event), timer=timer)
 
 
 def _readable(text: str) -> ev.Event | None:

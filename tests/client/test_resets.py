@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import timedelta
 
 import pytest
 
@@ -13,6 +14,7 @@ from affinity.errors import InvalidInput, NotSerializable, OrchestrationFailed, 
 from affinity.orchestration import events as ev
 from affinity.orchestration.wire import encode_event
 from affinity.provider.contract import HistoryCursor
+from affinity.testing import Env
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -178,6 +180,35 @@ async def test_a_reset_before_the_last_one_is_read_loses_nothing(kept_url: str, 
         await client.reset("order", to_event=len(await client.history("order")))
     async with Worker(shop.app, kept_url, OPTIONS):
         assert await run.wait(30) == ["PAY", "here", "PACK", "thanks"]
+
+
+@pytest.mark.parametrize("to_event", [2, 4])
+async def test_a_timer_that_has_fired_does_not_wait_again_however_often(to_event: int) -> None:
+    """Where its step is taken again, and where it comes later; the second reset is before the first one is read."""
+    app = App("reminders")
+
+    @app.orchestration
+    async def remind(ctx: OrchestrationContext, n: int) -> str:
+        await ctx.schedule_timer(timedelta(days=1))
+        ctx.set_custom_status("due")
+        return await ctx.schedule_wait("note", str)
+
+    async with Env(app) as env:
+        run = await env.client.start(remind, 1)
+        await env.run_until_idle()
+        assert [event.type for event in await env.client.history(run.instance_id)][:4] == [
+            "orchestration_started",
+            "timer_created",
+            "timer_fired",
+            "custom_status_set",
+        ]
+        env.pause()
+        assert [await run.reset(to_event=to_event), await run.reset(to_event=2)] == [2, 3]
+        await env.resume()
+        await env.run_until_idle()
+        assert env.now() - env.started < timedelta(days=2)
+        await run.raise_event("note", "thanks")
+        assert await run.wait(20) == "thanks"
 
 
 async def test_a_child_answers_its_parent_after_resets(kept_url: str, client: Client) -> None:

@@ -479,10 +479,10 @@ class Reference:
         for message in one.messages:
             self.send(message)
             sent = instance.messages[-1]
-            if sent.timer is None:
-                sent.visible_at = first
-            elif (before := timers.get(sent.timer[1])) is not None:
+            if sent.timer is not None and (before := timers.get(sent.timer[1])) is not None:
                 sent.visible_at, sent.number = before.visible_at, before.number
+            elif not message.delay:
+                sent.visible_at = first
         for item in one.work_items:
             self._queue(instance, item)
 

@@ -144,7 +144,7 @@ class Reset:
     ``event_count`` events. Then execution ``execution_id`` + 1 begins, with the first ``keep`` events of that one,
     followed by ``history``; the former execution stays readable. The instance is running, without an owner.
 
-    Its work items, timers and holds are removed. Other messages for it stay, behind ``messages``.
+    Its work items, timers and holds are removed. Other messages for it stay, behind the ``messages`` without a delay.
     """
 
     instance_id: str

@@ -38,8 +38,9 @@ def _queue(tx: Tx, reset: Reset, at: Mapping[str, Any]) -> None:
     due: dict[int, float] = dict(tx.rows(SQL["timers"], at))
     tx.run(SQL["drop_timers"], at)
     last = tx.value(SQL["last_message"])
-    send(tx, [_kept(message, due, tx.now) for message in reset.messages])
+    send(tx, [message for message in reset.messages if not _waits(message, due)])
     tx.run(SQL["go_ahead"], {**at, "after": last})
+    send(tx, [_kept(message, due, tx.now) for message in reset.messages if _waits(message, due)])
     reroute_all_messages(tx, [reset.instance_id], NEW)
     leases = read_leases(tx, {item.session_id for item in reset.work_items if item.session_id is not None})
     orders = OrderPlacer(tx)
@@ -49,11 +50,16 @@ def _queue(tx: Tx, reset: Reset, at: Mapping[str, Any]) -> None:
     )
 
 
-def _kept(message: NewMessage, due: Mapping[int, float], now: float) -> NewMessage:
-    """A timer that still waits keeps its time."""
-    if message.timer is None or message.timer[1] not in due:
-        return message
-    return replace(message, delay=due[message.timer[1]] - now)
+def _waits(message: NewMessage, due: Mapping[int, float]) -> bool:
+    """Whether it is a timer that has a delay, or that waited before the reset."""
+    return message.delay > 0 or (message.timer is not None and message.timer[1] in due)
+
+
+def _kept(timer: NewMessage, due: Mapping[int, float], now: float) -> NewMessage:
+    """A timer that waited before the reset keeps its time."""
+    assert timer.timer is not None
+    at = due.get(timer.timer[1])
+    return timer if at is None else replace(timer, delay=at - now)
 
 
 def _row(item: NewWorkItem, leases: Mapping[str, Lease], orders: OrderPlacer) -> tuple[Any, ...]:

@@ -26,12 +26,12 @@ WHERE instance_id = :instance_id AND timer_execution = :execution_id;
 -- drop_timers: of an execution
 DELETE FROM orchestrator_queue WHERE instance_id = :instance_id AND timer_execution = :execution_id;
 
--- go_ahead: put messages before all others of their instance, also before the messages of an earlier reset
+-- go_ahead: put new messages before all others of their instance, also before the messages of an earlier reset
 UPDATE orchestrator_queue SET visible_at = (
     SELECT min(0.0, coalesce(min(older.visible_at), 0.0) - 1.0) FROM orchestrator_queue AS older
     WHERE older.instance_id = :instance_id AND older.id <= :after
 )
-WHERE instance_id = :instance_id AND id > :after AND timer_id IS NULL;
+WHERE instance_id = :instance_id AND id > :after;
 
 -- last_message: the id of the youngest message
 SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'orchestrator_queue';

@@ -359,11 +359,11 @@ BEGIN
     SELECT _instance, _execution + 1, _keep + e.k, e.event, CASE WHEN e.k = 1 THEN clock() END,
         CASE WHEN e.k = 1 THEN cardinality(_event) END, NULL, NULL, NULL, NULL
     FROM unnest(_event) WITH ORDINALITY AS e (event, k);
-    -- Before all that waits, also by an earlier reset, but for timers: one that still waits keeps its time.
+    -- Before all that waits, also by an earlier reset, but for timers with a delay: one that still waits keeps its time.
     INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload, timer_execution, timer_id)
     SELECT m.instance_id, r.route,
-        CASE WHEN _message_timer[m.k] IS NOT NULL
-             THEN coalesce(o.visible_at, (SELECT clock()) + _message_delay[m.k] * interval '1 s')
+        CASE WHEN o.visible_at IS NOT NULL THEN o.visible_at
+             WHEN _message_delay[m.k] > 0 THEN (SELECT clock()) + _message_delay[m.k] * interval '1 s'
              WHEN m.instance_id = _instance THEN least(to_timestamp(0), (
                  SELECT min(w.visible_at) - interval '1 s' FROM orchestrator_queue w WHERE w.instance_id = _instance))
              ELSE (SELECT clock()) END,

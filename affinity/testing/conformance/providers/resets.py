@@ -110,6 +110,17 @@ class ResetRules(Rules):
         (item,) = await a.take_instances()
         assert payloads(item) == ["first", "second", "waits"]
 
+    async def test_a_timer_that_has_fired_comes_first_and_is_a_timer(self, cluster: Cluster) -> None:
+        """A timer without a delay comes before waiting messages, and a second reset keeps that (contract: Reset)."""
+        a = await cluster.worker("a")
+        at = await self._three_events(a)
+        await a.provider.send_message([NewMessage(instance_id="i", payload="waits")])
+        assert await reset(a, at, 1, messages=[timer(replace_execution(at), 2, 0)])
+        again = replace(replace_execution(at), event_count=2)
+        assert await reset(a, again, 1, messages=[timer(replace_execution(again), 2, 100)])
+        (item,) = await a.take_instances()
+        assert payloads(item) == ["timer 2", "waits"]
+
     async def test_what_comes_again_twice_comes_first_each_time(self, cluster: Cluster) -> None:
         """Messages of a second reset come before the messages of the first (contract: Reset)."""
         a = await cluster.worker("a")
