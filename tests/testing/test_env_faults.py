@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import anyio
 import pytest
 
 import affinity
 from affinity.testing import Env
+from affinity.testing.env.waiting import Waiting
 from affinity.testing.env.workers import EnvWorker
 
 app = affinity.App("faults")
@@ -30,6 +32,11 @@ async def on_session(ctx: affinity.OrchestrationContext) -> list[str]:
         found.append(await ctx.schedule_activity(where).on_session("s"))
         await ctx.schedule_wait("go")
     return found
+
+
+@app.orchestration
+async def an_hour(ctx: affinity.OrchestrationContext) -> None:
+    await ctx.schedule_timer(timedelta(hours=1))
 
 
 async def go(run: affinity.Handle[list[str]]) -> list[str]:
@@ -110,6 +117,37 @@ async def test_what_a_worker_did_while_it_stood_still_is_refused(env: Env) -> No
     assert ran == [still, other, other]
     assert await run.wait() == [before, after]
     assert await holder(env) == other
+
+
+async def test_the_clock_does_not_jump_past_a_worker_that_goes_on_meanwhile(env_url: str | None) -> None:
+    """It is the only worker, and goes on while the env looks for what is due next."""
+    async with Env(app, url=env_url) as env:
+        ran: list[datetime] = []
+
+        async def note(ctx: affinity.ActivityContext) -> str:
+            ran.append(env.now())
+            return ""
+
+        env.fake(where, note)
+        await env.client.start(an_hour)
+        await env.advance(1)
+        env.pause()
+        await env.advance(2 * LEASE)
+        await env.client.start(on_session)
+        at, find = env.now(), env._database.next_due
+        resumed: list[asyncio.Task[None]] = []
+
+        async def find_and_resume(waiting: Waiting) -> float | None:
+            due = await find(waiting)
+            if not resumed:
+                resumed.append(asyncio.create_task(env.resume()))
+                await anyio.sleep(0)
+            return due
+
+        env._database.next_due = find_and_resume  # type: ignore[method-assign]
+        await env.run_until_idle()
+        await resumed[0]
+        assert [each - at < TICK for each in ran] == [True]
 
 
 async def test_an_env_ends_while_a_worker_stands_still(env: Env) -> None:

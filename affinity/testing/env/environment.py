@@ -325,7 +325,9 @@ class Env(AsyncBlock):
         Raises:
             InvalidInput: no such worker runs.
         """
-        await self._worker(worker).resume()
+        found = self._worker(worker)
+        await self._traffic.pass_gate()  # while the clock jumps, a lease that it gets would stay behind
+        await found.resume()
 
     def fail_calls(self, n: int) -> None:
         """Have the database refuse the next ``n`` calls of the workers, of any kind but the renewals of leases; they
@@ -421,8 +423,9 @@ class Env(AsyncBlock):
         """The next due time, once nothing runs."""
         while True:
             await self._settle(beside_code=beside_code)
+            changes = self._traffic.changes
             due = await self._database.next_due(self._waiting()._replace(schedules=schedules))
-            if not self._traffic.in_flight:  # again: a crash may have begun
+            if not self._is_busy(beside_code, changes):  # again: a crash or a resume may have begun
                 return due
 
     @contextlib.contextmanager
@@ -500,8 +503,9 @@ class Env(AsyncBlock):
         """
         if not await self._settle(by_itself=True) or not self.client._awaited:
             return
+        changes = self._traffic.changes
         due = await self._database.next_due(self._waiting())
-        if self._traffic.in_flight:  # again: a crash may have begun
+        if self._is_busy(changes=changes):  # again: a crash or a resume may have begun
             return
         if due is not None:
             if self._is_too_far(begun, due):
@@ -568,8 +572,10 @@ class Env(AsyncBlock):
                 await self._traffic.wait(LOOK_SECONDS)
         return not (self._has_changed(changes) or self._held) and bool(self.client._awaited)
 
-    def _is_busy(self, beside_code: bool = False) -> bool:
-        return self._traffic.in_flight > 0 or self._has_changed(self._traffic.changes, beside_code)
+    def _is_busy(self, beside_code: bool = False, changes: int | None = None) -> bool:
+        """Whether a call is under way, or `_has_changed`."""
+        since = self._traffic.changes if changes is None else changes
+        return self._traffic.in_flight > 0 or self._has_changed(since, beside_code)
 
     def _has_changed(self, changes: int, beside_code: bool = False) -> bool:
         """Whether there was a change since then, or one is under way."""
