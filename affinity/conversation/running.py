@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 import anyio
 
@@ -53,7 +53,7 @@ class WakeRunner(Generic[S]):
 
     def __init__(self, conversations: Runnable[S]) -> None:
         self._conversations = conversations
-        self._streams: WeakKeyDictionary[JournalAccess, Streams] = WeakKeyDictionary()
+        self._streams: WeakValueDictionary[JournalAccess, Streams] = WeakValueDictionary()  # of the wakes that run
 
     async def run(self, ctx: ActivityContext, task: WakeTask) -> WakeOutcome:
         """One attempt of a wake.

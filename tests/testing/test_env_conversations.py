@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from datetime import timedelta
 from itertools import count
+from weakref import ref
 
 import anyio
 import pytest
@@ -152,3 +154,14 @@ async def test_an_ask_that_nothing_can_answer_says_so() -> None:
             await env.client.wait("c-1", 0.05)
         assert str(late.value).count(expected) == 1
         assert late.value.waits_for is not None
+
+
+async def test_an_env_that_has_ended_leaves_nothing_behind(env_url: str | None) -> None:
+    """The app outlives it."""
+    async with Env(app, url=env_url) as env:
+        worker = ref(env._find_worker("worker-0"))
+        await env.client.conversation(support, "c").ask(UserMessage("hi"))
+    del env
+    await anyio.sleep(0)
+    gc.collect()
+    assert worker() is None
