@@ -60,9 +60,9 @@ class Play:
 
     async def pause(self, ticks: int) -> None:
         """Wait until the workers have made this many commits; a jump of the clock counts as one. It ends earlier when
-        nothing runs and nothing is due.
+        nothing runs and nothing is due. After `stop` it does not wait.
         """
-        if ticks > 0:
+        if ticks > 0 and not self._is_over:
             ended = asyncio.Event()
             self._pauses.append((self.ticks + ticks, next(self._numbers), ended))
             self._pauses.sort()
