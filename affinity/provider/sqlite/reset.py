@@ -55,11 +55,11 @@ def _waits(message: NewMessage, due: Mapping[int, float]) -> bool:
     return message.delay > 0 or (message.timer is not None and message.timer[1] in due)
 
 
-def _kept(timer: NewMessage, due: Mapping[int, float], now: float) -> NewMessage:
+def _kept(message: NewMessage, due: Mapping[int, float], now: float) -> NewMessage:
     """A timer that waited before the reset keeps its time."""
-    assert timer.timer is not None
-    at = due.get(timer.timer[1])
-    return timer if at is None else replace(timer, delay=at - now)
+    if message.timer is None or message.timer[1] not in due:
+        return message
+    return replace(message, delay=due[message.timer[1]] - now)
 
 
 def _row(item: NewWorkItem, leases: Mapping[str, Lease], orders: OrderPlacer) -> tuple[Any, ...]:
