@@ -6,20 +6,24 @@ from dataclasses import replace
 from typing import Any, Final, get_args
 from unittest.mock import AsyncMock
 
+import anyio
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from affinity import Wake
+from affinity import App, Wake
 from affinity.conversation import ConversationHandle
 from affinity.conversation.steps import Committed, WakeSteps
 from affinity.conversation.writing import WakeWriting
+from affinity.testing import Env
 from tests.conftest import Servers
 from tests.programs.__main__ import Look, main
 from tests.programs.areas import AREAS
+from tests.programs.areas.conversations.handler import calls_of
 from tests.programs.areas.conversations.script import ConversationScript, Op
 from tests.programs.databases import Copies
 from tests.programs.draw import Failed, programs, search, text
+from tests.programs.play import Play
 from tests.programs.program import Program, Size
 from tests.programs.run import run
 
@@ -142,3 +146,16 @@ def test_the_text_of_a_program_makes_it_again(program: Program) -> None:
     whole = text(program).replace("asyncio.run(", "found.append(").replace("run(program, *sys.argv[1:2])", "program")
     exec(whole, names | {"found": found})  # noqa: S102 -- this is what it is for
     assert found == [program]
+
+
+@pytest.mark.anyio
+async def test_nothing_waits_for_ticks_that_no_longer_come() -> None:
+    """What is to be done later begins to wait only once the program is over."""
+    done = AsyncMock()
+    async with Env(App("none")) as env:
+        play = Play(env, calls_of(env.client))
+        play.later(4, done)
+        play.stop()
+        with anyio.fail_after(5):
+            await play.end()
+    done.assert_awaited_once()

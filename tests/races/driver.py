@@ -273,6 +273,8 @@ class Operation:
     """With an error, it has changed nothing."""
     compares: bool = True
     """What it leaves does not depend on how far others are."""
+    but_not_with: str = ""
+    """The one operation for which that is not so."""
 
     async def outcome(self, stage: Stage) -> Outcome:
         """Run it.
@@ -284,6 +286,10 @@ class Operation:
             return repr(await self.run(stage))
         except AffinityError as error:
             return type(error).__name__
+
+    def compares_with(self, other: Operation) -> bool:
+        """Whether what both leave is what one leaves after the other."""
+        return self.compares and self.but_not_with != other.name
 
     def allows(self, outcome: Outcome) -> bool:
         """Whether it is one of the errors, or of a subclass."""
@@ -428,7 +434,7 @@ class Races:
             if not [*_differences((first, second), ended, serial, [one.state for one in serial])]:
                 return None
         states = [one.state for one in serial]
-        if not (first.compares and second.compares):
+        if not (first.compares_with(second) and second.compares_with(first)):
             states.append(ended.state)
         for operation, outcome, other in zip((first, second), ended.outcomes, (second, first), strict=True):
             if operation.allows(outcome):

@@ -284,7 +284,8 @@ TALKS: Final = (
     Operation("interrupt_cascade", interrupting(cascade=True), GONE),
     Operation("answer", answering("c"), (*GONE, RequestNotPending)),
     Operation("fork", _fork, MADE),
-    Operation("fork_beside", _fork_beside, (*MADE, *REPLY), compares=False),  # two calls: others may come between
+    # Two calls: a prune between them removes the record that the first one has written.
+    Operation("fork_beside", _fork_beside, (*MADE, *REPLY), but_not_with="prune_records"),
     Operation("merge", _merge, MADE),
     Operation("compress", _compress, MADE),
     Operation("export", _export, (UnknownConversation, UnknownEntry)),
@@ -301,7 +302,7 @@ TALKS: Final = (
     Operation("release", releasing("c")),
     Operation("cancel_child", cancelling("ck"), (UnknownInstance, InstanceFinished)),
     # A wake of its parent may pass an interrupt on, which drops an answer that is not read.
-    Operation("answer_child", answering("ck"), (*GONE, RequestNotPending), compares=False),
+    Operation("answer_child", answering("ck"), (*GONE, RequestNotPending), but_not_with="interrupt_cascade"),
     Operation("remove_child", removing("ck"), (UnknownInstance,), compares=False),  # its parent may be notified before
     Operation("delete_fork", deleting("d"), (WaitTimeout,)),
 )
