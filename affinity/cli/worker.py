@@ -28,7 +28,7 @@ logger: logging.Logger = logging.getLogger("affinity.worker")
 STUCK_SECONDS: Final = 1.0
 """How long activities that ignore their cancellation may still keep a worker that has otherwise ended."""
 
-YOUNG_OBJECTS: Final = 10_000
+YOUNG_OBJECTS: Final = 50_000
 """Allocations, less deallocations, between two collections of the youngest objects."""
 
 

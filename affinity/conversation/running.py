@@ -27,7 +27,7 @@ from affinity.conversation.known_wakes import drop_ended_wakes, task_of_executio
 from affinity.conversation.lineage import CreationPlanner
 from affinity.conversation.program import WakeOutcome, WakeTask
 from affinity.conversation.reading import all_entries
-from affinity.conversation.shown_trace import trace_shown
+from affinity.conversation.shown_trace import TraceShown
 from affinity.conversation.steps import PART
 from affinity.conversation.stream import Streams, StreamWriter
 from affinity.conversation.trace import TRACE_KINDS, error_of
@@ -172,7 +172,7 @@ class _HandlerAttempt(Attempt[S]):
                 async with opening as state:
                     wake.pending = await self._drop_cleared(wake.pending)
                     with handling(self.parts):
-                        async with trace_shown(self.parts):
+                        async with TraceShown(self.parts):
                             await self.conversations.handle(wake, state)
         self.writing.check_known()  # the handler may have caught it
         return wake
@@ -309,6 +309,8 @@ class _HandlerAttempt(Attempt[S]):
 
     async def _count_cycles(self, reason: ev.StopReason) -> None:
         """Count this wake for the delegations; end each that is done or has used up its cycles."""
+        if not self.delegations:
+            return
         finish = self.parts.finish
         is_done = finish.is_set or (reason in {"end_turn", "truncated"} and not self.writing.has_open_delegations)
         for each in self.delegations:

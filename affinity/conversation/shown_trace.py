@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextvars import Context, copy_context
 from dataclasses import replace
 from itertools import takewhile
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from affinity.conversation.steps import part_step
 from affinity.conversation.wake_parts import WakeParts
@@ -26,18 +26,63 @@ SHOWN_AFTER: Final = 0.5
 logger: logging.Logger = logging.getLogger("affinity.conversation")
 
 
-@asynccontextmanager
-async def trace_shown(parts: WakeParts) -> AsyncIterator[None]:
-    """Show the trace of the wake whose handler runs in the block."""
-    loop, begun, shows = asyncio.get_running_loop(), parts.journals.monotonic(), list[asyncio.Task[None]]()
-    timer = loop.call_later(SHOWN_AFTER, lambda: shows.append(loop.create_task(_show(parts, begun))))
-    try:
-        yield
-    finally:
-        timer.cancel()
-        for show in shows:
-            show.cancel()
-            await asyncio.wait([show])
+class TraceShown:
+    """Shows the trace of the wake whose handler runs in the block."""
+
+    def __init__(self, parts: WakeParts) -> None:
+        self._parts = parts
+
+    async def __aenter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._short = _short_wakes.get(loop) or _short_wakes.setdefault(loop, _ShortWakes())
+        self._context = copy_context()
+        self._begun = self._parts.journals.monotonic()
+        self._show: asyncio.Task[None] | None = None
+        self._short.add(self)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._short.remove(self)
+        if self._show is not None:
+            self._show.cancel()
+            await asyncio.wait([self._show])
+
+    def begin(self) -> None:
+        """Show it from now on."""
+        self._show = asyncio.get_running_loop().create_task(_show(self._parts, self._begun), context=self._context)
+
+
+class _ShortWakes:
+    """The wakes of an event loop that do not yet take long. One timer is for all: most wakes end before it."""
+
+    def __init__(self) -> None:
+        self._due: dict[TraceShown, float] = {}
+        """When each takes long, earliest first."""
+        self._has_timer = False
+
+    def add(self, wake: TraceShown) -> None:
+        self._due[wake] = asyncio.get_running_loop().time() + SHOWN_AFTER
+        if not self._has_timer:
+            self._wait()
+
+    def remove(self, wake: TraceShown) -> None:
+        self._due.pop(wake, None)
+
+    def _wait(self) -> None:
+        """Look again when the first one takes long."""
+        self._has_timer = bool(self._due)
+        if self._has_timer:
+            asyncio.get_running_loop().call_at(next(iter(self._due.values())), self._look, context=Context())
+
+    def _look(self) -> None:
+        now = asyncio.get_running_loop().time()
+        late = [*takewhile(lambda wake: self._due[wake] <= now, self._due)]
+        for wake in late:
+            self.remove(wake)
+            wake.begin()
+        self._wait()
+
+
+_short_wakes: Final = WeakKeyDictionary[asyncio.AbstractEventLoop, _ShortWakes]()
 
 
 async def _show(parts: WakeParts, begun: float) -> None:

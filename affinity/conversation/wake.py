@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any, Final, Literal, Protocol, TypeVar, Unpack, cast, overload
 
 from pydantic import JsonValue
@@ -124,15 +125,14 @@ class Wake(CommonCalls[None], RunCalls):
         self._parts = parts
         self._requests = parts.inputs.requests
         self._revisits = parts.inputs.revisits
-        self._usage = Counter[str]()
+        self._usage: dict[str, int] = {}
         self._number = 0
         self._left_revisits = [each for each in parts.writing.work.revisits if each.key.startswith(f"{parts.wake_id}.")]
-        self._steps = WakeSteps(parts)
         self._committed = Committed(parts.inputs.committed)
         self._outcome: OutcomeUpdated | None = None
         for entry in self.committed:
             self._note_last(entry.event)
-            self._usage.update(getattr(entry.event, "usage", {}))
+            self._add_usage(entry.event)
         self.id: str = parts.wake_id
         self.attempt: int = parts.attempt
         self.parent: str | None = parts.inputs.parent
@@ -253,8 +253,12 @@ class Wake(CommonCalls[None], RunCalls):
         writing = self._writing
         if self._committed.take(event.kind, lambda payload: payload == self._types.encode(event)) is None:
             writing.append(event)
-            self._usage.update(getattr(event, "usage", {}))
+            self._add_usage(event)
         self._note_last(event)
+
+    def _add_usage(self, event: JournalEvent) -> None:
+        for name, number in getattr(event, "usage", {}).items():
+            self._usage[name] = self._usage.get(name, 0) + number
 
     def _note_last(self, event: JournalEvent) -> None:
         """Note an event of the wake, if it stands for the earlier ones of its kind."""
@@ -290,6 +294,10 @@ class Wake(CommonCalls[None], RunCalls):
             self._parts.trace.entries.append(writing.record(kind, fields))
 
     # -- before the end
+
+    @cached_property
+    def _steps(self) -> WakeSteps:
+        return WakeSteps(self._parts)
 
     async def commit(self) -> None:
         """Make durable and visible now the entries, requests and delegations so far, and the state. The inputs stay

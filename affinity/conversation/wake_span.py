@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from affinity.conversation.wake import Wake
 from affinity.telemetry import SESSION_ATTRIBUTE
-from affinity.tracing import CONVERSATION_ATTRIBUTE, attempt_span, current_attempt, usage_attributes
+from affinity.tracing import (
+    CONVERSATION_ATTRIBUTE,
+    NO_SPAN,
+    Attempt,
+    OpenSpan,
+    attempt_span,
+    current_attempt,
+    usage_attributes,
+)
 
 
-@contextmanager
-def wake_span(kind: str, wake: Wake, senders: Sequence[str | None], elapsed: float) -> Iterator[None]:
+def wake_span(
+    kind: str, wake: Wake, senders: Sequence[str | None], elapsed: float
+) -> AbstractContextManager[OpenSpan | None]:
     """The span around the handler of a wake.
 
     Args:
@@ -20,6 +29,12 @@ def wake_span(kind: str, wake: Wake, senders: Sequence[str | None], elapsed: flo
         senders: trace contexts of its inputs.
         elapsed: seconds of its attempts that have failed, with the pauses.
     """
+    attempt = current_attempt()
+    return NO_SPAN if attempt is None else _span_of(attempt, kind, wake, senders, elapsed)
+
+
+@contextmanager
+def _span_of(attempt: Attempt, kind: str, wake: Wake, senders: Sequence[str | None], elapsed: float) -> Iterator[None]:
     attributes: Mapping[str, str | int] = {
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.agent.name": kind,
@@ -30,7 +45,7 @@ def wake_span(kind: str, wake: Wake, senders: Sequence[str | None], elapsed: flo
     }
     traced = [each for each in senders if each is not None]
     name = f"invoke_agent {kind}"
-    with attempt_span(current_attempt(), name=name, senders=traced, waited=elapsed, attributes=attributes) as span:
+    with attempt_span(attempt, name=name, senders=traced, waited=elapsed, attributes=attributes) as span:
         try:
             yield
         finally:
