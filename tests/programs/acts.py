@@ -258,11 +258,11 @@ class Player:
     async def _drain(self, act: Drain) -> None:
         workers = self._play.env.workers
         name = workers[act.worker % len(workers)]
-        try:
-            await self._client.drain_worker(name)
-            await self._play.pause(act.ticks)
-        finally:
-            with suppress(UnknownWorker):
+        with suppress(UnknownWorker):  # it has been dead for long, or was removed
+            try:
+                await self._client.drain_worker(name)
+                await self._play.pause(act.ticks)
+            finally:
                 await self._client.resume_worker(name)
 
 

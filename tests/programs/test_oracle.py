@@ -9,11 +9,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from affinity.journal import Entry
 from affinity.orchestration import events as ev
 from affinity.provider.contract import EventOrigin, InstanceInfo
 from affinity.provider.contract.instances import Generation
 from tests.programs.acts import Seen
 from tests.programs.alone import check_carried, check_runs
+from tests.programs.areas.conversations.oracle import behind_an_end
 from tests.programs.bodies import ALWAYS, Activity, Gather, Job, Select, Statement, Timer, Value, Wait
 from tests.programs.histories import Past, Run
 from tests.programs.interpreter import app
@@ -242,3 +244,16 @@ def test_ordered_activities_that_ran_out_of_order() -> None:
     results = (ev.ActivityCompleted(3, "1"), ev.ActivityCompleted(2, "2"))
     with pytest.raises(AssertionError, match="ordered"):
         judge(past(*events, *results), states={session_id(0): [f"{ME}|1|3#b", f"{ME}|1|2#b"]})
+
+
+def test_a_request_of_a_wake_whose_conversation_ended_meanwhile_may_be_dropped() -> None:
+    def entry(seq: int, kind: str, **about: object) -> Entry:
+        return Entry(seq, kind, json.dumps(about), None, "w", False, START)
+
+    asks = [
+        entry(1, "agent.custom_tool_use", request_id="before"),
+        entry(3, "agent.custom_tool_use", request_id="behind"),
+    ]
+    end = entry(2, "conversation.status_changed", status="terminated")
+    assert behind_an_end([asks[0], end, asks[1]]) == {"behind"}
+    assert behind_an_end(asks) == set()

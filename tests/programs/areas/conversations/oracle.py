@@ -78,7 +78,7 @@ class Folded:
     """Requests that an interrupt has cleared, each with the number of the interrupt."""
     resolved: set[str] = field(default_factory=set)
     unsure: set[str] = field(default_factory=set)
-    """Requests that an interrupt may have dropped which retention has removed."""
+    """Requests that an interrupt may have dropped which retention has removed, or an end of an ancestor."""
     revisits: dict[str, Revisit] = field(default_factory=dict)
     delegations: dict[str, str] = field(default_factory=dict)
     """The children by the ids of the delegations that have not ended."""
@@ -113,6 +113,7 @@ class Fold:
         self._parts: dict[str, list[JournalEvent]] = {}  # what attempts have left that did not end well, by wake
         if lineage in {"fork", "detach"}:
             self.now.requests = pending_in(inherited)
+            self.now.unsure = behind_an_end(inherited)
 
     async def run(self) -> Folded:
         """Fold the journal.
@@ -382,6 +383,14 @@ def pending_in(entries: Sequence[Entry]) -> dict[str, int]:
         elif about.get("status") == "terminated":
             found.clear()
     return found
+
+
+def behind_an_end(entries: Sequence[Entry]) -> set[str]:
+    """Requests behind the end of an ancestor. The wake that ran when it ended has none pending; those of a conversation
+    that was forked behind the end are.
+    """
+    ends = [each.seq for each in entries if fields(each).get("status") == "terminated"]
+    return {fields(each)["request_id"] for each in entries if each.kind in ASKING and ends and each.seq > ends[0]}
 
 
 class EntryPort:
