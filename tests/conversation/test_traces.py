@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import SpanProcessor
@@ -311,3 +315,29 @@ async def test_a_span_processor_that_fails_fails_no_wake(
         assert (await on.talk().ask(UserMessage("one"), timeout=30)).text == "attempt 1"
         assert (await on.talk().ask(UserMessage("two"), timeout=30)).text == "attempt 1"
     assert [each.levelname for each in caplog.records if "OpenTelemetry" in each.getMessage()] == ["WARNING"]
+
+
+async def test_one_timer_shows_each_wake_that_takes_long_in_its_own_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shown_trace, "SHOWN_AFTER", 0.02)
+    name, shown, are_shown = ContextVar[str]("name"), list[tuple[Any, str]](), anyio.Event()
+
+    async def show(parts: Any, begun: float) -> None:
+        shown.append((parts.wake_id, name.get()))
+        if len(shown) == 2:
+            are_shown.set()
+        await anyio.sleep_forever()
+
+    async def wake(wake_id: str, end: Callable[[], Awaitable[None]]) -> None:
+        name.set(wake_id)
+        parts: Any = SimpleNamespace(wake_id=wake_id, journals=SimpleNamespace(monotonic=time.monotonic))
+        async with shown_trace.TraceShown(parts):
+            await end()
+
+    monkeypatch.setattr(shown_trace, "_show", show)
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as wakes:
+            wakes.start_soon(wake, "short", anyio.lowlevel.checkpoint)
+            wakes.start_soon(wake, "first", are_shown.wait)
+            await anyio.sleep(0.01)
+            wakes.start_soon(wake, "second", are_shown.wait)
+    assert shown == [("first", "first"), ("second", "second")]
