@@ -327,6 +327,17 @@ async def test_an_event_to_an_instance(env_url: str | None, caplog: pytest.LogCa
         assert "the event of a tick was not delivered to 'i': finished" in caplog.text
 
 
+async def test_missed_events_are_sent_whatever_the_overlap() -> None:
+    """No event cancels another one."""
+    async with Env(app) as env:
+        event = affinity.ExternalEvent("i", "tick")
+        await env.client.schedules.create("e", event, every=HOUR, catch_up=4 * HOUR, overlap="cancel")
+        handle = await env.client.start(counter, instance_id="i")
+        ticks = next_full(env, HOUR, 3)
+        await outage(env, 3 * HOUR)
+        assert await handle.wait() == texts(ticks)
+
+
 async def test_an_event_to_a_conversation(env_url: str | None) -> None:
     """Which begins with it, or goes on."""
     async with Env(app, url=env_url) as env:
