@@ -84,7 +84,9 @@ class ScheduleOptions(TypedDict, total=False):
     latest one, if it was due within the last minute.
     """
     jitter: float | timedelta
-    """Seconds, or a timedelta, of at most a day: each start is delayed by a part of it, which follows from the tick."""
+    """Seconds, or a timedelta, of at most a day: each start is delayed by a part of it, which follows from the tick. An
+    event has neither this nor ``overlap``.
+    """
     input: Any
     """Input of the orchestration. Without it, an orchestration that needs one gets the due time, in ISO 8601, UTC."""
     due_as: str | None
@@ -173,7 +175,7 @@ def new_spec(target: Target, options: ScheduleOptions) -> ScheduleSpec:
     unknown = options.keys() - ScheduleOptions.__annotations__.keys()
     if unknown:
         raise InvalidSchedule(f"a schedule has no option {', '.join(sorted(unknown))}")
-    return ScheduleSpec(**_target_fields(target, options), **_timing_fields(options))
+    return _checked(ScheduleSpec(**_target_fields(target, options), **_timing_fields(options)))
 
 
 def changed_spec(spec: ScheduleSpec, target: Target | None, options: ScheduleOptions) -> ScheduleSpec:
@@ -190,7 +192,13 @@ def changed_spec(spec: ScheduleSpec, target: Target | None, options: ScheduleOpt
         before = {name: value for name, value in before.items() if name not in _WHEN}
     timing = _timing_fields(cast(ScheduleOptions, {**before, **options}))
     fields = spec.model_dump() if target is None else _target_fields(target, options)
-    return ScheduleSpec(**{**fields, **timing})
+    return _checked(ScheduleSpec(**{**fields, **timing}))
+
+
+def _checked(spec: ScheduleSpec) -> ScheduleSpec:
+    if spec.orchestration is None and (spec.overlap != "skip" or spec.jitter):
+        raise InvalidSchedule("an event has no overlap and no jitter: leave them out; in an update set 'skip' and 0")
+    return spec
 
 
 _WHEN: Final = frozenset({"cron", "every", "at"})

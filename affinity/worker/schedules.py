@@ -73,8 +73,7 @@ class Firing:
         due = list(itertools.takewhile(lambda tick: tick <= self.now, itertools.islice(coming, SCHEDULE_STEP)))
         after = due[-1] if due else self.now
         self.row = replace(self.row, next_due=next_tick(self.spec, after))
-        is_cancelled = self.spec.overlap == "cancel" and self.spec.orchestration is not None  # an earlier one, at once
-        if self.spec.catch_up is None or is_cancelled:
+        if self.spec.catch_up is None or self.spec.overlap == "cancel":
             self._skip(len(due) - 1)
             return due[-1:]
         return due

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -235,6 +235,11 @@ def test_refused_targets() -> None:
         new_spec(ExternalEvent("i", "tick", idempotency_key="k"), {"every": 60})
     with pytest.raises(InvalidSchedule, match="an event has no version"):
         new_spec(ExternalEvent("i", "tick"), {"every": 60, "version": "1"})
+    for options in ({"overlap": "cancel"}, {"jitter": 5}):
+        with pytest.raises(InvalidSchedule, match="an event has no overlap and no jitter"):
+            new_spec(ExternalEvent("i", "tick"), cast(ScheduleOptions, {"every": 60, **options}))
+    with pytest.raises(InvalidSchedule, match="in an update set 'skip' and 0"):
+        changed_spec(new_spec("report", {"every": 60, "overlap": "queue"}), ExternalEvent("i", "tick"), {})
 
 
 # --- the input

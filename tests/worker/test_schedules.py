@@ -291,7 +291,7 @@ async def test_a_queued_tick_outlasts_another_target() -> None:
         (first,) = await instances(env, "q")
         handle = await env.client.start(counter, instance_id="i")
         (_, queued, *_) = texts([(await env.client.schedules.show("q")).queued or env.now()] * 2)
-        await env.client.schedules.update("q", affinity.ExternalEvent("i", "tick"))
+        await env.client.schedules.update("q", affinity.ExternalEvent("i", "tick"), overlap="skip")
         await env.client.raise_event(first.instance_id, "go")
         await env.advance(2 * HOUR)
         assert (await handle.wait())[0] == queued
@@ -325,17 +325,6 @@ async def test_an_event_to_an_instance(env_url: str | None, caplog: pytest.LogCa
         shown = await env.client.schedules.show("e")
         assert (shown.skipped, shown.note) == (1, "'i': finished")
         assert "the event of a tick was not delivered to 'i': finished" in caplog.text
-
-
-async def test_missed_events_are_sent_whatever_the_overlap() -> None:
-    """No event cancels another one."""
-    async with Env(app) as env:
-        event = affinity.ExternalEvent("i", "tick")
-        await env.client.schedules.create("e", event, every=HOUR, catch_up=4 * HOUR, overlap="cancel")
-        handle = await env.client.start(counter, instance_id="i")
-        ticks = next_full(env, HOUR, 3)
-        await outage(env, 3 * HOUR)
-        assert await handle.wait() == texts(ticks)
 
 
 async def test_an_event_to_a_conversation(env_url: str | None) -> None:

@@ -110,13 +110,13 @@ class Schedules(Area[SchedulesPart, Sequence[Created]]):
 
     async def _create(self, play: Play, number: int, plan: Plan) -> Created:
         client, end = play.env.client, play.env.now() + timedelta(seconds=plan.period * plan.ticks)
-        timing: dict[str, Any] = {"every": plan.period, "end": end, "overlap": plan.overlap}
-        timing |= {"catch_up": plan.catch_up, "jitter": plan.jitter}
+        timing: dict[str, Any] = {"every": plan.period, "end": end, "catch_up": plan.catch_up}
         name = f"{NAME}-{number}"
         if plan.event:
             await client.start(_counter, instance_id=f"{name}-counter")
             target = affinity.ExternalEvent(f"{name}-counter", "tick")
             return Created(await client.schedules.create(name, target, **timing), end)
+        timing |= {"overlap": plan.overlap, "jitter": plan.jitter}
         return Created(
             await client.schedules.create(name, _tick, input={"lasts": plan.lasts}, due_as="due", **timing), end
         )
