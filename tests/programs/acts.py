@@ -177,8 +177,8 @@ class Player:
             case Reset():
                 await self._reset(act.instance % len(self._jobs), act.share)
             case Move():
-                workers = self._play.env.workers
-                await self._client.move_session(session_id(act.session), workers[act.worker % len(workers)])
+                if (worker := self._play.worker(act.worker)) is not None:
+                    await self._client.move_session(session_id(act.session), worker)
             case Write():
                 await self._write(act, unique)
             case Drain():
@@ -256,8 +256,8 @@ class Player:
         return await sessions.update(name, append, store=self._client.session_store)
 
     async def _drain(self, act: Drain) -> None:
-        workers = self._play.env.workers
-        name = workers[act.worker % len(workers)]
+        if (name := self._play.worker(act.worker)) is None:
+            return
         with suppress(UnknownWorker):  # it has been dead for long, or was removed
             try:
                 await self._client.drain_worker(name)

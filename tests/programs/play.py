@@ -58,6 +58,11 @@ class Play:
         """A client without an event loop of its own, for calls in threads."""
         return SyncClient(self.env)
 
+    def worker(self, number: int) -> str | None:
+        """The name of one of the workers that run; None: a rollout has taken the last one away."""
+        workers = self.env.workers
+        return workers[number % len(workers)] if workers else None
+
     async def pause(self, ticks: int) -> None:
         """Wait until the workers have made this many commits; a jump of the clock counts as one. It ends earlier when
         nothing runs and nothing is due. After `stop` it does not wait.

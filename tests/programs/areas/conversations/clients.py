@@ -319,9 +319,8 @@ async def _prune(clients: _Clients, act: Act) -> None:
 
 
 async def _move(clients: _Clients, act: Act) -> None:
-    workers = clients.play.env.workers
-    if workers:
-        await clients.client.move_session(act.name, workers[act.op.n % len(workers)])
+    if (worker := clients.play.worker(act.op.n)) is not None:
+        await clients.client.move_session(act.name, worker)
 
 
 async def _release(clients: _Clients, act: Act) -> None:
