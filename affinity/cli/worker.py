@@ -29,7 +29,7 @@ STUCK_SECONDS: Final = 1.0
 """How long activities that ignore their cancellation may still keep a worker that has otherwise ended."""
 
 YOUNG_OBJECTS: Final = 50_000
-"""Allocations, less deallocations, between two collections of the youngest objects."""
+"""Allocations, less deallocations, between two collections of the youngest objects: 200 wakes that run have 20,000."""
 
 
 def _runtime_options(function: F) -> F:

@@ -258,11 +258,12 @@ class Player:
     async def _drain(self, act: Drain) -> None:
         if (name := self._play.worker(act.worker)) is None:
             return
-        with suppress(UnknownWorker):  # it has been dead for long, or was removed
-            try:
+        try:
+            with suppress(UnknownWorker):  # it has been dead for long, or was removed
                 await self._client.drain_worker(name)
-                await self._play.pause(act.ticks)
-            finally:
+            await self._play.pause(act.ticks)
+        finally:
+            with suppress(UnknownWorker):
                 await self._client.resume_worker(name)
 
 

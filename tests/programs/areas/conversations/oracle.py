@@ -386,8 +386,8 @@ def pending_in(entries: Sequence[Entry]) -> dict[str, int]:
 
 
 def behind_an_end(entries: Sequence[Entry]) -> set[str]:
-    """Requests behind the end of an ancestor. The wake that ran when it ended has none pending; those of a conversation
-    that was forked behind the end are.
+    """Requests behind the end of an ancestor: pending if a fork from behind the end has made them, and not if the wake
+    did that ran when the ancestor ended.
     """
     ends = [each.seq for each in entries if fields(each).get("status") == "terminated"]
     return {fields(each)["request_id"] for each in entries if each.kind in ASKING and ends and each.seq > ends[0]}
