@@ -18,6 +18,7 @@ import pytest
 import affinity
 from affinity.conversation import AgentMessage, ConversationHandle, UserMessage
 from affinity.testing import Env, crash_matrix
+from affinity.testing.crashes import MODES
 
 pytestmark = pytest.mark.slow
 
@@ -212,4 +213,4 @@ async def test_an_example_passes(case: Case, monkeypatch: pytest.MonkeyPatch) ->
 
     app = (lambda: case.make(module)) if case.kills == 0 else app_of(module)
     matrix = await crash_matrix(app, lambda env: case.scenario(env, module), check, kills=case.kills)
-    assert matrix.hit > matrix.runs / 2
+    assert matrix.hit >= 2 * len(MODES), "a run may have fewer commits than the undisturbed one: messages share a turn"
