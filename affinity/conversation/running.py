@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, proxy
 
 import anyio
 
@@ -53,7 +53,7 @@ class WakeRunner(Generic[S]):
 
     def __init__(self, conversations: Runnable[S]) -> None:
         self._conversations = conversations
-        self._streams: WeakValueDictionary[JournalAccess, Streams] = WeakValueDictionary()  # of the wakes that run
+        self._streams: WeakKeyDictionary[JournalAccess, Streams] = WeakKeyDictionary()  # they keep no key alive
 
     async def run(self, ctx: ActivityContext, task: WakeTask) -> WakeOutcome:
         """One attempt of a wake.
@@ -93,7 +93,7 @@ class WakeRunner(Generic[S]):
     def _streams_of(self, journals: JournalAccess) -> Streams:
         found = self._streams.get(journals)
         if found is None:
-            found = self._streams[journals] = Streams(journals)
+            found = self._streams[journals] = Streams(proxy(journals))
         return found
 
 
