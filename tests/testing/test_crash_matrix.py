@@ -120,7 +120,7 @@ async def test_a_right_app_passes(url: str | None, capsys: pytest.CaptureFixture
     matrix = await crash_matrix(app, shop_and_talk, is_right, url=url, seed=1)
     assert matrix.commits >= 8, "turns of two activities and two wakes"
     assert matrix.runs == 3 * matrix.commits + 3
-    assert matrix.hit >= 3 * 8, "each run has so many, though not as many as the undisturbed one"
+    assert matrix.hit >= matrix.runs - 5, "the number of commits hardly varies"
     assert not matrix.failures
     assert capsys.readouterr().out.splitlines()[-1] == str(matrix)
     assert str(matrix).startswith(f"crash_matrix: {matrix.commits} commits, {matrix.runs} runs, ")
