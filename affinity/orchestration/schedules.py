@@ -7,7 +7,7 @@ fired, so that every worker computes the same ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
 from zoneinfo import ZoneInfo
@@ -43,6 +43,7 @@ LATEST_SECONDS: Final = 60.0
 
 _SAMPLE: Final = datetime(2026, 1, 1, 3, tzinfo=UTC)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SECOND: Final = timedelta(seconds=1)
 _ANY_INPUT: Final = Codec(Any, "input of the schedule")
 
 
@@ -258,13 +259,68 @@ def _count_from(first: int) -> Iterator[int]:
 
 
 def _cron_ticks(cron: str, zone: ZoneInfo, after: datetime) -> Iterator[datetime]:
+    """The ticks of a cron line behind a time.
+
+    cronsim finds the times of a clock that is never put back or forward. The changes are handled here, since cronsim
+    steps over them by whole hours and days.
+    """
+    clocks = CronSim(cron, _clock_before(after, zone))
+    found = (_instants(clock, zone) for clock in clocks)
     last = after
-    for local in CronSim(cron, after.astimezone(zone)):
-        # cronsim knows no fold of the time at which it begins: within a repeated hour it begins in the first one.
-        due = local.astimezone(UTC)
+    for due in (first for first, _ in found) if _names_times(cron) else _all_instants(found):
         if due > last:
             last = due
             yield due
+
+
+def _all_instants(found: Iterable[tuple[datetime, datetime]]) -> Iterator[datetime]:
+    """The instants in order, without those of times that a gap leaves out."""
+    repeated: list[datetime] = []  # second instants, which come behind all first ones of the repeated time
+    for first, second in found:
+        if repeated and repeated[-1] <= first:
+            yield from repeated
+            repeated = []
+        if second >= first:
+            yield first
+        if second > first:
+            repeated.append(second)
+    yield from repeated
+
+
+def _names_times(cron: str) -> bool:
+    """Whether the line names hours and minutes: each of its times is due once a day. Another one runs through all the
+    minutes that the day has.
+    """
+    minute, hour, *_ = cron.split()[-5:]
+    return not minute.startswith("*") and not hour.startswith("*")
+
+
+def _clock_before(after: datetime, zone: ZoneInfo) -> datetime:
+    """What the clock shows at a time; if it will show that again, what it shows at the beginning of the repetition, or
+    less: times from there on come again, too.
+    """
+    shown = after.astimezone(zone)
+    clock = shown.replace(tzinfo=None)
+    if shown.fold:
+        return clock
+    repeated = clock.replace(tzinfo=zone, fold=1).astimezone(UTC) - after
+    return clock - max(repeated, timedelta(0))
+
+
+def _instants(clock: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
+    """The first and the last instant at which the clock shows this time, or the end of the gap that leaves it out; in
+    the gap the second one comes before the first.
+    """
+    first = clock.replace(tzinfo=zone).astimezone(UTC)
+    second = clock.replace(tzinfo=zone, fold=1).astimezone(UTC)
+    if second >= first:
+        return first, second
+    low, high = second, first  # the clock is changed between the two
+    offset = low.astimezone(zone).utcoffset()
+    while high - low > _SECOND:
+        middle = low + (high - low) // _SECOND // 2 * _SECOND
+        low, high = (middle, high) if middle.astimezone(zone).utcoffset() == offset else (low, middle)
+    return high, second
 
 
 # --- options
