@@ -1,7 +1,7 @@
 """The session and the instance of the running code, in logs and traces.
 
-Context variables hold them: a worker sets them in the task of an activity, the replay engine around the steps of an
-orchestration, and the session layer the session around a block of a script. They follow `await`,
+Context variables hold them: a worker sets them in the task of an activity, the replay engine in the
+variables of an execution, and the session layer the session around a block of a script. They follow `await`,
 child tasks and `anyio.to_thread`; no other task sees them. While a worker or such a block runs, two hooks copy them:
 
 * a log record factory, to the attributes ``affinity.session_id`` and ``affinity.instance_id`` of every record. A filter
@@ -39,20 +39,14 @@ def current_session_id() -> str | None:
 
 
 enter_session: Final[Callable[[str | None], Token[str | None]]] = _session_id.set
-"""Set the session of the current task, to its end or until `leave_session` takes the token; for code that starts a
-task, as a worker does, and for the steps of an orchestration.
+"""Set the session of the current task, to its end; for code that starts a task, as a worker does. An orchestration's
+is set in the context variables of its execution.
 
 Set None too: a new task inherits the session of the task that starts it.
 """
 
-leave_session: Final[Callable[[Token[str | None]], None]] = _session_id.reset
-"""Restore the session that was set before."""
-
 enter_instance: Final[Callable[[str | None], Token[str | None]]] = _instance_id.set
-"""Set the instance of the current task, to its end or until `leave_instance` takes the token."""
-
-leave_instance: Final[Callable[[Token[str | None]], None]] = _instance_id.reset
-"""Restore the instance that was set before."""
+"""Set the instance of the current task, to its end, in the same way."""
 
 
 @contextmanager

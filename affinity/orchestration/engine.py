@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, cast
+from contextvars import Context
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from affinity.errors import AffinityError, ExecutionLimitReached, Nondeterminism, OrchestrationMisuse
 from affinity.limits import MAX_BATCH_BYTES, MAX_BUFFERED_EVENTS, UNREAD_STEP
@@ -27,8 +28,11 @@ from affinity.orchestration.scheduler import CommandFuture, DurableFuture, Sched
 from affinity.orchestration.signals import ContinueAsNewSignal, OrchestrationCancelledSignal
 from affinity.orchestration.sources import describe_sources, first_source, raising_source
 from affinity.records import constructor, frozen
-from affinity.telemetry import enter_instance, enter_session, leave_instance, leave_session
+from affinity.telemetry import enter_instance, enter_session
 from affinity.tracing import MAX_LINKS
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _ANSWERS: Final[dict[type[ev.Event], type[CommandFuture[Any]]]] = {
     ev.ActivityCompleted: ActivityFuture,
@@ -88,13 +92,13 @@ class Execution:
         "_cancellation",
         "_context",
         "_held",
-        "_isolated",
         "_last_wait",
         "_lineage",
         "_main",
         "_scheduler",
         "_traced",
         "_unread",
+        "_variables",
         "began",
         "definition",
         "error",
@@ -137,7 +141,10 @@ class Execution:
         """Trace contexts of the events that it has received, as many as its span has links."""
         self._scheduler = Scheduler(instance_id, execution_id, session_id)
         self._context = OrchestrationContext(definition, self._scheduler)
-        self._isolated = _LoopIsolation(instance_id, session_id)
+        # Empty, but for what is set here: the code begins with the same values on each worker, and in each replay.
+        self._variables = Context()
+        self._variables.run(enter_instance, instance_id)
+        self._variables.run(enter_session, session_id)
         self._lineage: ev.Lineage = ()
         self._main: Task[Any] | None = None
         self._traced = traced
@@ -284,25 +291,41 @@ class Execution:
         """
         history = self._scheduler.history
         history.now, history.new_guid = now, new_guid
-        consumed = 0
         try:
-            with self._isolated:
-                for event in inputs:
-                    if isinstance(self.outcome, ev.ContinuedAsNew):
-                        break
-                    if consumed and history.appended_size() >= max_size:
-                        break
-                    self._accept(event)
-                    consumed += 1
+            consumed = self._run(self._accept_all, inputs, max_size)
         except ExecutionLimitReached:
             self.close()
             raise
         return self._step(consumed)
 
     def close(self) -> None:
-        """Drop the coroutines from memory. Their ``finally`` blocks run; calls of the context in them are refused."""
-        with self._isolated:
-            self._scheduler.close()
+        """Drop the coroutines from memory. Their ``finally`` blocks run; calls of the context in them are refused. Code
+        that goes on all the same is logged, and ended by the interpreter at its next await.
+        """
+        self._run(self._scheduler.close)
+
+    def _run(self, function: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> T:
+        """Call a function that runs code of the application: with the variables of this execution, and with async
+        generators that no event loop of this thread adopts.
+        """
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(None, None)
+        try:
+            return self._variables.run(function, *args, **named)
+        finally:
+            sys.set_asyncgen_hooks(*hooks)
+
+    def _accept_all(self, inputs: Sequence[ev.Event], max_size: int) -> int:
+        """Take a step for each input, until they are large enough together; return how many were taken."""
+        consumed = 0
+        for event in inputs:
+            if isinstance(self.outcome, ev.ContinuedAsNew):
+                break
+            if consumed and self._scheduler.history.appended_size() >= max_size:
+                break
+            self._accept(event)
+            consumed += 1
+        return consumed
 
     def _step(self, consumed: int) -> Step:
         events = self._scheduler.history.take()
@@ -461,13 +484,12 @@ class Execution:
     def _replay(self, *, to_end: bool) -> None:
         """Replay the recorded steps; the last one only when no event follows it."""
         try:
-            with self._isolated:
-                self._replay_steps(to_end=to_end)
+            self._run(self._replay_steps, to_end=to_end)
         except BaseException as error:
             if isinstance(error, Nondeterminism):
                 error.execution_id = self.execution_id
                 error.source = error.source or self._find_source()
-                self._scheduler.close()
+                self.close()
             self._leave_replay()
             raise
 
@@ -516,26 +538,3 @@ def _refuse_never_awaited(never_awaited: Iterable[DurableFuture[Any]]) -> None:
             f"{forgotten.description} was scheduled and never awaited; "
             "write await, or pass it to ctx.gather or ctx.select"
         )
-
-
-class _LoopIsolation:
-    """Keeps an event loop of this thread from adopting the orchestration's async generators, and sets the instance
-    and the session of its logs and spans. One object serves one execution, which never runs twice at a time.
-    """
-
-    __slots__ = ("_hooks", "_instance_id", "_session_id", "_tokens")
-
-    def __init__(self, instance_id: str, session_id: str | None) -> None:
-        self._instance_id = instance_id
-        self._session_id = session_id
-
-    def __enter__(self) -> None:
-        self._tokens = enter_instance(self._instance_id), enter_session(self._session_id)
-        self._hooks = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(None, None)
-
-    def __exit__(self, *error: object) -> None:
-        sys.set_asyncgen_hooks(*self._hooks)
-        instance, session = self._tokens
-        leave_instance(instance)
-        leave_session(session)

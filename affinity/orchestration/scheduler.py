@@ -21,6 +21,7 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Coroutine, Generator
+from contextvars import Context, copy_context
 from types import CoroutineType, GeneratorType
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
@@ -35,6 +36,11 @@ from affinity.orchestration.sources import CodeLine, TracedRequests, describe_so
 T = TypeVar("T")
 
 _CLOSE_ATTEMPTS: Final = 5
+_MAX_REFUSED: Final = 100
+"""Refusals in a row: of foreign awaitables, or in the cleanup of a dropped execution. Code may catch them and try
+again, without end.
+"""
+
 _HELD_BACK: Final = -1  # event id of a command that is held back until `begin`
 _BEGUN: Final = -2  # event id of a command between `begin` and its scheduling
 _LOGGER = logging.getLogger("affinity.orchestration")
@@ -58,6 +64,7 @@ class Scheduler:
         "outstanding",
         "pending",
         "ready",
+        "refused",
         "scheduled_for",
         "serves",
         "session_id",
@@ -95,6 +102,9 @@ class Scheduler:
         self.serves: str = ""
         """Key of the ask that the code has received last; empty: none."""
         self.closed: bool = False
+        """Whether the execution was dropped from memory."""
+        self.refused: int = 0
+        """Calls since then."""
         self.logger: ReplaySafeLogger = ReplaySafeLogger(self)
 
     def trace(self, wanted: bool) -> None:
@@ -151,9 +161,19 @@ class Scheduler:
             ExecutionClosedSignal: the execution was dropped from memory.
         """
         if self.closed:
-            raise ExecutionClosedSignal
-        if self.current is None:
+            self._refuse_closed()
+        elif self.current is None:
             raise OrchestrationMisuse("an orchestration's context and futures can only be used by its own code")
+
+    def _refuse_closed(self) -> None:
+        """Refuse a call in the cleanup of an execution that was dropped from memory.
+
+        Code that catches the refusal repeats it, without end. So after `_MAX_REFUSED` of them the calls are accepted,
+        without effect, and an await does not return: there the coroutine is closed.
+        """
+        self.refused += 1
+        if self.refused <= _MAX_REFUSED:
+            raise ExecutionClosedSignal
 
     def check_awaitable(self, awaitable: object, where: str) -> None:
         """Refuse what ``adopt`` cannot take.
@@ -215,9 +235,28 @@ class Scheduler:
     def close(self) -> None:
         """Close the coroutines. Calls of the context in their ``finally`` blocks are refused."""
         self.closed = True
-        for task in list(self.tasks):
+        while self.tasks:
+            task = next(iter(self.tasks))
+            del self.tasks[task]  # before its cleanup, which may add tasks; these have not begun
+            source, was_endless = task.source, self._is_endless
             task.close()
+            if self._is_endless and not was_endless:
+                self._report_endless(source)
         self.clear()
+
+    @property
+    def _is_endless(self) -> bool:
+        """Whether the code goes on though its coroutine was closed."""
+        return self.refused > _MAX_REFUSED
+
+    def _report_endless(self, source: CodeLine | None) -> None:
+        _LOGGER.warning(
+            "instance %s was dropped from memory, and its code tried to go on, at %s: a bare except, or except "
+            "BaseException, has caught the GeneratorExit that ends it; catch Exception there",
+            self.instance_id,
+            source or "an unknown line",
+            extra=self.logger.extra,
+        )
 
 
 class ReplaySafeLogger(logging.LoggerAdapter[logging.Logger]):
@@ -256,7 +295,7 @@ class DurableFuture(Generic[T]):
 
     def __await__(self) -> Generator[DurableFuture[Any], None, T]:
         self._scheduler.mark_awaited(self)
-        if not self.settled:
+        if not self.settled or self._scheduler.closed:
             self.begin()
             yield self
         return self.result()
@@ -377,7 +416,7 @@ class CommandFuture(DurableFuture[T]):
         if self.settled:
             return
         if self.schedule_id > 0:
-            del self._scheduler.outstanding[self.schedule_id]
+            self._scheduler.outstanding.pop(self.schedule_id, None)  # None: the execution is dropped from memory
             self._scheduler.pending.append(self.cancellation())
         self.settle(error=self._cancelled_error())
 
@@ -408,9 +447,11 @@ class CommandFuture(DurableFuture[T]):
 
 
 class Task(DurableFuture[T]):
-    """A coroutine that runs, and a future of its result."""
+    """A coroutine that runs, and a future of its result. It has a copy of its creator's context variables, as a task of
+    an event loop has.
+    """
 
-    __slots__ = ("_awaited", "_coroutine", "_queued", "_signal", "_started", "_throw")
+    __slots__ = ("_awaited", "_coroutine", "_queued", "_refused", "_signal", "_started", "_throw", "_variables")
 
     def __init__(self, scheduler: Scheduler, coroutine: Coroutine[Any, Any, T]) -> None:
         super().__init__(scheduler)
@@ -420,6 +461,8 @@ class Task(DurableFuture[T]):
         self._signal: BaseException | None = None
         self._started = False
         self._queued = False
+        self._refused = 0  # foreign awaitables, in a row
+        self._variables: Context = copy_context()
         scheduler.tasks[self] = None
 
     @property
@@ -444,8 +487,9 @@ class Task(DurableFuture[T]):
             return
         scheduler = self._scheduler
         scheduler.current = self
+        run, coroutine = self._variables.run, self._coroutine
         try:
-            awaited = self._coroutine.send(None) if throw is None else self._coroutine.throw(throw)
+            awaited = run(coroutine.send, None) if throw is None else run(coroutine.throw, throw)
         except StopIteration as stop:
             self._end(stop.value)
         except KeyboardInterrupt:  # the process is interrupted, not the orchestration
@@ -496,7 +540,7 @@ class Task(DurableFuture[T]):
         """Close the coroutine; errors of its cleanup are ignored."""
         for _ in range(_CLOSE_ATTEMPTS):
             try:
-                self._coroutine.close()
+                self._variables.run(self._coroutine.close)
             except RuntimeError:  # it awaited in its cleanup: close it again, else the interpreter warns at its exit
                 continue
             except BaseException:  # noqa: S110 - no caller is left to receive it
@@ -510,10 +554,20 @@ class Task(DurableFuture[T]):
     def _wait_for(self, awaited: object) -> None:
         if isinstance(awaited, DurableFuture) and awaited.belongs_to(self._scheduler):
             self._awaited = awaited
+            self._refused = 0
             awaited.add_waiter(self)
         else:
-            self._throw = OrchestrationMisuse(f"an orchestration cannot await {describe_foreign(awaited)}")
+            self._refuse(OrchestrationMisuse(f"an orchestration cannot await {describe_foreign(awaited)}"))
+
+    def _refuse(self, error: OrchestrationMisuse) -> None:
+        """Raise the error at the await; end the coroutine if it catches the error again and again."""
+        self._refused += 1
+        if self._refused < _MAX_REFUSED:
+            self._throw = error
             self._enqueue()
+        else:
+            self.close()
+            self._end(error=error)
 
     def _end(self, value: Any = None, error: BaseException | None = None) -> None:
         self._scheduler.tasks.pop(self, None)

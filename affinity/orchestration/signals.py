@@ -44,7 +44,7 @@ class ContinueAsNewSignal(ControlSignal):
 
 
 class ExecutionClosedSignal(ControlSignal):
-    """Raised by every call of a context whose execution was dropped from memory."""
+    """Raised by calls of a context whose execution was dropped from memory."""
 
 
 class ActivityCancelledSignal(ControlSignal):
