@@ -57,6 +57,7 @@
     │       │   ├── TimelineChanged    the database may have lost the entry of a number, or of a position
     │       │   └── EntriesRemoved     retention has removed entries that were to be read
     │       ├── StepInterrupted        a step that is not repeated has begun, and its outcome is not known
+    │       ├── StepFailed             a step that is not repeated has raised in an earlier attempt
     │       └── WakeFailed             the wake that was to process the event has failed for good
     ├── OrchestrationError             an orchestration has ended, or broke a rule of replay
     │   ├── OrchestrationFailed        it raised; for its parent or client
@@ -188,6 +189,28 @@ class AffinityError(Exception):
     """
 
     permanent: ClassVar[bool] = False
+
+
+def errors_in(error: BaseException) -> Sequence[BaseException]:
+    """The errors of a group and of the groups within it; of any other error, itself."""
+    found, left = [], [error]
+    while left:
+        one = left.pop()
+        if isinstance(one, BaseExceptionGroup):
+            left += reversed(one.exceptions)
+        else:
+            found.append(one)
+    return found
+
+
+def decisive_error(error: BaseException) -> BaseException:
+    """The error of a group that decides what becomes of the attempt that raised it: its only one, or a conflict, after
+    which the attempt does not count. Otherwise the error as it is.
+    """
+    found = errors_in(error)
+    if len(found) == 1:
+        return found[0]
+    return next((each for each in found if isinstance(each, SessionWriteConflict | SessionRecordTooNew)), error)
 
 
 # --- arguments ------------------------------------------------------------------------------------------------------
@@ -597,11 +620,30 @@ class UnknownEntry(ConversationError):
 
 
 class StepInterrupted(ConversationError):
-    """A step with ``repeat="never"`` has begun in an earlier attempt of the wake, and has no result: its process ended,
-    or it raised. It may have had its effect or not. Not retried, unless the handler catches it.
+    """A step with ``repeat="never"`` has begun in an earlier attempt of the wake, and its outcome is not known: its
+    process ended. It may have had its effect or not. Not retried, unless the handler catches it.
     """
 
     permanent = True
+
+
+class StepFailed(ConversationError, ReportedError):
+    """A step with ``repeat="never"`` has raised in an earlier attempt of the wake, and is not run again. This error has
+    the text of that exception; see `ReportedError`. Where the process has its class, this is an instance of that class
+    too, so that the same ``except`` catches it in each attempt. Not retried, unless the handler catches it.
+    """
+
+    permanent = True
+
+    def __init__(
+        self, conversation_id: str, error_type: str, message: str, details: ErrorDetails | None = None, stack: str = ""
+    ) -> None:
+        Exception.__init__(self, message)  # not that of a further class, which takes other arguments
+        self.conversation_id = conversation_id
+        self._set_report(error_type, message, details, stack)
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class TimelineChanged(UnknownEntry):

@@ -35,7 +35,7 @@ from affinity.conversation.views import request_of, revisit_of
 from affinity.conversation.wake import Wake
 from affinity.conversation.wake_parts import WakeInputs, WakeParts, handling
 from affinity.conversation.wake_span import wake_span
-from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict
+from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict, decisive_error
 from affinity.journal import Entry, JournalAccess, JournalAppend, JournalQuery, NewEntry, PendingWork
 from affinity.limits import MAX_PAGE, MAX_WAKE_ENTRIES
 from affinity.orchestration import ActivityContext
@@ -140,13 +140,11 @@ class _HandlerAttempt(Attempt[S]):
         stream = self.streams.open(of.session_id, self.work.journal_id, of.wake_id, of.attempt, read=self.read)
         try:
             wake = await self._handle(stream)
-        except (SessionWriteConflict, SessionRecordTooNew) as error:
+        except Exception as raised:
             await stream.retract()
-            if error.session_id == self.writing.session_id:
-                raise
-            return self._fail(error)
-        except Exception as error:
-            await stream.retract()
+            error = decisive_error(raised)
+            if isinstance(error, SessionWriteConflict | SessionRecordTooNew) and error.session_id == of.session_id:
+                raise error from None
             return self._fail(error)
         except BaseException:
             with anyio.move_on_after(RETRACT_SECONDS, shield=True):

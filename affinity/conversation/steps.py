@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, TypeAlias
 import anyio
 from pydantic_core import to_json
 
+from affinity.conversation import step_errors
 from affinity.conversation.events import ToolResult, kind_of
 from affinity.conversation.wake_parts import WakeParts
 from affinity.errors import InvalidInput, InvalidOptions, PayloadTooLarge, StepInterrupted, StepMismatch, WakeMisuse
@@ -32,13 +33,16 @@ Repeat: TypeAlias = Literal["always", "never"]
 
 ONCE: Final = RetryPolicy(max_attempts=1)
 
-BEGUN: Final = "begun/"
-"""Beginning of the keys of the steps of `WakeSteps.begin_once`."""
+BEGUN: Final = "begun"
+"""First part of the keys of the steps of `WakeSteps.begin_once`."""
+
+STEP: Final = "step"
+"""First part of the keys of the steps of `WakeSteps.run`."""
 
 TOOL_RESULT: Final = kind_of(ToolResult)
 
 PART: Final = "part"
-"""Key of the step that says that a wake has committed a part."""
+"""Key of the step that says that a wake has committed a part. The other keys are lists in JSON: see `step_key`."""
 
 logger: logging.Logger = logging.getLogger("affinity.conversation")
 
@@ -48,6 +52,11 @@ def part_step(parts: WakeParts) -> Step:
     return Step(parts.wake_id, PART, result=str(parts.writing.processed))
 
 
+def step_key(*parts: str | int) -> str:
+    """The key of the row of a step. Other parts give another key, whatever characters are in them."""
+    return to_json(parts).decode()
+
+
 class WakeSteps:
     """The steps of one attempt of a wake, and of the attempts before it."""
 
@@ -55,14 +64,15 @@ class WakeSteps:
         self._parts = parts
         self._writing = parts.writing
         steps = parts.writing.work.steps
+        # Earlier wakes that were cancelled or have failed had the same inputs: what they have begun once counts.
+        self._before = {each.key: each for each in steps if each.wake_id != parts.wake_id and each.key != PART}
         self._done = {each.key: each for each in steps if each.wake_id == parts.wake_id}
-        # Also of earlier wakes that were cancelled or have failed: they had the same inputs.
-        self._begun = {each.key for each in steps if each.key.startswith(BEGUN)}
         self.has_parts: bool = PART in self._done
         """Whether earlier attempts of the wake have committed entries."""
         self._size = sum([len(each.result or "") for each in self._done.values()])
         self._numbers: Counter[str] = Counter()
-        self._running: set[str] = set()
+        self._running: set[tuple[str, str | int]] = set()
+        """Names of the steps that run, each with its key, or its place without one."""
 
     async def commit(self) -> None:
         """Commit what the wake has added so far, and the state."""
@@ -72,20 +82,22 @@ class WakeSteps:
 
     def has_begun(self, key: str) -> bool:
         """Whether `begin_once` was called with this key."""
-        return f"{BEGUN}{key}" in self._begun
+        return self._find_begun(step_key(BEGUN, key)) is not None
 
     async def begin_once(self, key: str) -> bool:
         """Record that something begins; False: it has begun before."""
-        return await self._begin(check_id(key, "key of a step"))
-
-    async def _begin(self, key: str) -> bool:
-        if self.has_begun(key):
+        begun = step_key(BEGUN, check_id(key, "key of a step"))
+        if self._find_begun(begun) is not None:
             return False
-        begun = f"{BEGUN}{key}"
-        self._begun.add(begun)
-        self._add(Step(self._parts.wake_id, begun))
-        await self._commit_steps()
+        await self._write(begun)
         return True
+
+    def _find_begun(self, key: str) -> Step | None:
+        return self._done.get(key) or self._before.get(key)
+
+    async def _write(self, key: str, arguments: str = "", result: str | None = None) -> None:
+        self._add(Step(self._parts.wake_id, key, arguments, result))
+        await self._commit_steps()
 
     async def run(
         self,
@@ -105,39 +117,64 @@ class WakeSteps:
         place = self._place(check_id(name, "name of a step"), key)
         self._running.add(place)
         try:
-            arguments = _digest(args)
-            found = self._find(place, arguments, name, has_key=key is not None)
+            row, arguments = step_key(STEP, *place), _digest(args)
+            found = self._find(row, arguments, name, has_key=key is not None)
+            begun = step_key(BEGUN, STEP, *place) if repeat == "never" else None
+            if found is None and begun is not None:
+                found = self._find_earlier(row, begun, arguments, name)
             if found is not None and found.result is not None:
                 return codec.decode(found.result)
-            if repeat == "never" and not await self._begin(place):
-                raise StepInterrupted(
-                    self._writing.session_id,
-                    f"step {name!r} of wake {self._parts.wake_id} has begun in an earlier attempt, and its outcome is "
-                    "not known: find out, and go on with another step",
-                )
-            value = await self._attempt(function, args, retry or ONCE, seconds, place)
-            result = codec.encode(value)
-            self._add(Step(self._parts.wake_id, place, arguments, result))
+            if begun is not None:
+                await self._write(begun, arguments)
+            try:
+                value = await self._attempt(function, args, retry or ONCE, seconds, row)
+                result = codec.encode(value)
+                self._add(Step(self._parts.wake_id, row, arguments, result))
+            except Exception as error:
+                if begun is not None:  # its outcome is known
+                    await self._write(begun, arguments, step_errors.to_row(error))
+                raise
             await self._commit_steps()
             return codec.decode(result)
         finally:
             self._running.discard(place)
 
-    def _place(self, name: str, key: str | None) -> str:
-        """The key of the row of a step."""
+    def _place(self, name: str, key: str | None) -> tuple[str, str | int]:
+        """Name and key of a step; without a key its place among the steps of this name."""
         if key is not None:
-            place = f"step/{name}/{check_id(key, 'key of a step')}"
-        elif any(each.startswith(f"step/{name}#") for each in self._running):
+            place: tuple[str, str | int] = (name, check_id(key, "key of a step"))
+        elif any(running == name and isinstance(other, int) for running, other in self._running):
             raise WakeMisuse(f"two steps {name!r} run at the same time: give each a key")
         else:
             self._numbers[name] += 1
-            place = f"step/{name}#{self._numbers[name]}"
+            place = (name, self._numbers[name])
         if place in self._running:
             raise WakeMisuse(f"step {name!r} with the key {key!r} runs already")
         return place
 
-    def _find(self, place: str, arguments: str, name: str, *, has_key: bool) -> Step | None:
-        found = self._done.get(place)
+    def _find_earlier(self, row: str, begun: str, arguments: str, name: str) -> Step | None:
+        """The row of a step that is not begun a second time. None: it has not begun.
+
+        Raises:
+            StepFailed: an earlier attempt, or an earlier wake, has begun it, and it has raised.
+            StepInterrupted: it has begun, and its outcome is not known.
+        """
+        earlier = self._find_begun(begun)
+        if earlier is None:
+            return None
+        if earlier.result is not None:
+            raise step_errors.from_row(self._writing.session_id, earlier.result)
+        done = self._before.get(row)
+        if done is not None and done.arguments == arguments:
+            return done
+        raise StepInterrupted(
+            self._writing.session_id,
+            f"step {name!r} of wake {earlier.wake_id} has begun in an earlier attempt, and its outcome is not known: "
+            "find out, and go on with another step",
+        )
+
+    def _find(self, row: str, arguments: str, name: str, *, has_key: bool) -> Step | None:
+        found = self._done.get(row)
         if found is None or found.arguments == arguments:
             return found
         if has_key:
@@ -152,7 +189,7 @@ class WakeSteps:
         return None
 
     async def _attempt(
-        self, function: Callable[..., Any], args: Sequence[Any], policy: RetryPolicy, seconds: float | None, place: str
+        self, function: Callable[..., Any], args: Sequence[Any], policy: RetryPolicy, seconds: float | None, row: str
     ) -> Any:
         """What the function returns, in as many attempts as the policy allows."""
         begun, failures = anyio.current_time(), 0
@@ -162,10 +199,10 @@ class WakeSteps:
                     return await call_any(function, *args)
             except Exception as error:
                 failures += 1
-                pause = policy.delay(failures, place)
+                pause = policy.delay(failures, row)
                 if not policy.retries(error, failures, anyio.current_time() - begun + pause):
                     raise
-                logger.warning("step %s failed (attempt %d), next in %.1f s", place, failures, pause, exc_info=error)
+                logger.warning("step %s failed (attempt %d), next in %.1f s", row, failures, pause, exc_info=error)
                 await anyio.sleep(pause)
 
     # -- committing

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from affinity.conversation.events import SpanError
-from affinity.errors import ReportedError
+from affinity.errors import ReportedError, decisive_error
 from affinity.journal import NewEntry
 from affinity.limits import truncate
 from affinity.orchestration.failures import describe_error, stack_of
@@ -27,6 +27,7 @@ _parent: ContextVar[str] = ContextVar("affinity.conversation.span", default=WAKE
 
 def error_of(error: BaseException) -> SpanError:
     """The record of an exception in a span."""
+    error = decisive_error(error)
     if isinstance(error, ReportedError):
         name, message, stack = error.error_type, truncate(error.message), error.stack
     else:

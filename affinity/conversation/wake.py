@@ -367,14 +367,15 @@ class Wake(CommonCalls[None], RunCalls):
             repeat: "never": it is not begun a second time.
 
         Raises:
-            StepInterrupted: ``repeat`` is "never", and an earlier attempt has begun it and has no result; or an earlier
+            StepInterrupted: ``repeat`` is "never", and the process of an earlier attempt ended in it; or of an earlier
                 wake, which was interrupted or has failed: this one has its inputs too.
+            StepFailed: ``repeat`` is "never", and it has raised there.
             StepMismatch: a step of this key was done with other arguments.
             WakeMisuse: another step of this name runs, and this one has no key.
             SessionWriteConflict, SessionError: as for `commit`.
             InvalidInput: the wake has too many steps, or an argument is out of bounds.
             NotSerializable, PayloadTooLarge: the result has no JSON form, or is too large.
-            Exception: what the function raised, or ``TimeoutError``. It is not kept.
+            Exception: what the function raised, or ``TimeoutError``. It is kept if ``repeat`` is "never".
         """
         self._require_running()
         return await self._steps.run(name, function, args, key=key, retry=retry, timeout=timeout, repeat=repeat)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import Context
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
-from affinity.errors import AffinityError, ExecutionLimitReached, Nondeterminism, OrchestrationMisuse
+from affinity.errors import AffinityError, ExecutionLimitReached, Nondeterminism, OrchestrationMisuse, decisive_error
 from affinity.limits import MAX_BATCH_BYTES, MAX_BUFFERED_EVENTS, UNREAD_STEP
 from affinity.orchestration import events as ev
 from affinity.orchestration.context import OrchestrationContext
@@ -456,7 +456,7 @@ class Execution:
         self.outcome = cast(ev.Outcome, recorded)
 
     def _outcome_of(self, main: Task[Any]) -> ev.Outcome:
-        match main.error:
+        match None if main.error is None else decisive_error(main.error):
             case None:
                 return self._completed(main)
             case ContinueAsNewSignal() as signal:

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from affinity.errors import ErrorDetails, ErrorField, ReportedError
+from affinity.errors import ErrorDetails, ErrorField, ReportedError, decisive_error, errors_in
 from affinity.limits import MAX_ERROR_NAMES, MAX_ID_BYTES, MAX_STACK_BYTES, MAX_STACK_FRAMES, truncate
 
 _BIGINT: Final = 2**63
@@ -32,17 +32,28 @@ class RecordedError(NamedTuple):
 
 
 def recorded(error: BaseException) -> RecordedError:
-    """All that events record of an exception."""
+    """All that events record of an exception. A group of one error is that error."""
+    error = decisive_error(error)
     return RecordedError(*describe_error(error), details_of(error), stack_of(error))
 
 
 def describe_error(error: BaseException) -> tuple[str, str]:
-    """Name and text of an exception; the text is truncated to `limits.MAX_ERROR_BYTES`."""
-    try:
-        message = str(error)
-    except Exception:
-        message = "(its text could not be read)"
+    """Name and text of an exception; the text is truncated to `limits.MAX_ERROR_BYTES`. A group of one error is that
+    error; the text of any other group has the names and texts of its errors.
+    """
+    error = decisive_error(error)
+    message = _text_of(error)
+    if isinstance(error, BaseExceptionGroup):
+        parts = [f"{type(each).__name__}: {_text_of(each)}" for each in islice(errors_in(error), MAX_ERROR_NAMES)]
+        message = "; ".join([message, *parts])
     return type(error).__name__, truncate(message)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(its text could not be read)"
 
 
 def details_of(error: BaseException) -> ErrorDetails | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal, TypeAlias
 
-from affinity.errors import AffinityError, InvalidOptions
+from affinity.errors import AffinityError, InvalidOptions, errors_in
 from affinity.limits import MAX_TIMER_SECONDS, check_choice
 
 RetryStrategy: TypeAlias = Literal["fixed", "linear", "exponential"]
@@ -82,15 +82,18 @@ class RetryPolicy:
         """Whether to retry after ``failures`` failed attempts.
 
         Args:
-            error: what the last attempt raised.
+            error: what the last attempt raised. A group is retried if each of its errors is.
             failures: the number of failed attempts.
             elapsed: seconds from the scheduling to the beginning of the next attempt.
         """
-        if isinstance(error, AffinityError) and error.permanent:
-            return False
         if failures >= self.max_attempts or (self.total_timeout is not None and elapsed >= self.total_timeout):
             return False
-        return not any(c.__name__ in self.non_retryable for c in type(error).__mro__)
+        return not any(map(self._is_final, errors_in(error)))
+
+    def _is_final(self, error: BaseException) -> bool:
+        if isinstance(error, AffinityError) and error.permanent:
+            return True
+        return any(c.__name__ in self.non_retryable for c in type(error).__mro__)
 
     def _pause(self, failures: int) -> float:
         if self.strategy == "fixed":

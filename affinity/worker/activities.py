@@ -339,7 +339,8 @@ class ActivityRunner:
         del self._running[running.item.lock]
         self._observe_run(running.item.name, time.monotonic() - running.began)
         self.size -= len(running.item.payload)
-        error = asyncio.CancelledError("cancelled") if done.cancelled() else done.exception()
+        raised = asyncio.CancelledError("cancelled") if done.cancelled() else done.exception()
+        error = None if raised is None else errors.decisive_error(raised)
         try:
             self._finish(running, task, None if error else done.result(), error)
         except Exception as broken:

@@ -15,7 +15,16 @@ from pydantic import BaseModel
 import affinity
 from affinity import AgentMessage, RetryPolicy, UserMessage, Wake
 from affinity.conversation import ChildDelegated, ChildEnded, ConversationLimits, ToolConfirmation
-from affinity.errors import SessionWriteConflict, StepInterrupted, StepMismatch, WakeFailed, WakeMisuse
+from affinity.errors import (
+    NotSerializable,
+    SessionWriteConflict,
+    StepFailed,
+    StepInterrupted,
+    StepMismatch,
+    WakeFailed,
+    WakeMisuse,
+    decisive_error,
+)
 from affinity.testing import Env
 from tests.conversation.application import Chat, Handler, make
 
@@ -212,8 +221,117 @@ async def test_a_step_whose_process_ends_runs_again_unless_it_must_not(server: s
         assert runs == ["paid"]
 
 
+COLLIDING: Any = [
+    [("pay", "order/7"), ("pay/order", "7")],
+    [("pay/k", None), ("pay", "k#1")],
+    [("pay#1", None), ("pay", None), ("pay", "1"), ("pay", "#1")],
+    [('pay","k', None), ("pay", "k"), ("pay", 'k"'), ('pay"', "k")],
+    [("step", "a"), ("begun", "a"), ("part", None)],
+    [("ä", "b"), ("a\u0308", "b")],
+]
+"""Names and keys of steps that a text with separators does not tell apart."""
+
+
+@pytest.mark.parametrize("places", COLLIDING)
+@pytest.mark.parametrize("repeat", ["always", "never"])
+async def test_steps_are_known_by_pairs(places: Any, repeat: Any, server: str | None) -> None:
+    """Each runs once, whatever is in names and keys, also at the same time. So does what `begin_once` records."""
+    runs: list[Any] = []
+
+    async def work(place: Any) -> Any:
+        runs.append(place)
+        await anyio.sleep(0.01)
+        return place
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        results = {}
+
+        async def run(name: str, key: str | None) -> None:
+            results[name, key] = await wake.step(name, work, [name, key], key=key, repeat=repeat)
+
+        began = [await wake.begin_once(f"step/{name}/{key}") for name, key in places]
+        assert began == [wake.attempt == 1] * len(places)
+        async with anyio.create_task_group() as tasks:
+            for place in places:
+                tasks.start_soon(run, *place)
+        Failing()(wake)
+        assert all(results[place] == [*place] for place in places)
+
+    async with talk_to(server, handler) as (_, talk):
+        await talk.ask(UserMessage("x"))
+    assert sorted(runs, key=str) == sorted(map(list, places), key=str)
+
+
+class CardDeclined(Exception):
+    """An error whose constructor takes other arguments than its text."""
+
+    recorded_fields = ("cents",)
+
+    def __init__(self, *, cents: int) -> None:
+        super().__init__(f"no {cents} cents")
+        self.cents = cents
+
+
+class Sealed(ValueError):
+    """An error from which no class can be derived."""
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError("sealed")
+
+
+def _raised(error: Exception) -> Any:
+    async def fail() -> None:
+        raise error
+
+    return fail
+
+
+async def _no_json() -> object:
+    return object()
+
+
+@pytest.mark.parametrize(
+    ("function", "caught", "text"),
+    [
+        (_raised(ConnectionError("card declined")), ConnectionError, "card declined"),
+        (_raised(CardDeclined(cents=7)), CardDeclined, "no 7 cents"),
+        (_raised(Sealed("x")), Exception, "x"),
+        (_raised(OSError(2, "gone")), OSError, "[Errno 2] gone"),
+        (_raised(ExceptionGroup("all", [ExceptionGroup("some", [KeyError("k")])])), Exception, "'k'"),
+        (_raised(ExceptionGroup("all", [KeyError("k"), ValueError("v")])), Exception, "ValueError: v"),
+        (_no_json, NotSerializable, "result of step 'charge'"),
+        (anyio.sleep_forever, TimeoutError, ""),
+    ],
+)
+async def test_the_error_of_a_step_that_must_not_be_repeated_is_kept(
+    function: Any, caught: type[Exception], text: str, server: str | None
+) -> None:
+    """The next attempt catches the same error; a handler that does not catch it fails with it, and is not retried."""
+    seen: list[Exception] = []
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        try:
+            await wake.step("charge", function, repeat="never", timeout=0.1)
+        except caught as error:
+            seen.append(error)
+        Failing(1)(wake)
+        await wake.step("charge", function, key="again", repeat="never", timeout=0.1)
+
+    async with talk_to(server, handler, retry=RetryPolicy(max_attempts=4, initial_interval=0.01)) as (_, talk):
+        with pytest.raises(WakeFailed) as failed:
+            await talk.ask(UserMessage("x"))
+    name = type(decisive_error(seen[0])).__name__
+    assert failed.value.error_type == name
+    assert text in failed.value.message
+    assert [type(each) for each in seen[1:] if not isinstance(each, StepFailed)] == []
+    assert all(each.error_type == name and text in each.message for each in seen[1:] if isinstance(each, StepFailed))
+    if caught is CardDeclined:
+        assert [getattr(each, "cents", None) for each in seen] == [7] * 3
+    assert len(seen) == (2 if function is _no_json else 3)  # which no policy retries
+
+
 async def test_an_error_of_a_step_is_not_kept(server: str | None) -> None:
-    """The next attempt runs it again; one that must not be repeated says that its outcome is not known."""
+    """The next attempt runs it again."""
     runs: list[str] = []
 
     async def fail(name: str) -> None:
@@ -223,13 +341,11 @@ async def test_an_error_of_a_step_is_not_kept(server: str | None) -> None:
 
     async def handler(wake: Wake, chat: Chat) -> None:
         await wake.step("fail", fail, "a", key="a")
-        await wake.step("fail" + "l" * 200, fail, "b", key="b" * 200, repeat="never")
+        await wake.step("fail" + "l" * 200, fail, "b", key="b" * 200)
 
     async with talk_to(server, handler) as (_, talk):
-        with pytest.raises(WakeFailed, match="has begun in an earlier attempt") as failed:
-            await talk.ask(UserMessage("x"))
-        assert failed.value.error_type == "StepInterrupted"
-        assert runs == ["a", "a", "b"]
+        await talk.ask(UserMessage("x"))
+    assert runs == ["a", "a", "b", "b"]
 
 
 async def test_a_result_without_a_json_form_is_refused(server: str | None) -> None:
