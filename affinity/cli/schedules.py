@@ -129,6 +129,7 @@ def _details(schedule: Schedule) -> list[tuple[str, object]]:
             schedule.last_instance and f"{schedule.last_instance}{', runs' if schedule.is_running else ''}",
         ),
         ("queued", schedule.queued),
+        ("queued_until", schedule.queued_until),
         ("skipped", schedule.skipped or None),
         ("declared by", declared),
         ("created", schedule.created_at),

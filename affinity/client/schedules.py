@@ -60,6 +60,7 @@ class Schedule:
     last_instance: str | None  # that it started
     is_running: bool  # whether that instance has not ended
     queued: datetime | None  # a tick that waits for its end
+    queued_until: datetime | None  # missed ticks behind it, up to then, wait too; None: it waits alone
     skipped: int  # ticks that have started or sent nothing, as another was running, or the receiver was not there
     app: str | None  # whose code declares it; None: a client created it
     code_version: str | None  # of that code
@@ -157,7 +158,7 @@ class Schedules:
         note = truncate(check_text(reason, "reason"), MAX_ERROR_BYTES) or None
 
         def change(row: ScheduleRow, _: datetime) -> ScheduleRow:
-            return replace(row, paused="operator", note=note, next_due=None, queued=None)
+            return replace(row, paused="operator", note=note, next_due=None, queued=None, queued_until=None)
 
         return await self._change(name, change)
 
@@ -316,13 +317,14 @@ def _shown(row: ScheduleRow) -> Schedule:
         target=spec.target,
         timing=spec.timing,
         zone=spec.zone,
-        overlap=spec.overlap,
+        overlap="allow" if spec.sends else spec.overlap,
         end=spec.end,
         next_ticks=coming,
         last_tick=row.last_due,
         last_instance=row.running,
         is_running=row.is_running,
         queued=row.queued,
+        queued_until=row.queued_until,
         skipped=row.skipped,
         app=row.app,
         code_version=row.code,

@@ -60,7 +60,7 @@ def delivery_of(kind: ConversationKind, event: JournalEvent) -> Delivery:
 
 def target_of(kind: ConversationKind, delivery: Delivery) -> ScheduleTarget:
     """What a schedule starts, to deliver this."""
-    return ScheduleTarget(orchestration=orchestration_of(kind), input=to_json(delivery).decode())
+    return ScheduleTarget(orchestration=orchestration_of(kind), input=to_json(delivery).decode(), sends=True)
 
 
 def conditions_of(where: ConversationConditions) -> dict[str, Any]:

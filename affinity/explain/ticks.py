@@ -43,7 +43,8 @@ def _state(row: ScheduleRow, *, serves: bool, is_late: bool) -> str:
     if not serves and (row.next_due or row.queued) is not None:
         return "does not tick: no worker is alive that does not drain; start one"
     if row.queued is not None:
-        return f"waits with the tick of {time_text(row.queued)} for the end of {row.running!r}{note}"
+        others = f", and those missed until {time_text(row.queued_until)}," if row.queued_until is not None else ""
+        return f"waits with the tick of {time_text(row.queued)}{others} for the end of {row.running!r}{note}"
     if row.next_due is None:
         return f"has no more ticks{note}"
     if is_late:

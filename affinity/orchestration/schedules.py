@@ -41,6 +41,9 @@ start beside it; ask it to end, and wait for that.
 LATEST_SECONDS: Final = 60.0
 """Without a catch-up window, the latest tick is fired if it was due so long ago at most."""
 
+MISSED_SECONDS: Final = 5.0
+"""With one, a tick that is found so long after its time was missed. Workers look every second."""
+
 _SAMPLE: Final = datetime(2026, 1, 1, 3, tzinfo=UTC)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND: Final = timedelta(seconds=1)
@@ -53,6 +56,7 @@ class ScheduleTarget:
 
     orchestration: str
     input: str
+    sends: bool = False  # it delivers an event: the instances of two ticks may run beside each other
 
 
 Target: TypeAlias = (
@@ -79,14 +83,16 @@ class ScheduleOptions(TypedDict, total=False):
     overlap: Overlap
     """What a tick does while the instance of the tick before runs: "skip" (default) does nothing, "queue" waits for its
     end (one tick does), "allow" starts beside it, "cancel" asks it to end and waits for that.
+    An event has none: each tick sends it.
     """
     catch_up: float | timedelta | None
-    """Seconds, or a timedelta, of at most 31 days: ticks missed for no longer are fired, oldest first. None: only the
-    latest one, if it was due within the last minute.
+    """Seconds, or a timedelta, of at most 31 days: ticks missed for no longer are fired, oldest first, with "skip" and
+    "queue" one after the other. With "cancel" only the latest one is. None: only the latest one, if it was due within
+    the last minute.
     """
     jitter: float | timedelta
     """Seconds, or a timedelta, of at most a day: each start is delayed by a part of it, which follows from the tick. An
-    event has neither this nor ``overlap``.
+    event to an instance has none.
     """
     input: Any
     """Input of the orchestration. Without it, an orchestration that needs one gets the due time, in ISO 8601, UTC."""
@@ -104,6 +110,7 @@ class ScheduleSpec(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     orchestration: str | None = None  # name; None: an event is sent
+    sends: bool = False  # as `ScheduleTarget.sends`
     version: str | None = None
     session_id: str | None = None
     instance_id: str | None = None  # that receives the event
@@ -126,6 +133,11 @@ class ScheduleSpec(BaseModel):
     def has_ticks_of(self, other: ScheduleSpec) -> bool:
         """Whether both have the same ticks."""
         return all(getattr(self, name) == getattr(other, name) for name in ("cron", "zone", "every", "at", "end"))
+
+    @property
+    def is_event(self) -> bool:
+        """Whether its ticks send an event, and so do not wait for each other."""
+        return self.orchestration is None or self.sends
 
     @property
     def timing(self) -> str:
@@ -199,6 +211,8 @@ def changed_spec(spec: ScheduleSpec, target: Target | None, options: ScheduleOpt
 def _checked(spec: ScheduleSpec) -> ScheduleSpec:
     if spec.orchestration is None and (spec.overlap != "skip" or spec.jitter):
         raise InvalidSchedule("an event has no overlap and no jitter: leave them out; in an update set 'skip' and 0")
+    if spec.sends and spec.overlap not in {"skip", "allow"}:
+        raise InvalidSchedule("an event to conversations has no overlap: leave it out; in an update set 'allow'")
     return spec
 
 
@@ -396,7 +410,7 @@ def _target_fields(target: Target, options: ScheduleOptions) -> dict[str, Any]:
     elif isinstance(target, ScheduleTarget):
         if value is not MISSING or due_as is not None:
             raise InvalidSchedule("a ScheduleTarget has its input: leave out input= and due_as=")
-        fields = {"orchestration": target.orchestration, "input": target.input}
+        fields = {"orchestration": target.orchestration, "input": target.input, "sends": target.sends}
     else:
         fields = _orchestration_fields(target, value, due_as)
     for name, what in (("version", "orchestration version"), ("session_id", "session id")):

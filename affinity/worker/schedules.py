@@ -24,7 +24,15 @@ import anyio
 from affinity.errors import DataRefused, QuotaExceeded
 from affinity.limits import MAX_PAGE, SCHEDULE_STEP
 from affinity.orchestration import App
-from affinity.orchestration.schedules import LATEST_SECONDS, ScheduleSpec, format_due, next_tick, read_spec, ticks
+from affinity.orchestration.schedules import (
+    LATEST_SECONDS,
+    MISSED_SECONDS,
+    ScheduleSpec,
+    format_due,
+    next_tick,
+    read_spec,
+    ticks,
+)
 from affinity.provider.contract import NewInstance, NewMessage, ScheduleRow, ScheduleWrite, WorkerInfo
 from affinity.schedules import cancellation, message_of_tick, new_row, start_of_tick, tick_id, with_spec
 from affinity.worker.services import WorkerPart, WorkerServices
@@ -36,6 +44,9 @@ HORIZON: Final = 1.2
 
 DECLARE_SECONDS: Final = 30.0
 """Between two looks at whether the database has the schedules of this code: another version may have come or gone."""
+
+QUEUED_SECONDS: Final = 0.1
+"""From a start on which other ticks wait to the next look at whether it has ended: missed ticks may be many."""
 
 _EARLIER: Final = timedelta(microseconds=1)
 
@@ -54,29 +65,68 @@ class Firing:
 
     def run(self) -> None:
         """Fire the queued tick, if its time has come, and all ticks that are due, or the first of them."""
-        if self.row.queued is not None and not self.row.is_running:
-            due, self.row = self.row.queued, replace(self.row, queued=None)
-            self._fire(due)
-        for due in self._take_due():
+        was_idle = not self.row.is_running
+        if was_idle and self.row.queued is not None:
+            self._fire_queued(self.row.queued)
+        for due in self._take_due(was_idle):
             self._fire(due)
 
-    def _take_due(self) -> Sequence[datetime]:
-        """The ticks to fire; the row has the due time behind them."""
-        first = self.row.next_due
-        if first is None or first > self.now:
-            return []
+    def _fire_queued(self, due: datetime) -> None:
+        """Fire the tick that waits; the next one that waits takes its place."""
+        until = self.row.queued_until
+        if until is None:
+            self.row = replace(self.row, queued=None)
+            self._fire(due)
+            return
+        first = self._within_window(due)
+        following = None if first is None else next_tick(self.spec, first)
+        waits = following is not None and following <= until
+        self.row = replace(self.row, queued=following if waits else None, queued_until=until if waits else None)
+        if first is not None and first <= until:
+            self._fire(first)
+
+    def _within_window(self, first: datetime) -> datetime | None:
+        """The first tick from this one on that is not too old to be fired; it may be a coming one. None: none is."""
         window = LATEST_SECONDS if self.spec.catch_up is None else self.spec.catch_up
         earliest = self.now - timedelta(seconds=window)
-        if first < earliest:
-            self.missed = (first, earliest)
-        coming = ticks(self.spec, max(first, earliest) - _EARLIER)
+        if first >= earliest:
+            return first
+        self.missed = (first, earliest)
+        return next_tick(self.spec, earliest - _EARLIER)
+
+    def _take_due(self, was_idle: bool) -> Sequence[datetime]:
+        """The ticks to fire now; the row has the due time behind them, and those that wait."""
+        if self.row.next_due is None or self.row.next_due > self.now:
+            return []
+        first = self._within_window(self.row.next_due)
+        if first is None or first > self.now:
+            self.row = replace(self.row, next_due=first)
+            return []
+        if self._wait_in_turn(first, was_idle):
+            return []
+        coming = ticks(self.spec, first - _EARLIER)
         due = list(itertools.takewhile(lambda tick: tick <= self.now, itertools.islice(coming, SCHEDULE_STEP)))
-        after = due[-1] if due else self.now
-        self.row = replace(self.row, next_due=next_tick(self.spec, after))
+        self.row = replace(self.row, next_due=next_tick(self.spec, due[-1]))
         if self.spec.catch_up is None or self.spec.overlap == "cancel":
             self._skip(len(due) - 1)
             return due[-1:]
         return due
+
+    def _wait_in_turn(self, first: datetime, was_idle: bool) -> bool:
+        """Let all ticks that are due wait for each other, and fire the first of them if none runs. False: they were not
+        missed and the instance of the tick before runs, or the schedule fires no missed ticks one after the other.
+        """
+        row, spec = self.row, self.spec
+        if spec.is_event or spec.catch_up is None or spec.overlap not in {"skip", "queue"}:
+            return False
+        is_missed = was_idle or first <= self.now - timedelta(seconds=MISSED_SECONDS)
+        if row.queued_until is None and (row.queued is not None or not is_missed):
+            return False
+        queued = row.queued or first
+        self.row = replace(row, queued=queued, queued_until=self.now, next_due=next_tick(spec, self.now))
+        if not self.row.is_running:
+            self._fire_queued(queued)
+        return True
 
     def _skip(self, number: int) -> None:
         if number > 0:
@@ -86,7 +136,7 @@ class Firing:
         if self.spec.orchestration is None:
             self.messages.append(message_of_tick(self.spec, tick_id(self.row, due), due))
             self.row = replace(self.row, last_due=due)
-        elif not self.row.is_running or self.spec.overlap == "allow":
+        elif not self.row.is_running or self.spec.overlap == "allow" or self.spec.sends:
             self._start(due)
         elif self.spec.overlap == "skip" or (self.spec.overlap == "queue" and self.row.queued is not None):
             self._skip(1)
@@ -144,11 +194,13 @@ class Schedules(WorkerPart):
 
     async def fire(self) -> float | None:
         """Fire all that is due; returns the seconds until the next schedule is, None if none will be."""
+        waits = False
         while True:
             due = await self._health.call(partial(self._provider.get_due_schedules, SCHEDULE_STEP), self.run)
             if not due.rows:
-                return due.next_due
+                return due.next_due if not waits else min(due.next_due or QUEUED_SECONDS, QUEUED_SECONDS)
             firings = [one for row in due.rows if (one := self._planned(row, due.now)) is not None]
+            waits = waits or any(firing.starts and firing.row.queued for firing in firings)
             await self._send(firings)
             if not firings or not await self._write(firings):
                 return None  # a quota refuses starts, or only newer code can read them; the next sweep comes back
@@ -300,4 +352,4 @@ def newest_version(workers: Sequence[WorkerInfo], app: str) -> str | None:
 
 def _undeclared(row: ScheduleRow, code: str) -> ScheduleRow:
     note = f"code {code} no longer declares it"
-    return replace(row, paused="undeclared", note=note, code=code, next_due=None, queued=None)
+    return replace(row, paused="undeclared", note=note, code=code, next_due=None, queued=None, queued_until=None)

@@ -225,6 +225,59 @@ async def test_a_catch_up_window(env_url: str | None) -> None:
         assert await due_times(env, "w") == texts(expected)
 
 
+@pytest.mark.parametrize("overlap", [{}, {"overlap": "skip"}, {"overlap": "queue"}, {"overlap": "allow"}])
+@pytest.mark.parametrize("catch_up", [3 * HOUR, None])
+async def test_what_a_catch_up_window_covers_is_fired_with_each_overlap(
+    overlap: dict[str, Any], catch_up: timedelta | None
+) -> None:
+    """The overlap is for ticks that come while an instance runs."""
+    async with Env(app) as env:
+        await env.client.schedules.create("m", report, every=MINUTE, catch_up=catch_up, **overlap)
+        ticks = next_full(env, MINUTE, 121)
+        await outage(env, 2 * HOUR)
+        late = next_full(env, MINUTE, 1)[0]
+        await env.advance(late - env.now())
+        missed = [each for each in ticks if each < late] if catch_up else [late - MINUTE]
+        assert await due_times(env, "m") == texts([*missed, late])
+        shown = await env.client.schedules.show("m")
+        assert (shown.queued, shown.queued_until) == (None, None)
+        assert shown.skipped == 0 or catch_up is None
+
+
+@pytest.mark.parametrize("overlap", ["skip", "queue"])
+async def test_missed_ticks_run_one_after_the_other(overlap: Any, env_url: str | None) -> None:
+    """Also when an instance runs that began before; a tick that comes while they wait, waits behind them. Ticks that
+    have become older than the window meanwhile are not fired, and the overlap holds again when none waits.
+    """
+    async with Env(app, url=env_url) as env:
+        await env.client.schedules.create("m", slow, every=HOUR, catch_up=5 * HOUR, overlap=overlap)
+        ticks = next_full(env, HOUR, 11)
+        await env.advance(ticks[0] - env.now())
+        await outage(env, 3 * HOUR)
+        shown = await env.client.schedules.show("m")
+        assert (await due_times(env, "m"), shown.queued, shown.skipped) == (texts(ticks[:1]), ticks[1], 0)
+        assert "and those missed until" in (await env.client.schedules.explain(["m"]))["m"].sentence
+        await go_on(env, 1)
+        assert await due_times(env, "m") == texts(ticks[:2])
+        await env.advance(HOUR)  # another is due, and waits
+        await go_on(env, 1)
+        assert await due_times(env, "m") == texts(ticks[:3])
+        await env.advance(4 * HOUR)
+        await go_on(env, 1)
+        kept = [each for each in ticks if env.now() - 5 * HOUR <= each <= env.now()]
+        await go_on(env, len(kept))
+        assert await due_times(env, "m") == texts(ticks[:3] + kept)
+        assert (await env.client.schedules.show("m")).queued is None
+
+
+async def go_on(env: Env, times: int) -> None:
+    """Let the instance that runs end, and those that follow."""
+    for _ in range(times):
+        for each in [each for each in await instances(env, "m") if each.status == "running"]:
+            await env.client.raise_event(each.instance_id, "go")
+        await env.run_until_idle()
+
+
 async def test_a_clock_that_jumps_back_repeats_nothing() -> None:
     """The ticks that were fired stay fired."""
     async with Env(app) as env:
@@ -334,6 +387,25 @@ async def test_an_event_to_a_conversation(env_url: str | None) -> None:
         await env.client.schedules.create("talk", target, every=HOUR)
         await env.advance(2 * HOUR)
         assert await _received(env, "chat-1") == 2
+
+
+async def test_a_conversation_gets_all_missed_events(env_url: str | None) -> None:
+    """An event has no overlap, to whichever kind of receiver."""
+    async with Env(app, url=env_url) as env:
+        window, create = timedelta(minutes=5), env.client.schedules.create
+        target = support.scheduled(UserMessage("Any news?"), "chat-1")
+        shown = await create("talk", target, every=1.0, catch_up=window)
+        assert shown.overlap == "allow"
+        await create("each", support.scheduled_each(UserMessage("x")), every=1.0, catch_up=window)
+        ticks = next_full(env, timedelta(seconds=1), 40)
+        await outage(env, timedelta(seconds=27))
+        assert (await due_times(env, "talk"))[:27] == (await due_times(env, "each"))[:27] == texts(ticks[:27])
+        with pytest.raises(affinity.errors.InvalidSchedule, match="no overlap"):
+            await create("q", target, every=1.0, overlap="queue")
+        with pytest.raises(affinity.errors.InvalidSchedule, match="no overlap"):
+            await env.client.schedules.update("talk", overlap="cancel")
+        await env.client.schedules.update("talk", report, overlap="queue")
+        assert (await env.client.schedules.show("talk")).overlap == "queue"
 
 
 async def test_an_event_to_each_conversation(env_url: str | None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ class ScheduleRow:
     last_due: datetime | None = None  # the last tick that has started something
     running: str | None = None  # instance that the last tick has started
     queued: datetime | None = None  # a tick that waits for the end of that instance
+    queued_until: datetime | None = None  # the ticks behind ``queued`` up to then wait too; None: it waits alone
     skipped: int = 0  # ticks that have started nothing
     created_at: datetime | None = None  # set by the provider
     updated_at: datetime | None = None  # set by the provider

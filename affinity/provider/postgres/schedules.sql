@@ -35,4 +35,4 @@ LIMIT %(limit)s
 
 -- columns: of a schedule
 s.name, s.generation, s.revision, s.spec, s.app, s.code, s.paused, s.note, s.next_due, s.last_due, s.running, s.queued,
-s.skipped, s.created_at, s.updated_at, is_running(s)
+s.queued_until, s.skipped, s.created_at, s.updated_at, is_running(s)

@@ -4,15 +4,16 @@ WHERE name IN (SELECT value FROM json_each(:names));
 
 -- write: schedules, new ones too
 INSERT INTO schedules (name, generation, revision, spec, app, code, paused, note, next_due, last_due, running, queued,
-    skipped, created_at, updated_at)
+    queued_until, skipped, created_at, updated_at)
 SELECT value ->> 'name', value ->> 'generation', value ->> 'revision' + 1, value ->> 'spec', value ->> 'app',
     value ->> 'code', value ->> 'paused', value ->> 'note', value ->> 'next_due', value ->> 'last_due',
-    value ->> 'running', value ->> 'queued', value ->> 'skipped', :now, :now
+    value ->> 'running', value ->> 'queued', value ->> 'queued_until', value ->> 'skipped', :now, :now
 FROM json_each(:rows) WHERE true
 ON CONFLICT (name) DO UPDATE
 SET revision = excluded.revision, spec = excluded.spec, app = excluded.app, code = excluded.code,
     paused = excluded.paused, note = excluded.note, next_due = excluded.next_due, last_due = excluded.last_due,
-    running = excluded.running, queued = excluded.queued, skipped = excluded.skipped, updated_at = excluded.updated_at;
+    running = excluded.running, queued = excluded.queued, queued_until = excluded.queued_until,
+    skipped = excluded.skipped, updated_at = excluded.updated_at;
 
 -- remove: schedules
 DELETE FROM schedules WHERE name IN (SELECT value FROM json_each(:rows));
@@ -70,7 +71,7 @@ LIMIT :limit
 
 -- columns: of a schedule
 s.name, s.generation, s.revision, s.spec, s.app, s.code, s.paused, s.note, s.next_due, s.last_due, s.running, s.queued,
-s.skipped, s.created_at, s.updated_at,
+s.queued_until, s.skipped, s.created_at, s.updated_at,
 EXISTS (
     SELECT 1 FROM instances AS i WHERE i.instance_id = s.running AND i.status IN ('pending', 'running', 'suspended')
 )

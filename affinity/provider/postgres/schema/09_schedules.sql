@@ -13,6 +13,7 @@ CREATE TABLE schedules (
     last_due timestamptz,
     running text COLLATE "C",    -- instance that the last tick has started
     queued timestamptz,          -- a tick that waits for the end of that instance
+    queued_until timestamptz,    -- the ticks behind it up to then wait too, each for the end of the one before
     skipped bigint NOT NULL,
     created_at timestamptz NOT NULL,
     updated_at timestamptz NOT NULL
@@ -65,20 +66,22 @@ BEGIN
     RETURN QUERY WITH given AS MATERIALIZED (
         SELECT * FROM json_to_recordset(_rows) AS w (n bigint, removed boolean, name text, generation text, revision bigint,
             spec text, app text, code text, paused text, note text, next_due float8, last_due float8, running text,
-            queued float8, skipped bigint)
+            queued float8, queued_until float8, skipped bigint)
     ), removed AS (
         DELETE FROM schedules s USING given w WHERE s.name = w.name AND w.n = ANY (known) AND w.removed
     ), changed AS (
         UPDATE schedules s
         SET revision = w.revision + 1, spec = w.spec, app = w.app, code = w.code, paused = w.paused, note = w.note,
             next_due = to_timestamp(w.next_due), last_due = to_timestamp(w.last_due), running = w.running,
-            queued = to_timestamp(w.queued), skipped = w.skipped, updated_at = clock()
+            queued = to_timestamp(w.queued), queued_until = to_timestamp(w.queued_until), skipped = w.skipped,
+            updated_at = clock()
         FROM given w WHERE s.name = w.name AND w.n = ANY (known) AND NOT w.removed
     ), created AS (
         INSERT INTO schedules (name, generation, revision, spec, app, code, paused, note, next_due, last_due, running,
-            queued, skipped, created_at, updated_at)
+            queued, queued_until, skipped, created_at, updated_at)
         SELECT w.name, w.generation, 1, w.spec, w.app, w.code, w.paused, w.note, to_timestamp(w.next_due),
-            to_timestamp(w.last_due), w.running, to_timestamp(w.queued), w.skipped, clock(), clock()
+            to_timestamp(w.last_due), w.running, to_timestamp(w.queued), to_timestamp(w.queued_until),
+            w.skipped, clock(), clock()
         FROM given w WHERE w.revision = 0 ORDER BY w.name
         ON CONFLICT (name) DO NOTHING
         RETURNING schedules.name

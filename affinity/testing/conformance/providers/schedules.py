@@ -35,6 +35,7 @@ class ScheduleRules(Rules):
             last_due=at - timedelta(days=1),
             running="i",
             queued=at,
+            queued_until=at + timedelta(hours=1),
             skipped=3,
         )
         assert await _write(provider, row) == [True]
